@@ -1,0 +1,22 @@
+# The compiler flags every target of ours shares, as one interface library: gradring_flags.
+add_library(gradring_flags INTERFACE)
+
+# -ffp-contract=off: a*b+c is never fused behind our back, so that one source gives the same bits on every machine.
+target_compile_options(gradring_flags INTERFACE
+  -ffp-contract=off -fvisibility=hidden -fvisibility-inlines-hidden
+  -Wall -Wextra -Wconversion -Wshadow)
+if(GRADRING_WERROR)
+  target_compile_options(gradring_flags INTERFACE -Werror)
+endif()
+
+if(GRADRING_SANITIZE STREQUAL "address")
+  set(sanitize -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+elseif(GRADRING_SANITIZE STREQUAL "thread")
+  set(sanitize -fsanitize=thread -fno-omit-frame-pointer)
+elseif(NOT GRADRING_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "GRADRING_SANITIZE is '${GRADRING_SANITIZE}'; it can be empty, address or thread.")
+endif()
+if(sanitize)
+  target_compile_options(gradring_flags INTERFACE ${sanitize})
+  target_link_options(gradring_flags INTERFACE ${sanitize})
+endif()
