@@ -1,0 +1,59 @@
+"""host:port as people write it, IPv6 in brackets; and which hosts mean this machine only.
+
+Used by roles, launcher and doctor. Nothing in here asks a name server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from gradring.errors import InvalidArgument
+
+
+def parse_address(text: str, source: str, *, any_port: bool = False) -> tuple[str, int]:
+    """Split ``host:port`` or ``[v6]:port``.
+
+    Args:
+        text: What was written.
+        source: The variable or option it came from, for the message.
+        any_port: Whether port 0 ("pick one") makes sense here.
+
+    Raises:
+        InvalidArgument: There is no host or no port, the port is not in range, or an IPv6 host has
+            no brackets.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise InvalidArgument(f"{source}={text!r} is not host:port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidArgument(f"{source}={text!r}: IPv6 goes in brackets, [{host}]:{port}")
+    return host, parse_port(port, source, any_port=any_port)
+
+
+def parse_port(text: str, source: str, *, any_port: bool = False) -> int:
+    """Return the port number.
+
+    Raises:
+        InvalidArgument: ``text`` is not a number from 1 (or 0, with ``any_port``) to 65535.
+    """
+    port = int(text) if text.isascii() and text.isdigit() else -1
+    if not (0 if any_port else 1) <= port <= 65535:
+        raise InvalidArgument(f"{source}={text!r}: a port is a number from 1 to 65535")
+    return port
+
+
+def format_address(host: str, port: int) -> str:
+    """Join host and port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` can only mean this machine: localhost, 127.0.0.0/8 or ::1."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

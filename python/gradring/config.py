@@ -1,0 +1,136 @@
+"""Every environment variable of gradring, in one place, and the settings that are read from them.
+
+`init()` turns the variables into `Settings` once; explicit arguments win. `gradring doctor` prints
+the list, the launcher fills it in for its ranks, and a test holds docs/configuration.md to it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradring.errors import InvalidArgument
+
+TRANSPORTS = ("auto", "shm", "tcp")
+
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_HEARTBEAT_TIMEOUT = 10.0
+
+# Name -> what it says. A variable that is not in here does not exist.
+VARIABLES: Mapping[str, str] = {
+    "GRADRING_RANK": "this process's rank, from 0",
+    "GRADRING_WORLD_SIZE": "number of ranks in the job",
+    "GRADRING_LOCAL_RANK": "this process's rank among those of its host",
+    "GRADRING_LOCAL_WORLD_SIZE": "number of ranks on this host",
+    "GRADRING_RENDEZVOUS": "host:port where rank 0 listens; IPv6 in brackets",
+    "GRADRING_LISTEN_FD": "rank 0: an inherited socket that already listens there",
+    "GRADRING_SECRET": "the job's secret, the same on every rank; never printed",
+    "GRADRING_TRANSPORT": "auto, shm or tcp",
+    "GRADRING_TIMEOUT": "seconds an operation may take",
+    "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
+    "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to talk, as opposed to who we are (that is `gradring.roles.Role`).
+
+    Attributes:
+        transport: ``auto``, ``shm`` or ``tcp``.
+        timeout: Seconds an operation may take.
+        heartbeat_timeout: Seconds of silence after which a rank counts as lost.
+        interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
+    """
+
+    transport: str = "auto"
+    timeout: float = DEFAULT_TIMEOUT
+    heartbeat_timeout: float = DEFAULT_HEARTBEAT_TIMEOUT
+    interface: str | None = None
+
+    @classmethod
+    def from_environ(
+        cls,
+        environ: Mapping[str, str],
+        *,
+        transport: str | None = None,
+        timeout: float | None = None,
+        heartbeat_timeout: float | None = None,
+        interface: str | None = None,
+    ) -> Settings:
+        """Read the variables; an argument that is not ``None`` wins over its variable.
+
+        Raises:
+            InvalidArgument: A value is not one of the choices, not a number or not positive; the
+                message names the argument or variable.
+        """
+        transport_from, transport_text = _choose("transport", transport, environ)
+        interface_from, interface_text = _choose("interface", interface, environ)
+        return cls(
+            transport=_transport(transport_from, transport_text or "auto"),
+            timeout=_seconds("timeout", timeout, environ, DEFAULT_TIMEOUT),
+            heartbeat_timeout=_seconds(
+                "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
+            ),
+            interface=_interface(interface_from, interface_text) if interface_text else None,
+        )
+
+
+def variables_in_force(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the GRADRING_* variables that are set, with the secret replaced by its length."""
+    shown = {name: value for name, value in environ.items() if name.startswith("GRADRING_")}
+    if "GRADRING_SECRET" in shown:
+        shown["GRADRING_SECRET"] = f"set, {len(shown['GRADRING_SECRET'])} characters"
+    return dict(sorted(shown.items()))
+
+
+def _choose(name: str, argument: str | None, environ: Mapping[str, str]) -> tuple[str, str | None]:
+    if argument is not None:
+        return name, argument
+    variable = f"GRADRING_{name.upper()}"
+    return variable, environ.get(variable)
+
+
+def _transport(source: str, text: str) -> str:
+    if text not in TRANSPORTS:
+        raise InvalidArgument(f"{source}={text!r} is not one of {', '.join(TRANSPORTS)}")
+    return text
+
+
+def _seconds(
+    name: str, argument: float | None, environ: Mapping[str, str], default: float
+) -> float:
+    source, text = _choose(name, None if argument is None else str(argument), environ)
+    if text is None or text == "":
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidArgument(f"{source}={text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _interface(source: str, text: str) -> str:
+    # A name cannot hold a slash, so one that does must be a network.
+    if "/" not in text:
+        return text
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError as error:
+        raise InvalidArgument(f"{source}={text!r} is no network: {error}") from None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the names that look like ours and are not: most often a misspelling."""
+    # GRADRING_DATA, GRADRING_TEST_* and GRADRING_BENCH_* belong to examples, tests and benches,
+    # not to the library.
+    foreign = ("GRADRING_DATA", "GRADRING_TEST_", "GRADRING_BENCH_", "GRADRING_EXAMPLE_")
+    return sorted(
+        name
+        for name in environ
+        if name.startswith("GRADRING_") and name not in VARIABLES and not name.startswith(foreign)
+    )
