@@ -46,7 +46,7 @@ void reduce(std::byte* dst, std::span<const std::byte* const> sources, std::size
   const bool is_copy = sources.size() == 1 && reduction.dtype != DType::kBool &&
                        (reduction.divisor == 1 || table.divide[dtype] != nullptr);
   if (is_copy) {
-    if (dst != sources[0]) copy(dst, sources[0], bytes);
+    if (dst != sources[0]) kernels::copy(dst, sources[0], bytes);
   } else {
     const auto& kernels = reduction.fold == Fold::kLeft ? table.left : table.tree;
     kernels[dtype][op](dst, sources.data(), sources.size(), bytes, reduction.divisor);

@@ -92,7 +92,8 @@ struct LeftOfMany {
   template <typename Op, typename Memory>
   GRADRING_INLINE typename Memory::Vectors fold(const Memory& memory, std::size_t at) const {
     auto folded = memory.load(sources[0] + at);
-    for (std::size_t s = 1; s < source_count; ++s) combine<Op>(folded, memory.load(sources[s] + at));
+    for (std::size_t s = 1; s < source_count; ++s)
+      combine<Op>(folded, memory.load(sources[s] + at));
     return folded;
   }
 };
@@ -203,14 +204,10 @@ __attribute__((noinline)) void fold_rest(const Job& job, std::size_t at) {
 template <typename Lanes, typename Op>
 std::size_t left_groups(const Job& job) {
   switch (job.source_count) {
-    case 2:
-      return fold_groups<Lanes, Op, LeftOf<2>, kUnroll>(job, 0);
-    case 3:
-      return fold_groups<Lanes, Op, LeftOf<3>, kUnroll>(job, 0);
-    case 4:
-      return fold_groups<Lanes, Op, LeftOf<4>, kUnroll>(job, 0);
-    default:
-      return fold_groups<Lanes, Op, LeftOfMany, kUnroll>(job, 0);
+    case 2: return fold_groups<Lanes, Op, LeftOf<2>, kUnroll>(job, 0);
+    case 3: return fold_groups<Lanes, Op, LeftOf<3>, kUnroll>(job, 0);
+    case 4: return fold_groups<Lanes, Op, LeftOf<4>, kUnroll>(job, 0);
+    default: return fold_groups<Lanes, Op, LeftOfMany, kUnroll>(job, 0);
   }
 }
 
@@ -240,14 +237,18 @@ void tree(std::byte* dst, const std::byte* const* sources, std::size_t source_co
 template <typename T, typename Wide>
 void divide(std::byte* dst, std::size_t bytes, std::uint32_t divisor) {
   for (std::size_t at = 0; at < bytes; at += sizeof(T)) {
-    const T quotient = static_cast<T>(static_cast<Wide>(read_as<T>(dst + at)) /
-                                      static_cast<Wide>(divisor));
+    const T quotient =
+        static_cast<T>(static_cast<Wide>(read_as<T>(dst + at)) / static_cast<Wide>(divisor));
     __builtin_memcpy(dst + at, &quotient, sizeof(T));
   }
 }
 
-constexpr std::size_t index(DType dtype) { return static_cast<std::size_t>(dtype); }
-constexpr std::size_t index(ReduceOp op) { return static_cast<std::size_t>(op); }
+constexpr std::size_t index(DType dtype) {
+  return static_cast<std::size_t>(dtype);
+}
+constexpr std::size_t index(ReduceOp op) {
+  return static_cast<std::size_t>(op);
+}
 
 template <typename Lanes, typename Op>
 constexpr void put(Table& table, DType dtype, ReduceOp op) {

@@ -1,5 +1,6 @@
-// The kernels of one instruction set as a table of plain function pointers. reduce.cc picks a table once; the tests compare
-// all tables that this machine can run. The entries are callable from any thread.
+// The kernels of one instruction set as a table of plain function pointers. reduce.cc picks a table
+// once; the tests compare all tables that this machine can run. The entries are callable from any
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,9 @@
 
 namespace gradring::kernels {
 
-// `sources` holds `source_count` pointers; `bytes` is a multiple of the element's size. Floats are divided by `divisor` before
-// they are rounded to memory; integer kernels ignore it (see DivideKernel).
+// `sources` holds `source_count` pointers; `bytes` is a multiple of the element's size. Floats are
+// divided by `divisor` before they are rounded to memory; integer kernels ignore it (see
+// DivideKernel).
 using FoldKernel = void (*)(std::byte* dst, const std::byte* const* sources,
                             std::size_t source_count, std::size_t bytes, std::uint32_t divisor);
 // Divides integers in place.
