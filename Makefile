@@ -1,0 +1,90 @@
+# What a reader types. Every target sets up what it needs (tools/setup.sh) and does nothing twice.
+#   make demo      build, install into .venv, train on two local workers
+#   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, Python tests
+#   make soak      a thousand seeds of the simulation with faults (SEEDS=...)
+#   make bench     gradring bench (BENCH="all_reduce --json")
+#   make format    rewrite sources in the house's format
+#   make stubs     regenerate python/gradring/_core.pyi from the built module
+#   make fuzz      run each fuzz target for FUZZ_SECONDS (needs clang)
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.NOTPARALLEL:
+.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel soak bench format stubs fuzz clean \
+        setup setup-demo
+
+JOBS ?= $(shell nproc)
+SEEDS ?= 1000
+FUZZ_SECONDS ?= 60
+BENCH ?= all_reduce
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+CMAKE := $(BIN)/cmake
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+CPP_SOURCES = $(shell find csrc tests bench -name '*.cc' -o -name '*.h' -o -name '*.cu' | sort)
+
+demo: setup-demo wheel
+	$(BIN)/gradring demo
+
+test: lint test-cpp test-asan test-tsan test-python
+
+setup:
+	@tools/setup.sh test
+
+setup-demo:
+	@tools/setup.sh demo
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	$(BIN)/mypy
+
+test-cpp: setup
+	$(CMAKE) --workflow --preset dev
+
+test-asan: setup
+	$(CMAKE) --workflow --preset asan
+
+test-tsan: setup
+	$(CMAKE) --workflow --preset tsan
+
+test-python: setup wheel
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+# The build folder under build/ is kept, so a second wheel compiles only what changed.
+wheel: setup-demo
+	@rm -rf build/dist
+	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --wheel-dir build/dist -C cmake.define.GRADRING_WERROR=ON
+	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
+
+soak: setup
+	$(CMAKE) --preset release
+	$(CMAKE) --build --preset release --target gradring_soak
+	build/release/gradring_soak --seeds $(SEEDS)
+
+bench: setup-demo wheel
+	$(BIN)/gradring bench $(BENCH)
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+stubs: setup wheel
+	$(BIN)/pybind11-stubgen gradring._core --output-dir build/stubs --exit-code
+	cp build/stubs/gradring/_core.pyi python/gradring/_core.pyi
+	$(BIN)/ruff check --fix --quiet python/gradring/_core.pyi
+	$(BIN)/ruff format python/gradring/_core.pyi
+
+fuzz: setup
+	$(CMAKE) --preset fuzz
+	$(CMAKE) --build --preset fuzz
+	@for target in build/fuzz/tests/fuzz/*_fuzz; do \
+	  echo "$$target"; "$$target" -max_total_time=$(FUZZ_SECONDS); \
+	done
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

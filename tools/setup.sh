@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Makes the repository's own .venv and checks the system packages a build needs. Called by make; safe to call again:
+# what is already there, in the wanted version, is not touched.
+#   tools/setup.sh demo    enough to build the wheel and run the demo
+#   tools/setup.sh test    that, and everything the tests and linters need
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly profile="${1:-test}"
+readonly venv=.venv
+readonly python="${PYTHON:-python3}"
+
+case "$profile" in
+  demo) files=(build demo) ;;
+  test) files=(build demo dev test) ;;
+  *) echo "tools/setup.sh: unknown profile '$profile' (demo or test)" >&2; exit 2 ;;
+esac
+
+say() { echo "setup: $*"; }
+
+has_header() { echo "#include <$1>" | g++ -E -x c++ - >/dev/null 2>&1; }
+
+python_can() { "$python" -c "$1" >/dev/null 2>&1; }
+
+# Debian packages whose contents this machine lacks. What they bring is asked for, not the package, so that
+# another source (pyenv, conda, a hand-built OpenSSL) counts as well.
+missing_packages() {
+  command -v g++ >/dev/null || echo g++
+  command -v "$python" >/dev/null || echo python3
+  if [ ! -x "$venv/bin/python" ]; then
+    python_can 'import venv, ensurepip' || echo python3-venv
+  fi
+  python_can 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' || echo python3-dev
+  has_header openssl/hmac.h || echo libssl-dev
+  if [ "$profile" = test ]; then
+    has_header doctest/doctest.h || echo doctest-dev
+  fi
+}
+
+install_system_packages() {
+  local packages
+  mapfile -t packages < <(missing_packages)
+  [ "${#packages[@]}" -gt 0 ] || return 0
+
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    as_root=(sudo -n)
+    if ! sudo -n true 2>/dev/null; then
+      say "these packages are missing, and installing them needs root. Please run:" >&2
+      say "    sudo apt-get install ${packages[*]}" >&2
+      exit 1
+    fi
+  fi
+  if ! command -v apt-get >/dev/null; then
+    say "this machine lacks what Debian calls ${packages[*]}; install your system's equivalents" >&2
+    exit 1
+  fi
+  say "installing ${packages[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${packages[@]}" >/dev/null
+
+  mapfile -t packages < <(missing_packages)
+  if [ "${#packages[@]}" -gt 0 ]; then
+    say "still missing after installing: ${packages[*]} (is $python the interpreter you mean? set PYTHON)" >&2
+    exit 1
+  fi
+}
+
+make_venv() {
+  python_can 'import sys; assert sys.version_info >= (3, 10)' || {
+    say "$python is $("$python" --version 2>&1); gradring needs Python 3.10 or newer (set PYTHON)" >&2
+    exit 1
+  }
+  [ -x "$venv/bin/python" ] && [ -x "$venv/bin/pip" ] && return 0
+  say "creating $venv with $("$python" --version)"
+  "$python" -m venv "$venv"
+}
+
+# One stamp a requirements file, holding the hash of what was installed from it.
+install_python_packages() {
+  local name stamp wanted
+  for name in "${files[@]}"; do
+    stamp="$venv/.installed-$name"
+    wanted="$(sha256sum < "tools/requirements-$name.txt")"
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then continue; fi
+    say "installing tools/requirements-$name.txt"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+      -r "tools/requirements-$name.txt"
+    echo "$wanted" > "$stamp"
+  done
+}
+
+install_system_packages
+make_venv
+install_python_packages
