@@ -1,0 +1,176 @@
+// Halving-doubling all_reduce (Rabenseifner, 2004; Thakur, Rabenseifner and Gropp, 2005): partners
+// at distance 1, 2, 4, ... swap halves of what they still work on and add, then the same way back,
+// passing finished halves on. Every element is added up in recursive doubling's order
+// (Order::kTree) with the ring's bytes and 2 log2(n) steps. Ranks beyond the largest power of two
+// lend their vector to the rank that far below and get the result back.
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "collectives/planners.h"
+
+namespace gradring::collectives {
+
+namespace {
+
+// A column is twice what is reduced at once: the first halving leaves half of it.
+constexpr std::uint64_t kColumnBytes = 2 * kPieceBytes;
+constexpr Rank kColumnsInFlight = 2;
+
+class HalvingPlanner {
+ public:
+  explicit HalvingPlanner(const Request& request)
+      : rank_(request.rank),
+        n_(request.world_size),
+        pairs_(static_cast<Rank>(std::bit_floor(static_cast<std::uint32_t>(n_)))),
+        levels_(static_cast<Rank>(std::bit_width(static_cast<std::uint32_t>(pairs_))) - 1),
+        item_(item_bytes(request.dtype)),
+        vector_(std::array{request.count}, item_),
+        columns_(static_cast<Rank>((vector_.bytes() + kColumnBytes - 1) / kColumnBytes)) {}
+
+  Plan all_reduce() {
+    if (rank_ < pairs_) make_slots();
+    for (Rank column = 0; column < columns_; ++column) {
+      const Extent piece = vector_.piece(0, column, columns_);
+      if (rank_ < pairs_) {
+        halve_and_double(piece, column);
+      } else {
+        hand_over(piece);
+      }
+    }
+    return std::move(plan_).finish(Algorithm::kHalving);
+  }
+
+ private:
+  // What this rank has added up so far: a range of the vector, and where it lives.
+  struct Held {
+    Extent range;
+    Place place = Place::kInput;
+    std::uint64_t offset_bytes = 0;  // Of the range's first byte.
+    std::uint32_t ready = PlanBuilder::kNothing;
+    Slot* slot = nullptr;  // Unless it still is the input.
+
+    Slice at(Extent part) const {
+      return {place, offset_bytes + part.begin_bytes - range.begin_bytes};
+    }
+  };
+
+  // One halving: which part was kept, which given away, and what last read that part of the input.
+  struct Split {
+    Rank partner = -1;
+    Extent kept;
+    Extent given;
+    std::uint32_t given_read = PlanBuilder::kNothing;
+  };
+
+  void make_slots() {
+    const Rank sets = std::min(columns_, kColumnsInFlight);
+    for (Rank set = 0; set < sets; ++set) {
+      std::uint64_t bytes = vector_.largest_piece_bytes(columns_);
+      slots_.push_back({.at = plan_.scratch(rank_ + pairs_ < n_ ? bytes : 0)});
+      for (Rank level = 0; level < levels_; ++level) {
+        bytes = (bytes / item_ + 1) / 2 * item_;
+        slots_.push_back({.at = plan_.scratch(bytes)});
+      }
+    }
+  }
+
+  void hand_over(Extent piece) {
+    const auto sent = plan_.send(rank_ - pairs_, input(piece.begin_bytes), piece.bytes);
+    plan_.recv(rank_ - pairs_, output(piece.begin_bytes), piece.bytes, {{sent}});
+  }
+
+  void halve_and_double(Extent piece, Rank column) {
+    Held held{.range = piece, .offset_bytes = piece.begin_bytes};
+    if (rank_ + pairs_ < n_) held = fold_lent(piece, column);
+    const std::uint32_t lent_read = held.ready;
+    std::vector<Split> splits;
+    std::uint32_t first_reduce = PlanBuilder::kNothing;
+    for (Rank level = 1; level <= levels_; ++level) {
+      splits.push_back(split(held.range, level));
+      Split& current = splits.back();
+      const std::uint32_t sent = halve(held, current, slot_of(column, level), level == levels_);
+      if (level == 1) first_reduce = held.ready;
+      // Input is read by the fold of the lent vector if there is one, else by what the first level
+      // does.
+      current.given_read = lent_read != PlanBuilder::kNothing ? lent_read
+                           : level == 1                       ? sent
+                                                              : first_reduce;
+    }
+    double_back(splits, held.ready, piece);
+  }
+
+  Held fold_lent(Extent piece, Rank column) {
+    Slot& slot = slot_of(column, 0);
+    const auto got = plan_.recv(rank_ + pairs_, slot.at, piece.bytes, slot.last_users);
+    const std::array sources{input(piece.begin_bytes), slot.at};
+    const auto folded =
+        plan_.reduce(slot.at, sources, piece.bytes, kernels::Fold::kLeft, false, {{got}});
+    slot.last_users = {folded, PlanBuilder::kNothing};
+    return {piece, Place::kScratch, slot.at.offset_bytes, folded, &slot};
+  }
+
+  Split split(Extent range, Rank level) const {
+    const Rank distance = 1 << (level - 1);
+    const std::uint64_t low_bytes = range.bytes / item_ / 2 * item_;
+    const Extent low{range.begin_bytes, low_bytes};
+    const Extent high{range.begin_bytes + low_bytes, range.bytes - low_bytes};
+    const bool keeps_low = (rank_ & distance) == 0;
+    return {.partner = rank_ ^ distance,
+            .kept = keeps_low ? low : high,
+            .given = keeps_low ? high : low};
+  }
+
+  // Swaps halves with the partner and adds. `held` becomes the kept half. Returns the send.
+  std::uint32_t halve(Held& held, const Split& split, Slot& slot, bool is_last) {
+    const auto sent =
+        plan_.send(split.partner, held.at(split.given), split.given.bytes, {{held.ready}});
+    const auto got = plan_.recv(split.partner, slot.at, split.kept.bytes, slot.last_users);
+    const Slice mine = held.at(split.kept);
+    const bool is_lower = rank_ < split.partner;
+    const std::array sources{is_lower ? mine : slot.at, is_lower ? slot.at : mine};
+    const Slice into = is_last ? output(split.kept.begin_bytes) : slot.at;
+    const auto added = plan_.reduce(into, sources, split.kept.bytes, kernels::Fold::kLeft, is_last,
+                                    {{held.ready, got}});
+    if (held.slot != nullptr) held.slot->last_users = {sent, added};
+    if (added != PlanBuilder::kNothing) slot.last_users = {added, PlanBuilder::kNothing};
+    held = {split.kept, Place::kScratch, slot.at.offset_bytes, added, &slot};
+    return sent;
+  }
+
+  // Passes finished ranges back the way they were split, received in place, the last split first.
+  void double_back(const std::vector<Split>& splits, std::uint32_t finished, Extent piece) {
+    std::vector<std::uint32_t> known{finished};
+    for (auto split = splits.rbegin(); split != splits.rend(); ++split) {
+      plan_.send(split->partner, output(split->kept.begin_bytes), split->kept.bytes, known);
+      known.push_back(plan_.recv(split->partner, output(split->given.begin_bytes),
+                                 split->given.bytes, {{split->given_read}}));
+    }
+    if (rank_ + pairs_ < n_) {
+      plan_.send(rank_ + pairs_, output(piece.begin_bytes), piece.bytes, known);
+    }
+  }
+
+  Slot& slot_of(Rank column, Rank level) {
+    return slots_[static_cast<std::size_t>(column % kColumnsInFlight * (levels_ + 1) + level)];
+  }
+
+  const Rank rank_;
+  const Rank n_;
+  const Rank pairs_;  // The largest power of two that is at most n.
+  const Rank levels_;
+  const std::uint64_t item_;
+  const Parts vector_;  // One part: the whole.
+  const Rank columns_;
+  std::vector<Slot> slots_;
+  PlanBuilder plan_;
+};
+
+}  // namespace
+
+Plan halving_all_reduce(const Request& request) {
+  return HalvingPlanner(request).all_reduce();
+}
+
+}  // namespace gradring::collectives
