@@ -14,8 +14,7 @@ void Failure::raise() const {
     case ErrorKind::kInterrupted: throw Interrupted(text);
     case ErrorKind::kDeviceError:
     case ErrorKind::kInternalError:
-    case ErrorKind::kNone:
-      break;
+    case ErrorKind::kNone: break;
   }
   throw InternalError(text);
 }

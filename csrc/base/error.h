@@ -1,5 +1,6 @@
-// The error kinds, named by what the caller can do about them (docs/errors.md). Thrown on the user's own thread only:
-// the monitor and progress threads turn them into a Failure, a plain value that can cross threads and the wire.
+// The error kinds, named by what the caller can do about them (docs/errors.md). Thrown on the
+// user's own thread only: the monitor and progress threads turn them into a Failure, a plain value
+// that can cross threads and the wire.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +70,8 @@ struct Closed : Error {
 struct InternalError : Error {
   explicit InternalError(const std::string& text) : Error(ErrorKind::kInternalError, text) {}
 };
-// The user's signal handler wants out of a wait (Ctrl-C). The binding turns it into the pending Python exception.
+// The user's signal handler wants out of a wait (Ctrl-C). The binding turns it into the pending
+// Python exception.
 struct Interrupted : Error {
   explicit Interrupted(const std::string& text) : Error(ErrorKind::kInterrupted, text) {}
 };
@@ -81,17 +83,18 @@ struct Failure {
   std::string text;
 
   explicit operator bool() const { return kind != ErrorKind::kNone; }
-  [[noreturn]] void raise() const;                    // Throws the class that belongs to `kind`.
-  static Failure from(const std::exception& error);   // The inverse; anything unknown is an InternalError.
+  [[noreturn]] void raise() const;  // Throws the class that belongs to `kind`.
+  static Failure from(
+      const std::exception& error);  // The inverse; anything unknown is an InternalError.
 };
 
 }  // namespace gradring
 
 // Blames us, never the caller.
-#define GRADRING_ASSERT(condition)                                                              \
-  do {                                                                                          \
-    if (!(condition))                                                                           \
-      throw ::gradring::InternalError(                                                          \
-          ::gradring::str("assertion failed: " #condition " at ", __FILE__, ":", __LINE__,      \
-                          "; this is a bug in gradring, please report it"));                    \
+#define GRADRING_ASSERT(condition)                                                         \
+  do {                                                                                     \
+    if (!(condition))                                                                      \
+      throw ::gradring::InternalError(                                                     \
+          ::gradring::str("assertion failed: " #condition " at ", __FILE__, ":", __LINE__, \
+                          "; this is a bug in gradring, please report it"));               \
   } while (false)

@@ -1,4 +1,5 @@
-// Guarded<T>: no lock, no value. The only way to share something mutable between threads here, besides a commented atomic.
+// Guarded<T>: no lock, no value. The only way to share something mutable between threads here,
+// besides a commented atomic.
 #pragma once
 
 #include <mutex>

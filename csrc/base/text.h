@@ -1,4 +1,5 @@
-// str(a, b, ...): one string out of anything that has operator<<. Used for error texts only, so speed does not matter.
+// str(a, b, ...): one string out of anything that has operator<<. Used for error texts only, so
+// speed does not matter.
 #pragma once
 
 #include <sstream>

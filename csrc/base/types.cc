@@ -7,19 +7,15 @@ namespace gradring {
 std::size_t item_bytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
+    case DType::kInt64: return 8;
     case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
+    case DType::kInt32: return 4;
     case DType::kFloat16:
     case DType::kBFloat16:
-    case DType::kInt16:
-      return 2;
+    case DType::kInt16: return 2;
     case DType::kInt8:
     case DType::kUInt8:
-    case DType::kBool:
-      return 1;
+    case DType::kBool: return 1;
   }
   throw InternalError("item_bytes: unknown dtype");
 }
@@ -59,12 +55,9 @@ bool is_defined(DType dtype, ReduceOp op) {
   switch (op) {
     case ReduceOp::kBand:
     case ReduceOp::kBor:
-    case ReduceOp::kBxor:
-      return !is_float;
-    case ReduceOp::kAvg:
-      return dtype != DType::kBool;
-    default:
-      return true;
+    case ReduceOp::kBxor: return !is_float;
+    case ReduceOp::kAvg: return dtype != DType::kBool;
+    default: return true;
   }
 }
 

@@ -1,4 +1,5 @@
-// Plain values every room speaks of: ranks, element types, reduction operators. No behaviour beyond naming and sizing.
+// Plain values every room speaks of: ranks, element types, reduction operators. No behaviour beyond
+// naming and sizing.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,40 @@
+// Every limit of the core in one place, with its reason. What users set (timeouts, transport,
+// interface) comes in Options.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace gradring::limits {
+
+// A frame on a control connection: the largest is the welcome, about 100 bytes a rank.
+inline constexpr std::size_t kControlFrameBytes = std::size_t{4} << 20;
+inline constexpr std::uint32_t kWorldSize = 1u << 14;
+inline constexpr std::size_t kTextBytes = 4096;  // Any string on the wire.
+
+// Strangers: connections that have not proved themselves yet. More are closed at once.
+inline constexpr std::size_t kHandshakesPending = 256;
+inline constexpr Millis kHandshakeTime{5000};
+
+// Messages received before anybody asked for them, per peer; a sender that is further ahead waits.
+inline constexpr std::size_t kUnexpectedBytes = std::size_t{64} << 20;
+
+inline constexpr std::size_t kCommunicators = 4096;  // Per world.
+inline constexpr std::size_t kQueuedWorks =
+    1u << 16;  // Asynchronous operations waiting in one communicator.
+
+// Shared memory between two ranks: one ring each way.
+inline constexpr std::size_t kRingBytes = std::size_t{1} << 20;
+
+// Waiting (cpu_limits: yield about 50 us, then sleep in the kernel). A sleep is cut into slices so
+// that signals, failures and deadlines are seen even if a wake-up is lost.
+inline constexpr int kYieldsBeforeSleep = 1000;
+inline constexpr Millis kSleepSlice{50};
+
+// Socket buffers asked for on data connections (the kernel may give less).
+inline constexpr int kSocketBufferBytes = 4 << 20;
+
+}  // namespace gradring::limits

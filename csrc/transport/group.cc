@@ -1,0 +1,87 @@
+#include "transport/group.h"
+
+#include <algorithm>
+
+namespace gradring::transport {
+
+bool Group::has_member(Rank world_rank) const {
+  return std::find(members.begin(), members.end(), world_rank) != members.end();
+}
+
+void Group::fail(const Failure& failure) {
+  state_.with([&](State& state) {
+    if (!state.failure) state.failure = failure;
+  });
+  is_failed_.store(true, std::memory_order_release);
+  wake();
+}
+
+Failure Group::failure() const {
+  return state_.with([](const State& state) { return state.failure; });
+}
+
+void Group::mark_left(Rank world_rank, const std::string& text) {
+  state_.with([&](State& state) { state.leavers.emplace(world_rank, text); });
+  has_leavers_.store(true, std::memory_order_release);
+  wake();
+}
+
+std::optional<std::string> Group::left(Rank world_rank) const {
+  if (!has_leavers()) return std::nullopt;
+  return state_.with([&](const State& state) -> std::optional<std::string> {
+    const auto found = state.leavers.find(world_rank);
+    if (found == state.leavers.end()) return std::nullopt;
+    return found->second;
+  });
+}
+
+void Group::deliver(Arrival arrival) {
+  state_.with([&](State& state) {
+    // One connection of a kind from each member is all that can be waiting.
+    if (state.arrivals.size() <= 4 * members.size()) state.arrivals.push_back(std::move(arrival));
+  });
+  wake();
+}
+
+std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from) {
+  return state_.with([&](State& state) -> std::optional<Arrival> {
+    const auto found =
+        std::find_if(state.arrivals.begin(), state.arrivals.end(), [&](const Arrival& arrival) {
+          return arrival.intro.purpose == purpose && arrival.intro.lane == lane &&
+                 arrival.intro.from == from;
+        });
+    if (found == state.arrivals.end()) return std::nullopt;
+    std::optional<Arrival> taken = std::move(*found);
+    state.arrivals.erase(found);
+    return taken;
+  });
+}
+
+void Group::set_call(const wire::CallState& call) {
+  state_.with([&](State& state) { state.call = call; });
+}
+
+wire::CallState Group::call() const {
+  return state_.with([](const State& state) { return state.call; });
+}
+
+void Group::settle_shrink(std::vector<Rank> survivors) {
+  state_.with([&](State& state) { state.survivors = std::move(survivors); });
+  wake();
+}
+
+std::optional<std::vector<Rank>> Group::survivors() const {
+  return state_.with([](const State& state) { return state.survivors; });
+}
+
+void Group::wake() {
+  // Full means that a wake-up is pending already.
+  ::eventfd_write(wake_.get(), 1);
+}
+
+void Group::clear_wake() {
+  eventfd_t count = 0;
+  ::eventfd_read(wake_.get(), &count);
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,71 @@
+// Group: what the world tells one communicator about itself: new connections, lost members,
+// failure. Written by the monitor thread, read by the threads that drive the communicator; every
+// field is guarded or a commented atomic.
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <atomic>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "base/guarded.h"
+#include "transport/door.h"
+#include "transport/fd.h"
+#include "wire/messages.h"
+
+namespace gradring::transport {
+
+class Group {
+ public:
+  Group(std::uint64_t group_id, std::vector<Rank> world_ranks)
+      : id(group_id),
+        members(std::move(world_ranks)),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  const std::uint64_t id;
+  const std::vector<Rank> members;  // World ranks, by group rank.
+
+  bool has_member(Rank world_rank) const;
+
+  // The first failure wins; later ones are echoes of it.
+  void fail(const Failure& failure);
+  bool is_failed() const { return is_failed_.load(std::memory_order_acquire); }
+  Failure failure() const;
+
+  void mark_left(Rank world_rank, const std::string& text);
+  bool has_leavers() const { return has_leavers_.load(std::memory_order_acquire); }
+  std::optional<std::string> left(Rank world_rank) const;
+
+  void deliver(Arrival arrival);
+  // The connection that `wanted` accepts, if it has come.
+  std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
+
+  void set_call(const wire::CallState& state);
+  wire::CallState call() const;
+
+  void settle_shrink(std::vector<Rank> survivors);
+  std::optional<std::vector<Rank>> survivors() const;
+
+  int wake_fd() const { return wake_.get(); }
+  void wake();
+  void clear_wake();
+
+ private:
+  struct State {
+    Failure failure;
+    std::map<Rank, std::string> leavers;
+    std::vector<Arrival> arrivals;
+    wire::CallState call;
+    std::optional<std::vector<Rank>> survivors;
+  };
+  Guarded<State> state_;
+  std::atomic<bool> is_failed_{
+      false};  // Set (release) after state_.failure, so that the fast path needs no lock.
+  std::atomic<bool> has_leavers_{false};  // The same for state_.leavers.
+  Fd wake_;                               // Readable: something above changed.
+};
+
+}  // namespace gradring::transport

@@ -1,0 +1,79 @@
+// The first bytes of every connection, control and data: both ends prove that they know the job's
+// secret before anything else is read (promise P14). HMAC-SHA256 challenge and response in both
+// directions; fresh nonces make a recording useless; the messages have fixed sizes, so a stranger
+// cannot make us allocate.
+//   client: hello  = magic, version, client nonce                                     40 bytes
+//   server: answer = server nonce, HMAC("server", client nonce, server nonce)         64 bytes
+//   client: proof  = intro, HMAC("client", client nonce, server nonce, intro)         96 bytes
+//   server: accept = HMAC("accept", client nonce, server nonce, intro)                32 bytes
+// TLS will wrap the socket below this (docs/decisions/0003-authentication.md); the handshake stays
+// as it is.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/types.h"
+#include "wire/messages.h"
+
+namespace gradring::transport {
+
+enum class Purpose : std::uint8_t { kControl = 0, kLink = 1, kSharedLink = 2, kSegment = 3 };
+
+// What a connection is for. Covered by the client's proof.
+struct Intro {
+  Purpose purpose = Purpose::kControl;
+  std::uint8_t lane = 0;  // kLink, kSharedLink: 0 collectives, 1 send and recv.
+  Rank from = -1;         // World ranks.
+  Rank to = -1;
+  std::uint64_t communicator = 0;
+  wire::SessionId session{};  // Zero while joining.
+};
+
+inline constexpr std::size_t kIntroBytes = 64;
+inline constexpr std::size_t kNonceBytes = 32;
+inline constexpr std::size_t kMacBytes = 32;
+inline constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
+inline constexpr std::size_t kAnswerBytes = kNonceBytes + kMacBytes;
+inline constexpr std::size_t kProofBytes = kIntroBytes + kMacBytes;
+
+using Nonce = std::array<std::byte, kNonceBytes>;
+using Mac = std::array<std::byte, kMacBytes>;
+
+Nonce random_nonce();  // From the system's generator.
+wire::SessionId random_session();
+
+// The server's half: is told bytes, says bytes. No I/O, no clock.
+class ServerHandshake {
+ public:
+  ServerHandshake(const std::string& secret, const Nonce& nonce)
+      : secret_(&secret), nonce_(nonce) {}
+
+  // How many bytes it wants next; 0 when finished.
+  std::size_t wants() const;
+  // Takes exactly wants() bytes and returns the answer to send. Throws AuthError or ProtocolError:
+  // drop the connection.
+  std::vector<std::byte> receive(std::span<const std::byte> bytes);
+  const Intro& intro() const { return intro_; }
+  bool is_done() const { return step_ == Step::kDone; }
+
+ private:
+  enum class Step : std::uint8_t { kHello, kProof, kDone };
+  const std::string* secret_;  // Outlives this: the door owns it.
+  Nonce nonce_;
+  Nonce client_nonce_{};
+  Intro intro_;
+  Step step_ = Step::kHello;
+};
+
+// The client's half, blocking until `deadline`. Throws AuthError (the secrets differ), TimedOut,
+// ProtocolError.
+void shake_hands(int fd, const std::string& secret, const Intro& intro, Time deadline);
+
+}  // namespace gradring::transport

@@ -1,0 +1,105 @@
+#include "transport/idle.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <vector>
+
+#include "base/config.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr std::chrono::microseconds kYieldTime{50};
+
+std::atomic<void (*)()> interrupt_check{nullptr};  // Set once at import, before any wait.
+
+}  // namespace
+
+void set_interrupt_check(void (*check)()) {
+  interrupt_check.store(check);
+}
+
+void run_interrupt_check() {
+  if (auto* check = interrupt_check.load()) check();
+}
+
+void Idle::start_clock() {
+  if (deadline_ == Time{}) deadline_ = Clock::now() + timeout_;
+}
+
+// True while it is too early to sleep. Bounded by time, since a round of looking costs system calls
+// on TCP, and by count.
+bool Idle::yield() {
+  if (yields_ == 0) yield_until_ = Clock::now() + kYieldTime;
+  ++yields_;
+  if (yields_ > limits::kYieldsBeforeSleep || (yields_ % 8 == 0 && Clock::now() > yield_until_))
+    return false;
+  ::sched_yield();
+  return true;
+}
+
+void Idle::check() {
+  if (group_.is_failed()) group_.failure().raise();
+  start_clock();
+  if (Clock::now() >= deadline_) throw DeadlinePassed{};
+}
+
+Millis Idle::slice() const {
+  const auto left = std::chrono::duration_cast<Millis>(deadline_ - Clock::now()) + Millis{1};
+  return std::clamp(left, Millis{0}, limits::kSleepSlice);
+}
+
+void Idle::on_links(std::span<const Interest> interests) {
+  start_clock();
+  if (yield()) {
+    if (group_.is_failed()) check();
+    return;
+  }
+  check();
+  std::vector<pollfd> polls{{group_.wake_fd(), POLLIN, 0}};
+  bool may_sleep = true;
+  for (const Interest& interest : interests) {
+    if (interest.link == nullptr) continue;
+    if (!interest.link->prepare_sleep(interest.wants_recv, interest.wants_send)) may_sleep = false;
+    polls.push_back({interest.link->fd(),
+                     interest.link->poll_events(interest.wants_recv, interest.wants_send), 0});
+  }
+  if (may_sleep) ::poll(polls.data(), polls.size(), static_cast<int>(slice().count()));
+  for (const Interest& interest : interests)
+    if (interest.link != nullptr) interest.link->finish_sleep();
+  group_.clear_wake();
+  if (interruptible_) run_interrupt_check();
+}
+
+void Idle::on_word(std::atomic<std::uint32_t>& word, std::uint32_t seen,
+                   std::atomic<std::uint32_t>& sleepers) {
+  if (yield()) {
+    if (group_.is_failed()) check();
+    return;
+  }
+  check();
+  sleepers.fetch_add(
+      1, std::memory_order_seq_cst);  // Pairs with the writer's load after its store to `word`.
+  if (word.load(std::memory_order_seq_cst) == seen) {
+    const auto time = slice();
+    const timespec timeout{time.count() / 1000, (time.count() % 1000) * 1000000};
+    // Between processes, so not FUTEX_PRIVATE. Any return means: look again.
+    ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, seen, &timeout,
+              nullptr, 0);
+  }
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+  if (interruptible_) run_interrupt_check();
+}
+
+void wake_word(std::atomic<std::uint32_t>& word) {
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr,
+            nullptr, 0);
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,68 @@
+// How a thread waits for other ranks: yields about 50 us, then sleeps in the kernel in slices, and
+// between them looks for failure, deadline and signals. One rule for shared memory and sockets
+// (cpu_limits: pause-spinning with more ranks than cores costs 26x, sleeping at once 3-30x). One
+// Idle lives as long as one operation; it is cheap until the first real wait.
+#pragma once
+
+#include <atomic>
+#include <span>
+
+#include "base/clock.h"
+#include "transport/group.h"
+#include "transport/link.h"
+
+namespace gradring::transport {
+
+struct Interest {
+  Link* link =
+      nullptr;  // nullptr: a connection that has still to come in; the group's wake covers it.
+  bool wants_recv = false;
+  bool wants_send = false;
+};
+
+// Thrown by Idle when the time is up; the communicator turns it into TimedOut with the operation's
+// state.
+struct DeadlinePassed {};
+
+// Set once by the binding: runs pending signal handlers and throws Interrupted if one of them wants
+// out.
+void set_interrupt_check(void (*check)());
+void run_interrupt_check();
+
+class Idle {
+ public:
+  // `interruptible`: this is a user's thread, signals may end the wait.
+  Idle(Group& group, Millis timeout, bool interruptible)
+      : group_(group), timeout_(timeout), interruptible_(interruptible) {}
+
+  // Progress was made: the next wait starts with yields again.
+  void reset() { yields_ = 0; }
+
+  // Waits a little. Throws the group's failure, DeadlinePassed or Interrupted.
+  void on_links(std::span<const Interest> interests);
+  // Waits a little for *word to differ from `seen`; the writer calls wake_word if `sleepers` is not
+  // 0.
+  void on_word(std::atomic<std::uint32_t>& word, std::uint32_t seen,
+               std::atomic<std::uint32_t>& sleepers);
+
+  // Throws as above, without waiting. Called by drivers between steps too.
+  void check();
+
+  Millis timeout() const { return timeout_; }
+
+ private:
+  bool yield();
+  void start_clock();
+  Millis slice() const;
+
+  Group& group_;
+  Millis timeout_;
+  bool interruptible_;
+  int yields_ = 0;
+  Time yield_until_{};
+  Time deadline_{};  // Set at the first wait: the fast path reads no clock.
+};
+
+void wake_word(std::atomic<std::uint32_t>& word);
+
+}  // namespace gradring::transport

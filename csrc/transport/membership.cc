@@ -1,0 +1,258 @@
+#include "transport/membership.h"
+
+#include <algorithm>
+#include <iomanip>
+
+#include "base/error.h"
+
+namespace gradring::transport {
+
+Membership::Membership(Settings settings, Time now) : settings_(std::move(settings)) {
+  peers_.resize(static_cast<std::size_t>(settings_.world_size));
+  settings_.addresses.resize(peers_.size());
+  for (Peer& peer : peers_) peer.last_heard = now;
+  peer(settings_.rank).is_connected = true;
+}
+
+Rank Membership::coordinator() const {
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (is_alive(rank)) return rank;
+  return settings_.rank;
+}
+
+Millis Membership::beat_interval() const {
+  return std::clamp(settings_.heartbeat_timeout / 5, Millis{20}, Millis{500});
+}
+
+void Membership::on_connected(Rank who, Time now, Actions& actions) {
+  Peer& entry = peer(who);
+  if (!entry.is_alive) {  // It was given up; it must not come back under the same rank.
+    actions.send.emplace_back(who, wire::Lost{who, entry.farewell.has_left, entry.farewell.text});
+    actions.disconnect.push_back(who);
+    return;
+  }
+  entry.is_connected = true;
+  entry.last_heard = now;
+  // Whoever comes to a new coordinator may not have heard who else is gone, nor have its requests
+  // been answered.
+  for (const Peer& other : peers_)
+    if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
+  if (who == coordinator())
+    for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
+}
+
+void Membership::on_closed(Rank who, Time now, const std::string& why, Actions& actions) {
+  Peer& entry = peer(who);
+  entry.is_connected = false;
+  if (!entry.is_alive) return;
+  if (is_coordinator() || who == coordinator())
+    lose({who, false, str(describe_rank(who), " ", why)}, now, actions);
+}
+
+void Membership::on_message(Rank from, const wire::Message& message, Time now, Actions& actions) {
+  peer(from).last_heard = now;
+  if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
+    peer(from).calls = beat->calls;
+  } else if (const auto* lost = std::get_if<wire::Lost>(&message)) {
+    if (lost->rank < 0 || lost->rank >= settings_.world_size)
+      throw ProtocolError("lost: no such rank");
+    if (lost->rank == settings_.rank)
+      actions.gone.push_back(
+          *lost);  // The others have given this rank up: it was frozen or cut off.
+    else
+      lose(*lost, now, actions);
+  } else if (const auto* abort = std::get_if<wire::Abort>(&message)) {
+    handle_abort(*abort, from, actions);
+  } else if (std::holds_alternative<wire::Bye>(message)) {
+    lose({from, true,
+          str(describe_rank(from), " has left: it closed its communicator or its script ended")},
+         now, actions);
+    actions.disconnect.push_back(from);
+  } else if (const auto* request = std::get_if<wire::ShrinkRequest>(&message)) {
+    request_shrink(*request, from, actions);
+  } else if (const auto* reply = std::get_if<wire::ShrinkReply>(&message)) {
+    std::erase_if(own_shrinks_,
+                  [&](const auto& own) { return own.communicator == reply->communicator; });
+    actions.shrunk.push_back(*reply);
+  }
+}
+
+void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Actions& actions) {
+  peer(settings_.rank).last_heard = now;
+  peer(settings_.rank).calls = calls;
+  const auto is_silent = [&](Rank rank) {
+    return rank != settings_.rank && is_alive(rank) &&
+           now - peer(rank).last_heard > settings_.heartbeat_timeout;
+  };
+  const auto give_up = [&](Rank rank) {
+    const double silence = seconds_between(peer(rank).last_heard, now);
+    actions.send.emplace_back(
+        rank, wire::Lost{rank, false,
+                         str("rank ", settings_.rank, " gave this rank up after ",
+                             std::setprecision(2), silence, " s without a heartbeat")});
+    lose({rank, false,
+          str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
+              " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
+              " s): it is frozen, or the network to it is down")},
+         now, actions);
+    actions.disconnect.push_back(rank);
+  };
+  if (!is_coordinator()) {
+    const Rank leader = coordinator();
+    if (is_silent(leader))
+      give_up(leader);
+    else if (peer(leader).is_connected)
+      actions.send.emplace_back(leader, wire::Heartbeat{calls});
+    return;
+  }
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    if (is_silent(rank))
+      give_up(rank);
+    else if (rank != settings_.rank && is_alive(rank) && peer(rank).is_connected)
+      actions.send.emplace_back(rank, wire::Heartbeat{});
+  }
+  check_calls(actions);
+}
+
+void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
+  Peer& entry = peer(lost.rank);
+  if (!entry.is_alive) return;
+  const bool was_coordinator = lost.rank == coordinator();
+  const bool tells_others = is_coordinator();
+  entry.is_alive = false;
+  entry.farewell = lost;
+  actions.gone.push_back(lost);
+  if (tells_others) spread(lost, lost.rank, actions);
+  if (was_coordinator) {
+    // A new term: everybody gets a full heartbeat timeout to find the new coordinator.
+    for (Peer& other : peers_) other.last_heard = now;
+    if (!is_coordinator() && !peer(coordinator()).is_connected) actions.connect = coordinator();
+    if (is_coordinator())
+      for (const auto& request : std::vector(own_shrinks_))
+        request_shrink(request, settings_.rank, actions);
+  }
+  settle_shrinks(actions);
+}
+
+void Membership::spread(const wire::Message& message, Rank except, Actions& actions) {
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (rank != settings_.rank && rank != except && is_alive(rank) && peer(rank).is_connected)
+      actions.send.emplace_back(rank, message);
+}
+
+void Membership::abort(const wire::Abort& abort, Actions& actions) {
+  handle_abort(abort, settings_.rank, actions);
+}
+
+void Membership::handle_abort(wire::Abort abort, Rank from, Actions& actions) {
+  if (!is_coordinator()) {
+    if (from == settings_.rank)
+      actions.send.emplace_back(coordinator(), abort);
+    else
+      actions.aborted.push_back(abort);
+    return;
+  }
+  if (abort.failure.kind == ErrorKind::kTimedOut) abort.failure.text += who_is_not_in(abort);
+  spread(abort, -1, actions);
+  actions.aborted.push_back(abort);
+}
+
+void Membership::leave(Actions& actions) {
+  if (is_coordinator())
+    spread(wire::Bye{}, -1, actions);
+  else if (peer(coordinator()).is_connected)
+    actions.send.emplace_back(coordinator(), wire::Bye{});
+}
+
+// Two ranks that are in the same operation of the same communicator with different calls wait for
+// each other for ever when neither sends to the other; the links' headers cannot show that, the
+// heartbeats can.
+void Membership::check_calls(Actions& actions) {
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Rank, const wire::CallState*>> first;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    if (!is_alive(rank)) continue;
+    for (const wire::CallState& state : peer(rank).calls) {
+      if (!state.in_progress || compared_.contains(state.communicator)) continue;
+      const auto [found, is_new] = first.try_emplace({state.communicator, state.seq}, rank, &state);
+      const auto& [other_rank, other] = found->second;
+      if (is_new || other->call == state.call) continue;
+      compared_[state.communicator] = true;
+      wire::Abort abort;
+      abort.communicator = state.communicator;
+      abort.seq = state.seq;
+      abort.origin = settings_.rank;
+      abort.failure = {ErrorKind::kMismatch, -1,
+                       str("rank ", other_rank, " called ", describe(other->call, state.seq),
+                           " but rank ", rank, " called ", describe(state.call, state.seq),
+                           "; all ranks must make the same calls in the same order")};
+      handle_abort(abort, settings_.rank, actions);
+      break;
+    }
+  }
+}
+
+std::string Membership::who_is_not_in(const wire::Abort& abort) const {
+  std::string missing;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    if (!is_alive(rank)) continue;
+    for (const wire::CallState& state : peers_[static_cast<std::size_t>(rank)].calls)
+      if (state.communicator == abort.communicator && state.seq < abort.seq)
+        missing += str(missing.empty() ? "" : ", ", rank);
+  }
+  return missing.empty() ? ""
+                         : str("; not in this operation at the last heartbeat: rank ", missing);
+}
+
+void Membership::shrink(const wire::ShrinkRequest& request, Actions& actions) {
+  own_shrinks_.push_back(request);
+  if (is_coordinator())
+    request_shrink(request, settings_.rank, actions);
+  else if (peer(coordinator()).is_connected)
+    actions.send.emplace_back(coordinator(), request);
+}
+
+void Membership::request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions) {
+  if (!is_coordinator())
+    return;  // A stale request: its sender repeats it to the coordinator it finds.
+  Shrink& shrink = shrinks_[request.communicator];
+  shrink.members = request.members;
+  if (std::find(shrink.asked.begin(), shrink.asked.end(), from) == shrink.asked.end())
+    shrink.asked.push_back(from);
+  settle_shrinks(actions);
+}
+
+void Membership::settle_shrinks(Actions& actions) {
+  if (!is_coordinator()) return;
+  for (auto entry = shrinks_.begin(); entry != shrinks_.end();) {
+    const Shrink& shrink = entry->second;
+    wire::ShrinkReply reply{entry->first, {}};
+    bool is_complete = true;
+    for (const Rank rank : shrink.members) {
+      if (rank < 0 || rank >= settings_.world_size || !is_alive(rank)) continue;
+      reply.survivors.push_back(rank);
+      if (std::find(shrink.asked.begin(), shrink.asked.end(), rank) == shrink.asked.end())
+        is_complete = false;
+    }
+    if (!is_complete) {
+      ++entry;
+      continue;
+    }
+    for (const Rank rank : reply.survivors) {
+      if (rank != settings_.rank) {
+        actions.send.emplace_back(rank, reply);
+        continue;
+      }
+      std::erase_if(own_shrinks_,
+                    [&](const auto& own) { return own.communicator == reply.communicator; });
+      actions.shrunk.push_back(reply);
+    }
+    entry = shrinks_.erase(entry);
+  }
+}
+
+std::string Membership::describe_rank(Rank rank) const {
+  const std::string& address = settings_.addresses[static_cast<std::size_t>(rank)];
+  return address.empty() ? str("rank ", rank) : str("rank ", rank, " (", address, ")");
+}
+
+}  // namespace gradring::transport

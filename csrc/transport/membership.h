@@ -1,0 +1,88 @@
+// Who is still there: the protocol behind promises P2 and P3. Every rank keeps one control
+// connection to the coordinator, the lowest living rank, and both beat. The coordinator tells
+// everybody who died, froze or left, passes on aborts, and compares what the ranks say they are
+// calling. When the coordinator itself goes, the next lowest rank takes over. Sans-I/O: told events
+// and the time, it says what to send. The monitor drives it with sockets, the simulator with a
+// seed.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "wire/messages.h"
+
+namespace gradring::transport {
+
+class Membership {
+ public:
+  struct Settings {
+    Rank rank = 0;
+    Rank world_size = 1;
+    Millis heartbeat_timeout{5000};
+    std::vector<std::string> addresses;  // By rank, for texts.
+  };
+
+  // What it wants done, in order. The driver carries it out and empties it.
+  struct Actions {
+    std::vector<std::pair<Rank, wire::Message>> send;
+    std::vector<Rank> disconnect;
+    std::optional<Rank>
+        connect;  // Open a control connection to this rank, then say on_connected or on_closed.
+    std::vector<wire::Lost>
+        gone;  // For the user: these ranks died or left. May name this rank itself.
+    std::vector<wire::Abort> aborted;       // For the user: these communicators are over.
+    std::vector<wire::ShrinkReply> shrunk;  // For the user: these groups agreed on their survivors.
+  };
+
+  Membership(Settings settings, Time now);
+
+  void on_connected(Rank peer, Time now, Actions& actions);
+  void on_closed(Rank peer, Time now, const std::string& why, Actions& actions);
+  void on_message(Rank peer, const wire::Message& message, Time now, Actions& actions);
+  // Call at least every beat_interval().
+  void on_tick(Time now, const std::vector<wire::CallState>& calls, Actions& actions);
+
+  void abort(const wire::Abort& abort,
+             Actions& actions);  // A local communicator failed: tell the others.
+  void leave(Actions& actions);  // Say goodbye.
+  void shrink(const wire::ShrinkRequest& request, Actions& actions);
+
+  Rank coordinator() const;
+  bool is_coordinator() const { return coordinator() == settings_.rank; }
+  bool is_alive(Rank rank) const { return peers_[static_cast<std::size_t>(rank)].is_alive; }
+  Millis beat_interval() const;
+
+ private:
+  struct Peer {
+    bool is_alive = true;
+    bool is_connected = false;
+    Time last_heard{};
+    wire::Lost farewell;                 // Why it is not alive.
+    std::vector<wire::CallState> calls;  // Coordinator: its last heartbeat.
+  };
+  struct Shrink {
+    std::vector<Rank> members;
+    std::vector<Rank> asked;  // Who has asked for it so far.
+  };
+
+  Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  void lose(wire::Lost lost, Time now, Actions& actions);
+  void check_calls(Actions& actions);
+  void spread(const wire::Message& message, Rank except, Actions& actions);
+  void handle_abort(wire::Abort abort, Rank from, Actions& actions);
+  void request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions);
+  void settle_shrinks(Actions& actions);
+  std::string who_is_not_in(const wire::Abort& abort) const;
+  std::string describe_rank(Rank rank) const;
+
+  Settings settings_;
+  std::vector<Peer> peers_;                       // By rank; own entry alive and connected.
+  std::map<std::uint64_t, bool> compared_;        // Communicators already aborted by check_calls.
+  std::map<std::uint64_t, Shrink> shrinks_;       // Coordinator only, by communicator.
+  std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.
+};
+
+}  // namespace gradring::transport

@@ -1,0 +1,33 @@
+#include "transport/mesh.h"
+
+#include "base/error.h"
+
+namespace gradring::transport {
+
+Mesh::Mesh(std::shared_ptr<World> world, std::shared_ptr<Group> group, std::uint8_t lane)
+    : world_(std::move(world)),
+      group_(std::move(group)),
+      lane_(lane),
+      links_(group_->members.size()) {}
+
+Link* Mesh::link(Rank peer) {
+  auto& slot = links_[static_cast<std::size_t>(peer)];
+  if (slot) [[likely]]
+    return slot.get();
+  const Rank theirs = group_->members[static_cast<std::size_t>(peer)];
+  if (world_->rank() < theirs) {
+    slot = world_->connect(*group_, theirs, lane_);
+    return slot.get();
+  }
+  const Purpose purpose =
+      world_->shares_memory(world_->rank(), theirs) ? Purpose::kSharedLink : Purpose::kLink;
+  if (auto arrival = group_->take(purpose, lane_, theirs)) {
+    slot = world_->accept(std::move(*arrival));
+    return slot.get();
+  }
+  // It left before it ever connected to us, so it never will.
+  if (const auto text = group_->left(theirs)) throw PeerLost(theirs, *text);
+  return nullptr;
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,77 @@
+// The monitor: one thread a rank. It answers the door, keeps the heartbeat, and carries what
+// Membership decides to the communicators' Groups. It moves no payload, so a long collective never
+// delays a heartbeat, nor Python's lock a failure.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/guarded.h"
+#include "transport/group.h"
+#include "transport/membership.h"
+#include "transport/rendezvous.h"
+
+namespace gradring::transport {
+
+class Monitor {
+ public:
+  Monitor(Meeting meeting, const JoinOptions& options);
+  ~Monitor();  // Says goodbye and joins the thread.
+
+  // Callable from any thread.
+  void add(std::shared_ptr<Group> group);
+  void remove(std::uint64_t group_id);
+  void report(const wire::Abort& abort);
+  void request_shrink(const wire::ShrinkRequest& request);
+  void abandon();  // In a forked child: the thread does not exist here; forget it and close what
+                   // was inherited.
+
+ private:
+  struct Control {
+    Fd fd;
+    std::vector<std::byte> in;
+    std::vector<std::byte> out;
+  };
+  struct Orders {
+    std::vector<wire::Abort> aborts;
+    std::vector<wire::ShrinkRequest> shrinks;
+    bool is_leaving = false;
+  };
+  struct Groups {
+    std::map<std::uint64_t, std::shared_ptr<Group>> by_id;
+    std::vector<Arrival> unclaimed;  // For communicators that this rank has not made yet.
+    std::vector<wire::Lost> gone;
+  };
+
+  void run();
+  void step(Membership::Actions& actions);
+  void wait();
+  void carry_out(Membership::Actions& actions);
+  void tell_groups(const Membership::Actions& actions);
+  void take_arrival(Arrival arrival, Membership::Actions& actions);
+  void connect(Rank peer, Membership::Actions& actions);
+  void read_controls(Membership::Actions& actions);
+  bool read_control(Rank peer, Control& control, std::string& why, Membership::Actions& actions);
+  void flush_controls(Membership::Actions& actions);
+  void say_goodbye();
+  std::vector<wire::CallState> calls() const;
+  void wake();
+
+  // Monitor thread only, after the constructor.
+  Meeting meeting_;
+  Rank rank_;
+  std::string secret_;
+  Membership membership_;
+  std::map<Rank, Control> controls_;
+  Time next_beat_{};
+
+  Guarded<Orders> orders_;
+  Guarded<Groups> groups_;
+  Fd wake_;
+  std::thread thread_;  // Last: it uses all of the above.
+};
+
+}  // namespace gradring::transport

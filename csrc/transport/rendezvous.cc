@@ -1,0 +1,218 @@
+#include "transport/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/host.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr Millis kRetryPause{50};
+
+std::string hex(const wire::SessionId& session) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::byte byte : session) {
+    text += kDigits[static_cast<unsigned>(byte) >> 4];
+    text += kDigits[static_cast<unsigned>(byte) & 15];
+  }
+  return text;
+}
+
+wire::Member describe_self(const JoinOptions& options, const std::string& tcp_address) {
+  return {options.rank, tcp_address, str("gradring-", hex(random_session())), host_key()};
+}
+
+std::unique_ptr<Door> open_door(const JoinOptions& options, Fd listener, const wire::Member& self) {
+  // Without shared memory nobody has business at a Unix socket.
+  Fd local = options.mode == TransportMode::kTcp ? Fd() : listen_unix(self.unix_name, 1024);
+  return std::make_unique<Door>(std::move(listener), std::move(local), options.secret,
+                                options.rank);
+}
+
+void check_interrupt(const JoinOptions& options) {
+  if (options.check_interrupt) options.check_interrupt();
+}
+
+std::string missing_ranks(const std::vector<wire::Member>& members) {
+  std::string text;
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    if (members[rank].rank < 0) text += str(text.empty() ? "" : ", ", rank);
+  return text;
+}
+
+// Why a join makes no sense, or nothing.
+std::string objection(const JoinOptions& options, const wire::Join& join,
+                      const std::vector<wire::Member>& members) {
+  const Rank rank = join.member.rank;
+  if (join.world_size != static_cast<std::uint32_t>(options.world_size))
+    return str("rank ", rank, " was started with world size ", join.world_size, ", rank 0 with ",
+               options.world_size);
+  if (rank <= 0 || rank >= options.world_size)
+    return str("rank ", rank, " does not exist in a world of ", options.world_size);
+  if (members[static_cast<std::size_t>(rank)].rank >= 0)
+    return str("two processes were started as rank ", rank, ": ",
+               members[static_cast<std::size_t>(rank)].tcp_address, " and ",
+               join.member.tcp_address);
+  return "";
+}
+
+void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
+  if (arrival.intro.purpose != Purpose::kControl) {
+    meeting.early.push_back(std::move(arrival));
+    return;
+  }
+  try {
+    // It has proved that it belongs to the job; a second is plenty for the rest of its first
+    // message.
+    const Time deadline = Clock::now() + Millis{1000};
+    const wire::Message message = recv_frame(arrival.fd.get(), deadline);
+    const auto* join = std::get_if<wire::Join>(&message);
+    if (join == nullptr) throw ProtocolError("expected a join");
+    const std::string reason = objection(options, *join, meeting.members);
+    if (!reason.empty()) {
+      log_warning(options.rank, str("refused a rank: ", reason));
+      send_frame(arrival.fd.get(), wire::Refused{reason}, deadline);
+      return;
+    }
+    meeting.members[static_cast<std::size_t>(join->member.rank)] = join->member;
+    meeting.controls[join->member.rank] = std::move(arrival.fd);
+  } catch (const Error& error) {
+    log_warning(options.rank, str("a rank did not join properly: ", error.what()));
+  }
+}
+
+// A rank that joined and died before everybody was there may come again.
+void forget_dead(Meeting& meeting) {
+  for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
+    std::byte byte{};
+    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
+      ++control;
+      continue;
+    }
+    meeting.members[static_cast<std::size_t>(control->first)] = {};
+    control = meeting.controls.erase(control);
+  }
+}
+
+Meeting host_meeting(const JoinOptions& options) {
+  const std::string host =
+      options.interface.empty() ? options.rendezvous.host : interface_address(options.interface);
+  Fd listener = options.listen_fd >= 0 ? adopt_listener(options.listen_fd)
+                                       : listen_tcp(host, options.rendezvous.port, 1024);
+  HostPort address = options.rendezvous;
+  address.port = local_port(listener.get());
+  Meeting meeting;
+  meeting.session = random_session();
+  meeting.members.resize(static_cast<std::size_t>(options.world_size));
+  meeting.members[0] = describe_self(options, to_text(address));
+  meeting.door = open_door(options, std::move(listener), meeting.members[0]);
+
+  const Time deadline = Clock::now() + options.timeout;
+  while (!missing_ranks(meeting.members).empty()) {
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("rendezvous at ", to_text(address), ": after ",
+                         seconds_between(Time{}, Time{options.timeout}), " s rank ",
+                         missing_ranks(meeting.members), " of a world of ", options.world_size,
+                         " had not joined; start the missing ranks, or raise the timeout"));
+    std::vector<pollfd> polls;
+    meeting.door->add_polls(polls);
+    ::poll(polls.data(), polls.size(), 50);
+    check_interrupt(options);
+    for (Arrival& arrival : meeting.door->work(Clock::now()))
+      admit(options, std::move(arrival), meeting);
+    forget_dead(meeting);
+  }
+  for (const auto& [rank, control] : meeting.controls)
+    send_frame(control.get(), wire::Welcome{meeting.session, meeting.members},
+               deadline + options.timeout);
+  return meeting;
+}
+
+Fd find_host(const JoinOptions& options, Time deadline) {
+  std::string why;
+  while (true) {
+    try {
+      Fd fd = connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
+      if (fd) {
+        shake_hands(fd.get(), options.secret, {Purpose::kControl, 0, options.rank, 0, 0, {}},
+                    deadline);
+        return fd;
+      }
+    } catch (const ProtocolError& error) {
+      why = error.what();  // Closed during the handshake: its owner may just be going or coming.
+    }
+    check_interrupt(options);
+    if (Clock::now() + kRetryPause >= deadline)
+      throw TimedOut(str("rank ", options.rank, ": rank 0 does not answer at ",
+                         to_text(options.rendezvous), " after ",
+                         seconds_between(Time{}, Time{options.timeout}), " s: ", why,
+                         "; is rank 0 started, and is the address reachable from here?"));
+    ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
+  }
+}
+
+Meeting join_meeting(const JoinOptions& options) {
+  const Time deadline = Clock::now() + options.timeout;
+  Fd control = find_host(options, deadline);
+  const std::string host = options.interface.empty() ? local_address(control.get()).host
+                                                     : interface_address(options.interface);
+  Fd listener = listen_tcp(host, 0, 1024);
+  const wire::Member self = describe_self(options, to_text({host, local_port(listener.get())}));
+  Meeting meeting;
+  meeting.door = open_door(options, std::move(listener), self);
+  send_frame(control.get(), wire::Join{static_cast<std::uint32_t>(options.world_size), self},
+             deadline);
+
+  while (!wait_readable(control.get(), std::min(deadline, Clock::now() + Millis{100}))) {
+    check_interrupt(options);
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("rank ", options.rank, ": joined at ", to_text(options.rendezvous),
+                         ", but some other ranks did not come within ",
+                         seconds_between(Time{}, Time{options.timeout}),
+                         " s; rank 0's error names them"));
+  }
+  const wire::Message message = recv_frame(control.get(), deadline);
+  if (const auto* refused = std::get_if<wire::Refused>(&message))
+    throw InvalidArgument(refused->text);
+  const auto* welcome = std::get_if<wire::Welcome>(&message);
+  if (welcome == nullptr || welcome->members.size() != static_cast<std::size_t>(options.world_size))
+    throw ProtocolError("the answer to a join is no welcome");
+  meeting.session = welcome->session;
+  meeting.members = welcome->members;
+  // Where rank 0 was found is where it can be reached, whatever it calls itself.
+  meeting.members[0].tcp_address = to_text(options.rendezvous);
+  meeting.controls[0] = std::move(control);
+  return meeting;
+}
+
+}  // namespace
+
+Meeting meet(const JoinOptions& options) {
+  return options.rank == 0 ? host_meeting(options) : join_meeting(options);
+}
+
+void send_frame(int fd, const wire::Message& message, Time deadline) {
+  const std::vector<std::byte> payload = wire::encode(message);
+  const auto length = static_cast<std::uint32_t>(payload.size());
+  send_all(fd, std::as_bytes(std::span(&length, 1)), deadline);
+  send_all(fd, payload, deadline);
+}
+
+wire::Message recv_frame(int fd, Time deadline) {
+  std::uint32_t length = 0;
+  recv_all(fd, std::as_writable_bytes(std::span(&length, 1)), deadline);
+  if (length > limits::kControlFrameBytes)
+    throw ProtocolError(str("a control message of ", length, " bytes is over the limit of ",
+                            limits::kControlFrameBytes));
+  std::vector<std::byte> payload(length);
+  recv_all(fd, payload, deadline);
+  return wire::decode_message(payload);
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,47 @@
+// How ranks meet: rank 0 listens where everybody was told to look, the others come, prove
+// themselves, and say where they can be reached; when all are there, everybody gets the table.
+// Blocks the thread that calls init, until its deadline.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/door.h"
+#include "transport/socket.h"
+#include "wire/messages.h"
+
+namespace gradring::transport {
+
+enum class TransportMode : std::uint8_t { kAuto, kShm, kTcp };
+
+struct JoinOptions {
+  Rank rank = 0;
+  Rank world_size = 1;
+  HostPort rendezvous;
+  int listen_fd = -1;  // Rank 0: a socket that listens at `rendezvous` already. Ownership passes.
+  std::string secret;
+  std::string interface;  // NAME or CIDR; empty: by the route to the rendezvous.
+  TransportMode mode = TransportMode::kAuto;
+  Millis timeout{30000};
+  Millis heartbeat_timeout{5000};
+  std::function<void()> check_interrupt;  // Called a few times a second while waiting; may throw.
+};
+
+struct Meeting {
+  std::unique_ptr<Door> door;
+  std::map<Rank, Fd> controls;        // Rank 0: one from each other rank. Others: to rank 0.
+  std::vector<wire::Member> members;  // By rank.
+  wire::SessionId session{};
+  std::vector<Arrival> early;  // Connections that came while we were still meeting.
+};
+
+Meeting meet(const JoinOptions& options);
+
+// One control frame, whole, before `deadline`.
+void send_frame(int fd, const wire::Message& message, Time deadline);
+wire::Message recv_frame(int fd, Time deadline);
+
+}  // namespace gradring::transport

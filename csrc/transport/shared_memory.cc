@@ -1,0 +1,69 @@
+#include "transport/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace gradring::transport {
+namespace {
+
+std::byte* map(int fd, std::size_t bytes) {
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED)
+    throw InternalError(str("mapping ", bytes, " bytes of shared memory: ", std::strerror(errno)));
+  return static_cast<std::byte*>(address);
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(std::size_t bytes) {
+  Fd fd(::memfd_create("gradring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
+    throw InternalError(str("creating ", bytes, " bytes of shared memory: ", std::strerror(errno)));
+  // Nobody can cut the file under our feet, which would turn a store into SIGBUS.
+  ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  std::byte* data = map(fd.get(), bytes);
+  return {std::move(fd), data, bytes};
+}
+
+SharedMemory SharedMemory::attach(Fd fd, std::size_t bytes) {
+  struct stat status{};
+  if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != bytes)
+    throw ProtocolError(
+        str("shared memory from a peer has ", status.st_size, " bytes, expected ", bytes));
+  if ((::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+    throw ProtocolError("shared memory from a peer is not sealed");
+  std::byte* data = map(fd.get(), bytes);
+  return {std::move(fd), data, bytes};
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  if (this != &other) {
+    unmap();
+    fd_ = std::move(other.fd_);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+SharedMemory::~SharedMemory() {
+  unmap();
+}
+
+void SharedMemory::unmap() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+  data_ = nullptr;
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,37 @@
+// SharedMemory: an anonymous memory file (memfd) mapped into this process. It has no name in any
+// file system: it is passed by descriptor to a process that proved itself, does not count against
+// /dev/shm, and vanishes with its last user.
+#pragma once
+
+#include <cstddef>
+
+#include "transport/fd.h"
+
+namespace gradring::transport {
+
+class SharedMemory {
+ public:
+  static SharedMemory create(std::size_t bytes);  // Zeroed, sealed against shrinking.
+  static SharedMemory attach(
+      Fd fd, std::size_t bytes);  // Throws ProtocolError if the file is smaller or not sealed.
+
+  SharedMemory() = default;
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  ~SharedMemory();
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+  void forget_fd() { fd_.reset(); }  // Once everybody has it: the mapping stays.
+
+ private:
+  SharedMemory(Fd fd, std::byte* data, std::size_t bytes)
+      : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+  void unmap();
+  Fd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace gradring::transport

@@ -1,0 +1,66 @@
+// Sockets as the transports need them: errno becomes an error text or a plain result here and goes
+// no further. All descriptors are close-on-exec and non-blocking.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "base/clock.h"
+#include "transport/fd.h"
+
+namespace gradring::transport {
+
+// What a non-blocking transfer did. `closed`: the other end is gone; bytes that came before were
+// delivered first.
+struct Io {
+  std::size_t bytes = 0;
+  bool closed = false;
+};
+
+// "host:port", "[v6]:port" -> its two halves. Throws InvalidArgument.
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+HostPort parse_host_port(const std::string& text);
+std::string to_text(const HostPort& address);
+bool is_loopback(const std::string& host);  // Resolves to 127.0.0.0/8 or ::1 only.
+
+Fd listen_tcp(const std::string& host, int port,
+              int backlog);  // Port 0: any. Throws InvalidArgument with the reason.
+Fd adopt_listener(int fd);   // An inherited listening socket; takes ownership.
+Fd listen_unix(const std::string& name, int backlog);  // Abstract name.
+int local_port(int fd);
+HostPort local_address(int fd);
+std::string peer_text(int fd);  // "10.0.0.3:41822" or "a local process"; never throws.
+
+// Accepts one connection, or returns an empty Fd if none is waiting. Sets NODELAY on TCP.
+Fd accept_one(int listener);
+
+// Connects, waiting until `deadline`. An empty Fd means "nobody listens there (yet)"; `why` says
+// what happened.
+Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
+Fd connect_unix(const std::string& name, std::string& why);
+
+// Data connections: large buffers; reno instead of a pacing congestion control where both ends are
+// on this host or subnet.
+void tune_data_socket(int fd);
+
+// Non-blocking, EINTR retried. Two parts so that a header and its payload leave in one system call.
+Io send_some(int fd, std::span<const std::byte> head, std::span<const std::byte> body);
+Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body);
+
+// Waits for one direction of one descriptor. False when the deadline passed.
+bool wait_readable(int fd, Time deadline);
+bool wait_writable(int fd, Time deadline);
+// Whole messages on a non-blocking socket, for hand-shakes and rendezvous. Throws TimedOut or
+// ProtocolError ("... closed ...").
+void send_all(int fd, std::span<const std::byte> bytes, Time deadline);
+void recv_all(int fd, std::span<std::byte> bytes, Time deadline);
+
+// Passes a descriptor over a Unix socket, with one byte of data to carry it.
+void send_fd(int socket, int fd, Time deadline);
+Fd recv_fd(int socket, Time deadline);
+
+}  // namespace gradring::transport

@@ -1,0 +1,154 @@
+#include "transport/world.h"
+
+#include <pthread.h>
+
+#include <atomic>
+
+#include "base/error.h"
+#include "transport/shm_link.h"
+#include "transport/tcp_link.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr Millis kConnectTime{10000};
+constexpr Millis kPassTime{5000};
+
+std::atomic<std::uint64_t> forks{0};  // Written in the only thread of a fresh child.
+
+void watch_forks() {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  GRADRING_ASSERT(registered == 0);
+}
+
+void check_shm_possible(const JoinOptions& options, const std::vector<wire::Member>& members) {
+  if (options.mode != TransportMode::kShm) return;
+  for (const wire::Member& member : members)
+    if (member.host_key != members[static_cast<std::size_t>(options.rank)].host_key)
+      throw InvalidArgument(
+          str("transport 'shm': rank ", member.rank, " (", member.tcp_address,
+              ") is on another host or in another network name space; use 'auto'"));
+}
+
+}  // namespace
+
+std::uint64_t fork_generation() {
+  return forks.load(std::memory_order_relaxed);
+}
+
+std::shared_ptr<World> World::join(const JoinOptions& options) {
+  watch_forks();
+  if (options.world_size == 1)
+    return std::shared_ptr<World>(new World(options, {wire::Member{0, "", "", "self"}}, {}));
+  Meeting meeting = meet(options);
+  check_shm_possible(options, meeting.members);
+  std::shared_ptr<World> world(new World(options, meeting.members, meeting.session));
+  world->monitor_ = std::make_unique<Monitor>(std::move(meeting), options);
+  return world;
+}
+
+World::World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session)
+    : options_(options),
+      members_(std::move(members)),
+      session_(session),
+      fork_generation_(fork_generation()) {}
+
+World::~World() {
+  if (monitor_ && fork_generation() != fork_generation_) {
+    // A forked child: the monitor's thread and locks may be in any state; only let go of the
+    // descriptors.
+    monitor_->abandon();
+    [[maybe_unused]] const Monitor* leaked = monitor_.release();
+  }
+}
+
+void World::check_process() const {
+  if (fork_generation() == fork_generation_) [[likely]]
+    return;
+  throw Closed(
+      "this communicator belongs to the parent process: a forked child cannot use it. Call "
+      "gradring.init() in the child "
+      "with a role of its own, or start workers with the 'spawn' method");
+}
+
+bool World::shares_host(Rank a, Rank b) const {
+  return member(a).host_key == member(b).host_key;
+}
+
+bool World::shares_memory(Rank a, Rank b) const {
+  return options_.mode != TransportMode::kTcp && shares_host(a, b);
+}
+
+std::string World::describe(Rank rank) const {
+  return str("rank ", rank, " (", member(rank).tcp_address, ")");
+}
+
+std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> members) {
+  auto group = std::make_shared<Group>(id, std::move(members));
+  wire::CallState idle;
+  idle.communicator = id;
+  group->set_call(idle);
+  if (monitor_) monitor_->add(group);
+  return group;
+}
+
+void World::drop_group(std::uint64_t id) {
+  if (monitor_) monitor_->remove(id);
+}
+
+void World::report(const wire::Abort& abort) {
+  if (monitor_) monitor_->report(abort);
+}
+
+void World::request_shrink(const wire::ShrinkRequest& request) {
+  if (monitor_) monitor_->request_shrink(request);
+}
+
+Fd World::open(const Group& group, Rank peer, const Intro& intro, Time deadline) const {
+  std::string why;
+  const bool is_local = intro.purpose == Purpose::kSharedLink || intro.purpose == Purpose::kSegment;
+  Fd fd = is_local ? connect_unix(member(peer).unix_name, why)
+                   : connect_tcp(parse_host_port(member(peer).tcp_address), deadline, why);
+  if (!fd) {
+    const auto left = group.left(peer);
+    throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", why));
+  }
+  try {
+    shake_hands(fd.get(), options_.secret, intro, deadline);
+  } catch (const ProtocolError& error) {
+    throw PeerLost(peer, str(describe(peer), " broke off a new connection: ", error.what()));
+  }
+  return fd;
+}
+
+std::unique_ptr<Link> World::connect(const Group& group, Rank peer, std::uint8_t lane) {
+  const Time deadline = Clock::now() + kConnectTime;
+  const bool is_local = shares_memory(rank(), peer);
+  const Purpose purpose = is_local ? Purpose::kSharedLink : Purpose::kLink;
+  Fd fd = open(group, peer, {purpose, lane, rank(), peer, group.id, session_}, deadline);
+  if (!is_local) return std::make_unique<TcpLink>(std::move(fd));
+  SharedMemory memory = SharedMemory::create(ShmLink::kMemoryBytes);
+  send_fd(fd.get(), memory.fd(), deadline);
+  return std::make_unique<ShmLink>(std::move(memory), std::move(fd), true);
+}
+
+std::unique_ptr<Link> World::accept(Arrival arrival) const {
+  if (arrival.intro.purpose == Purpose::kLink)
+    return std::make_unique<TcpLink>(std::move(arrival.fd));
+  Fd memory = recv_fd(arrival.fd.get(), Clock::now() + kPassTime);
+  return std::make_unique<ShmLink>(SharedMemory::attach(std::move(memory), ShmLink::kMemoryBytes),
+                                   std::move(arrival.fd), false);
+}
+
+void World::give_segment(const Group& group, Rank peer, const SharedMemory& memory) {
+  const Time deadline = Clock::now() + kConnectTime;
+  const Fd fd =
+      open(group, peer, {Purpose::kSegment, 0, rank(), peer, group.id, session_}, deadline);
+  send_fd(fd.get(), memory.fd(), deadline);
+}
+
+SharedMemory World::take_segment(Arrival arrival, std::size_t bytes) const {
+  return SharedMemory::attach(recv_fd(arrival.fd.get(), Clock::now() + kPassTime), bytes);
+}
+
+}  // namespace gradring::transport

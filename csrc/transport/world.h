@@ -1,0 +1,61 @@
+// World: one rank's place in a job. Knows who is where, owns the monitor, and makes connections for
+// the communicators. Shared by a communicator and everything split from it; leaves the job when the
+// last of them closes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/link.h"
+#include "transport/monitor.h"
+#include "transport/shared_memory.h"
+
+namespace gradring::transport {
+
+class World {
+ public:
+  static std::shared_ptr<World> join(const JoinOptions& options);
+  ~World();
+
+  Rank rank() const { return options_.rank; }
+  Rank world_size() const { return options_.world_size; }
+  Millis timeout() const { return options_.timeout; }
+  const wire::Member& member(Rank rank) const { return members_[static_cast<std::size_t>(rank)]; }
+  bool shares_memory(Rank a, Rank b) const;  // On one host, and allowed to use it.
+  bool shares_host(Rank a, Rank b) const;
+  std::string describe(Rank rank) const;  // "rank 2 (10.0.0.3:41822)"
+
+  std::shared_ptr<Group> make_group(std::uint64_t id, std::vector<Rank> members);
+  void drop_group(std::uint64_t id);
+  void report(const wire::Abort& abort);
+  void request_shrink(const wire::ShrinkRequest& request);
+
+  // The pair's lower rank connects, the higher one waits for the arrival. Both block for a round
+  // trip at most.
+  std::unique_ptr<Link> connect(const Group& group, Rank peer, std::uint8_t lane);
+  std::unique_ptr<Link> accept(Arrival arrival) const;
+  // Passes a segment's descriptor to a rank on this host / takes one.
+  void give_segment(const Group& group, Rank peer, const SharedMemory& memory);
+  SharedMemory take_segment(Arrival arrival, std::size_t bytes) const;
+
+  // Throws Closed in a process forked from the one that joined: its threads and turns belong to the
+  // parent.
+  void check_process() const;
+
+ private:
+  World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);
+  Fd open(const Group& group, Rank peer, const Intro& intro, Time deadline) const;
+
+  JoinOptions options_;
+  std::vector<wire::Member> members_;
+  wire::SessionId session_;
+  std::uint64_t fork_generation_;
+  std::unique_ptr<Monitor> monitor_;  // None in a world of one.
+};
+
+// How often this process is a fork of the one that loaded the library: 0 for the first, counted by
+// a fork handler.
+std::uint64_t fork_generation();
+
+}  // namespace gradring::transport

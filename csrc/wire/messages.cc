@@ -1,0 +1,195 @@
+#include "wire/messages.h"
+
+#include <cstring>
+
+#include "wire/bytes.h"
+
+namespace gradring::wire {
+namespace {
+
+constexpr std::uint32_t kCallsPerHeartbeat = 256;
+constexpr std::size_t kErrorKindCount = 11;
+
+void put(Writer& out, const Member& member) {
+  out.put(member.rank);
+  out.put_text(member.tcp_address);
+  out.put_text(member.unix_name);
+  out.put_text(member.host_key);
+}
+
+Member get_member(Reader& in) {
+  Member member;
+  member.rank = in.get<Rank>();
+  member.tcp_address = in.get_text();
+  member.unix_name = in.get_text();
+  member.host_key = in.get_text();
+  return member;
+}
+
+void put(Writer& out, const Call& call) {
+  out.put(call.op);
+  out.put(call.dtype);
+  out.put(call.reduce_op);
+  out.put(call.algorithm);
+  out.put(call.root);
+  out.put(call.count);
+  out.put(call.counts_hash);
+}
+
+Call get_call(Reader& in) {
+  Call call;
+  call.op = in.get_enum<OpKind>(kOpKindCount);
+  call.dtype = in.get_enum<DType>(kDTypeCount);
+  call.reduce_op = in.get_enum<ReduceOp>(kReduceOpCount);
+  call.algorithm = in.get<std::uint8_t>();
+  call.root = in.get<Rank>();
+  call.count = in.get<std::uint64_t>();
+  call.counts_hash = in.get<std::uint64_t>();
+  return call;
+}
+
+void put(Writer& out, const std::vector<Rank>& ranks) {
+  out.put(static_cast<std::uint32_t>(ranks.size()));
+  for (const Rank rank : ranks) out.put(rank);
+}
+
+std::vector<Rank> get_ranks(Reader& in) {
+  std::vector<Rank> ranks(in.get_count(limits::kWorldSize));
+  for (Rank& rank : ranks) rank = in.get<Rank>();
+  return ranks;
+}
+
+struct Encoder {
+  Writer& out;
+  void operator()(const Join& m) const {
+    out.put(m.world_size);
+    put(out, m.member);
+  }
+  void operator()(const Welcome& m) const {
+    out.put_bytes(m.session);
+    out.put(static_cast<std::uint32_t>(m.members.size()));
+    for (const Member& member : m.members) put(out, member);
+  }
+  void operator()(const Refused& m) const { out.put_text(m.text); }
+  void operator()(const Heartbeat& m) const {
+    const auto count =
+        static_cast<std::uint32_t>(std::min<std::size_t>(m.calls.size(), kCallsPerHeartbeat));
+    out.put(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const CallState& state = m.calls[i];
+      out.put(state.communicator);
+      out.put(state.seq);
+      out.put(static_cast<std::uint8_t>(state.in_progress));
+      put(out, state.call);
+    }
+  }
+  void operator()(const Lost& m) const {
+    out.put(m.rank);
+    out.put(static_cast<std::uint8_t>(m.has_left));
+    out.put_text(m.text);
+  }
+  void operator()(const Abort& m) const {
+    out.put(m.communicator);
+    out.put(m.seq);
+    out.put(m.origin);
+    out.put(m.failure.kind);
+    out.put(m.failure.rank);
+    out.put_text(m.failure.text);
+  }
+  void operator()(const Bye&) const {}
+  void operator()(const ShrinkRequest& m) const {
+    out.put(m.communicator);
+    put(out, m.members);
+  }
+  void operator()(const ShrinkReply& m) const {
+    out.put(m.communicator);
+    put(out, m.survivors);
+  }
+};
+
+Welcome get_welcome(Reader& in) {
+  Welcome m;
+  std::memcpy(m.session.data(), in.take(m.session.size()).data(), m.session.size());
+  const auto count = in.get_count(limits::kWorldSize);
+  for (std::uint32_t i = 0; i < count; ++i) m.members.push_back(get_member(in));
+  return m;
+}
+
+Heartbeat get_heartbeat(Reader& in) {
+  Heartbeat m;
+  m.calls.resize(in.get_count(kCallsPerHeartbeat));
+  for (CallState& state : m.calls) {
+    state.communicator = in.get<std::uint64_t>();
+    state.seq = in.get<std::uint64_t>();
+    state.in_progress = in.get<std::uint8_t>() != 0;
+    state.call = get_call(in);
+  }
+  return m;
+}
+
+Abort get_abort(Reader& in) {
+  Abort m;
+  m.communicator = in.get<std::uint64_t>();
+  m.seq = in.get<std::uint64_t>();
+  m.origin = in.get<Rank>();
+  m.failure.kind = in.get_enum<ErrorKind>(kErrorKindCount);
+  m.failure.rank = in.get<Rank>();
+  m.failure.text = in.get_text();
+  return m;
+}
+
+// In the order of the variant's alternatives, which is the type byte on the wire.
+Message get_message(Reader& in, std::uint8_t type) {
+  switch (type) {
+    case 0: {
+      Join m;
+      m.world_size = in.get<std::uint32_t>();
+      m.member = get_member(in);
+      return m;
+    }
+    case 1: return get_welcome(in);
+    case 2: return Refused{in.get_text()};
+    case 3: return get_heartbeat(in);
+    case 4: {
+      Lost m;
+      m.rank = in.get<Rank>();
+      m.has_left = in.get<std::uint8_t>() != 0;
+      m.text = in.get_text();
+      return m;
+    }
+    case 5: return get_abort(in);
+    case 6: return Bye{};
+    case 7: {
+      ShrinkRequest m;
+      m.communicator = in.get<std::uint64_t>();
+      m.members = get_ranks(in);
+      return m;
+    }
+    case 8: {
+      ShrinkReply m;
+      m.communicator = in.get<std::uint64_t>();
+      m.survivors = get_ranks(in);
+      return m;
+    }
+    default: throw ProtocolError(str("control message of unknown type ", int{type}));
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> encode(const Message& message) {
+  Writer out;
+  out.put(static_cast<std::uint8_t>(message.index()));
+  std::visit(Encoder{out}, message);
+  return out.take();
+}
+
+Message decode_message(std::span<const std::byte> bytes) {
+  Reader in(bytes);
+  const auto type = in.get<std::uint8_t>();
+  Message message = get_message(in, type);
+  in.finish();
+  return message;
+}
+
+}  // namespace gradring::wire

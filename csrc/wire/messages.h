@@ -1,0 +1,80 @@
+// The control plane's vocabulary: what ranks tell the coordinator and hear from it. On a control
+// connection each message is a frame: u32 length, then encode(message). Pure; bounded by limits;
+// docs/wire.md has the layout.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/call.h"
+#include "base/error.h"
+
+namespace gradring::wire {
+
+using SessionId = std::array<std::byte, 16>;
+
+// Where a rank can be reached.
+struct Member {
+  Rank rank = -1;
+  std::string tcp_address;  // "10.0.0.3:41822" or "[fe80::1]:41822"
+  std::string unix_name;    // Abstract Unix socket, without the leading zero byte.
+  std::string host_key;     // Equal keys: shared memory and that Unix socket are within reach.
+};
+
+// One operation a rank is in, or the last it was in.
+struct CallState {
+  std::uint64_t communicator = 0;
+  std::uint64_t seq = 0;
+  bool in_progress = false;
+  Call call;
+};
+
+struct Join {  // Follower -> coordinator, first.
+  std::uint32_t world_size = 0;
+  Member member;
+};
+struct Welcome {  // Coordinator -> follower, when everybody has joined.
+  SessionId session{};
+  std::vector<Member> members;
+};
+struct Refused {  // Coordinator -> follower: this join makes no sense.
+  std::string text;
+};
+struct Heartbeat {
+  std::vector<CallState> calls;
+};
+struct Lost {  // Coordinator -> everyone.
+  Rank rank = -1;
+  bool has_left = false;  // It said goodbye, rather than died.
+  std::string text;
+};
+struct Abort {  // Rank -> coordinator -> everyone: a communicator is over, and why.
+  std::uint64_t communicator = 0;
+  std::uint64_t seq = 0;  // The operation that failed.
+  Rank origin = -1;
+  Failure failure;
+};
+struct Bye {};  // Rank -> coordinator, or coordinator -> everyone: I leave in good order.
+
+// Shrink: the living members of a communicator agree on who is still there. Rank -> coordinator.
+struct ShrinkRequest {
+  std::uint64_t communicator = 0;
+  std::vector<Rank> members;  // World ranks of the communicator, as its creator listed them.
+};
+struct ShrinkReply {  // Coordinator -> every survivor.
+  std::uint64_t communicator = 0;
+  std::vector<Rank> survivors;
+};
+
+using Message =
+    std::variant<Join, Welcome, Refused, Heartbeat, Lost, Abort, Bye, ShrinkRequest, ShrinkReply>;
+
+std::vector<std::byte> encode(const Message& message);
+// Throws ProtocolError.
+Message decode_message(std::span<const std::byte> bytes);
+
+}  // namespace gradring::wire
