@@ -1,0 +1,280 @@
+"""The house's rules: who may include and import whom, how long things get, what must be documented.
+
+Each rule is a function from a text to a list of complaints. It is shown a text that
+breaks it, then the tree.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import gradring
+from source_tree import (
+    CPP,
+    ROOT,
+    all_text_files,
+    code_files,
+    cpp_functions,
+    includes,
+    python_functions,
+    python_imports,
+)
+
+ARROWS = {
+    "bind": {"collectives", "kernels", "transport", "base"},
+    "collectives": {"transport", "kernels", "base"},
+    "transport": {"wire", "base"},
+    "kernels": {"base"},
+    "wire": {"base"},
+    "base": set[str](),
+}
+# Single headers that a room may include besides its arrows, each with the reason.
+EXTRA_HEADERS = {
+    ("collectives", "wire/op_header.h"): "an operation's first bytes say which call it belongs to",
+}
+
+LINES_TO_EXPLAIN = 400
+LINES_TO_STOP = 600
+LONG_FILES: dict[str, str] = {}  # Path -> why it has more than LINES_TO_EXPLAIN lines.
+FUNCTION_LINES = 70
+BANNED_WORDS = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+
+# Third-party modules and the only places that may name them, even inside a function.
+HOMES = {
+    "torch": ("python/gradring/torch/",),
+    "cupy": ("python/gradring/arrays.py",),
+}
+
+
+def arrow_complaints(room: str, text: str) -> list[str]:
+    """Includes of `text`, a file of `room`, that the diagram does not allow."""
+    return [
+        f"{room} may not include {header}"
+        for header in includes(text)
+        if (target := header.split("/")[0]) != room
+        and target not in ARROWS[room]
+        and (room, header) not in EXTRA_HEADERS
+    ]
+
+
+def import_complaints(path: str, text: str) -> list[str]:
+    """Imports of `text`, a module of the package, that cost what not every user has."""
+    complaints = []
+    for found in python_imports(text):
+        top = found.module.split(".")[0]
+        if top in sys.stdlib_module_names or top in {"gradring", "numpy"}:
+            continue
+        homes = HOMES.get(top)
+        if homes is not None and not path.startswith(homes):
+            complaints.append(f"{path} imports {top}, which only {', '.join(homes)} may")
+        elif not found.is_lazy and not (top == "torch" and homes is not None):
+            complaints.append(
+                f"{path} imports {top}, an extra, at module level, not where it is used"
+            )
+    return complaints
+
+
+def length_complaints(path: str, text: str) -> list[str]:
+    """What is too long in `text`."""
+    lines = len(text.splitlines())
+    complaints = []
+    if lines > LINES_TO_STOP:
+        complaints.append(f"{path} has {lines} lines; {LINES_TO_STOP} is a stop")
+    elif lines > LINES_TO_EXPLAIN and path not in LONG_FILES:
+        complaints.append(f"{path} has {lines} lines and no reason in LONG_FILES")
+    suffix = Path(path).suffix
+    functions = []
+    if suffix in CPP:
+        functions = cpp_functions(text)
+    elif suffix == ".py":
+        functions = python_functions(text)
+    complaints += [
+        f"{path}:{function.line} {function.name} has {function.line_count} lines"
+        for function in functions
+        if function.line_count > FUNCTION_LINES
+    ]
+    return complaints
+
+
+def name_complaints(path: Path) -> list[str]:
+    """Words in a path that say nothing."""
+    words = {word for part in path.parts for word in re.split(r"[_.\-]", part.lower())}
+    return [f"{path}: '{word}' names no idea" for word in sorted(words & BANNED_WORDS)]
+
+
+def opening_complaints(path: Path, text: str) -> list[str]:
+    """A header opens with what it is; a source includes its own header first."""
+    complaints = []
+    if path.suffix in {".h", ".cuh"}:
+        if not text.startswith("//"):
+            complaints.append(f"{path} does not open with a comment that says what it is")
+        if "\n#pragma once\n" not in text:
+            complaints.append(f"{path} lacks #pragma once")
+    elif (ROOT / path).with_suffix(".h").exists():
+        own = f"{path.parent.name}/{path.stem}.h"
+        if includes(text)[:1] != [own]:
+            complaints.append(f"{path} does not include {own} first")
+    return complaints
+
+
+def machine_complaints(path: Path, text: str) -> list[str]:
+    """Absolute paths that exist on one machine only."""
+    found = re.findall(r"(?<![\w.$}])/(?:work|home|root|Users)/\w[\w./-]*", text)
+    return [f"{path} names {where}" for where in found]
+
+
+def environment_names(text: str) -> set[str]:
+    """The GRADRING_* variables that a text reads or sets: they stand in quotes."""
+    return set(re.findall(r"""["'](GRADRING_[A-Z0-9_]*)["'{]""", text))
+
+
+def test_rooms_include_only_along_the_arrows() -> None:
+    assert arrow_complaints("base", '#include "wire/bytes.h"') == [
+        "base may not include wire/bytes.h"
+    ]
+    assert arrow_complaints("kernels", '  #  include "transport/link.h"  // why')
+    assert arrow_complaints("collectives", '#include "wire/messages.h"')
+    assert not arrow_complaints("collectives", '#include "wire/op_header.h"\n#include <vector>')
+
+    files = code_files(("csrc",), CPP)
+    assert files
+    assert not [
+        f"{path}: {complaint}"
+        for path in files
+        for complaint in arrow_complaints(path.parts[1], (ROOT / path).read_text())
+    ]
+
+
+def test_every_exception_to_the_arrows_is_used() -> None:
+    used = {
+        (path.parts[1], header)
+        for path in code_files(("csrc",), CPP)
+        for header in includes((ROOT / path).read_text())
+    }
+    assert not set(EXTRA_HEADERS) - used
+
+
+def test_python_imports_only_what_every_user_has() -> None:
+    path = "python/gradring/communicator.py"
+    assert import_complaints(path, "def f():\n    import torch")
+    assert import_complaints(path, "from typing import Any\nfrom rich.table import Table")
+    assert import_complaints(path, "try:\n    import cupy\nexcept ImportError:\n    pass")
+    assert not import_complaints(path, "import numpy\ndef f():\n    from rich.table import Table")
+    assert not import_complaints("python/gradring/torch/optim.py", "import torch")
+
+    files = code_files(("python",), {".py"})
+    assert files
+    assert not [
+        complaint
+        for path in files
+        for complaint in import_complaints(path.as_posix(), (ROOT / path).read_text())
+    ]
+
+
+def test_importing_the_package_does_not_import_an_extra() -> None:
+    script = "import sys, gradring; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()
+    assert "gradring" in loaded
+    assert not {"torch", "cupy", "rich", "matplotlib", "sklearn", "ml_dtypes"} & set(loaded)
+
+
+def test_files_and_functions_stay_short() -> None:
+    body = "  step();\n" * FUNCTION_LINES
+    assert length_complaints("a.cc", f"int f(int x) {{\n{body}}}\n")
+    assert length_complaints("a.cc", f"class A {{\n  A() : b_{{1}}, c_(2) {{\n{body}}}\n}};\n")
+    assert not length_complaints("a.cc", f"class A {{\n{body}}};\n")
+    assert length_complaints("a.py", "def f():\n" + "    step()\n" * FUNCTION_LINES)
+    docstring = '    """Say.\n' + "\n" * FUNCTION_LINES + '    """\n'
+    assert not length_complaints("a.py", "def f():\n" + docstring)
+    assert length_complaints("a.py", "\n" * (LINES_TO_EXPLAIN + 1))
+    assert length_complaints("a.py", "\n" * (LINES_TO_STOP + 1))
+
+    assert not [
+        complaint
+        for path in code_files()
+        for complaint in length_complaints(path.as_posix(), (ROOT / path).read_text())
+    ]
+
+
+def test_long_files_with_a_reason_are_still_long() -> None:
+    for path in LONG_FILES:
+        assert len((ROOT / path).read_text().splitlines()) > LINES_TO_EXPLAIN, path
+
+
+def test_names_say_something() -> None:
+    assert name_complaints(Path("csrc/base/string_utils.h"))
+    assert name_complaints(Path("python/gradring/common/x.py"))
+    assert not name_complaints(Path("csrc/collectives/communicator.h"))
+
+    assert not [complaint for path in code_files() for complaint in name_complaints(path)]
+
+
+def test_headers_say_what_they_are_and_sources_include_their_own_header_first() -> None:
+    assert len(opening_complaints(Path("csrc/base/x.h"), "#include <vector>\n")) == 2
+    unsorted = '#include "base/text.h"\n#include "base/error.h"\n'
+    assert opening_complaints(Path("csrc/base/error.cc"), unsorted)
+
+    assert not [
+        complaint
+        for path in code_files(("csrc",), CPP)
+        for complaint in opening_complaints(path, (ROOT / path).read_text())
+    ]
+
+
+def test_nothing_names_a_path_of_one_machine() -> None:
+    bad = "data = '" + "/" + "home/someone/data.csv'"
+    assert machine_complaints(Path("a.py"), bad)
+    assert not machine_complaints(Path("a.py"), "look in ../data and $HOME/data")
+
+    assert not [
+        complaint for path, text in all_text_files() for complaint in machine_complaints(path, text)
+    ]
+
+
+def test_every_environment_variable_is_documented_and_every_documented_one_exists() -> None:
+    text = "GRADRING_ASSERT(x); a = env['GRADRING_X1']; b = \"GRADRING_Y\""
+    assert environment_names(text) == {"GRADRING_X1", "GRADRING_Y"}
+
+    used = {
+        name
+        for path in code_files(("csrc", "python", "bench", "examples"))
+        for name in environment_names((ROOT / path).read_text())
+    }
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    documented = set(re.findall(r"`(GRADRING_[A-Z0-9_]+)`", page))
+    assert used == documented
+
+
+def undocumented(name: str, value: object) -> list[str]:
+    """`name`, and its public methods, as far as they lack a docstring of their own."""
+    if not callable(value) and not isinstance(value, types.ModuleType):
+        return []  # A plain value, such as __version__.
+    missing = [] if inspect.getdoc(value) else [name]
+    if inspect.isclass(value):
+        missing = [] if value.__dict__.get("__doc__") else [name]
+        for member, inside in vars(value).items():
+            body = inside.fget if isinstance(inside, property) else inside
+            if not member.startswith("_") and inspect.isroutine(body) and not inspect.getdoc(body):
+                missing.append(f"{name}.{member}")
+    return missing
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    class Bare:
+        def method(self) -> None: ...
+
+    assert undocumented("Bare", Bare) == ["Bare", "Bare.method"]
+
+    assert len(set(gradring.__all__)) == len(gradring.__all__)
+    assert not [
+        missing
+        for name in gradring.__all__
+        for missing in undocumented(name, getattr(gradring, name))
+    ]
