@@ -1,0 +1,7 @@
+"""`python -m gradring` is the `gradring` command."""
+
+import sys
+
+from gradring.cli import main
+
+sys.exit(main())

@@ -1,0 +1,179 @@
+"""The `gradring` command: reads the command line and hands over.
+
+Each subcommand is imported when it is asked for: `gradring run` starts without what `bench` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gradring.config import TRANSPORTS
+from gradring.errors import InvalidArgument
+
+# For these, everything after the name belongs to the subcommand's own parser.
+_DELEGATED = {
+    "bench": "measure an operation between the ranks",
+    "demo": "train a small model on two local ranks and compare with one process",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: Arguments without the program's name; ``None`` takes the process's own.
+
+    Returns:
+        The exit code: 2 for a command line that makes no sense, else the subcommand's.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and arguments[0] in _DELEGATED:
+            return _delegate(arguments[0], arguments[1:])
+        options = _parser().parse_args(arguments)
+        action: Callable[[argparse.Namespace], int] = options.action
+        return action(options)
+    except InvalidArgument as error:
+        print(f"gradring: {error}", file=sys.stderr)
+        return 2
+
+
+def _delegate(name: str, arguments: list[str]) -> int:
+    command = importlib.import_module(f"gradring.{name}")
+    return int(command.main(arguments) or 0)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gradring import launch  # noqa: PLC0415 (see the head of this file)
+
+    command = list(options.command)
+    if command[:1] == ["--"]:
+        del command[0]
+    if options.timeout is not None and options.timeout <= 0:
+        raise InvalidArgument(f"--timeout {options.timeout:g}: not a positive number of seconds")
+    return launch.run(
+        launch.Options(
+            command=tuple(command),
+            count=options.count,
+            hosts_file=options.hosts,
+            transport=options.transport,
+            timeout=options.timeout,
+            interface=options.interface,
+            rendezvous=options.rendezvous,
+            ssh=options.ssh,
+            python=options.python,
+            forward=tuple(options.env),
+            grace=max(0.0, options.grace),
+            start_timeout=options.start_timeout,
+            prefix=options.prefix,
+            quiet=options.quiet,
+            verbose=options.verbose,
+            keep_going=options.keep_going,
+        )
+    )
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from gradring import doctor  # noqa: PLC0415
+
+    return doctor.main(as_json=options.json)
+
+
+def _version(_options: argparse.Namespace) -> int:
+    from gradring.machine import own_version  # noqa: PLC0415
+
+    print(f"gradring {own_version()}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gradring",
+        description="Data-parallel training on ordinary machines.",
+        epilog="Environment variables: docs/configuration.md, or `gradring doctor`.",
+    )
+    parser.add_argument("--version", action="store_const", const=_version, dest="action")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_run(commands)
+    doctor = commands.add_parser(
+        "doctor", help="show what gradring finds on this machine, and what to change"
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.set_defaults(action=_doctor)
+    for name, text in _DELEGATED.items():
+        commands.add_parser(name, help=text)
+    commands.add_parser("version", help="print the version").set_defaults(action=_version)
+
+    def no_command(_options: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return 2
+
+    parser.set_defaults(action=no_command)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from gradring.launch.plan import Options  # noqa: PLC0415
+
+    run = commands.add_parser(
+        "run",
+        help="start the ranks of a job and end them together",
+        usage="gradring run -n N [options] train.py [arguments]",
+        description="Starts N ranks of a program, here or on the hosts of a file. A program that "
+        "ends in .py is run by this Python. The first rank that fails is named, all others are "
+        "stopped, and its exit code becomes this command's.",
+    )
+    add = run.add_argument
+    add("-n", dest="count", type=int, metavar="N", help="number of ranks")
+    add(
+        "--hosts",
+        type=Path,
+        metavar="FILE",
+        help="lines `host [slots=N]`; others than this one by ssh",
+    )
+    add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
+    add("--timeout", type=float, metavar="S", help="seconds an operation may take")
+    add("--interface", metavar="NAME|CIDR", help="network interface to use")
+    add("--rendezvous", metavar="HOST:PORT", help="where rank 0 is reached (port 0: pick one)")
+    add("--ssh", default=Options.ssh, metavar="COMMAND", help="default: %(default)s")
+    add(
+        "--python",
+        default=Options.python,
+        metavar="PATH",
+        help="interpreter, here and on every host",
+    )
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="variable that other hosts get too",
+    )
+    add(
+        "--grace",
+        type=float,
+        default=Options.grace,
+        metavar="S",
+        help="from SIGTERM to SIGKILL (5)",
+    )
+    add(
+        "--start-timeout",
+        type=float,
+        default=Options.start_timeout,
+        metavar="S",
+        help="for hosts (30)",
+    )
+    add("--keep-going", action="store_true", help="when a rank fails, leave the others to finish")
+    add("--no-prefix", dest="prefix", action="store_false", help="show output as it is")
+    add("--quiet", action="store_true", help="no status line")
+    add("--verbose", action="store_true", help="tell what is started where")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    run.set_defaults(action=_run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

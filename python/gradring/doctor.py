@@ -1,0 +1,238 @@
+"""`gradring doctor`: what gradring finds on this machine, and what should be changed.
+
+One `Report`, printed as text or as JSON. It never fails because something is missing: that is what
+it is asked to tell. The secret is shown as its length only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gradring import config, machine
+from gradring.address import is_loopback
+from gradring.errors import InvalidArgument
+from gradring.job_secret import HOW_TO_MAKE_ONE, needs_secret
+from gradring.roles import Role, discover
+
+Report = dict[str, Any]
+
+# A rank holds a socket and a few descriptors for each other rank.
+OPEN_FILES_WANTED = 1024
+
+SECRET_CHARACTERS_WANTED = 32
+
+_MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy")
+
+
+def main(*, as_json: bool = False, environ: Mapping[str, str] | None = None) -> int:
+    """Print the report.
+
+    Args:
+        as_json: One JSON object instead of text.
+        environ: What to read instead of this process's environment.
+
+    Returns:
+        0, or 1 when gradring could not start a job here as things are.
+    """
+    found = report(os.environ if environ is None else environ)
+    print(json.dumps(found, indent=2) if as_json else render(found))
+    return 1 if found["problems"] else 0
+
+
+def report(environ: Mapping[str, str]) -> Report:
+    """Collect everything.
+
+    Returns:
+        Plain values only. ``problems`` keep a job from starting; ``warnings`` make it slower or
+        weaker.
+    """
+    problems: list[str] = []
+    warnings: list[str] = []
+    role = _attempt(lambda: discover(environ), problems)
+    is_clear = not problems
+    settings = _attempt(lambda: config.Settings.from_environ(environ), problems)
+    core = core_info()
+    if "missing" in core:
+        problems.append(
+            f"the compiled core does not load: {core['missing']}; install the wheel again"
+        )
+    found: Report = {
+        "versions": versions(),
+        "core": core,
+        "role": _role_facts(role, is_clear=is_clear),
+        "settings": None if settings is None else vars(settings),
+        "network": _network(role, settings, problems),
+        "cpus": machine.cpus(),
+        "memory": {
+            "memfd": machine.has_memfd(),
+            "available": machine.available_memory(),
+            "limit": machine.memory_limit(),
+            "open_files": machine.open_files()[0],
+            "open_files_max": machine.open_files()[1],
+        },
+        "libraries": libraries(),
+        "environment": config.variables_in_force(environ),
+    }
+    _judge_role(role, problems, warnings)
+    _judge_machine(found, warnings)
+    warnings += [
+        f"{name} is set, but there is no such variable; see docs/configuration.md"
+        for name in config.unknown_variables(environ)
+    ]
+    return {**found, "problems": problems, "warnings": warnings}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of gradring, Python, the kernel and what gradring works with."""
+    own = {
+        "gradring": machine.own_version(),
+        "python": platform.python_version(),
+        "kernel": machine.kernel(),
+    }
+    return {**own, **{name: machine.package_version(name) for name in _MODULES}}
+
+
+def core_info() -> dict[str, Any]:
+    """Return what the compiled core says about its build, or why it does not load."""
+    try:
+        core = importlib.import_module("gradring._core")
+    except ImportError as error:
+        return {"missing": str(error)}
+    build_info = getattr(core, "build_info", None)
+    return dict(build_info()) if callable(build_info) else {}
+
+
+def libraries() -> dict[str, str | None]:
+    """Return the shared libraries that are used where they are found."""
+    nccl_wheel = "nvidia.nccl (package)" if machine.has_package("nvidia.nccl") else None
+    return {
+        "libcrypto": machine.can_load("libcrypto.so.3", "libcrypto.so.1.1"),
+        "cuda": machine.can_load("libcuda.so.1"),
+        "nccl": machine.can_load("libnccl.so.2") or nccl_wheel,
+    }
+
+
+def render(found: Report) -> str:
+    """Return the report as text."""
+    lines: list[str] = []
+    for title in ("versions", "core", "role", "settings", "cpus", "memory", "libraries"):
+        lines += [title, *_rows(found[title])]
+    network = found["network"]
+    lines += ["network", *_rows({k: v for k, v in network.items() if k != "interfaces"})]
+    for item in network["interfaces"]:
+        mark = "  <- used" if item == network["chosen"] else ""
+        lines.append(f"  {item['name']:<22} {item['address']}{mark}")
+    lines += ["environment", *_rows(found["environment"])]
+    for title in ("problems", "warnings"):
+        lines += [title, *(f"  - {text}" for text in found[title] or ["none"])]
+    return "\n".join(lines)
+
+
+def _rows(values: Mapping[str, Any] | None) -> list[str]:
+    if not values:
+        return ["  none"]
+    return [f"  {name:<22} {_text(value)}" for name, value in values.items()]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return " ".join(str(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "-"
+    return str(value)
+
+
+def _attempt(read: Callable[[], Any], problems: list[str]) -> Any:
+    try:
+        return read()
+    except InvalidArgument as error:
+        problems.append(str(error))
+        return None
+
+
+def _role_facts(role: Role | None, *, is_clear: bool) -> dict[str, Any]:
+    if role is None:
+        return {"source": "alone: no launcher's variables are set" if is_clear else "see problems"}
+    return {
+        "source": role.source,
+        "rank": role.rank,
+        "world_size": role.world_size,
+        "local_rank": role.local_rank,
+        "local_world_size": role.local_world_size,
+        "rendezvous": role.rendezvous,
+        "variables": list(role.variables),
+    }
+
+
+def _network(
+    role: Role | None, settings: config.Settings | None, problems: list[str]
+) -> dict[str, Any]:
+    found = machine.interfaces()
+    wanted = None if settings is None else settings.interface
+    meeting = None
+    if role is not None and role.world_size > 1:
+        meeting = (role.rendezvous_host, role.rendezvous_port)
+    chosen = machine.chosen_interface(found, wanted, meeting)
+    if chosen is None and wanted is not None:
+        problems.append(
+            f"GRADRING_INTERFACE={wanted}: no interface that is up has that name or network"
+        )
+    elif chosen is None and meeting is not None:
+        problems.append(
+            f"no route to the rendezvous {meeting[0]}: is the name right, the network up?"
+        )
+    return {
+        "interfaces": [vars(item) for item in found],
+        "chosen": None if chosen is None else vars(chosen),
+        "congestion_control": machine.setting("net.ipv4.tcp_congestion_control"),
+        "tcp_rmem": machine.setting("net.ipv4.tcp_rmem"),
+        "tcp_wmem": machine.setting("net.ipv4.tcp_wmem"),
+    }
+
+
+def _judge_role(role: Role | None, problems: list[str], warnings: list[str]) -> None:
+    if role is None:
+        return
+    if role.secret is None and needs_secret(role):
+        problems.append(f"GRADRING_SECRET is not set; the same on every rank: {HOW_TO_MAKE_ONE}")
+    if role.secret is not None and len(role.secret) < SECRET_CHARACTERS_WANTED:
+        warnings.append(
+            f"GRADRING_SECRET has {len(role.secret)} characters and could be guessed; better: "
+            + HOW_TO_MAKE_ONE
+        )
+    if role.world_size > 1 and is_loopback(role.rendezvous_host) and not role.is_single_host:
+        problems.append(
+            f"the rendezvous {role.rendezvous} is on loopback, but {role.source} says that the ranks "
+            "are on several hosts; set GRADRING_RENDEZVOUS to rank 0's host"
+        )
+
+
+def _judge_machine(found: Report, warnings: list[str]) -> None:
+    cpus, memory = found["cpus"], found["memory"]
+    if cpus["quota"] is not None and cpus["quota"] < cpus["usable"]:
+        warnings.append(
+            f"the control group pays for {cpus['quota']:g} of {cpus['usable']} CPUs; start no more "
+            "ranks than that, or raise its limit"
+        )
+    ranks = found["role"].get("local_world_size") or 1
+    if ranks > cpus["usable"]:
+        warnings.append(f"{ranks} ranks share {cpus['usable']} CPUs; each waits for the others")
+    if not memory["memfd"]:
+        warnings.append("memfd_create is refused (seccomp?), so ranks on this host talk over TCP")
+    if memory["open_files"] < OPEN_FILES_WANTED:
+        warnings.append(
+            f"only {memory['open_files']} open files; raise that: ulimit -n {OPEN_FILES_WANTED}"
+        )
+    if found["libraries"]["libcrypto"] is None:
+        warnings.append("libcrypto was not found; only loopback can be used (apt install libssl3)")
+    if not found["network"]["interfaces"]:
+        warnings.append("no network interface is up, not even loopback; ranks cannot meet")

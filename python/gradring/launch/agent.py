@@ -1,0 +1,350 @@
+"""What runs on each host of a job: starts its ranks, carries their output, ends them all.
+
+The launcher starts one agent a host, as a plain file on its own machine and as `python -m
+gradring.launch.agent` through ssh elsewhere, and talks to it over its standard input (one JSON
+command a line) and output (frames, below). The end of standard input means that the launcher is
+gone, by whatever death, and ends the job here as well. Standard library only and one thread: it
+starts in a moment, and preexec_fn is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# A login shell may print before we do; what comes before this line is not ours.
+GREETING = b"gradring-agent 1\n"
+
+# kind, rank (0 for events), bytes that follow.
+HEADER = struct.Struct(">cII")
+STDOUT, STDERR, EVENT = b"o", b"e", b"j"
+
+READ_BYTES = 1 << 16
+# Above this the ranks' pipes wait until the launcher has read on.
+BACKLOG_BYTES = 1 << 20
+# After SIGKILL only a process stuck in the kernel is still there.
+UNKILLABLE_SECONDS = 5.0
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Worker:
+    """One rank's process. It leads its own session, so its group is it and its children."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Take the process just started."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.rank = rank
+        self.process = process
+        self.pipes = {process.stdout.fileno(): STDOUT, process.stderr.fileno(): STDERR}
+        for descriptor in self.pipes:
+            os.set_blocking(descriptor, False)
+
+
+class Agent:
+    """The loop. Everything happens on the thread that calls `run`."""
+
+    def __init__(self, commands: int, frames: int) -> None:
+        """Speak over two descriptors: ``commands`` is read, ``frames`` is written."""
+        self._commands = commands
+        self._frames = frames
+        self._partial = b""
+        self._outgoing: deque[bytes] = deque([GREETING])
+        self._outgoing_bytes = len(GREETING)
+        self._listener: socket.socket | None = None
+        self._workers: dict[int, Worker] = {}  # By process id, those still running.
+        self._pipes: dict[int, tuple[Worker, bytes]] = {}
+        self._grace = 5.0
+        self._signals: deque[tuple[float, int]] = deque()  # (when, which), soonest first.
+        self._give_up_at = 0.0
+        self._is_ending = False
+        self._is_launcher_gone = False
+        self._is_over = False
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Serve one job and return when none of its processes is left."""
+        # Orphans come to us instead of to init: no grandchild escapes.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        wake, wakened = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: self._stop(signal.SIGTERM))
+        os.set_blocking(self._frames, False)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._selector.register(self._commands, selectors.EVENT_READ)
+        while not (self._is_over and (self._is_launcher_gone or not self._outgoing)):
+            self._watch_output()
+            for key, _ in self._selector.select(self._seconds_to_next_step()):
+                if key.fd == wake:
+                    os.read(wake, READ_BYTES)
+                elif key.fd == self._commands:
+                    self._read_commands()
+                elif key.fd in self._pipes:
+                    self._read_pipe(key.fd)
+            self._write_frames()
+            self._reap()
+            if self._is_ending and not self._is_over:
+                self._proceed_with_end()
+
+    # Talking to the launcher.
+
+    def _read_commands(self) -> None:
+        data = os.read(self._commands, READ_BYTES)
+        if not data:
+            self._selector.unregister(self._commands)
+            self._lose_launcher()
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        try:
+            if command["do"] == "listen":
+                self._listen(command["host"], command["port"])
+            elif command["do"] == "start":
+                self._start(command)
+            elif command["do"] == "stop":
+                self._stop(command["signal"])
+        except (OSError, subprocess.SubprocessError) as error:
+            self._tell(event="refused", text=f"cannot {command['do']}: {error}")
+            self._stop(signal.SIGTERM)
+
+    def _lose_launcher(self) -> None:
+        self._is_launcher_gone = True
+        self._outgoing.clear()
+        self._stop(signal.SIGTERM)
+
+    def _tell(self, **event: object) -> None:
+        self._queue(EVENT, 0, json.dumps(event).encode())
+
+    def _queue(self, kind: bytes, rank: int, payload: bytes) -> None:
+        if self._is_launcher_gone:
+            return
+        frame = HEADER.pack(kind, rank, len(payload)) + payload
+        self._outgoing.append(frame)
+        self._outgoing_bytes += len(frame)
+
+    def _write_frames(self) -> None:
+        while self._outgoing:
+            data = self._outgoing.popleft()
+            try:
+                written = os.write(self._frames, data)
+            except BlockingIOError:
+                written = 0
+            except OSError:  # Nobody reads any more.
+                self._lose_launcher()
+                return
+            self._outgoing_bytes -= written
+            if written < len(data):
+                self._outgoing.appendleft(data[written:])
+                return
+
+    def _watch_output(self) -> None:
+        is_watched = self._frames in self._selector.get_map()
+        wants = bool(self._outgoing)
+        if wants and not is_watched:
+            self._selector.register(self._frames, selectors.EVENT_WRITE)
+        elif is_watched and not wants:
+            self._selector.unregister(self._frames)
+        has_room = self._outgoing_bytes < BACKLOG_BYTES
+        for descriptor in self._pipes:
+            is_read = descriptor in self._selector.get_map()
+            if has_room and not is_read:
+                self._selector.register(descriptor, selectors.EVENT_READ)
+            elif is_read and not has_room:
+                self._selector.unregister(descriptor)
+
+    # Starting.
+
+    def _listen(self, host: str, port: int) -> None:
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=1024)
+        elif socket.has_dualstack_ipv6():
+            self._listener = socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+            )
+        else:
+            self._listener = socket.create_server(("", port), backlog=1024)
+        self._tell(event="listening", port=self._listener.getsockname()[1])
+
+    def _start(self, command: dict[str, Any]) -> None:
+        self._grace = command["grace"]
+        ranks = command["ranks"]
+        environ = {**os.environ, **command["environ"]}
+        environ.pop("GRADRING_LISTEN_FD", None)
+        threads = max(1, len(os.sched_getaffinity(0)) // len(ranks))
+        is_set = "OMP_NUM_THREADS" in environ
+        environ.setdefault("OMP_NUM_THREADS", str(threads))
+        for local_rank, rank in enumerate(ranks):
+            role = {
+                "GRADRING_RANK": str(rank),
+                "GRADRING_LOCAL_RANK": str(local_rank),
+                "GRADRING_LOCAL_WORLD_SIZE": str(len(ranks)),
+            }
+            self._spawn(rank, command["argv"], command["cwd"], {**environ, **role})
+        # Ours would keep accepting on behalf of a rank 0 that has died.
+        if self._listener is not None:
+            self._listener.close()
+        pids = {worker.rank: pid for pid, worker in self._workers.items()}
+        self._tell(event="started", pids=pids, threads=None if is_set else threads)
+
+    def _spawn(self, rank: int, argv: list[str], cwd: str, environ: dict[str, str]) -> None:
+        inherited: tuple[int, ...] = ()
+        if rank == 0 and self._listener is not None:
+            inherited = (self._listener.fileno(),)
+            environ["GRADRING_LISTEN_FD"] = str(inherited[0])
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=environ,
+            pass_fds=inherited,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 (this process has one thread)
+        )
+        worker = Worker(rank, process)
+        self._workers[process.pid] = worker
+        self._pipes.update({fd: (worker, kind) for fd, kind in worker.pipes.items()})
+
+    # Output and ends.
+
+    def _read_pipe(self, descriptor: int) -> bool:
+        """Pass on what is there; False once there is no more for now."""
+        worker, kind = self._pipes[descriptor]
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._queue(kind, worker.rank, data)
+            return True
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+        del self._pipes[descriptor]
+        return False
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                break
+            worker = self._workers.pop(pid, None)
+            if worker is None:
+                continue  # An orphan that came to us.
+            worker.process.returncode = os.waitstatus_to_exitcode(status)
+            for descriptor in worker.pipes:
+                self._drain(descriptor)
+            self._tell(event="exited", rank=worker.rank, status=worker.process.returncode)
+            if not self._workers:
+                self._stop(signal.SIGTERM)  # For what the ranks left behind.
+
+    def _drain(self, descriptor: int) -> None:
+        # What a rank said before it ended is told before its end; a child of it may go on writing.
+        for _ in range(BACKLOG_BYTES // READ_BYTES):
+            if descriptor not in self._pipes or not self._read_pipe(descriptor):
+                break
+
+    def _stop(self, number: int) -> None:
+        """Ask with ``number``, insist, kill when the grace is over. Only SIGKILL hurries a stop."""
+        now = time.monotonic()
+        if number == signal.SIGKILL:
+            self._signals = deque([(now, signal.SIGKILL)])
+        elif not self._is_ending:
+            self._signals = deque([(now, number), (now + self._grace, signal.SIGKILL)])
+            if number == signal.SIGINT:
+                self._signals.insert(1, (now + self._grace / 2, signal.SIGTERM))
+        self._is_ending = True
+
+    def _seconds_to_next_step(self) -> float | None:
+        if not self._is_ending or self._is_over:
+            return None
+        when = self._signals[0][0] if self._signals else self._give_up_at
+        return max(0.0, when - time.monotonic())
+
+    def _proceed_with_end(self) -> None:
+        now = time.monotonic()
+        left = descendants(os.getpid())
+        while left and self._signals and self._signals[0][0] <= now:
+            _, number = self._signals.popleft()
+            self._send(number, left)
+            self._give_up_at = now + UNKILLABLE_SECONDS
+        if left and (self._signals or now < self._give_up_at):
+            if not self._signals:
+                self._send(signal.SIGKILL, left)  # Those born while we were killing.
+            return
+        for descriptor in list(self._pipes):
+            self._drain(descriptor)
+        self._is_over = True
+        self._tell(event="done", left=left)
+
+    def _send(self, number: int, pids: list[int]) -> None:
+        targets: dict[tuple[Callable[[int, int], None], int], None] = {}
+        for pid in pids:
+            try:
+                group = os.getpgid(pid)
+            except ProcessLookupError:
+                continue
+            # A group that its rank still leads is told as one, and once; strays one by one.
+            targets[(os.killpg, group) if group in self._workers else (os.kill, pid)] = None
+        for send, target in targets:
+            with contextlib.suppress(ProcessLookupError):
+                send(target, number)
+                if number != signal.SIGKILL:
+                    send(target, signal.SIGCONT)  # A stopped process could not hear us.
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Return the processes below ``ancestor``, parents before children, without zombies."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_bytes()
+        except OSError:
+            continue  # Gone meanwhile.
+        state, parent = stat.rpartition(b")")[2].split()[:2]
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(entry.name))
+    found = list(children.get(ancestor, ()))
+    for pid in found:  # Grows while we walk.
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def in_child() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # It died before the line above.
+            os._exit(1)
+
+    return in_child
+
+
+if __name__ == "__main__":
+    Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()

@@ -1,0 +1,267 @@
+"""Carries out a plan: starts the agents, shows what the ranks write, and ends the job as a whole.
+
+The first rank that fails decides: it is named with how it ended, all others are stopped, and its
+exit code becomes the launcher's. One thread, one selector; signals arrive through a wake-up pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gradring.errors import ProtocolError
+from gradring.launch import agent
+from gradring.launch.link import AgentLink, Frame
+from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
+from gradring.launch.output import RankOutput, Screen
+from gradring.launch.plan import Options, Plan
+
+# What an agent may take beyond the grace before the launcher gives it up.
+_TEARDOWN_SECONDS = agent.UNKILLABLE_SECONDS + 5.0
+
+_STATUS_SECONDS = 1.0
+
+
+class Job:
+    """One `gradring run`. Build it and call `run` once, on the main thread."""
+
+    def __init__(self, plan: Plan, options: Options, screen: Screen) -> None:
+        """Keep what is needed; nothing is started yet."""
+        self._plan = plan
+        self._options = options
+        self._screen = screen
+        self._output = RankOutput(screen, has_prefix=options.prefix)
+        self._outcome = Outcome(plan.world_size)
+        self._links: list[AgentLink] = []
+        self._caught: list[int] = []  # Signals, in order.
+        self._is_stopping = False
+        self._started_at = time.monotonic()
+        self._deadline: float | None = None  # For the agents to start, later for them to end.
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Run to the end and return the exit code: 0, the first failed rank's, or 128 + signal."""
+        with self._selector, self._signals():
+            try:
+                self._start()
+                self._loop()
+            except BrokenPipeError:
+                # As a program in a pipe whose reader left: no message, and SIGPIPE's code.
+                self._outcome.fail(Failure("", 128 + signal.SIGPIPE))
+                self._stop(signal.SIGTERM)
+                self._loop()
+            finally:
+                for link in self._links:
+                    link.close(timeout=_TEARDOWN_SECONDS)
+            self._output.finish_all()
+            self._screen.set_bottom(b"")
+        aftermath = self._outcome.aftermath()
+        if aftermath:
+            self._screen.say(f"after that: {aftermath}")
+        return self._outcome.exit_code
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        wake, wakened = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        for number, handler in before.items():
+            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # Ignored: nohup.
+                signal.signal(number, lambda number, _: self._caught.append(number))
+        wakened_before = signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+        self._selector.register(wake, selectors.EVENT_READ)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakened_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.unregister(wake)
+            os.close(wake)
+            os.close(wakened)
+
+    # Starting.
+
+    def _start(self) -> None:
+        self._deadline = time.monotonic() + self._options.start_timeout
+        for host in self._plan.hosts:
+            try:
+                link = AgentLink(host, self._options)
+            except OSError as error:
+                self._fail(Failure(f"cannot start anything on {host.name}: {error}", 1))
+                return
+            self._links.append(link)
+            self._selector.register(link.frames, selectors.EVENT_READ, (link, self._read_frames))
+            self._selector.register(
+                link.complaints, selectors.EVENT_READ, (link, self._read_complaints)
+            )
+        plan = self._plan
+        self._links[0].send(do="listen", host=plan.listen_host, port=plan.listen_port)
+
+    def _start_ranks(self, port: int) -> None:
+        environ = self._plan.environ_at(port)
+        for link in self._links:
+            link.send(
+                do="start",
+                ranks=link.host.ranks,
+                argv=self._plan.argv,
+                cwd=str(Path.cwd()),
+                environ=environ,
+                grace=self._options.grace,
+            )
+
+    def _note_start(self, link: AgentLink, pids: dict[str, int], threads: int | None) -> None:
+        link.has_started = True
+        if all(other.has_started for other in self._links) and not self._is_stopping:
+            self._deadline = None
+        if self._options.verbose:
+            for rank, pid in pids.items():
+                self._screen.say(f"rank {rank}: process {pid} on {link.host.name}")
+            if threads:
+                self._screen.say(f"{link.host.name}: OMP_NUM_THREADS={threads}")
+
+    # The loop.
+
+    def _loop(self) -> None:
+        while any(link.is_open for link in self._links):
+            for key, _ in self._selector.select(self._seconds_to_wait()):
+                if key.data is None:
+                    os.read(key.fd, agent.READ_BYTES)
+                else:
+                    link, read = key.data
+                    read(link)
+            while self._caught:
+                self._take_signal(self._caught.pop(0))
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self._give_up_waiting()
+            self._show_status()
+
+    def _seconds_to_wait(self) -> float | None:
+        waits: list[float] = [0.0] if self._caught else []
+        if self._deadline is not None:
+            waits.append(max(0.0, self._deadline - time.monotonic()))
+        if self._screen.is_terminal and not self._options.quiet:
+            waits.append(_STATUS_SECONDS)
+        return min(waits, default=None)
+
+    def _show_status(self) -> None:
+        text = self._output.bar
+        if not text and not self._options.quiet:
+            seconds = int(time.monotonic() - self._started_at)
+            what = "stopping" if self._is_stopping else "running"
+            ranks = f"{self._outcome.running} of {self._plan.world_size} ranks {what}"
+            text = f"gradring: {ranks}, {seconds // 60}:{seconds % 60:02}".encode()
+        self._screen.set_bottom(text)
+
+    def _read_frames(self, link: AgentLink) -> None:
+        data = link.read()
+        try:
+            for frame in link.reader.feed(data):
+                self._take(link, frame)
+        except ProtocolError as error:
+            self._fail(Failure(f"{link.host.name}: {error}", 1))
+            data = b""
+        if not data:
+            self._close(link)
+
+    def _read_complaints(self, link: AgentLink) -> None:
+        data = os.read(link.complaints.fileno(), agent.READ_BYTES)
+        if not data:
+            self._selector.unregister(link.complaints)
+        for line in data.decode(errors="replace").splitlines():
+            self._screen.say(f"{link.host.name}: {line}")
+
+    def _take(self, link: AgentLink, frame: Frame) -> None:
+        if frame.kind == agent.EVENT:
+            self._take_event(link, json.loads(frame.payload))
+        else:
+            self._output.take(frame.rank, 1 if frame.kind == agent.STDOUT else 2, frame.payload)
+
+    def _take_event(self, link: AgentLink, event: dict[str, Any]) -> None:
+        match event.pop("event"):
+            case "listening":
+                self._start_ranks(event["port"])
+            case "started":
+                self._note_start(link, event["pids"], event["threads"])
+            case "exited":
+                self._note_end(event["rank"], event["status"])
+            case "refused":
+                self._fail(Failure(f"{link.host.name}: {event['text']}", 1))
+            case "done":
+                link.is_done = True
+                if event["left"]:
+                    left = event["left"]
+                    self._screen.say(f"{link.host.name}: processes {left} would not die")
+
+    # How it ends.
+
+    def _note_end(self, rank: int, status: int) -> None:
+        self._outcome.end(rank, status)
+        self._output.finish(rank)
+        if status == 0 or self._is_stopping:
+            return
+        seconds = time.monotonic() - self._started_at
+        where = f"on {self._plan.host_of(rank)} after {seconds:.1f} s"
+        text = f"rank {rank} failed first: {describe(status)}, {where}"
+        self._fail(Failure(text, exit_code(status), rank))
+
+    def _fail(self, failure: Failure) -> None:
+        if self._outcome.fail(failure):
+            self._screen.say(failure.text)
+            last = [] if failure.rank is None else self._output.last_errors(failure.rank)
+            if last:
+                self._screen.say(f"the last lines of rank {failure.rank}'s standard error:")
+                self._screen.write(2, [b"    " + line for line in last])
+        if failure.rank is None or not self._options.keep_going:
+            self._stop(signal.SIGTERM)
+
+    def _take_signal(self, number: int) -> None:
+        # The first one gives the ranks the chance that Ctrl-C gives a program; the second kills.
+        name = signal.Signals(number).name
+        if self._outcome.interrupt is None:
+            self._outcome.interrupt = number
+            self._screen.say(f"{name}: stopping all ranks (once more kills them)")
+            self._stop(signal.SIGINT)
+        else:
+            self._screen.say(f"{name}: killing all ranks")
+            self._is_stopping = False
+            self._stop(signal.SIGKILL)
+
+    def _stop(self, number: int) -> None:
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        self._deadline = time.monotonic() + self._options.grace + _TEARDOWN_SECONDS
+        for link in self._links:
+            link.send(do="stop", signal=number)
+
+    def _close(self, link: AgentLink) -> None:
+        self._selector.unregister(link.frames)
+        if link.complaints in self._selector.get_map():
+            self._selector.unregister(link.complaints)
+        for line in link.last_complaints():
+            self._screen.say(f"{link.host.name}: {line}")
+        ending = describe(link.close(timeout=_TEARDOWN_SECONDS))
+        if not link.is_done:
+            what = "lost" if link.reader.has_greeted else "could not start anything on"
+            ranks = name_ranks(list(link.host.ranks))
+            self._fail(Failure(f"{what} {link.host.name} ({ranks}): {ending}", 1))
+
+    def _give_up_waiting(self) -> None:
+        self._deadline = None
+        late = [link for link in self._links if link.is_open]
+        if not self._is_stopping:
+            late = [link for link in late if not link.has_started]
+            seconds = self._options.start_timeout
+            names = ", ".join(link.host.name for link in late)
+            self._fail(Failure(f"{names}: no answer within {seconds:g} s", 1))
+        for link in late:
+            link.is_done = True  # What follows is no news.
+            self._selector.unregister(link.frames)
+            link.close(timeout=0.0)

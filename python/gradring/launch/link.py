@@ -1,0 +1,154 @@
+"""The launcher's end of one agent: starts it, here or through ssh, and speaks its protocol.
+
+Launcher's thread only. Nothing secret is ever an argument: variables travel over the agent's
+standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from gradring.errors import ProtocolError
+from gradring.launch import agent
+from gradring.launch.plan import HostPlan, Options
+
+# More than this before the greeting is not a login message.
+_NOISE_BYTES_MAX = 1 << 16
+_FRAME_BYTES_MAX = 1 << 24
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message of an agent: ``kind`` is a stream of ``rank`` or an event."""
+
+    kind: bytes
+    rank: int
+    payload: bytes
+
+
+class FrameReader:
+    """Cuts an agent's bytes into frames, once its greeting was found."""
+
+    def __init__(self) -> None:
+        """Expect the greeting."""
+        self._pending = b""
+        self.has_greeted = False
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take the next piece and yield what it completes.
+
+        Raises:
+            ProtocolError: This is not an agent of our version.
+        """
+        self._pending += data
+        if not self.has_greeted:
+            noise, greeting, rest = self._pending.partition(agent.GREETING)
+            if len(noise) > _NOISE_BYTES_MAX:
+                raise ProtocolError(f"no agent answered, but: {noise[:200]!r}")
+            if not greeting:
+                return
+            self.has_greeted, self._pending = True, rest
+        start = 0
+        while len(self._pending) - start >= agent.HEADER.size:
+            kind, rank, length = agent.HEADER.unpack_from(self._pending, start)
+            if kind not in (agent.STDOUT, agent.STDERR, agent.EVENT) or length > _FRAME_BYTES_MAX:
+                raise ProtocolError(f"an agent sent a frame of kind {kind!r} and {length} bytes")
+            end = start + agent.HEADER.size + length
+            if len(self._pending) < end:
+                break
+            yield Frame(kind, rank, self._pending[start + agent.HEADER.size : end])
+            start = end
+        self._pending = self._pending[start:]
+
+
+class AgentLink:
+    """One host's agent, running."""
+
+    def __init__(self, host: HostPlan, options: Options) -> None:
+        """Start it.
+
+        Raises:
+            OSError: The ssh command cannot be run.
+        """
+        self.host = host
+        self.reader = FrameReader()
+        self.has_started = False  # Its ranks run.
+        self.is_done = False  # Its last event has come.
+        self.is_open = True  # Its output has not ended.
+        self._process = subprocess.Popen(
+            _argv(host, options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C in the terminal is for us alone; we pass it on.
+            start_new_session=True,
+            bufsize=0,
+        )
+
+    @property
+    def frames(self) -> IO[bytes]:
+        """What the agent says."""
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    @property
+    def complaints(self) -> IO[bytes]:
+        """What ssh or a broken agent writes to standard error."""
+        assert self._process.stderr is not None
+        return self._process.stderr
+
+    def send(self, **command: object) -> None:
+        """Tell the agent something; one that is gone is noticed by the end of its output."""
+        assert self._process.stdin is not None
+        # Written at once: a buffer would try again, and fail again, when it is closed.
+        data = memoryview(json.dumps(command).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[self._process.stdin.write(data) :]
+
+    def read(self) -> bytes:
+        """Return what has arrived; empty at the end."""
+        return os.read(self.frames.fileno(), agent.READ_BYTES)
+
+    def last_complaints(self) -> list[str]:
+        """Return the rest of what it wrote to standard error, without waiting for an end."""
+        os.set_blocking(self.complaints.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.complaints.fileno(), agent.READ_BYTES)
+            return data.decode(errors="replace").splitlines()
+        return []
+
+    def close(self, timeout: float) -> int:
+        """Let the agent go, if need be by force, and return how it (or ssh) ended."""
+        self.is_open = False
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+        finally:
+            self.frames.close()
+            self.complaints.close()
+
+
+def _argv(host: HostPlan, options: Options) -> list[str]:
+    if host.is_here:
+        # As a plain file and without site-packages: it needs the standard library only and starts
+        # at once.
+        return [sys.executable, "-I", "-S", str(Path(agent.__file__))]
+    remote = ["env"]
+    if "PYTHONPATH" in os.environ:
+        remote.append(f"PYTHONPATH={os.environ['PYTHONPATH']}")
+    remote += [options.python, "-m", "gradring.launch.agent"]
+    return [*shlex.split(options.ssh), host.name, shlex.join(["exec", *remote])]

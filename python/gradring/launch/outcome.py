@@ -1,0 +1,107 @@
+"""How a job ended: which rank failed first and how, what became of the others, the exit code.
+
+Pure bookkeeping; the job loop tells it what happened, in order.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong first. ``rank`` is ``None`` where it was a host or ourselves."""
+
+    text: str
+    code: int
+    rank: int | None = None
+
+
+class Outcome:
+    """The state of all ranks; the first failure wins and stays."""
+
+    def __init__(self, world_size: int) -> None:
+        """Nothing has ended yet."""
+        self.failure: Failure | None = None
+        self.interrupt: int | None = None
+        self._world_size = world_size
+        self._ends: dict[int, int] = {}
+
+    @property
+    def running(self) -> int:
+        """Number of ranks that have not ended."""
+        return self._world_size - len(self._ends)
+
+    def end(self, rank: int, status: int) -> None:
+        """Note that a rank ended."""
+        self._ends[rank] = status
+
+    def fail(self, failure: Failure) -> bool:
+        """Note a failure; True when it is the first one, and nobody had asked for the end."""
+        if self.failure is not None or self.interrupt is not None:
+            return False
+        self.failure = failure
+        return True
+
+    @property
+    def exit_code(self) -> int:
+        """0, the first failed rank's code, or 128 + signal as shells count."""
+        if self.failure is not None:
+            return self.failure.code
+        return 0 if self.interrupt is None else 128 + self.interrupt
+
+    def aftermath(self) -> str:
+        """Say what became of the other ranks after a failure; empty without one."""
+        if self.failure is None:
+            return ""
+        groups: dict[str, list[int]] = {}
+        for rank in range(self._world_size):
+            if rank != self.failure.rank:
+                groups.setdefault(_became(self._ends.get(rank)), []).append(rank)
+        return "; ".join(f"{name_ranks(ranks)} {what}" for what, ranks in groups.items())
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Return "rank 3" or "ranks 0-2, 5".
+
+    >>> name_ranks([0, 1, 2, 5])
+    'ranks 0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def describe(status: int) -> str:
+    """Say how a process ended, from its exit code or minus its signal."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # Real-time signals have no names.
+        name = f"signal {-status}"
+    hint = " (kill -9, or the kernel when memory ran out)" if -status == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def exit_code(status: int) -> int:
+    """Turn how a process ended into an exit code, as shells do."""
+    return status if status >= 0 else 128 - status
+
+
+def _became(status: int | None) -> str:
+    if status is None:
+        return "unknown: the host did not say"
+    if status == 0:
+        return "finished"
+    if status in (-signal.SIGTERM, -signal.SIGINT):
+        return "stopped"
+    if status == -signal.SIGKILL:
+        return "killed"
+    return f"ended with {describe(status)}"
