@@ -1,0 +1,155 @@
+#include "collectives/choose.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "collectives/parts.h"
+
+namespace gradring::collectives {
+
+namespace {
+
+// A further link in the same step costs this much of a step: its send and receive, but no waiting
+// of its own.
+constexpr double kFurtherLink = 0.7;
+// Sending a whole vector and then receiving one takes twice as long as a stream of pieces both
+// ways.
+constexpr double kNotStreamed = 2.0;
+// With more ranks than this all at once, links start to lose packets or wake-ups to each other.
+constexpr double kCrowd = 16.0;
+
+// What the busiest rank does.
+struct Effort {
+  double steps = 1;
+  double links = 1;        // Used in each step.
+  double moved_bytes = 0;  // Sent, or received if that is more.
+  double reduced_bytes = 0;
+  bool is_streamed = true;
+};
+
+struct World {
+  double n;
+  double bytes;    // Of the whole vector.
+  double share;    // bytes * (n-1)/n: what a rank passes on if it handles every chunk but one once.
+  double levels;   // log2 of the largest power of two that is at most n.
+  double log2_up;  // log2(n), rounded up.
+  double lent;     // 1 if there are ranks beyond that power of two.
+};
+
+World world_of(const Request& request) {
+  const auto n = static_cast<std::uint32_t>(request.world_size);
+  const bool has_equal_parts = request.op == OpKind::kGather || request.op == OpKind::kScatter;
+  const Parts parts = has_equal_parts ? Parts::equal(request) : Parts(request);
+  const auto bytes = static_cast<double>(parts.bytes());
+  return {.n = static_cast<double>(n),
+          .bytes = bytes,
+          .share = bytes * static_cast<double>(n - 1) / static_cast<double>(n),
+          .levels = static_cast<double>(std::bit_width(n) - 1),
+          .log2_up = static_cast<double>(std::bit_width(n - 1)),
+          .lent = std::has_single_bit(n) ? 0.0 : 1.0};
+}
+
+// Ring: every step on one link, n-1 of them for each half.
+Effort ring(OpKind op, const World& w) {
+  switch (op) {
+    case OpKind::kAllReduce: return {2 * (w.n - 1), 1, 2 * w.share, w.share};
+    case OpKind::kReduceScatter: return {w.n - 1, 1, w.share, w.share};
+    case OpKind::kReduce: return {w.n, 1, 2 * w.share, w.share};  // Then all chunks to the root.
+    case OpKind::kBroadcast:  // A chain: the last rank gets its first piece n-2 pieces late.
+      return {w.n - 1, 1,
+              w.bytes + (w.n - 2) * std::min(w.bytes, static_cast<double>(kPieceBytes))};
+    default: return {w.n - 1, 1, w.share};  // all_gather
+  }
+}
+
+// Doubling: log2(n) steps; all_reduce moves the whole vector in each, and two more if ranks lend
+// theirs.
+Effort doubling(OpKind op, const World& w) {
+  switch (op) {
+    case OpKind::kAllReduce: {
+      const double steps = w.levels + 2 * w.lent;
+      return {steps, 1, steps * w.bytes, (w.levels + w.lent) * w.bytes, false};
+    }
+    case OpKind::kBroadcast:
+      return {w.log2_up, 1, w.log2_up * w.bytes};       // The root has that many children.
+    default: return {w.log2_up, 1, w.share, 0, false};  // all_gather, barrier
+  }
+}
+
+// Halving-doubling: the ring's bytes in 2 log2(n) steps, and two whole vectors if ranks lend
+// theirs.
+Effort halving(const World& w) {
+  return {2 * (w.levels + w.lent), 1, 2 * (w.share + w.lent * w.bytes), w.share + w.lent * w.bytes};
+}
+
+// Direct: the ring's bytes in one step (adding or passing on) or two (both), on all links at once.
+Effort direct(OpKind op, const World& w) {
+  const double links = w.n - 1;
+  const double crowd = std::max(1.0, w.n / kCrowd);
+  switch (op) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduce: return {2, links * crowd, 2 * w.share * crowd, w.share};
+    case OpKind::kReduceScatter: return {1, links * crowd, w.share * crowd, w.share};
+    case OpKind::kBroadcast: return {1, links * crowd, links * w.bytes * crowd};
+    default: return {1, links * crowd, w.share * crowd};  // all_gather, gather, scatter, all_to_all
+  }
+}
+
+// Gather: one step, but every vector travels whole and is added by whoever wants the result.
+Effort gather(const World& w) {
+  const double links = w.n - 1;
+  return {1, links * std::max(1.0, w.n / kCrowd), links * w.bytes, links * w.bytes, false};
+}
+
+Effort effort_of(const Request& request, Algorithm algorithm) {
+  const World world = world_of(request);
+  switch (algorithm) {
+    case Algorithm::kRing: return ring(request.op, world);
+    case Algorithm::kDoubling: return doubling(request.op, world);
+    case Algorithm::kHalving: return halving(world);
+    case Algorithm::kDirect: return direct(request.op, world);
+    case Algorithm::kGather: return gather(world);
+    case Algorithm::kAuto:
+    case Algorithm::kFlat:
+    case Algorithm::kHierarchical: break;
+  }
+  throw InvalidArgument(str("the algorithm '", name(algorithm), "' has no cost of its own"));
+}
+
+}  // namespace
+
+LinkCosts loopback_costs() {
+  return {.latency_us = 40, .bandwidth_gb_s = 1.9, .reduce_gb_s = 10};
+}
+
+LinkCosts shared_memory_costs() {
+  return {.latency_us = 4, .bandwidth_gb_s = 4, .reduce_gb_s = 10};
+}
+
+// steps * latency (more for each further link) + bytes moved / bandwidth (more if not streamed) +
+// bytes added / rate.
+double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts& costs) {
+  if (request.world_size == 1) return 0;
+  constexpr double kBytesPerUs = 1e3;  // One GB/s.
+  const Effort effort = effort_of(request, algorithm);
+  const double step_us = costs.latency_us * (1 + kFurtherLink * (effort.links - 1));
+  const double moved_us = effort.moved_bytes * (effort.is_streamed ? 1 : kNotStreamed) /
+                          (costs.bandwidth_gb_s * kBytesPerUs);
+  return effort.steps * step_us + moved_us +
+         effort.reduced_bytes / (costs.reduce_gb_s * kBytesPerUs);
+}
+
+Algorithm choose(const Request& request, const LinkCosts& costs) {
+  const std::vector<Algorithm> algorithms = algorithms_for(request);
+  if (algorithms.empty()) {
+    throw InvalidArgument(str(name(request.op), ": no algorithm makes a plan for it"));
+  }
+  return *std::min_element(algorithms.begin(), algorithms.end(), [&](Algorithm a, Algorithm b) {
+    return estimate_us(request, a, costs) < estimate_us(request, b, costs);
+  });
+}
+
+}  // namespace gradring::collectives
