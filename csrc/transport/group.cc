@@ -57,12 +57,21 @@ std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from
   });
 }
 
-void Group::set_call(const wire::CallState& call) {
-  state_.with([&](State& state) { state.call = call; });
+void Group::publish_call(const Call& call, std::uint64_t seq) {
+  state_.with([&](State& state) { state.call = {id, seq, true, call}; });
+}
+
+void Group::end_call() {
+  state_.with([&](State& state) { state.call.in_progress = false; });
 }
 
 wire::CallState Group::call() const {
-  return state_.with([](const State& state) { return state.call; });
+  return state_.with([&](const State& state) {
+    wire::CallState call = state.call;
+    call.communicator = id;
+    if (!call.in_progress) call.seq = seq_.load(std::memory_order_relaxed);
+    return call;
+  });
 }
 
 void Group::settle_shrink(std::vector<Rank> survivors) {

@@ -43,7 +43,11 @@ class Group {
   // The connection that `wanted` accepts, if it has come.
   std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
 
-  void set_call(const wire::CallState& state);
+  // The operation this rank is in, for the heartbeat. Starting one costs one store; what it is, is
+  // said only when it has to wait.
+  void begin_call(std::uint64_t seq) { seq_.store(seq, std::memory_order_relaxed); }
+  void publish_call(const Call& call, std::uint64_t seq);
+  void end_call();
   wire::CallState call() const;
 
   void settle_shrink(std::vector<Rank> survivors);
@@ -58,13 +62,14 @@ class Group {
     Failure failure;
     std::map<Rank, std::string> leavers;
     std::vector<Arrival> arrivals;
-    wire::CallState call;
+    wire::CallState call;  // The last published.
     std::optional<std::vector<Rank>> survivors;
   };
   Guarded<State> state_;
   std::atomic<bool> is_failed_{
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.
   std::atomic<bool> has_leavers_{false};  // The same for state_.leavers.
+  std::atomic<std::uint64_t> seq_{0};     // A statistic: relaxed.
   Fd wake_;                               // Readable: something above changed.
 };
 

@@ -29,6 +29,16 @@ void run_interrupt_check() {
   if (auto* check = interrupt_check.load()) check();
 }
 
+Idle::~Idle() {
+  if (is_published_) group_.end_call();
+}
+
+void Idle::publish() {
+  if (is_published_ || call_ == nullptr) return;
+  group_.publish_call(*call_, seq_);
+  is_published_ = true;
+}
+
 void Idle::start_clock() {
   if (deadline_ == Time{}) deadline_ = Clock::now() + timeout_;
 }
@@ -62,6 +72,7 @@ void Idle::on_links(std::span<const Interest> interests) {
     return;
   }
   check();
+  publish();
   std::vector<pollfd> polls{{group_.wake_fd(), POLLIN, 0}};
   bool may_sleep = true;
   for (const Interest& interest : interests) {
@@ -84,6 +95,7 @@ void Idle::on_word(std::atomic<std::uint32_t>& word, std::uint32_t seen,
     return;
   }
   check();
+  publish();
   sleepers.fetch_add(
       1, std::memory_order_seq_cst);  // Pairs with the writer's load after its store to `word`.
   if (word.load(std::memory_order_seq_cst) == seen) {

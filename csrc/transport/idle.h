@@ -34,9 +34,22 @@ class Idle {
   // `interruptible`: this is a user's thread, signals may end the wait.
   Idle(Group& group, Millis timeout, bool interruptible)
       : group_(group), timeout_(timeout), interruptible_(interruptible) {}
+  ~Idle();
+  Idle(const Idle&) = delete;
+  Idle& operator=(const Idle&) = delete;
 
-  // Progress was made: the next wait starts with yields again.
-  void reset() { yields_ = 0; }
+  // What to publish in the heartbeats if this wait gets long. `call` outlives the Idle.
+  void waits_in(const Call& call, std::uint64_t seq) {
+    call_ = &call;
+    seq_ = seq;
+  }
+
+  // Progress was made: the next wait starts with yields again, and its deadline anew. So a timeout
+  // is the longest time without progress, and moving gigabytes over a slow link is none.
+  void reset() {
+    yields_ = 0;
+    deadline_ = {};
+  }
 
   // Waits a little. Throws the group's failure, DeadlinePassed or Interrupted.
   void on_links(std::span<const Interest> interests);
@@ -49,15 +62,20 @@ class Idle {
   void check();
 
   Millis timeout() const { return timeout_; }
+  const Group& group() const { return group_; }
 
  private:
   bool yield();
   void start_clock();
+  void publish();
   Millis slice() const;
 
   Group& group_;
   Millis timeout_;
   bool interruptible_;
+  const Call* call_ = nullptr;
+  std::uint64_t seq_ = 0;
+  bool is_published_ = false;
   int yields_ = 0;
   Time yield_until_{};
   Time deadline_{};  // Set at the first wait: the fast path reads no clock.

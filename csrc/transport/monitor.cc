@@ -48,7 +48,7 @@ Monitor::Monitor(Meeting meeting, const JoinOptions& options)
   thread_ = std::thread([this] { run(); });
 }
 
-Monitor::~Monitor() {
+void Monitor::stop() {
   if (!thread_.joinable()) return;
   orders_.with([](Orders& orders) { orders.is_leaving = true; });
   wake();
@@ -118,6 +118,8 @@ void Monitor::run() {
       carry_out(actions);
     }
     say_goodbye();
+    controls_.clear();
+    meeting_.door.reset();
   } catch (const std::exception& error) {
     const Failure failure = Failure::from(error);
     log_warning(rank_, str("the monitor stopped: ", failure.text));

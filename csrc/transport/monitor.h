@@ -19,7 +19,9 @@ namespace gradring::transport {
 class Monitor {
  public:
   Monitor(Meeting meeting, const JoinOptions& options);
-  ~Monitor();  // Says goodbye and joins the thread.
+  ~Monitor() { stop(); }
+
+  void stop();  // Says goodbye and ends the thread. Once; what is asked of it later is not done.
 
   // Callable from any thread.
   void add(std::shared_ptr<Group> group);

@@ -85,15 +85,16 @@ std::string World::describe(Rank rank) const {
 
 std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> members) {
   auto group = std::make_shared<Group>(id, std::move(members));
-  wire::CallState idle;
-  idle.communicator = id;
-  group->set_call(idle);
   if (monitor_) monitor_->add(group);
   return group;
 }
 
 void World::drop_group(std::uint64_t id) {
   if (monitor_) monitor_->remove(id);
+}
+
+void World::leave() {
+  if (users_.fetch_sub(1) == 1 && monitor_) monitor_->stop();
 }
 
 void World::report(const wire::Abort& abort) {

@@ -3,6 +3,7 @@
 // last of them closes.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,6 +32,10 @@ class World {
   void report(const wire::Abort& abort);
   void request_shrink(const wire::ShrinkRequest& request);
 
+  // Communicators come and go; with the last one this rank says goodbye to the job.
+  void enter() { users_.fetch_add(1); }
+  void leave();
+
   // The pair's lower rank connects, the higher one waits for the arrival. Both block for a round
   // trip at most.
   std::unique_ptr<Link> connect(const Group& group, Rank peer, std::uint8_t lane);
@@ -42,6 +47,7 @@ class World {
   // Throws Closed in a process forked from the one that joined: its threads and turns belong to the
   // parent.
   void check_process() const;
+  std::uint64_t joined_generation() const { return fork_generation_; }
 
  private:
   World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);
@@ -51,6 +57,7 @@ class World {
   std::vector<wire::Member> members_;
   wire::SessionId session_;
   std::uint64_t fork_generation_;
+  std::atomic<int> users_{0};         // Only counted.
   std::unique_ptr<Monitor> monitor_;  // None in a world of one.
 };
 

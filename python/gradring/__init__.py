@@ -1,5 +1,6 @@
 """Gradring: data-parallel training on ordinary machines."""
 
+from gradring.communicator import Communicator, init
 from gradring.errors import (
     AuthError,
     Closed,
@@ -12,10 +13,12 @@ from gradring.errors import (
     ProtocolError,
     TimedOut,
 )
+from gradring.work import Work
 
 __all__ = [
     "AuthError",
     "Closed",
+    "Communicator",
     "DeviceError",
     "Error",
     "InternalError",
@@ -24,4 +27,6 @@ __all__ = [
     "PeerLost",
     "ProtocolError",
     "TimedOut",
+    "Work",
+    "init",
 ]

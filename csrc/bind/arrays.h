@@ -1,0 +1,36 @@
+// From Python objects to memory: the buffer protocol, contiguous and typed. What has no buffer
+// (torch, DLPack) is turned into one by gradring/arrays.py before it comes here.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+
+namespace gradring::bind {
+
+// Holds a Python buffer open: the array cannot be resized or freed meanwhile. Made and destroyed
+// with the GIL held.
+class Buffer {
+ public:
+  Buffer() = default;
+  // `dtype_code` -1: from the buffer's format; else the meaning of its items (bfloat16 has no
+  // format character).
+  Buffer(pybind11::handle object, int dtype_code, bool is_written);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+  std::uint64_t count() const { return count_; }
+  DType dtype() const { return dtype_; }
+
+ private:
+  Py_buffer view_{};
+  std::uint64_t count_ = 0;
+  DType dtype_ = DType::kUInt8;
+};
+
+}  // namespace gradring::bind

@@ -1,0 +1,232 @@
+// _core.Communicator and _core.Work: convert, release the GIL, call. The documented classes are in
+// gradring/communicator.py.
+#include "collectives/communicator.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "bind/arrays.h"
+#include "bind/module.h"
+
+namespace gradring::bind {
+namespace {
+
+namespace py = pybind11;
+using collectives::Communicator;
+using collectives::Operation;
+using collectives::Transfer;
+using Counts = std::optional<std::vector<std::uint64_t>>;
+
+// An operation in flight and the buffers it uses, which stay exported (and so alive and in place)
+// until it is done.
+struct PendingWork {
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<collectives::Work> work;
+  std::shared_ptr<Transfer> transfer;
+  Buffer input;
+  Buffer output;
+
+  void wait(std::int64_t timeout_ms) {
+    const py::gil_scoped_release release;
+    const Millis timeout = timeout_ms < 0 ? communicator->timeout() : Millis{timeout_ms};
+    if (work)
+      communicator->wait(*work, timeout);
+    else
+      communicator->point_to_point().wait(transfer, timeout);
+  }
+  bool done() const {
+    return work ? work->is_done() : communicator->point_to_point().is_done(*transfer);
+  }
+};
+
+Millis timeout_of(const Communicator& communicator, std::int64_t timeout_ms) {
+  return timeout_ms < 0 ? communicator.timeout() : Millis{timeout_ms};
+}
+
+void check_extent(const Operation& operation, const char* which, std::uint64_t have,
+                  std::uint64_t need) {
+  if (have != need)
+    throw InvalidArgument(str(name(operation.request.op), ": ", which, " has ", have, " elements, ",
+                              need, " are needed"));
+}
+
+void check_operation(const Communicator& communicator, const Operation& operation,
+                     const Buffer& input, const Buffer& output) {
+  const collectives::Request& request = operation.request;
+  const auto ranks = static_cast<std::size_t>(communicator.world_size());
+  if (request.root < 0 || request.root >= communicator.world_size())
+    throw InvalidArgument(
+        str(name(request.op), ": root ", request.root, " is not a rank of 0..", ranks - 1));
+  for (const auto* counts : {&request.counts, &request.recv_counts})
+    if (!counts->empty() && counts->size() != ranks)
+      throw InvalidArgument(
+          str(name(request.op), ": ", counts->size(), " counts for ", ranks, " ranks"));
+  if (!is_defined(request.dtype, request.reduce_op))
+    throw InvalidArgument(str(name(request.op), ": ", name(request.reduce_op),
+                              " is not defined for ", name(request.dtype)));
+  const auto extents =
+      collectives::extents_of(request, communicator.rank(), communicator.world_size());
+  if (extents.input > 0) check_extent(operation, "the input", input.count(), extents.input);
+  if (extents.output > 0) check_extent(operation, "the output", output.count(), extents.output);
+  if (extents.input > 0 && extents.output > 0 && input.dtype() != output.dtype())
+    throw InvalidArgument(str(name(request.op), ": the input is ", name(input.dtype()),
+                              ", the output ", name(output.dtype())));
+}
+
+py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
+               const py::object& input, const py::object& output, int dtype,
+               std::int64_t timeout_ms, bool in_background) {
+  Buffer in = input.is_none() ? Buffer() : Buffer(input, dtype, false);
+  Buffer out = output.is_none() ? Buffer() : Buffer(output, dtype, true);
+  if (!input.is_none() || !output.is_none())
+    operation.request.dtype = input.is_none() ? out.dtype() : in.dtype();
+  operation.input = in.data();
+  operation.output = out.data();
+  // The root of a broadcast only reads; in place, so that nothing is copied.
+  if (operation.request.op == OpKind::kBroadcast && output.is_none()) operation.output = in.data();
+  check_operation(*self, operation, in, out);
+  const Millis timeout = timeout_of(*self, timeout_ms);
+  if (in_background) {
+    auto work = self->submit(operation, timeout);
+    return py::cast(PendingWork{self, std::move(work), nullptr, std::move(in), std::move(out)});
+  }
+  {
+    const py::gil_scoped_release
+        release;  // Everything Python has been read; from here on it is memory and sockets.
+    self->run(operation, timeout);
+  }
+  return py::none();
+}
+
+// The call that gradients take, without keyword parsing: in place, default algorithm and timeout.
+void all_reduce(const std::shared_ptr<Communicator>& self, const py::object& array,
+                std::uint8_t reduce_op) {
+  const Buffer buffer(array, -1, true);
+  Operation operation;
+  operation.request.op = OpKind::kAllReduce;
+  operation.request.dtype = buffer.dtype();
+  operation.request.reduce_op = static_cast<ReduceOp>(reduce_op);
+  operation.request.count = buffer.count();
+  operation.input = operation.output = buffer.data();
+  if (!is_defined(buffer.dtype(), operation.request.reduce_op))
+    throw InvalidArgument(str("all_reduce: ", name(operation.request.reduce_op),
+                              " is not defined for ", name(buffer.dtype())));
+  const py::gil_scoped_release release;
+  self->run(operation, self->timeout());
+}
+
+py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
+                    const py::object& array, int dtype, Rank peer, std::int32_t tag,
+                    std::int64_t timeout_ms, bool in_background) {
+  if (peer < 0 || peer >= self->world_size())
+    throw InvalidArgument(str(is_recv ? "recv" : "send", ": rank ", peer, " is not a rank of 0..",
+                              self->world_size() - 1));
+  Buffer buffer(array, dtype, is_recv);
+  auto message = std::make_shared<Transfer>();
+  message->is_recv = is_recv;
+  message->peer = peer;
+  message->tag = tag;
+  message->call.op = is_recv ? OpKind::kRecv : OpKind::kSend;
+  message->call.dtype = buffer.dtype();
+  message->call.count = buffer.count();
+  message->data = buffer.data();
+  message->bytes = buffer.count() * item_bytes(buffer.dtype());
+  self->check_usable();
+  self->point_to_point().start(message, in_background);
+  if (in_background)
+    return py::cast(PendingWork{self, nullptr, message, std::move(buffer), Buffer()});
+  {
+    const py::gil_scoped_release release;
+    self->point_to_point().wait(message, timeout_of(*self, timeout_ms));
+  }
+  return py::none();
+}
+
+Operation operation_of(std::uint8_t op, std::uint8_t reduce_op, Rank root, std::uint64_t count,
+                       Counts counts, Counts recv_counts, std::uint8_t algorithm,
+                       bool is_rank_ordered) {
+  if (op >= kOpKindCount || reduce_op >= kReduceOpCount) throw InvalidArgument("unknown operation");
+  Operation operation;
+  operation.request.op = static_cast<OpKind>(op);
+  operation.request.reduce_op = static_cast<ReduceOp>(reduce_op);
+  operation.request.root = root;
+  operation.request.count = count;
+  if (counts) operation.request.counts = std::move(*counts);
+  if (recv_counts) operation.request.recv_counts = std::move(*recv_counts);
+  operation.algorithm = static_cast<collectives::Algorithm>(algorithm);
+  operation.is_rank_ordered = is_rank_ordered;
+  return operation;
+}
+
+}  // namespace
+
+void register_communicator(py::module_& module) {
+  py::class_<PendingWork>(module, "Work")
+      .def("wait", &PendingWork::wait, py::arg("timeout_ms") = -1)
+      .def("done", &PendingWork::done);
+
+  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
+      .def_property_readonly("rank", &Communicator::rank)
+      .def_property_readonly("world_size", &Communicator::world_size)
+      .def_property_readonly("local_rank", &Communicator::local_rank)
+      .def_property_readonly("local_world_size", &Communicator::local_world_size)
+      .def_property_readonly("timeout_ms",
+                             [](const Communicator& self) { return self.timeout().count(); })
+      .def_property_readonly("is_closed", &Communicator::is_closed)
+      .def_property_readonly("cause",
+                             [](const Communicator& self) -> py::object {
+                               const Failure failure = self.failure();
+                               if (!failure || failure.kind == ErrorKind::kClosed)
+                                 return py::none();
+                               return to_python(failure);
+                             })
+      .def("describe", &Communicator::describe, py::arg("rank"))
+      .def("all_reduce", &all_reduce, py::arg("array"), py::arg("reduce_op"))
+      .def(
+          "run",
+          [](const std::shared_ptr<Communicator>& self, std::uint8_t op, const py::object& input,
+             const py::object& output, int dtype, std::uint8_t reduce_op, Rank root,
+             std::uint64_t count, Counts counts, Counts recv_counts, std::uint8_t algorithm,
+             bool is_rank_ordered, std::int64_t timeout_ms, bool in_background) {
+            return run(self,
+                       operation_of(op, reduce_op, root, count, std::move(counts),
+                                    std::move(recv_counts), algorithm, is_rank_ordered),
+                       input, output, dtype, timeout_ms, in_background);
+          },
+          py::arg("op"), py::arg("input"), py::arg("output"), py::kw_only(), py::arg("dtype") = -1,
+          py::arg("reduce_op") = 0, py::arg("root") = 0, py::arg("count") = 0,
+          py::arg("counts") = py::none(), py::arg("recv_counts") = py::none(),
+          py::arg("algorithm") = 0, py::arg("is_rank_ordered") = false, py::arg("timeout_ms") = -1,
+          py::arg("in_background") = false)
+      .def("transfer", &transfer, py::arg("is_recv"), py::arg("array"), py::arg("dtype"),
+           py::arg("peer"), py::arg("tag"), py::arg("timeout_ms") = -1,
+           py::arg("in_background") = false)
+      .def(
+          "split",
+          [](Communicator& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {
+            const py::gil_scoped_release release;
+            return self.split(color, key, timeout_of(self, timeout_ms));
+          },
+          py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1)
+      .def(
+          "shrink",
+          [](Communicator& self, std::int64_t timeout_ms) {
+            const py::gil_scoped_release release;
+            return self.shrink(timeout_of(self, timeout_ms));
+          },
+          py::arg("timeout_ms") = -1)
+      .def(
+          "algorithm_for",
+          [](const Communicator& self, std::uint8_t op, int dtype, std::uint64_t count) {
+            Operation operation =
+                operation_of(op, 0, 0, count, std::nullopt, std::nullopt, 0, false);
+            operation.request.dtype = static_cast<DType>(dtype);
+            return std::string(collectives::name(self.algorithm_for(operation)));
+          },
+          py::arg("op"), py::arg("dtype"), py::arg("count"))
+      .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace gradring::bind

@@ -1,0 +1,52 @@
+// C++ error kinds -> the classes of gradring.errors.
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+#include "bind/module.h"
+
+namespace gradring::bind {
+namespace {
+
+namespace py = pybind11;
+
+const char* class_name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalidArgument: return "InvalidArgument";
+    case ErrorKind::kMismatch: return "Mismatch";
+    case ErrorKind::kPeerLost: return "PeerLost";
+    case ErrorKind::kTimedOut: return "TimedOut";
+    case ErrorKind::kAuthError: return "AuthError";
+    case ErrorKind::kProtocolError: return "ProtocolError";
+    case ErrorKind::kDeviceError: return "DeviceError";
+    case ErrorKind::kClosed: return "Closed";
+    case ErrorKind::kInternalError:
+    case ErrorKind::kInterrupted:
+    case ErrorKind::kNone: break;
+  }
+  return "InternalError";
+}
+
+}  // namespace
+
+py::object to_python(const Failure& failure) {
+  const py::object type = py::module_::import("gradring.errors").attr(class_name(failure.kind));
+  py::object error = type(failure.text);
+  if (failure.kind == ErrorKind::kPeerLost) error.attr("rank") = failure.rank;
+  return error;
+}
+
+void register_errors(py::module_&) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      // A signal handler raised: its exception (KeyboardInterrupt) is waiting in check_signals'
+      // hands.
+      if (error.kind() == ErrorKind::kInterrupted && restore_interrupt()) return;
+      const py::object value = to_python(Failure::from(error));
+      PyErr_SetObject(py::type::handle_of(value).ptr(), value.ptr());
+    }
+  });
+}
+
+}  // namespace gradring::bind

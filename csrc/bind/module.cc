@@ -1,0 +1,57 @@
+// The compiled module: bare functions and classes. Names, defaults and documentation are in the
+// Python package above it.
+#include "bind/module.h"
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "collectives/communicator.h"
+
+namespace {
+
+namespace py = pybind11;
+using gradring::InvalidArgument;
+using gradring::Millis;
+using gradring::Rank;
+using gradring::transport::JoinOptions;
+using gradring::transport::TransportMode;
+
+TransportMode mode_of(const std::string& text) {
+  if (text == "auto") return TransportMode::kAuto;
+  if (text == "shm") return TransportMode::kShm;
+  if (text == "tcp") return TransportMode::kTcp;
+  throw InvalidArgument(gradring::str("transport '", text, "' is none of auto, shm, tcp"));
+}
+
+std::shared_ptr<gradring::collectives::Communicator> join(
+    Rank rank, Rank world_size, const std::string& rendezvous, const py::bytes& secret,
+    const std::string& transport, std::int64_t timeout_ms, std::int64_t heartbeat_timeout_ms,
+    const std::string& interface, int listen_fd) {
+  JoinOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  if (world_size > 1) options.rendezvous = gradring::transport::parse_host_port(rendezvous);
+  options.secret = secret;
+  options.mode = mode_of(transport);
+  options.timeout = Millis{timeout_ms};
+  options.heartbeat_timeout = Millis{heartbeat_timeout_ms};
+  options.interface = interface;
+  options.listen_fd = listen_fd;
+  options.check_interrupt = [] { gradring::transport::run_interrupt_check(); };
+  const py::gil_scoped_release release;
+  return gradring::collectives::Communicator::join(options);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, module) {
+  gradring::bind::register_errors(module);
+  gradring::bind::register_communicator(module);
+  gradring::bind::register_interrupts();
+  module.attr("version") = GRADRING_VERSION;
+  module.attr("compiler") = __VERSION__;
+  module.def("join", &join, py::kw_only(), py::arg("rank"), py::arg("world_size"),
+             py::arg("rendezvous"), py::arg("secret"), py::arg("transport"), py::arg("timeout_ms"),
+             py::arg("heartbeat_timeout_ms"), py::arg("interface"), py::arg("listen_fd"));
+}

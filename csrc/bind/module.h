@@ -1,0 +1,21 @@
+// What the files of the binding offer each other.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+
+namespace gradring::bind {
+
+void register_errors(pybind11::module_& module);
+void register_communicator(pybind11::module_& module);
+void register_interrupts();
+
+// An instance of the Python class that belongs to `failure`.
+pybind11::object to_python(const Failure& failure);
+
+// Puts the exception that a signal handler raised during a wait back into the interpreter. False if
+// there is none. With the GIL.
+bool restore_interrupt();
+
+}  // namespace gradring::bind

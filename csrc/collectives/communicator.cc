@@ -1,0 +1,280 @@
+#include "collectives/communicator.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/config.h"
+#include "base/error.h"
+
+namespace gradring::collectives {
+namespace {
+
+using transport::Group;
+using transport::World;
+
+constexpr std::uint64_t kWorldGroup = 1;
+constexpr Millis kForGood{std::chrono::hours(24 * 365)};
+
+// Every member computes the same id. Two splits of one job share one only with a probability of
+// 2^-64 each.
+std::uint64_t child_id(std::uint64_t parent, std::uint64_t nth, std::int64_t color) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const std::uint64_t word : {parent, nth, static_cast<std::uint64_t>(color)}) {
+    for (int byte = 0; byte < 8; ++byte)
+      hash = (hash ^ ((word >> (8 * byte)) & 0xff)) * 1099511628211u;
+  }
+  return hash;
+}
+
+Rank index_of(const std::vector<Rank>& members, Rank world_rank) {
+  return static_cast<Rank>(std::find(members.begin(), members.end(), world_rank) - members.begin());
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::join(const transport::JoinOptions& options) {
+  auto world = World::join(options);
+  std::vector<Rank> members(static_cast<std::size_t>(world->world_size()));
+  for (std::size_t rank = 0; rank < members.size(); ++rank) members[rank] = static_cast<Rank>(rank);
+  auto group = world->make_group(kWorldGroup, std::move(members));
+  return std::make_shared<Communicator>(std::move(world), std::move(group));
+}
+
+Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<Group> group)
+    : world_(std::move(world)),
+      group_(std::move(group)),
+      rank_(index_of(group_->members, world_->rank())),
+      point_to_point_(world_, group_, rank_),
+      engine_(world_, group_, rank_) {
+  world_->enter();
+}
+
+Communicator::~Communicator() {
+  if (transport::fork_generation() == world_->joined_generation()) close();
+  // In a forked child there is no thread to join and no lock to trust.
+  if (progress_.joinable()) progress_.detach();
+}
+
+Rank Communicator::local_rank() const {
+  Rank count = 0;
+  for (Rank rank = 0; rank < rank_; ++rank)
+    if (world_->shares_host(group_->members[static_cast<std::size_t>(rank)], world_->rank()))
+      ++count;
+  return count;
+}
+
+Rank Communicator::local_world_size() const {
+  return static_cast<Rank>(
+      std::count_if(group_->members.begin(), group_->members.end(),
+                    [&](Rank member) { return world_->shares_host(member, world_->rank()); }));
+}
+
+std::string Communicator::describe(Rank group_rank) const {
+  return world_->describe(group_->members[static_cast<std::size_t>(group_rank)]);
+}
+
+Algorithm Communicator::algorithm_for(const Operation& operation) const {
+  return engine_.decide(engine_.complete(operation), operation.algorithm);
+}
+
+void Communicator::check_usable() const {
+  world_->check_process();
+  if (!group_->is_failed()) [[likely]]
+    return;
+  const Failure failure = group_->failure();
+  throw Closed(failure.kind == ErrorKind::kClosed
+                   ? failure.text
+                   : str("this communicator is closed since: ", failure.text));
+}
+
+Communicator::DriveLock Communicator::lock_drive() {
+  DriveLock lock(drive_, std::try_to_lock);
+  // Somebody else's operation is running; it has a deadline, and so has this wait.
+  while (!lock.owns_lock()) {
+    lock.try_lock_for(limits::kSleepSlice);
+    if (!lock.owns_lock()) transport::run_interrupt_check();
+  }
+  return lock;
+}
+
+void Communicator::run(const Operation& operation, Millis timeout) {
+  check_usable();
+  DriveLock lock = lock_drive();
+  if (has_queue_.load(std::memory_order_relaxed)) drain(lock, nullptr);
+  execute(operation, timeout, true);
+}
+
+std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis timeout) {
+  check_usable();
+  auto work =
+      std::make_shared<Work>([this, operation, timeout] { execute(operation, timeout, false); });
+  const std::lock_guard lock(queue_mutex_);
+  if (queue_.size() >= limits::kQueuedWorks)
+    throw InvalidArgument(
+        str(limits::kQueuedWorks, " asynchronous operations are waiting already; wait() for some"));
+  queue_.push_back(work);
+  has_queue_.store(true, std::memory_order_relaxed);
+  if (!progress_.joinable()) progress_ = std::thread([this] { run_progress(); });
+  queue_filled_.notify_one();
+  return work;
+}
+
+// Runs what is queued, in order, on this thread, until the queue is empty or `until` is done.
+void Communicator::drain(DriveLock&, const Work* until) {
+  while (until == nullptr || !until->is_done()) {
+    std::shared_ptr<Work> work;
+    {
+      const std::lock_guard lock(queue_mutex_);
+      if (queue_.empty()) {
+        has_queue_.store(false, std::memory_order_relaxed);
+        return;
+      }
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    work->run();
+  }
+}
+
+void Communicator::wait(Work& work, Millis timeout) {
+  const Time deadline = Clock::now() + std::min(timeout, kForGood);
+  while (!work.is_done()) {
+    DriveLock lock(drive_, std::try_to_lock);
+    if (lock.owns_lock() && !work.is_done()) {
+      drain(lock, &work);
+    } else {
+      work.wait_for(limits::kSleepSlice);
+    }
+    transport::run_interrupt_check();
+    if (!work.is_done() && Clock::now() >= deadline)
+      throw TimedOut(str("wait: the operation is not done after ",
+                         seconds_between(Time{}, Time{timeout}), " s; it goes on, wait() again"));
+  }
+  work.raise_if_failed();
+}
+
+void Communicator::run_progress() {
+  while (true) {
+    {
+      std::unique_lock lock(queue_mutex_);
+      queue_filled_.wait(lock, [&] { return is_stopping_ || !queue_.empty(); });
+      if (is_stopping_) return;
+    }
+    DriveLock drive(drive_);
+    // One at a time, so that a blocking call of another thread gets its turn in between.
+    std::shared_ptr<Work> work;
+    {
+      const std::lock_guard lock(queue_mutex_);
+      if (queue_.empty()) continue;
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    work->run();
+  }
+}
+
+void Communicator::execute(const Operation& operation, Millis timeout, bool interruptible) {
+  check_usable();
+  const Call call = call_of(operation);
+  const std::uint64_t seq = ++seq_;
+  group_->begin_call(seq);
+  transport::Idle idle(*group_, timeout, interruptible);
+  idle.waits_in(call, seq);
+  try {
+    engine_.execute(operation, call, seq, idle);
+  } catch (const InvalidArgument&) {
+    --seq_;  // Nothing was sent: the call has not happened.
+    throw;
+  } catch (...) {
+    fail(call, seq, std::current_exception(), timeout);
+  }
+}
+
+void Communicator::fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
+                        Millis timeout) {
+  const Failure failure =
+      find_cause(*world_, *group_, call, seq, error, engine_.waited_for(), timeout);
+  group_->fail(failure);
+  failure.raise();
+}
+
+std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64_t key,
+                                                  Millis timeout) {
+  const auto ranks = static_cast<std::size_t>(world_size());
+  std::vector<std::array<std::int64_t, 2>> entries(ranks);
+  entries[static_cast<std::size_t>(rank_)] = {color, key};
+  Operation exchange;
+  exchange.request.op = OpKind::kAllGather;
+  exchange.request.dtype = DType::kInt64;
+  exchange.request.count = 2 * ranks;
+  exchange.input = reinterpret_cast<const std::byte*>(&entries[static_cast<std::size_t>(rank_)]);
+  exchange.output = reinterpret_cast<std::byte*>(entries.data());
+  run(exchange, timeout);
+  const std::uint64_t nth = ++splits_;
+  if (color < 0) return nullptr;
+  std::vector<Rank> group_ranks;
+  for (Rank rank = 0; rank < world_size(); ++rank)
+    if (entries[static_cast<std::size_t>(rank)][0] == color) group_ranks.push_back(rank);
+  std::stable_sort(group_ranks.begin(), group_ranks.end(), [&](Rank a, Rank b) {
+    return entries[static_cast<std::size_t>(a)][1] < entries[static_cast<std::size_t>(b)][1];
+  });
+  for (Rank& rank : group_ranks) rank = group_->members[static_cast<std::size_t>(rank)];
+  return make_child(child_id(group_->id, nth, color), std::move(group_ranks));
+}
+
+std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
+  world_->check_process();
+  if (world_size() == 1) throw InvalidArgument("shrink: a communicator of one has nobody to lose");
+  const Time deadline = Clock::now() + timeout;
+  // Whoever is still in an operation here must come out of it, or the survivors would wait for that
+  // rank.
+  const Failure cause{ErrorKind::kClosed, -1,
+                      "this communicator was shrunk; use the one that shrink() returned"};
+  if (!group_->is_failed()) {
+    world_->report({group_->id, seq_, world_->rank(), cause});
+    group_->fail(cause);
+  }
+  world_->request_shrink({group_->id, group_->members});
+  while (true) {
+    if (auto survivors = group_->survivors())
+      return make_child(child_id(group_->id, ~std::uint64_t{0}, 0), std::move(*survivors));
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("shrink: not all living ranks called it within ",
+                         seconds_between(Time{}, Time{timeout}), " s"));
+    std::this_thread::sleep_for(Millis{1});
+    transport::run_interrupt_check();
+  }
+}
+
+std::shared_ptr<Communicator> Communicator::make_child(std::uint64_t id,
+                                                       std::vector<Rank> members) {
+  return std::make_shared<Communicator>(world_, world_->make_group(id, std::move(members)));
+}
+
+void Communicator::close() {
+  world_->check_process();
+  group_->fail({ErrorKind::kClosed, -1, "this communicator is closed: close() was called"});
+  std::thread progress;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    is_stopping_ = true;
+    queue_filled_.notify_all();
+    progress = std::move(progress_);
+  }
+  if (progress.joinable()) progress.join();
+  point_to_point_.stop();
+  const std::lock_guard drive(
+      drive_);  // The operation that was running has seen the failure by now.
+  std::deque<std::shared_ptr<Work>> orphans;
+  {
+    const std::lock_guard lock(queue_mutex_);
+    orphans.swap(queue_);
+  }
+  for (const auto& work : orphans)
+    work->cancel({ErrorKind::kClosed, -1, "the communicator was closed"});
+  engine_.leave();
+  world_->drop_group(group_->id);
+  if (!std::exchange(has_left_, true)) world_->leave();
+}
+
+}  // namespace gradring::collectives

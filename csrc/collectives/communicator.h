@@ -1,0 +1,93 @@
+// Communicator: the order of operations, and their end. Numbers collectives, runs them one at a
+// time in submission order (blocking ones on the calling thread, asynchronous ones on one lazily
+// started progress thread or on whoever waits for them), turns what goes wrong into one failure
+// that every rank learns, and closes. Callable from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "collectives/engine.h"
+#include "collectives/point_to_point.h"
+#include "collectives/work.h"
+
+namespace gradring::collectives {
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  static std::shared_ptr<Communicator> join(const transport::JoinOptions& options);
+  Communicator(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group);
+  ~Communicator();
+
+  Rank rank() const { return rank_; }
+  Rank world_size() const { return static_cast<Rank>(group_->members.size()); }
+  Rank local_rank() const;  // Among the members on this host.
+  Rank local_world_size() const;
+  Millis timeout() const { return world_->timeout(); }
+  std::string describe(Rank group_rank) const;
+  Algorithm algorithm_for(const Operation& operation) const;
+
+  // Blocks until this rank's part is done. Throws any public error.
+  void run(const Operation& operation, Millis timeout);
+  std::shared_ptr<Work> submit(const Operation& operation, Millis timeout);
+  // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on). Helps the queue
+  // along on this thread.
+  void wait(Work& work, Millis timeout);
+
+  PointToPoint& point_to_point() { return point_to_point_; }
+
+  // Collective. Members with one color form a communicator, ordered by (key, rank). A negative
+  // color gets none.
+  std::shared_ptr<Communicator> split(std::int64_t color, std::int64_t key, Millis timeout);
+  // After a PeerLost: the living members agree on who is left and get a new communicator of those.
+  // This one is closed.
+  std::shared_ptr<Communicator> shrink(Millis timeout);
+
+  void check_usable() const;  // Throws Closed, with the first cause.
+  void close();
+  bool is_closed() const { return group_->is_failed(); }
+  Failure failure() const { return group_->failure(); }  // Why it is closed.
+
+ private:
+  using DriveLock = std::unique_lock<std::timed_mutex>;
+
+  DriveLock lock_drive();
+  void drain(DriveLock& lock, const Work* until);
+  void execute(const Operation& operation, Millis timeout, bool interruptible);
+  [[noreturn]] void fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
+                         Millis timeout);
+  void run_progress();
+  std::shared_ptr<Communicator> make_child(std::uint64_t id, std::vector<Rank> members);
+
+  std::shared_ptr<transport::World> world_;
+  std::shared_ptr<transport::Group> group_;
+  Rank rank_;
+  PointToPoint point_to_point_;
+
+  std::timed_mutex
+      drive_;  // Held while an operation runs: guards engine_, seq_, splits_, has_left_.
+  Engine engine_;
+  std::uint64_t seq_ = 0;
+  std::uint64_t splits_ = 0;
+  bool has_left_ = false;
+
+  std::mutex queue_mutex_;  // Guards the next four; never held while an operation runs.
+  std::condition_variable queue_filled_;
+  std::deque<std::shared_ptr<Work>> queue_;
+  bool is_stopping_ = false;
+  std::thread progress_;
+  std::atomic<bool> has_queue_{
+      false};  // Relaxed hint for run(): its own earlier submissions are always visible to it.
+};
+
+// What to tell the other ranks, and the user, about an error in one operation. Waits a moment for
+// the monitor's verdict where the local view cannot tell the cause from an echo of it.
+Failure find_cause(transport::World& world, transport::Group& group, const Call& call,
+                   std::uint64_t seq, const std::exception_ptr& error, const std::string& progress,
+                   Millis timeout);
+
+}  // namespace gradring::collectives

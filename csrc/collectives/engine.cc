@@ -1,0 +1,198 @@
+#include "collectives/engine.h"
+
+#include <algorithm>
+#include <new>
+
+#include "base/error.h"
+
+namespace gradring::collectives {
+namespace {
+
+using transport::Idle;
+
+constexpr std::size_t kPlansKept = 32;
+constexpr std::size_t kStreamsShown = 4;
+
+bool is_same(const Request& a, const Request& b) {
+  return a.op == b.op && item_bytes(a.dtype) == item_bytes(b.dtype) &&
+         is_half(a.dtype) == is_half(b.dtype) && a.root == b.root && a.count == b.count &&
+         a.order == b.order && a.counts == b.counts && a.recv_counts == b.recv_counts;
+}
+
+bool reduces(OpKind op) {
+  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
+}
+
+kernels::Reduction reduction_of(const Request& request) {
+  kernels::Reduction reduction;
+  reduction.dtype = request.dtype;
+  reduction.op = request.reduce_op;
+  reduction.divisor =
+      request.reduce_op == ReduceOp::kAvg ? static_cast<std::uint32_t>(request.world_size) : 1;
+  return reduction;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
+               Rank rank)
+    : world_(world), group_(group), rank_(rank), has_shared_memory_(true), mesh_(world, group, 0) {
+  for (const Rank member : group->members)
+    if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
+}
+
+Request Engine::complete(const Operation& operation) const {
+  Request request = operation.request;
+  request.rank = rank_;
+  request.world_size = static_cast<Rank>(group_->members.size());
+  request.order = operation.is_rank_ordered
+                      ? Order::kRank
+                      : order_for(request.op, request.world_size, bytes_of(request), request.dtype);
+  // An algorithm that was asked for by name brings its own order along.
+  if (!operation.is_rank_ordered && operation.algorithm == Algorithm::kRing)
+    request.order = Order::kRing;
+  if (!operation.is_rank_ordered && request.op == OpKind::kAllReduce &&
+      (operation.algorithm == Algorithm::kDoubling || operation.algorithm == Algorithm::kHalving))
+    request.order = Order::kTree;
+  return request;
+}
+
+Algorithm Engine::decide(const Request& request, Algorithm wanted) const {
+  const bool may_be_flat = has_shared_memory_ && Flat::supports(request);
+  if (wanted == Algorithm::kFlat && !may_be_flat)
+    throw InvalidArgument(str(name(request.op),
+                              ": algorithm 'flat' needs shared memory with every rank",
+                              has_shared_memory_ ? ", and does not exist for this operation" : ""));
+  if (wanted == Algorithm::kAuto && may_be_flat) return Algorithm::kFlat;
+  if (wanted != Algorithm::kAuto) return wanted;
+  return choose(request, has_shared_memory_ ? shared_memory_costs() : loopback_costs());
+}
+
+void Engine::execute(const Operation& operation, const Call& call, std::uint64_t seq, Idle& idle) {
+  waited_for_.clear();
+  const Request request = complete(operation);
+  if (request.world_size == 1) return run_local(request, operation);
+  const Algorithm algorithm = decide(request, operation.algorithm);
+  if (algorithm == Algorithm::kFlat) return run_flat(request, operation, call, seq, idle);
+  const Plan& plan = plan_for(request, algorithm);
+  // A ring hears only from its neighbour; before it adds anything, everybody makes sure of
+  // everybody (promise P3).
+  if (plan.algorithm == Algorithm::kRing && reduces(request.op) && request.world_size > 2)
+    agree(call, seq, idle);
+  run_plan(plan, operation, call, seq, idle);
+}
+
+const Plan& Engine::plan_for(const Request& request, Algorithm algorithm) {
+  for (auto entry = plans_.begin(); entry != plans_.end(); ++entry) {
+    if (entry->algorithm != algorithm || !is_same(entry->key, request)) continue;
+    plans_.splice(plans_.begin(), plans_, entry);
+    return plans_.front().plan;
+  }
+  plans_.push_front({request, algorithm, make_plan(request, algorithm)});
+  if (plans_.size() > kPlansKept) plans_.pop_back();
+  return plans_.front().plan;
+}
+
+void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& call,
+                      std::uint64_t seq, Idle& idle) {
+  Request request = operation.request;
+  request.world_size = static_cast<Rank>(group_->members.size());
+  PlanRun run(plan, call, seq, reduction_of(request),
+              {operation.input, operation.output, scratch(plan.scratch_bytes)});
+  try {
+    while (!run.advance(mesh_)) {
+      if (run.has_moved()) idle.reset();
+      run.interests(mesh_, interests_);
+      idle.on_links(interests_);
+    }
+  } catch (...) {
+    note_progress(run);
+    throw;
+  }
+}
+
+void Engine::agree(const Call& call, std::uint64_t seq, Idle& idle) {
+  // A dissemination barrier whose headers carry this call: who gets through it has heard, hop by
+  // hop, of equal calls from all.
+  Operation barrier;
+  barrier.request.op = OpKind::kBarrier;
+  barrier.request.dtype = DType::kUInt8;
+  run_plan(plan_for(complete(barrier), Algorithm::kDoubling), barrier, call, seq, idle);
+}
+
+void Engine::run_flat(const Request& request, const Operation& operation, const Call& call,
+                      std::uint64_t seq, Idle& idle) {
+  try {
+    if (!flat_) make_segment(idle);
+    flat_->run(request, call, seq, operation.input, operation.output, idle);
+  } catch (...) {
+    if (flat_ && flat_->awaited() >= 0)
+      waited_for_ = str("; waiting for ", describe(flat_->awaited()));
+    throw;
+  }
+}
+
+// The group's first rank makes the segment and passes it on; the others wait for it to come through
+// the door.
+void Engine::make_segment(Idle& idle) {
+  const auto ranks = static_cast<Rank>(group_->members.size());
+  const std::size_t bytes = Flat::memory_bytes(ranks);
+  if (rank_ == 0) {
+    auto memory = transport::SharedMemory::create(bytes);
+    for (Rank peer = 1; peer < ranks; ++peer)
+      world_->give_segment(*group_, group_->members[static_cast<std::size_t>(peer)], memory);
+    flat_ = std::make_unique<Flat>(std::move(memory), rank_, ranks);
+    return;
+  }
+  const Rank leader = group_->members[0];
+  while (true) {
+    if (auto arrival = group_->take(transport::Purpose::kSegment, 0, leader)) {
+      flat_ =
+          std::make_unique<Flat>(world_->take_segment(std::move(*arrival), bytes), rank_, ranks);
+      return;
+    }
+    if (const auto text = group_->left(leader)) throw PeerLost(leader, *text);
+    waited_for_ = str("; waiting for ", describe(0), " to share its memory");
+    idle.on_links({});
+  }
+}
+
+void Engine::run_local(const Request& request, const Operation& operation) const {
+  // A world of one: every collective is a copy, and avg divides by one.
+  const std::uint64_t bytes =
+      request.op == OpKind::kAllToAll || !request.counts.empty()
+          ? (request.counts.empty() ? 0 : request.counts[0]) * item_bytes(request.dtype)
+          : request.count * item_bytes(request.dtype);
+  if (bytes > 0 && operation.input != operation.output)
+    kernels::copy(operation.output, operation.input, bytes);
+}
+
+std::byte* Engine::scratch(std::uint64_t bytes) {
+  if (bytes > scratch_bytes_) {
+    const std::uint64_t rounded = (bytes + 4095) / 4096 * 4096;
+    scratch_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, rounded)));
+    if (!scratch_) throw std::bad_alloc();
+    scratch_bytes_ = rounded;
+  }
+  return scratch_.get();
+}
+
+void Engine::note_progress(const PlanRun& run) {
+  std::size_t shown = 0;
+  for (const StreamProgress& stream : run.unfinished()) {
+    if (++shown > kStreamsShown) break;
+    waited_for_ +=
+        str(shown == 1 ? "; waiting for " : ", ", describe(stream.peer), ": ", stream.bytes, " of ",
+            stream.expected_bytes, " bytes ", stream.is_recv ? "received" : "sent");
+  }
+}
+
+std::string Engine::describe(Rank group_rank) const {
+  return world_->describe(group_->members[static_cast<std::size_t>(group_rank)]);
+}
+
+void Engine::leave() {
+  if (flat_) flat_->leave();
+}
+
+}  // namespace gradring::collectives

@@ -1,0 +1,75 @@
+// Engine: carries out one collective after another for a communicator: picks the algorithm, keeps
+// plans and scratch memory, drives runs over links or the shared segment. Used by one thread at a
+// time, under the communicator's drive lock.
+#pragma once
+
+#include <cstdlib>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/choose.h"
+#include "collectives/flat.h"
+#include "collectives/operation.h"
+#include "collectives/run.h"
+#include "transport/idle.h"
+#include "transport/mesh.h"
+#include "transport/world.h"
+
+namespace gradring::collectives {
+
+class Engine {
+ public:
+  Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
+         Rank rank);
+
+  // Fills in rank, world size and order, and decides how. Pure, but for the layout of hosts.
+  Request complete(const Operation& operation) const;
+  Algorithm decide(const Request& request, Algorithm wanted) const;
+
+  // Runs it to the end. Throws what PlanRun, Flat and Idle throw.
+  void execute(const Operation& operation, const Call& call, std::uint64_t seq,
+               transport::Idle& idle);
+
+  // After a failed execute: what it was waiting for, "" if for nothing: "; waiting for rank 2
+  // (...): 65536 of 262144 bytes received".
+  const std::string& waited_for() const { return waited_for_; }
+  void leave();
+
+ private:
+  struct CachedPlan {
+    Request key;
+    Algorithm algorithm;
+    Plan plan;
+  };
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+
+  const Plan& plan_for(const Request& request, Algorithm algorithm);
+  void run_plan(const Plan& plan, const Operation& operation, const Call& call, std::uint64_t seq,
+                transport::Idle& idle);
+  void agree(const Call& call, std::uint64_t seq, transport::Idle& idle);
+  void run_flat(const Request& request, const Operation& operation, const Call& call,
+                std::uint64_t seq, transport::Idle& idle);
+  void make_segment(transport::Idle& idle);
+  void run_local(const Request& request, const Operation& operation) const;
+  std::byte* scratch(std::uint64_t bytes);
+  void note_progress(const PlanRun& run);
+  std::string describe(Rank group_rank) const;
+
+  std::shared_ptr<transport::World> world_;
+  std::shared_ptr<transport::Group> group_;
+  Rank rank_;
+  bool has_shared_memory_;  // With every member.
+  transport::Mesh mesh_;
+  std::unique_ptr<Flat> flat_;  // Made by the first operation that uses it.
+  std::list<CachedPlan> plans_;
+  std::unique_ptr<std::byte[], Free> scratch_;
+  std::uint64_t scratch_bytes_ = 0;
+  std::vector<transport::Interest> interests_;
+  std::string waited_for_;
+};
+
+}  // namespace gradring::collectives

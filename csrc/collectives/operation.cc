@@ -1,0 +1,71 @@
+#include "collectives/operation.h"
+
+#include <numeric>
+
+namespace gradring::collectives {
+
+std::uint64_t hash_of(const std::vector<std::uint64_t>& counts) {
+  if (counts.empty()) return 0;
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a over words.
+  for (const std::uint64_t count : counts) hash = (hash ^ count) * 1099511628211u;
+  return hash | 1;
+}
+
+Call call_of(const Operation& operation) {
+  const Request& request = operation.request;
+  Call call;
+  call.op = request.op;
+  call.dtype = request.dtype;
+  call.reduce_op = request.reduce_op;
+  call.algorithm = static_cast<std::uint8_t>(static_cast<unsigned>(operation.algorithm) |
+                                             (operation.is_rank_ordered ? 0x80u : 0u));
+  const bool has_root = request.op == OpKind::kBroadcast || request.op == OpKind::kReduce ||
+                        request.op == OpKind::kGather || request.op == OpKind::kScatter;
+  call.root = has_root ? request.root : -1;
+  // In an all_to_all every rank has counts of its own; each pair is checked by the header's byte
+  // count.
+  if (request.op == OpKind::kAllToAll) return call;
+  call.count = request.counts.empty() ? request.count
+                                      : std::accumulate(request.counts.begin(),
+                                                        request.counts.end(), std::uint64_t{0});
+  call.counts_hash = hash_of(request.counts);
+  return call;
+}
+
+std::uint64_t bytes_of(const Request& request) {
+  const std::uint64_t count =
+      request.counts.empty()
+          ? request.count
+          : std::accumulate(request.counts.begin(), request.counts.end(), std::uint64_t{0});
+  const std::uint64_t bytes = count * item_bytes(request.dtype);
+  const bool is_one_part = request.op == OpKind::kGather || request.op == OpKind::kScatter;
+  return is_one_part ? bytes * static_cast<std::uint64_t>(request.world_size) : bytes;
+}
+
+Extents extents_of(const Request& request, Rank rank, Rank world_size) {
+  const auto total = [](const std::vector<std::uint64_t>& counts) {
+    return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+  };
+  const auto ranks = static_cast<std::uint64_t>(world_size);
+  const std::uint64_t count = request.counts.empty() ? request.count : total(request.counts);
+  const std::uint64_t part = request.counts.empty()
+                                 ? chunk_begin(request.count, world_size, rank + 1) -
+                                       chunk_begin(request.count, world_size, rank)
+                                 : request.counts[static_cast<std::size_t>(rank)];
+  const bool is_root = rank == request.root;
+  switch (request.op) {
+    case OpKind::kAllReduce:
+      return {count, count};
+    case OpKind::kBroadcast:
+      return {count, is_root ? 0 : count};
+    case OpKind::kReduce: return {count, is_root ? count : 0};
+    case OpKind::kReduceScatter: return {count, part};
+    case OpKind::kAllGather: return {part, count};
+    case OpKind::kGather: return {request.count, is_root ? request.count * ranks : 0};
+    case OpKind::kScatter: return {is_root ? request.count * ranks : 0, request.count};
+    case OpKind::kAllToAll: return {total(request.counts), total(request.recv_counts)};
+    default: return {};
+  }
+}
+
+}  // namespace gradring::collectives

@@ -1,0 +1,34 @@
+// Operation: one collective as a user asks for it, checked. Plain values.
+#pragma once
+
+#include <cstddef>
+
+#include "base/call.h"
+#include "collectives/plan.h"
+
+namespace gradring::collectives {
+
+struct Operation {
+  Request request;  // rank, world_size and order are filled in by the communicator.
+  Algorithm algorithm = Algorithm::kAuto;
+  bool is_rank_ordered =
+      false;  // deterministic="rank_order": x[0] + x[1] + ..., whatever the algorithm.
+  const std::byte* input = nullptr;  // May equal output. Both outlive the operation.
+  std::byte* output = nullptr;
+};
+
+// What all ranks must agree on.
+Call call_of(const Operation& operation);
+std::uint64_t hash_of(const std::vector<std::uint64_t>& counts);  // 0 for an empty list.
+
+// Payload of the whole operation, for choosing an algorithm and an order.
+std::uint64_t bytes_of(const Request& request);
+
+// How many elements of input and output this rank's part of the operation touches.
+struct Extents {
+  std::uint64_t input = 0;
+  std::uint64_t output = 0;
+};
+Extents extents_of(const Request& request, Rank rank, Rank world_size);
+
+}  // namespace gradring::collectives

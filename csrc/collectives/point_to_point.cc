@@ -1,0 +1,371 @@
+#include "collectives/point_to_point.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "collectives/communicator.h"
+
+namespace gradring::collectives {
+namespace {
+
+constexpr std::uint64_t kTurnBytes = 512 * 1024;
+constexpr std::uint8_t kLane = 1;
+constexpr Millis kForGood{std::chrono::hours(24 * 365)};
+
+// What sender and receiver must agree on.
+void check_fit(const wire::OpHeader& theirs, const Transfer& mine) {
+  if (theirs.bytes == mine.bytes && theirs.call.dtype == mine.call.dtype) return;
+  throw Mismatch(str("recv from rank ", mine.peer, " with tag ", mine.tag, ": it sends ",
+                     name(theirs.call.dtype), " x ", theirs.call.count, ", this rank expects ",
+                     name(mine.call.dtype), " x ", mine.call.count));
+}
+
+}  // namespace
+
+PointToPoint::PointToPoint(std::shared_ptr<transport::World> world,
+                           std::shared_ptr<transport::Group> group, Rank rank)
+    : world_(world),
+      group_(group),
+      rank_(rank),
+      mesh_(world, group, kLane),
+      peers_(group->members.size()) {}
+
+PointToPoint::~PointToPoint() {
+  if (thread_.joinable())
+    thread_
+        .detach();  // Only in a forked child, where the thread does not exist; stop() came before.
+}
+
+void PointToPoint::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    changed_.notify_all();
+  }
+  group_->wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_background) {
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(transfer);
+    if (in_background) {
+      ++background_;
+      if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
+    }
+    changed_.notify_all();
+  }
+  group_->wake();  // Whoever drives may be asleep and has to look at the new transfer.
+}
+
+bool PointToPoint::is_done(const Transfer& transfer) const {
+  const std::lock_guard lock(mutex_);
+  return transfer.is_done;
+}
+
+void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeout,
+                        bool interruptible) {
+  transport::Idle idle(*group_, timeout, interruptible);
+  while (!is_done(*transfer)) {
+    std::unique_lock seat(drive_, std::try_to_lock);
+    try {
+      if (!seat.owns_lock()) {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, Millis{5}, [&] { return transfer->is_done; });
+        if (transfer->is_done) break;
+        lock.unlock();
+        idle.check();
+        if (interruptible) transport::run_interrupt_check();
+        continue;
+      }
+      while (!is_done(*transfer)) {
+        if (drive_once()) {
+          idle.reset();
+          continue;
+        }
+        collect_interests();
+        idle.on_links(interests_);
+      }
+    } catch (...) {
+      give_up(*transfer, std::current_exception(), timeout, seat).raise();
+    }
+    seat.unlock();
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();  // The seat is free.
+  }
+  const std::lock_guard lock(mutex_);
+  if (transfer->failure) transfer->failure.raise();
+}
+
+// Closes the communicator. With the group failed, whoever has the seat comes out of its wait and
+// gives it up.
+Failure PointToPoint::give_up(const Transfer& transfer, const std::exception_ptr& error,
+                              Millis timeout, std::unique_lock<std::timed_mutex>& seat) {
+  const std::string progress = seat.owns_lock() ? describe_wait(transfer) : "";
+  const Failure failure = find_cause(*world_, *group_, transfer.call, 0, error, progress, timeout);
+  group_->fail(failure);
+  if (!seat.owns_lock()) seat.lock();
+  fail_all(failure);
+  return failure;
+}
+
+void PointToPoint::run_background() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return is_stopping_ || background_ > 0; });
+      if (is_stopping_) return;
+    }
+    std::unique_lock seat(drive_, limits::kSleepSlice);
+    if (!seat.owns_lock()) continue;
+    transport::Idle idle(*group_, kForGood,
+                         false);  // Whoever waits for a transfer brings the deadline.
+    try {
+      while (true) {
+        const bool moved = drive_once();
+        if (!has_active()) break;
+        if (moved) {
+          idle.reset();
+          continue;
+        }
+        collect_interests();
+        idle.on_links(interests_);
+      }
+      const std::lock_guard lock(mutex_);
+      background_ = 0;
+    } catch (...) {
+      give_up(Transfer{}, std::current_exception(), kForGood, seat);
+      return;
+    }
+  }
+}
+
+// Moves newly posted transfers to their peers. Under the seat.
+void PointToPoint::take_posted() {
+  std::vector<std::shared_ptr<Transfer>> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (const auto& transfer : posted) {
+    Peer& peer = peers_[static_cast<std::size_t>(transfer->peer)];
+    if (transfer->peer == rank_ && !transfer->is_recv) {
+      send_to_self(transfer);
+    } else if (!transfer->is_recv) {
+      peer.sends.push_back(transfer);
+    } else if (!match_unexpected(peer, transfer)) {
+      peer.recvs.push_back(transfer);
+      if (peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target && peer.kept == nullptr)
+        match_arriving(peer);
+    }
+  }
+}
+
+bool PointToPoint::drive_once() {
+  take_posted();
+  bool moved = false;
+  for (Rank rank = 0; rank < static_cast<Rank>(peers_.size()); ++rank) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (rank == rank_) continue;
+    if (!peer.sends.empty()) moved |= push(rank, peer);
+    // Existing links are read even without a recv, so that a peer that sends first can finish.
+    if (!peer.recvs.empty() || peer.target || mesh_.existing(rank) != nullptr)
+      moved |= pull(rank, peer);
+  }
+  return moved;
+}
+
+bool PointToPoint::push(Rank rank, Peer& peer) {
+  transport::Link* link = mesh_.link(rank);
+  if (link == nullptr) return false;
+  Transfer& transfer = *peer.sends.front();
+  if (peer.sent == 0)
+    peer.out_header =
+        wire::encode({transfer.call, peer.messages_out, transfer.tag, transfer.bytes});
+  const std::size_t of_header = std::min<std::uint64_t>(peer.sent, wire::kOpHeaderBytes);
+  const std::uint64_t of_body = peer.sent - of_header;
+  const std::span<const std::byte> head = std::span(peer.out_header).subspan(of_header);
+  const std::span<const std::byte> body(transfer.data + of_body,
+                                        std::min(transfer.bytes - of_body, kTurnBytes));
+  const transport::Io io = link->send_some(head, body);
+  if (io.closed) throw LinkClosed{rank, false, of_body, transfer.bytes};
+  peer.sent += io.bytes;
+  if (peer.sent == wire::kOpHeaderBytes + transfer.bytes) {
+    finish(transfer);
+    peer.sends.pop_front();
+    peer.sent = 0;
+    ++peer.messages_out;
+  }
+  return io.bytes > 0;
+}
+
+bool PointToPoint::pull(Rank rank, Peer& peer) {
+  if (peer.is_closed) {
+    if (peer.recvs.empty() && !peer.target) return false;
+    const Transfer& waiting = peer.target ? *peer.target : *peer.recvs.front();
+    throw LinkClosed{rank, true, peer.received, waiting.bytes};
+  }
+  transport::Link* link = mesh_.link(rank);
+  if (link == nullptr) return false;
+  if (peer.in_header_bytes < wire::kOpHeaderBytes) return pull_header(rank, peer, *link);
+  if (!peer.target && peer.kept == nullptr)
+    return false;  // Too far ahead: it waits until somebody asks for this message.
+  std::byte* data = peer.target ? peer.target->data : peer.kept->data.data();
+  const std::uint64_t left = peer.arriving.bytes - peer.received;
+  const transport::Io io =
+      link->recv_some({}, std::span(data + peer.received, std::min(left, kTurnBytes)));
+  peer.received += io.bytes;
+  if (peer.received == peer.arriving.bytes)
+    finish_payload(peer);
+  else if (io.closed)
+    peer.is_closed = true;
+  return io.bytes > 0;
+}
+
+bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
+  const transport::Io io =
+      link.recv_some(std::span(peer.in_header).subspan(peer.in_header_bytes), {});
+  peer.in_header_bytes += io.bytes;
+  if (io.closed) peer.is_closed = true;
+  if (peer.in_header_bytes < wire::kOpHeaderBytes) return io.bytes > 0;
+  peer.arriving = wire::decode_op_header(peer.in_header);
+  if (peer.arriving.call.op != OpKind::kSend)
+    throw ProtocolError(str("rank ", rank, " sent a ", name(peer.arriving.call.op),
+                            " where a message was expected"));
+  peer.received = 0;
+  match_arriving(peer);
+  return true;
+}
+
+// Decides where the payload of the message whose header has come goes.
+void PointToPoint::match_arriving(Peer& peer) {
+  const auto wanted = std::find_if(peer.recvs.begin(), peer.recvs.end(), [&](const auto& transfer) {
+    return transfer->tag == peer.arriving.tag;
+  });
+  if (wanted != peer.recvs.end()) {
+    peer.target = *wanted;
+    peer.recvs.erase(wanted);
+    check_fit(peer.arriving, *peer.target);
+  } else if (peer.arriving.bytes <= limits::kUnexpectedBytes - peer.unexpected_bytes) {
+    peer.unexpected_bytes += peer.arriving.bytes;
+    peer.unexpected.push_back({peer.arriving, std::vector<std::byte>(peer.arriving.bytes), false});
+    peer.kept = &peer.unexpected.back();
+  } else {
+    return;
+  }
+  if (peer.arriving.bytes == 0) finish_payload(peer);
+}
+
+void PointToPoint::finish_payload(Peer& peer) {
+  peer.in_header_bytes = 0;
+  if (peer.target) {
+    finish(*peer.target);
+    peer.target.reset();
+    return;
+  }
+  peer.kept->is_complete = true;
+  peer.kept = nullptr;
+  match_posted(peer);
+}
+
+// A recv that was posted while its message was arriving into our own memory.
+void PointToPoint::match_posted(Peer& peer) {
+  for (auto transfer = peer.recvs.begin(); transfer != peer.recvs.end();) {
+    const auto current = transfer++;
+    if (match_unexpected(peer, *current)) peer.recvs.erase(current);
+  }
+}
+
+bool PointToPoint::match_unexpected(Peer& peer, const std::shared_ptr<Transfer>& transfer) {
+  const auto message =
+      std::find_if(peer.unexpected.begin(), peer.unexpected.end(),
+                   [&](const Message& kept) { return kept.header.tag == transfer->tag; });
+  // Only the first with this tag counts, even if it is still arriving: messages with one tag keep
+  // their order.
+  if (message == peer.unexpected.end() || !message->is_complete) return false;
+  deliver(*message, *transfer);
+  peer.unexpected_bytes -= message->data.size();
+  peer.unexpected.erase(message);
+  if (peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target && peer.kept == nullptr)
+    match_arriving(peer);
+  return true;
+}
+
+void PointToPoint::deliver(Message& message, Transfer& transfer) {
+  check_fit(message.header, transfer);
+  if (transfer.bytes > 0) std::memcpy(transfer.data, message.data.data(), transfer.bytes);
+  finish(transfer);
+}
+
+void PointToPoint::send_to_self(const std::shared_ptr<Transfer>& transfer) {
+  Peer& self = peers_[static_cast<std::size_t>(rank_)];
+  Message message{{transfer->call, self.messages_out++, transfer->tag, transfer->bytes}, {}, true};
+  message.data.assign(transfer->data, transfer->data + transfer->bytes);
+  self.unexpected_bytes += message.data.size();
+  self.unexpected.push_back(std::move(message));
+  finish(*transfer);
+  match_posted(self);
+}
+
+void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
+  const std::lock_guard lock(mutex_);
+  if (transfer.is_done) return;
+  transfer.failure = failure;
+  transfer.is_done = true;
+  changed_.notify_all();
+}
+
+void PointToPoint::fail_all(const Failure& failure) {
+  take_posted();
+  for (Peer& peer : peers_) {
+    for (const auto& transfer : peer.sends) finish(*transfer, failure);
+    for (const auto& transfer : peer.recvs) finish(*transfer, failure);
+    if (peer.target) finish(*peer.target, failure);
+    peer.sends.clear();
+    peer.recvs.clear();
+    peer.target.reset();
+  }
+}
+
+std::string PointToPoint::describe_wait(const Transfer& transfer) const {
+  if (transfer.peer < 0) return "";
+  const Peer& peer = peers_[static_cast<std::size_t>(transfer.peer)];
+  const Rank member = group_->members[static_cast<std::size_t>(transfer.peer)];
+  std::string text = str("; ", transfer.is_recv ? "from " : "to ", world_->describe(member),
+                         ", tag ", transfer.tag);
+  if (transfer.is_recv && peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target &&
+      peer.kept == nullptr)
+    text +=
+        str("; its next message has tag ", peer.arriving.tag, ", nobody has asked for that, and ",
+            peer.unexpected_bytes, " bytes of earlier ones wait already");
+  return text;
+}
+
+void PointToPoint::collect_interests() {
+  interests_.clear();
+  for (Rank rank = 0; rank < static_cast<Rank>(peers_.size()); ++rank) {
+    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    transport::Link* link = mesh_.existing(rank);
+    if (link == nullptr || peer.is_closed) continue;
+    const bool can_take =
+        peer.in_header_bytes < wire::kOpHeaderBytes || peer.target || peer.kept != nullptr;
+    if (can_take || !peer.sends.empty())
+      interests_.push_back({link, can_take, !peer.sends.empty()});
+  }
+}
+
+bool PointToPoint::has_active() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopping_) return false;
+    if (!posted_.empty()) return true;
+  }
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+    return !peer.sends.empty() || !peer.recvs.empty() || peer.target != nullptr;
+  });
+}
+
+}  // namespace gradring::collectives

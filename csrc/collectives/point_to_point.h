@@ -1,0 +1,112 @@
+// send and recv with tags, on links of their own so that a rank waiting in recv does not hold up
+// collectives. Messages between two ranks with one tag keep their order. Callable from any thread;
+// one thread at a time drives the links for everybody, the others sleep until their message is
+// through or the driver's seat is free.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/call.h"
+#include "transport/idle.h"
+#include "transport/mesh.h"
+#include "wire/op_header.h"
+
+namespace gradring::collectives {
+
+// One message under way. `send` and `recv` of a communicator; memory is the caller's until the
+// transfer is done.
+struct Transfer {
+  bool is_recv = false;
+  Rank peer = -1;
+  std::int32_t tag = 0;
+  Call call;  // kSend or kRecv, dtype and count.
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+
+  // Guarded by PointToPoint::mutex_.
+  bool is_done = false;
+  Failure failure;
+};
+
+class PointToPoint {
+ public:
+  PointToPoint(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
+               Rank rank);
+  ~PointToPoint();
+
+  // Starts a transfer; it advances while any thread waits or, if `in_background`, on a thread of
+  // its own.
+  void start(const std::shared_ptr<Transfer>& transfer, bool in_background);
+  // Until it is done. A failure or a deadline closes the communicator. Throws any public error.
+  void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout, bool interruptible = true);
+  bool is_done(const Transfer& transfer) const;
+  void stop();  // Before the communicator goes: ends the background thread.
+
+ private:
+  struct Message {  // Came before anybody asked for it.
+    wire::OpHeader header;
+    std::vector<std::byte> data;
+    bool is_complete = false;
+  };
+  struct Peer {
+    std::deque<std::shared_ptr<Transfer>> sends;
+    std::uint64_t sent = 0;  // Bytes of sends.front(), header included.
+    wire::OpHeaderBytes out_header{};
+    std::uint64_t messages_out = 0;
+
+    std::list<std::shared_ptr<Transfer>> recvs;  // Posted, not matched yet, in order.
+    std::list<Message> unexpected;
+    std::size_t unexpected_bytes = 0;
+    wire::OpHeaderBytes in_header{};
+    std::size_t in_header_bytes = 0;
+    wire::OpHeader arriving;           // Decoded in_header.
+    std::shared_ptr<Transfer> target;  // Where the payload goes: a transfer ...
+    Message* kept = nullptr;           // ... or a message in `unexpected`.
+    std::uint64_t received = 0;        // Bytes of the payload.
+    bool is_closed = false;
+  };
+
+  void take_posted();
+  bool drive_once();
+  bool push(Rank rank, Peer& peer);
+  bool pull(Rank rank, Peer& peer);
+  bool pull_header(Rank rank, Peer& peer, transport::Link& link);
+  void match_arriving(Peer& peer);
+  bool match_unexpected(Peer& peer, const std::shared_ptr<Transfer>& transfer);
+  void match_posted(Peer& peer);
+  void finish_payload(Peer& peer);
+  void send_to_self(const std::shared_ptr<Transfer>& transfer);
+  void deliver(Message& message, Transfer& transfer);
+  void finish(Transfer& transfer, const Failure& failure = {});
+  void fail_all(const Failure& failure);
+  Failure give_up(const Transfer& transfer, const std::exception_ptr& error, Millis timeout,
+                  std::unique_lock<std::timed_mutex>& seat);
+  std::string describe_wait(const Transfer& transfer) const;
+  void collect_interests();
+  bool has_active() const;
+  void run_background();
+
+  std::shared_ptr<transport::World> world_;
+  std::shared_ptr<transport::Group> group_;
+  Rank rank_;
+
+  std::timed_mutex drive_;  // The driver's seat: guards mesh_, peers_, interests_.
+  transport::Mesh mesh_;
+  std::vector<Peer> peers_;
+  std::vector<transport::Interest> interests_;
+
+  mutable std::mutex mutex_;  // Guards posted_, flags of transfers and the background thread's.
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Transfer>> posted_;
+  std::size_t background_ = 0;  // Transfers that the background thread has to see through.
+  bool is_stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace gradring::collectives

@@ -1,0 +1,36 @@
+// Work: an asynchronous operation in flight. Shared by the communicator's queue and whoever waits;
+// every field is guarded by the work's own lock. The caller keeps the operation's memory alive
+// until it is done.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace gradring::collectives {
+
+class Work {
+ public:
+  // `carry_out` runs the operation to its end on the calling thread; it throws what went wrong.
+  explicit Work(std::function<void()> carry_out) : carry_out_(std::move(carry_out)) {}
+
+  void run();  // Once, by the thread that took it from the queue. Never throws.
+  void cancel(const Failure& failure);  // Instead of run().
+  bool is_done() const;
+  void raise_if_failed() const;  // When done.
+  bool wait_for(Millis time);    // True when done.
+
+ private:
+  void finish(const Failure& failure);
+
+  std::function<void()> carry_out_;
+  mutable std::mutex mutex_;
+  std::condition_variable done_;
+  bool is_done_ = false;
+  Failure failure_;
+};
+
+}  // namespace gradring::collectives

@@ -1,0 +1,154 @@
+"""From the user's arrays to buffers the core can use, and back.
+
+The only module that knows about array libraries. NumPy arrays go through as they are; torch CPU
+tensors, DLPack exporters and anything with the buffer protocol are viewed as NumPy arrays without a
+copy; what is not contiguous is packed, and written back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradring.errors import DeviceError, InvalidArgument
+
+Array = npt.NDArray[Any]
+
+BFLOAT16 = 3
+
+# NumPy's name -> the code on the wire (csrc/base/types.h).
+DTYPE_CODES: dict[str, int] = {
+    "float64": 0,
+    "float32": 1,
+    "float16": 2,
+    "bfloat16": BFLOAT16,
+    "int8": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "uint8": 8,
+    "bool": 9,
+}
+
+_DLPACK_CPU = (1, 3)  # kDLCPU and kDLCUDAHost: memory the CPU can address.
+_DLPACK_HOST_DEVICES = frozenset(_DLPACK_CPU)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One array as the core takes it.
+
+    Attributes:
+        buffer: C-contiguous array over the user's memory, or a packed copy of it; bfloat16 as uint16.
+        dtype: Code of the element type.
+        shape: The user's shape.
+        unpack: Writes a packed copy back to the user's array; ``None`` where ``buffer`` is the memory
+            itself.
+    """
+
+    buffer: Array
+    dtype: int
+    shape: tuple[int, ...]
+    unpack: Callable[[], None] | None = None
+
+
+def view(x: Any, name: str, *, writes: bool) -> View:
+    """See any array as a contiguous typed buffer.
+
+    Args:
+        x: NumPy array, torch CPU tensor, DLPack exporter on the CPU, or buffer.
+        name: What to call it in errors.
+        writes: The operation writes it: it must be writable, and a packed copy is written back.
+
+    Raises:
+        InvalidArgument: No array, a dtype that cannot be sent, or read-only where it is written.
+        DeviceError: It lives on a device.
+    """
+    array, code = _as_numpy(x, name)
+    if writes and not array.flags.writeable:
+        raise InvalidArgument(f"{name} is read-only, but the operation writes it")
+    if array.flags.c_contiguous:
+        return View(array, code, array.shape)
+    packed = np.ascontiguousarray(array)
+    return View(packed, code, array.shape, _unpacker(array, packed) if writes else None)
+
+
+def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
+    """Allocate an array of the library and dtype of ``x``; contents undefined."""
+    if _is_torch(x):
+        return x.new_empty(shape)
+    if isinstance(x, np.ndarray):
+        return np.empty(shape, dtype=x.dtype)
+    return np.empty(shape, dtype=_as_numpy(x, "x")[0].dtype)
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Return the shape of any supported array."""
+    if hasattr(x, "shape"):
+        return tuple(x.shape)
+    return np.asarray(memoryview(x)).shape
+
+
+def _unpacker(target: Array, packed: Array) -> Callable[[], None]:
+    def unpack() -> None:
+        np.copyto(target, packed)
+
+    return unpack
+
+
+def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
+    if isinstance(x, np.ndarray):
+        return _coded(x, name)
+    if _is_torch(x):
+        return _from_torch(x, name)
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, name)
+    try:
+        return _coded(np.asarray(memoryview(x)), name)
+    except TypeError:
+        raise InvalidArgument(
+            f"{name} is a {type(x).__name__}; pass an array: NumPy, torch, DLPack or the buffer protocol"
+        ) from None
+
+
+def _coded(array: Array, name: str) -> tuple[Array, int]:
+    code = DTYPE_CODES.get(array.dtype.name)
+    if code is None or not array.dtype.isnative:
+        known = ", ".join(DTYPE_CODES)
+        raise InvalidArgument(f"{name} has dtype {array.dtype}, which cannot be sent; use {known}")
+    if code == BFLOAT16:
+        return array.view(np.uint16), code
+    return array, code
+
+
+def _is_torch(x: Any) -> bool:
+    return type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "data_ptr")
+
+
+def _from_torch(x: Any, name: str) -> tuple[Array, int]:
+    if x.device.type != "cpu":
+        raise DeviceError(f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first")
+    tensor = x.detach()
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind == "bfloat16":
+        import torch
+
+        return tensor.view(torch.int16).numpy().view(np.uint16), BFLOAT16
+    if kind not in DTYPE_CODES:
+        known = ", ".join(DTYPE_CODES)
+        raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
+    return tensor.numpy(), DTYPE_CODES[kind]
+
+
+def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:
+    device = x.__dlpack_device__()[0] if hasattr(x, "__dlpack_device__") else _DLPACK_CPU[0]
+    if int(device) not in _DLPACK_HOST_DEVICES:
+        raise DeviceError(f"{name} is on a device (DLPack type {int(device)}); copy it to the CPU first")
+    try:
+        return _coded(np.from_dlpack(x), name)
+    except (BufferError, RuntimeError) as error:
+        raise InvalidArgument(f"{name} cannot be read through DLPack: {error}") from error

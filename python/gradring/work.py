@@ -1,0 +1,45 @@
+"""`Work`: an operation that was started with ``async_op=True``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gradring import _core
+from gradring.errors import InvalidArgument
+
+
+class Work:
+    """An operation in flight. Its arrays are kept alive, and must not be touched, until it is done."""
+
+    def __init__(self, core: _core.Work, result: Any, unpack: Callable[[], None] | None) -> None:
+        """Wrap a compiled handle; made by `Communicator`."""
+        self._core = core
+        self._result = result
+        self._unpack = unpack
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until it is done; may be called again.
+
+        Args:
+            timeout: Seconds; ``None`` is the communicator's.
+
+        Returns:
+            What the blocking call would have returned.
+
+        Raises:
+            TimedOut: It is not done yet. A collective goes on, so wait again; a send or recv has
+                closed the communicator.
+            PeerLost: As in the blocking call, and so for every other error.
+        """
+        if timeout is not None and not timeout > 0:
+            raise InvalidArgument(f"timeout must be positive seconds, got {timeout}")
+        self._core.wait(-1 if timeout is None else max(1, round(timeout * 1000)))
+        if self._unpack is not None:
+            self._unpack()
+            self._unpack = None
+        return self._result
+
+    def done(self) -> bool:
+        """Tell, without waiting, whether it has ended, well or not."""
+        return self._core.done()
