@@ -48,15 +48,16 @@ def _delegate(name: str, arguments: list[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from gradring import launch  # noqa: PLC0415 (see the head of this file)
+    from gradring.launch import job
+    from gradring.launch.plan import Options
 
     command = list(options.command)
     if command[:1] == ["--"]:
         del command[0]
     if options.timeout is not None and options.timeout <= 0:
         raise InvalidArgument(f"--timeout {options.timeout:g}: not a positive number of seconds")
-    return launch.run(
-        launch.Options(
+    return job.run(
+        Options(
             command=tuple(command),
             count=options.count,
             hosts_file=options.hosts,
@@ -78,13 +79,13 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gradring import doctor  # noqa: PLC0415
+    from gradring import doctor
 
     return doctor.main(as_json=options.json)
 
 
 def _version(_options: argparse.Namespace) -> int:
-    from gradring.machine import own_version  # noqa: PLC0415
+    from gradring.machine import own_version
 
     print(f"gradring {own_version()}")
     return 0
@@ -117,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from gradring.launch.plan import Options  # noqa: PLC0415
+    from gradring.launch.plan import Options
 
     run = commands.add_parser(
         "run",

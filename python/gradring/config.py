@@ -6,6 +6,7 @@ the list, the launcher fills it in for its ranks, and a test holds docs/configur
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import math
 from collections.abc import Mapping
@@ -124,13 +125,12 @@ def _interface(source: str, text: str) -> str:
         raise InvalidArgument(f"{source}={text!r} is no network: {error}") from None
 
 
-def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the names that look like ours and are not: most often a misspelling."""
-    # GRADRING_DATA, GRADRING_TEST_* and GRADRING_BENCH_* belong to examples, tests and benches,
-    # not to the library.
-    foreign = ("GRADRING_DATA", "GRADRING_TEST_", "GRADRING_BENCH_", "GRADRING_EXAMPLE_")
-    return sorted(
-        name
-        for name in environ
-        if name.startswith("GRADRING_") and name not in VARIABLES and not name.startswith(foreign)
-    )
+def misspelled_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that are not ours but nearly so, each with the one that was likely meant."""
+    found: dict[str, str] = {}
+    for name in sorted(environ):
+        if name.startswith("GRADRING_") and name not in VARIABLES:
+            close = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85)
+            if close:
+                found[name] = close[0]
+    return found

@@ -81,8 +81,8 @@ def report(environ: Mapping[str, str]) -> Report:
     _judge_role(role, problems, warnings)
     _judge_machine(found, warnings)
     warnings += [
-        f"{name} is set, but there is no such variable; see docs/configuration.md"
-        for name in config.unknown_variables(environ)
+        f"{name} is set, but there is no such variable; did you mean {meant}?"
+        for name, meant in config.misspelled_variables(environ).items()
     ]
     return {**found, "problems": problems, "warnings": warnings}
 
@@ -211,8 +211,8 @@ def _judge_role(role: Role | None, problems: list[str], warnings: list[str]) -> 
         )
     if role.world_size > 1 and is_loopback(role.rendezvous_host) and not role.is_single_host:
         problems.append(
-            f"the rendezvous {role.rendezvous} is on loopback, but {role.source} says that the ranks "
-            "are on several hosts; set GRADRING_RENDEZVOUS to rank 0's host"
+            f"the rendezvous {role.rendezvous} is on loopback, but {role.source} says that the "
+            "ranks are on several hosts; set GRADRING_RENDEZVOUS to rank 0's host"
         )
 
 

@@ -130,7 +130,7 @@ def machine_complaints(path: Path, text: str) -> list[str]:
 
 def environment_names(text: str) -> set[str]:
     """The GRADRING_* variables that a text reads or sets: they stand in quotes."""
-    return set(re.findall(r"""["'](GRADRING_[A-Z0-9_]*)["'{]""", text))
+    return set(re.findall(r"""["'](GRADRING_[A-Z0-9_]+)["'{]""", text))
 
 
 def test_rooms_include_only_along_the_arrows() -> None:

@@ -21,12 +21,25 @@ from gradring.launch import agent
 from gradring.launch.link import AgentLink, Frame
 from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
 from gradring.launch.output import RankOutput, Screen
-from gradring.launch.plan import Options, Plan
+from gradring.launch.plan import Options, Plan, make_plan
 
 # What an agent may take beyond the grace before the launcher gives it up.
 _TEARDOWN_SECONDS = agent.UNKILLABLE_SECONDS + 5.0
 
 _STATUS_SECONDS = 1.0
+
+
+def run(options: Options) -> int:
+    """Run a job to its end, on the main thread.
+
+    Returns:
+        0, the exit code of the rank that failed first, or 128 + signal.
+
+    Raises:
+        InvalidArgument: An option makes no sense; nothing was started.
+    """
+    plan = make_plan(options, os.environ)
+    return Job(plan, options, Screen.of_process(os.environ)).run()
 
 
 class Job:

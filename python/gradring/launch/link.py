@@ -108,6 +108,8 @@ class AgentLink:
 
     def send(self, **command: object) -> None:
         """Tell the agent something; one that is gone is noticed by the end of its output."""
+        if not self.is_open:
+            return
         assert self._process.stdin is not None
         # Written at once: a buffer would try again, and fail again, when it is closed.
         data = memoryview(json.dumps(command).encode() + b"\n")

@@ -1,0 +1,127 @@
+"""The gradring command, its settings and its errors."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from gradring.cli import main
+from gradring.config import VARIABLES, Settings
+from gradring.errors import (
+    Closed,
+    DeviceError,
+    Error,
+    InternalError,
+    InvalidArgument,
+    PeerLost,
+    ProtocolError,
+    TimedOut,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    assert all(name in shown for name in ("run", "doctor", "bench", "demo", "version"))
+
+
+@pytest.mark.parametrize("argv", [["version"], ["--version"]])
+def test_the_version_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    assert re.fullmatch(r"gradring .+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["bench", "demo"])
+def test_bench_and_demo_get_all_their_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def command(argv: list[str]) -> int:
+        seen.append(argv)
+        return 3
+
+    module = types.ModuleType(f"gradring.{name}")
+    module.main = command  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, f"gradring.{name}", module)
+    assert main([name, "all_reduce", "--json", "-h"]) == 3
+    assert seen == [["all_reduce", "--json", "-h"]]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["run", "train.py"], "say how many ranks to start"),
+        (["run", "-n", "2"], "say what to run"),
+        (["run", "-n", "2", "no-such.py"], "no-such.py: no such file"),
+        (["run", "-n", "2", "--timeout", "0", "true"], "not a positive number of seconds"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("gradring: ")
+    assert words in shown
+    assert shown.count("\n") == 1
+
+
+def test_options_after_the_program_are_the_programs(capfd: pytest.CaptureFixture[str]) -> None:
+    program = ["--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "-n", "9", "--quiet"]
+    assert main(["run", "-n", "1", *program]) == 0
+    assert capfd.readouterr().out == "[0] ['-n', '9', '--quiet']\n"
+
+
+def test_python_dash_m_is_the_command() -> None:
+    argv = [sys.executable, "-m", "gradring", "run", "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "gradring run -n N [options] train.py" in done.stdout
+
+
+def test_every_variable_is_documented_and_no_other() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    listed = set(re.findall(r"^\| `(GRADRING_\w+)`", text, re.MULTILINE))
+    assert listed == set(VARIABLES)
+
+
+def test_settings_come_from_arguments_then_variables_then_defaults() -> None:
+    environ = {"GRADRING_TRANSPORT": "tcp", "GRADRING_TIMEOUT": "5", "GRADRING_INTERFACE": "eth0"}
+    assert Settings.from_environ({}) == Settings()
+    assert Settings.from_environ(environ) == Settings("tcp", 5.0, interface="eth0")
+    settings = Settings.from_environ(environ, transport="shm", timeout=1, interface="10.0.0.1/8")
+    assert settings == Settings("shm", 1.0, interface="10.0.0.0/8")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_that_would_never_or_always_pass_is_refused(text: str) -> None:
+    for name in ("GRADRING_TIMEOUT", "GRADRING_HEARTBEAT_TIMEOUT"):
+        with pytest.raises(InvalidArgument, match=f"{name}='{text}' is not a positive number"):
+            Settings.from_environ({name: text})
+
+
+def test_errors_are_also_what_a_program_without_us_would_catch() -> None:
+    also = {
+        InvalidArgument: ValueError,
+        PeerLost: ConnectionError,
+        TimedOut: TimeoutError,
+        ProtocolError: ConnectionError,
+        DeviceError: RuntimeError,
+        Closed: RuntimeError,
+        InternalError: RuntimeError,
+    }
+    assert all(issubclass(kind, Error) and issubclass(kind, base) for kind, base in also.items())
+
+
+def test_a_lost_peer_is_known_by_its_rank_also_after_a_pickle() -> None:
+    import pickle
+
+    error = PeerLost("rank 3 closed the connection", 3)
+    again = pickle.loads(pickle.dumps(error))
+    assert (error.rank, again.rank, str(again)) == (3, 3, "rank 3 closed the connection")

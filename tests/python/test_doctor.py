@@ -1,0 +1,116 @@
+"""gradring doctor: tells what it finds, never the secret, and what to do about each problem."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from gradring import doctor, machine
+from gradring.machine import Interface, chosen_interface, cpu_quota
+
+BY_HAND = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_the_role_is_shown_with_the_variables_it_came_from() -> None:
+    role = doctor.report({**BY_HAND, "GRADRING_SECRET": "x" * 64})["role"]
+    assert role["source"] == "torch variables"
+    assert (role["rank"], role["world_size"], role["rendezvous"]) == (0, 2, "127.0.0.1:29500")
+    assert set(role["variables"]) == {*BY_HAND, "GRADRING_SECRET"}
+    assert "alone" in doctor.report({})["role"]["source"]
+
+
+def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[str]) -> None:
+    environ = {**BY_HAND, "GRADRING_SECRET": "open-sesame" * 4}
+    for as_json in (True, False):
+        doctor.main(as_json=as_json, environ=environ)
+        shown = capsys.readouterr().out
+        assert "set, 44 characters" in shown
+        assert "sesame" not in shown
+
+
+@pytest.mark.parametrize(
+    ("environ", "list_name", "words"),
+    [
+        ({"RANK": "0"}, "problems", "WORLD_SIZE, MASTER_ADDR, MASTER_PORT missing"),
+        (BY_HAND, "problems", "export GRADRING_SECRET="),
+        ({"GRADRING_TIMEOUT": "soon"}, "problems", "GRADRING_TIMEOUT='soon'"),
+        ({"GRADRING_INTERFACE": "nope0"}, "problems", "GRADRING_INTERFACE=nope0: no interface"),
+        ({**BY_HAND, "GRADRING_SECRET": "short"}, "warnings", "has 5 characters"),
+        ({"GRADRING_TRANSPRT": "tcp"}, "warnings", "did you mean GRADRING_TRANSPORT?"),
+        ({**BY_HAND, "LOCAL_WORLD_SIZE": "1"}, "problems", "on several hosts"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_do(
+    environ: dict[str, str], list_name: str, words: str
+) -> None:
+    found = doctor.report(environ)
+    assert any(words in text for text in found[list_name]), found[list_name]
+    assert words in doctor.render(found)
+
+
+def test_a_job_that_could_not_start_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(environ={"RANK": "0"}) == 1
+    assert "problems" in capsys.readouterr().out
+
+
+def test_a_missing_core_is_a_problem_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gradring._core", None)
+    found = doctor.report({})
+    assert "missing" in found["core"]
+    assert any("the compiled core does not load" in text for text in found["problems"])
+
+
+def test_the_report_is_plain_json() -> None:
+    found = doctor.report(BY_HAND)
+    assert json.loads(json.dumps(found)) == found
+    assert found["versions"]["python"].startswith("3.")
+    assert found["cpus"]["usable"] >= 1
+    assert found["memory"]["open_files"] > 0
+
+
+def test_the_interfaces_include_loopback_with_its_network() -> None:
+    assert Interface("lo", "127.0.0.1/8") in machine.interfaces()
+
+
+def test_the_interface_is_chosen_by_name_network_or_route() -> None:
+    found = [
+        Interface("lo", "127.0.0.1/8"),
+        Interface("eth0", "10.1.2.3/16"),
+        Interface("eth1", "fd00::5/64"),
+    ]
+    assert chosen_interface(found, "eth1", None) == found[2]
+    assert chosen_interface(found, "10.0.0.0/8", None) == found[1]
+    assert chosen_interface(found, "fd00::/32", None) == found[2]
+    assert chosen_interface(found, "wlan0", None) is None
+    assert chosen_interface(found, None, ("127.0.0.1", 5)) == found[0]
+    assert chosen_interface(found, None, None) == found[0]
+
+
+def test_the_route_is_asked_without_sending() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        assert machine.route_source(*peer.getsockname()) == "127.0.0.1"
+        peer.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            peer.recv(1)
+
+
+def test_the_cpu_quota_is_read_in_both_forms(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    assert cpu_quota(tmp_path) == 0.5

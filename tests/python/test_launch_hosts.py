@@ -1,0 +1,143 @@
+"""gradring run --hosts: the same promises over ssh, for which a local program stands in."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher_runs import (
+    FAIL_AT_GATE,
+    LIVE,
+    WAIT,
+    WITH_GRANDCHILDREN,
+    Start,
+    is_alive,
+    launching,
+    wait_for_end,
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with launching(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def fake_ssh(tmp_path: Path) -> str:
+    """A program that does what ssh would, on this machine: another session, after some chatter."""
+    script = tmp_path / "fake-ssh"
+    script.write_text(
+        "#!/bin/sh\n"
+        'echo "$@" >> ssh-calls\n'
+        "[ $1 = down ] && { echo no route >&2; exit 255; }\n"
+        "echo Welcome to $1; shift\n"
+        # Another host would not know the launcher's variables either.
+        'exec env -u GRADRING_CANARY -u MY_FLAG setsid --wait sh -c "$*"\n'
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def hosts_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_hosts_file_places_ranks_in_blocks_and_starts_them_by_ssh(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    hosts = hosts_file(tmp_path, "# ours\nred slots=2\n\nblue slots=2  # the big one\ngreen\n")
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    program = LIVE + (
+        f"print(*(os.environ['GRADRING_' + name] for name in {names}), "
+        "os.environ['GRADRING_RENDEZVOUS'].split(':')[0], os.environ.get('MY_FLAG'), "
+        "os.environ.get('GRADRING_CANARY'))"
+    )
+    options = ["--hosts", hosts, "--ssh", fake_ssh, "--env", "MY_FLAG", "-n", "4"]
+    environ = {"MY_FLAG": "a b'c", "GRADRING_CANARY": "yes"}
+    code, lines, err = start(program, *options, environ=environ).finish()
+    assert (code, err) == (0, "")
+    assert sorted(lines) == [f"[{rank}] {rank} 4 {rank % 2} 2 red a b'c yes" for rank in range(4)]
+    calls = (tmp_path / "ssh-calls").read_text()
+    assert sorted(line.split()[0] for line in calls.splitlines()) == ["blue", "red"]
+    assert not re.search(r"[0-9a-f]{64}", calls)  # No secret.
+
+
+def test_ranks_on_other_hosts_meet_where_they_are_told(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "host, port = os.environ['GRADRING_RENDEZVOUS'].rsplit(':', 1)\n"
+        "if rank == 0:\n"
+        "    listener = socket.socket(fileno=int(os.environ['GRADRING_LISTEN_FD']))\n"
+        "    print(listener.accept()[0].recv(100).decode())\n"
+        "else:\n"
+        "    socket.create_connection((host, int(port))).sendall(b'hello')\n"
+    )
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    options = ["--hosts", hosts, "--ssh", fake_ssh, "--rendezvous", "127.0.0.1:0"]
+    assert start(program, *options).finish() == (0, ["[0] hello"], "")
+
+
+def test_a_failure_on_one_host_ends_the_others(start: Start, fake_ssh: str, tmp_path: Path) -> None:
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    os.mkfifo(tmp_path / "gate")
+    run = start(FAIL_AT_GATE, "--hosts", hosts, "--ssh", fake_ssh)
+    ready = run.until(r"ready (\d+) (\d+) (\d+)", times=2)
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 5
+    assert "rank 1 failed first: exit code 5, on blue" in err
+    assert not [pid for match in ready for pid in map(int, match.groups()) if is_alive(pid)]
+
+
+def test_a_dropped_connection_ends_the_ranks_behind_it(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    run = start(
+        WITH_GRANDCHILDREN, "--hosts", hosts_file(tmp_path, "red\nblue\n"), "--ssh", fake_ssh
+    )
+    ready = run.until(r"ready (\d+) (\d+) (\d+)", times=2)
+    run.process.kill()  # The pipes to both hosts close, as when the network goes.
+    for match in ready:
+        for pid in map(int, match.groups()):
+            wait_for_end(pid)
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_its_reason(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    hosts = hosts_file(tmp_path, "red\ndown\n")
+    code, _, err = start(WAIT, "--hosts", hosts, "--ssh", fake_ssh).finish()
+    assert code == 1
+    assert "gradring: down: no route\n" in err
+    assert "could not start anything on down (rank 1): exit code 255" in err
+
+
+def test_a_host_that_does_not_answer_is_given_up(start: Start, tmp_path: Path) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\nexec 3>&1 cat >/dev/null\n")
+    silent.chmod(0o755)
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    options = ["--hosts", hosts, "--ssh", str(silent), "--start-timeout", "0.3"]
+    code, _, err = start(WAIT, *options).finish()
+    assert code == 1
+    assert "red, blue: no answer within 0.3 s" in err
+
+
+def test_a_command_that_cannot_run_on_a_host_is_an_error_there(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    options = ["--hosts", hosts, "--ssh", fake_ssh, "--python", sys.executable]
+    run = start("", *options, "no-such-command")
+    code, _, err = run.finish()
+    assert code == 1
+    assert "cannot start: [Errno 2] No such file or directory: 'no-such-command'" in err

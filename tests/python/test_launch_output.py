@@ -1,0 +1,151 @@
+"""What ranks write: lines stay whole, and a bar is shown at the bottom of a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradring.errors import ProtocolError
+from gradring.launch import agent
+from gradring.launch.link import FrameReader
+from gradring.launch.output import LINE_BYTES_MAX, LineSplitter, RankOutput, Screen
+
+
+@given(st.lists(st.binary(max_size=8)))
+def test_lines_do_not_depend_on_how_they_are_cut(pieces: list[bytes]) -> None:
+    whole, cut = LineSplitter(), LineSplitter()
+    together = whole.feed(b"".join(pieces)) + whole.finish()
+    apart = [line for piece in pieces for line in cut.feed(piece)] + cut.finish()
+    assert apart == together
+
+
+def test_of_overwritten_text_the_last_state_is_kept() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"\r 10%\r 50%") == []
+    assert splitter.bar == b" 50%"
+    assert splitter.feed(b"\r100%\r\nnext\r") == [b"100%"]
+    assert splitter.feed(b"\n") == [b"next"]
+
+
+def test_a_line_without_end_is_cut_at_the_limit() -> None:
+    splitter = LineSplitter()
+    assert splitter.feed(b"x" * LINE_BYTES_MAX) == []
+    assert splitter.feed(b"x") == [b"x" * (LINE_BYTES_MAX + 1)]
+
+
+def test_a_failed_ranks_last_errors_are_remembered_and_no_more() -> None:
+    out, err = io.BytesIO(), io.BytesIO()
+    output = RankOutput(Screen(out, err, is_terminal=False, has_colour=False), has_prefix=True)
+    output.take(3, 1, b"not an error\n")
+    output.take(3, 2, b"".join(b"%d\n" % i for i in range(100)) + b"unended")
+    output.finish(3)
+    assert output.last_errors(3)[-2:] == [b"99", b"unended"]
+    assert len(output.last_errors(3)) == 12
+    assert output.last_errors(0) == []
+    assert out.getvalue() == b"[3] not an error\n"
+
+
+def test_frames_do_not_depend_on_how_they_are_cut_and_chatter_before_them_is_dropped() -> None:
+    frames = [(agent.STDOUT, 0, b"a\nb"), (agent.STDERR, 7, b""), (agent.EVENT, 0, b"{}")]
+    stream = b"Welcome!\n" + agent.GREETING
+    stream += b"".join(agent.HEADER.pack(k, r, len(p)) + p for k, r, p in frames)
+    for size in (1, 2, 5, len(stream)):
+        reader = FrameReader()
+        pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
+        got = [(f.kind, f.rank, f.payload) for piece in pieces for f in reader.feed(piece)]
+        assert got == frames
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"x" * 70_000,
+        agent.GREETING + b"?" + bytes(8),
+        agent.GREETING + agent.HEADER.pack(b"o", 0, 1 << 30),
+    ],
+    ids=["no agent", "unknown kind", "too long"],
+)
+def test_bytes_of_no_agent_are_refused(stream: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(FrameReader().feed(stream))
+
+
+def run_in_terminal(program: str, tmp_path: Path, **environ: str) -> str:
+    """Run two ranks with a terminal for standard output and error; return all that was drawn."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    master, slave = pty.openpty()
+    dropped = ("NO_COLOR", "COLUMNS")
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gradring", "run", "-n", "2", str(script)],
+        stdout=slave,
+        stderr=slave,
+        env={**inherited, "TERM": "xterm", **environ},
+    )
+    os.close(slave)
+    drawn = b""
+    try:
+        while data := os.read(master, 4096):
+            drawn += data
+    except OSError:  # How Linux tells that the other end has gone.
+        pass
+    finally:
+        os.close(master)
+    assert process.wait() == 0
+    return drawn.decode()
+
+
+# Rank 0 draws once rank 1 has written, and rank 1 writes again once rank 0 has drawn.
+BAR = """
+import os, socket
+host, port = os.environ["GRADRING_RENDEZVOUS"].split(":")
+if os.environ["GRADRING_RANK"] == "0":
+    peer = socket.socket(fileno=int(os.environ["GRADRING_LISTEN_FD"])).accept()[0]
+    for percent in (10, 50, 100):
+        os.write(2, b"\\rtrain %d%%" % percent)
+        peer.send(b".")
+        peer.recv(1)
+    os.write(2, b"\\n")
+else:
+    peer = socket.create_connection((host, int(port)))
+    for i in range(3):
+        peer.recv(1)
+        print("line", i, flush=True)
+        peer.send(b".")
+"""
+
+
+def visible(drawn: str) -> list[str]:
+    """Return the lines that stand on the terminal in the end."""
+    text = re.sub("\x1b\\[\\d+m", "", drawn).replace("\r\n", "\n")
+    return [line.rpartition("\r")[2].replace("\x1b[K", "") for line in text.split("\n")]
+
+
+def test_a_bar_stays_below_the_lines_and_its_last_state_remains(tmp_path: Path) -> None:
+    drawn = run_in_terminal(BAR, tmp_path)
+    lines = [line for line in visible(drawn) if line]
+    assert sorted(lines) == ["[0] train 100%", "[1] line 0", "[1] line 1", "[1] line 2"]
+    assert [line for line in lines if line.startswith("[1]")] == [f"[1] line {i}" for i in range(3)]
+    assert "\x1b[36m[0]\x1b[0m train 10%" in drawn  # Was drawn while it lasted.
+    assert "2 of 2 ranks running, 0:0" in drawn
+
+
+def test_no_color_is_respected_and_a_dumb_terminal_gets_lines_only(tmp_path: Path) -> None:
+    assert "\x1b[36m" not in run_in_terminal(BAR, tmp_path, NO_COLOR="1")
+    assert "\x1b" not in run_in_terminal(BAR, tmp_path, TERM="dumb")
+
+
+def test_ranks_are_told_the_width_that_is_left_beside_the_prefix(tmp_path: Path) -> None:
+    program = "import os; print(os.environ['COLUMNS'])"
+    drawn = run_in_terminal(program, tmp_path)
+    assert "\x1b[0m 20" in drawn  # A new terminal says 0 columns; less than 20 is no width.

@@ -1,0 +1,124 @@
+"""The plan of a job: who runs where with which variables, and what is refused at once."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from gradring.errors import InvalidArgument
+from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
+from gradring.launch.plan import Options, Plan, make_plan, place, read_hosts
+
+
+def plan_of(tmp_path: Path, hosts: str | None = None, **options: object) -> Plan:
+    values: dict[str, object] = {"command": ("python3", "-c", ""), **options}
+    if hosts is not None:
+        values["hosts_file"] = tmp_path / "hosts"
+        (tmp_path / "hosts").write_text(hosts)
+    return make_plan(Options(**values), {"PYTHONPATH": "/lib", "GRADRING_HEARTBEAT_TIMEOUT": "3"})  # type: ignore[arg-type]
+
+
+def test_a_local_job_stays_on_loopback_and_inherits_its_environment(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, count=3)
+    assert [host.ranks for host in plan.hosts] == [(0, 1, 2)]
+    assert (plan.listen_host, plan.listen_port, plan.rendezvous_host) == (
+        "127.0.0.1",
+        0,
+        "127.0.0.1",
+    )
+    assert "PYTHONPATH" not in plan.environ
+    environ = plan.environ_at(4000)
+    assert environ["GRADRING_RENDEZVOUS"] == "127.0.0.1:4000"
+    assert environ["GRADRING_WORLD_SIZE"] == "3"
+
+
+def test_the_secret_is_new_for_every_job_and_in_no_ones_text(tmp_path: Path) -> None:
+    plans = [plan_of(tmp_path, count=1) for _ in range(2)]
+    found = {plan.environ["GRADRING_SECRET"] for plan in plans}
+    assert len(found) == 2
+    assert all(len(secret) == 64 and secret not in repr(plans) for secret in found)
+
+
+def test_hosts_are_filled_in_order_and_the_first_one_is_where_ranks_meet(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "a slots=2\nb slots=2\n a slots=1 # again\nc\n", count=5)
+    assert [(host.name, host.ranks) for host in plan.hosts] == [("a", (0, 1, 2)), ("b", (3, 4))]
+    assert plan.rendezvous_host == "a"
+    assert plan.listen_host == ""  # The name may mean another address on a itself.
+    assert plan.host_of(4) == "b"
+    assert plan.environ["PYTHONPATH"] == "/lib"
+    assert plan.environ["GRADRING_HEARTBEAT_TIMEOUT"] == "3"
+
+
+def test_this_machines_own_name_needs_no_ssh(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, f"{socket.gethostname()}\nlocalhost\n127.0.0.1\n::1\nother\n")
+    assert [host.is_here for host in plan.hosts] == [True, True, True, True, False]
+
+
+def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "a\nb\n", rendezvous="[fd00::5]:7000")
+    assert (plan.listen_host, plan.listen_port) == ("fd00::5", 7000)
+    assert plan.environ_at(7000)["GRADRING_RENDEZVOUS"] == "[fd00::5]:7000"
+    assert plan_of(tmp_path, "a\nb\n", rendezvous="a.example:0").listen_host == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "say how many ranks"),
+        ({"count": 0}, "at least one rank"),
+        ({"count": 2, "command": ()}, "say what to run"),
+        ({"count": 2, "command": ("missing.py",)}, "missing.py: no such file"),
+        ({"count": 2, "command": ("no-such-program",)}, "no-such-program: no such command"),
+        ({"count": 2, "transport": "rdma"}, "transport='rdma' is not one of auto, shm, tcp"),
+        ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
+        ({"count": 2, "interface": "10.0.0.0/99"}, "interface='10.0.0.0/99' is no network"),
+        ({"count": 2, "rendezvous": "here"}, "--rendezvous='here' is not host:port"),
+        ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `host [slots=N]`"),
+        ({"hosts": "a\nb slots=0\n"}, "hosts:2:"),
+        ({"hosts": "-oProxyCommand=x\n"}, "hosts:1:"),
+        ({"hosts": "# none\n"}, "no host in it"),
+        ({"hosts": "a\nb\n", "count": 3}, "the hosts file has 2 slots"),
+        ({"hosts": "localhost\nb\n"}, "the other hosts cannot reach 'localhost'"),
+        ({"hosts_file": Path("no-such-file")}, "No such file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        plan_of(tmp_path, **options)  # type: ignore[arg-type]
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_every_rank_is_placed_once_and_neighbours_share_a_host(count: int, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=3\nb\nc slots=3\n")
+    hosts = place(read_hosts(path), count)
+    assert [rank for host in hosts for rank in host.ranks] == list(range(count))
+
+
+def test_the_first_failure_stays_and_the_rest_is_told_in_groups() -> None:
+    outcome = Outcome(6)
+    outcome.end(4, 3)
+    assert outcome.fail(Failure("rank 4", 3, 4))
+    assert not outcome.fail(Failure("rank 1", 1, 1))
+    for rank, status in ((0, -signal.SIGTERM), (1, 1), (2, -signal.SIGTERM), (3, 0)):
+        outcome.end(rank, status)
+    assert outcome.exit_code == 3
+    assert outcome.aftermath() == (
+        "ranks 0, 2 stopped; rank 1 ended with exit code 1; rank 3 finished; "
+        "rank 5 unknown: the host did not say"
+    )
+
+
+def test_names_of_ranks_and_ends() -> None:
+    assert name_ranks([7]) == "rank 7"
+    assert name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+    assert describe(3) == "exit code 3"
+    assert describe(-11) == "killed by SIGSEGV"
+    assert "memory ran out" in describe(-9)
+    assert describe(-40) == "killed by signal 40"
