@@ -1,0 +1,183 @@
+// How long the collectives of one shared-memory segment take: median microseconds a call by size,
+// with ranks as forked processes, in place where the operation allows it. The answers are checked
+// before they are timed. Run: bench_flat [op [ranks...]], default all_reduce 2 4; float32 sums.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "collectives/flat.h"
+
+namespace gradring::collectives {
+namespace {
+
+constexpr std::size_t kLargest = std::size_t{64} << 20;
+constexpr double kSecondsPerSize = 0.25;
+
+struct Bench {
+  OpKind op;
+  Rank ranks;
+};
+
+// Small whole numbers, so that the sum is exact in any order.
+float element(std::size_t index, Rank rank) {
+  return static_cast<float>((index * 7 + static_cast<std::size_t>(rank) * 3) % 11);
+}
+
+class Runner {
+ public:
+  Runner(const Bench& bench, transport::SharedMemory memory, Rank rank)
+      : bench_(bench),
+        rank_(rank),
+        group_(1, members(bench.ranks)),
+        flat_(std::move(memory), rank, bench.ranks),
+        vector_(kLargest / sizeof(float)) {}
+
+  void run_all() {
+    for (std::size_t bytes = 4; bytes <= kLargest; bytes *= 4) {
+      const std::size_t count = bytes / sizeof(float);
+      check(count);
+      const double seconds = median_seconds(count);
+      if (rank_ == 0) {
+        std::printf("%10.2f", seconds * 1e6);
+        std::fflush(stdout);
+      }
+    }
+  }
+
+ private:
+  static std::vector<Rank> members(Rank ranks) {
+    std::vector<Rank> all;
+    for (Rank rank = 0; rank < ranks; ++rank) all.push_back(rank);
+    return all;
+  }
+
+  Request request(OpKind op, std::size_t count) const {
+    Request request;
+    request.op = op;
+    request.rank = rank_;
+    request.world_size = bench_.ranks;
+    request.count = count;
+    request.order = order_for(op, bench_.ranks, count * sizeof(float), DType::kFloat32);
+    return request;
+  }
+
+  std::byte* own_part(std::size_t count) {
+    return reinterpret_cast<std::byte*>(vector_.data() + chunk_begin(count, bench_.ranks, rank_));
+  }
+
+  void call(const Request& request) {
+    Call call;
+    call.op = request.op;
+    call.dtype = request.dtype;
+    call.count = request.count;
+    auto* const vector = reinterpret_cast<std::byte*>(vector_.data());
+    auto* const part = own_part(request.count);
+    const bool gathers = request.op == OpKind::kAllGather;
+    const bool scatters = request.op == OpKind::kReduceScatter;
+    transport::Idle idle(group_, Millis{60000}, false);
+    flat_.run(request, call, ++seq_, gathers ? part : vector, scatters ? part : vector, idle);
+  }
+
+  void check(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) vector_[i] = element(i, rank_);
+    call(request(bench_.op, count));
+    const std::uint64_t begin = chunk_begin(count, bench_.ranks, rank_);
+    const std::uint64_t end = chunk_begin(count, bench_.ranks, rank_ + 1);
+    Rank owner = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      while (chunk_begin(count, bench_.ranks, owner + 1) <= i) ++owner;
+      float expected = 0;
+      for (Rank rank = 0; rank < bench_.ranks; ++rank) expected += element(i, rank);
+      if (bench_.op == OpKind::kReduceScatter && (i < begin || i >= end)) continue;
+      if (bench_.op == OpKind::kReduce && rank_ != 0) break;
+      if (bench_.op == OpKind::kAllGather) expected = element(i, owner);
+      if (bench_.op == OpKind::kBroadcast) expected = element(i, 0);
+      if (vector_[i] == expected) continue;
+      std::fprintf(stderr, "bench_flat: wrong answer: rank %d, element %zu of %zu\n", rank_, i,
+                   count);
+      std::exit(1);
+    }
+    std::fill(vector_.begin(), vector_.end(), 0.0f);  // Sums of zeros stay zero, however often.
+  }
+
+  // The calls of a round follow each other, as in training; every round starts together.
+  double median_seconds(std::size_t count) {
+    const Request timed = request(bench_.op, count);
+    const double guess = 1e-6 + static_cast<double>(count) * 4 / 4e9;
+    const int calls = std::max(1, static_cast<int>(200e-6 / guess));
+    const int rounds = std::clamp(static_cast<int>(kSecondsPerSize / (guess * calls)), 7, 300);
+    std::vector<double> seconds;
+    for (int round = 0; round < rounds; ++round) {
+      call(request(OpKind::kBarrier, 0));
+      const auto start = std::chrono::steady_clock::now();
+      for (int i = 0; i < calls; ++i) call(timed);
+      const auto end = std::chrono::steady_clock::now();
+      seconds.push_back(std::chrono::duration<double>(end - start).count() / calls);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+  Bench bench_;
+  Rank rank_;
+  transport::Group group_;
+  Flat flat_;
+  std::vector<float> vector_;
+  std::uint64_t seq_ = 0;
+};
+
+int run(const Bench& bench) {
+  const std::size_t bytes = Flat::memory_bytes(bench.ranks);
+  const auto memory = transport::SharedMemory::create(bytes);
+  std::printf("%-14s %d ranks", std::string(name(bench.op)).c_str(), bench.ranks);
+  std::fflush(stdout);
+  for (Rank rank = 0; rank < bench.ranks; ++rank) {
+    if (::fork() != 0) continue;
+    Runner(bench, transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), rank)
+        .run_all();
+    std::exit(0);
+  }
+  int result = 0;
+  for (Rank rank = 0; rank < bench.ranks; ++rank) {
+    int status = 0;
+    ::wait(&status);
+    if (status != 0) result = 1;
+  }
+  std::printf("\n");
+  return result;
+}
+
+}  // namespace
+}  // namespace gradring::collectives
+
+int main(int argc, char** argv) {
+  using namespace gradring;
+  const std::string wanted = argc > 1 ? argv[1] : "all_reduce";
+  std::vector<int> ranks;
+  for (int i = 2; i < argc; ++i) ranks.push_back(std::atoi(argv[i]));
+  if (ranks.empty()) ranks = {2, 4};
+  std::printf("median us    %9s", "");
+  for (std::size_t bytes = 4; bytes <= std::size_t{64} << 20; bytes *= 4)
+    std::printf("%9zu%s",
+                bytes < 1024      ? bytes
+                : bytes < 1048576 ? bytes >> 10
+                                  : bytes >> 20,
+                bytes < 1024      ? "B"
+                : bytes < 1048576 ? "K"
+                                  : "M");
+  std::printf("\n");
+  int result = 0;
+  for (const OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
+                          OpKind::kBroadcast, OpKind::kReduce})
+    if (wanted == "all" || wanted == name(op))
+      for (const int count : ranks) result |= collectives::run({op, count});
+  return result;
+}

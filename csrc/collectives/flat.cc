@@ -1,0 +1,124 @@
+#include "collectives/flat.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "collectives/flat_gather.h"
+#include "collectives/flat_reduce.h"
+
+namespace gradring::collectives {
+namespace {
+
+// Up to here everybody reading everything costs less than a second round of flags.
+constexpr std::size_t kShortBytes = 32 * 1024;
+static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
+
+bool reduces(OpKind op) {
+  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
+}
+
+// What `rank` writes into its post when the operation is short.
+std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {
+  switch (request.op) {
+    case OpKind::kAllGather: return shape.part(rank).bytes;
+    case OpKind::kBroadcast: return rank == request.root ? shape.bytes() : 0;
+    default: return shape.bytes();
+  }
+}
+
+void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  if (bytes != 0 && dst != src) std::memcpy(dst, src, bytes);
+}
+
+}  // namespace
+
+bool Flat::supports(const Request& request) {
+  return reduces(request.op) || request.op == OpKind::kBarrier ||
+         request.op == OpKind::kAllGather || request.op == OpKind::kBroadcast;
+}
+
+Flat::Flat(transport::SharedMemory memory, Rank rank, Rank ranks)
+    : side_(std::move(memory), rank, ranks), shape_(ranks) {}
+
+void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
+               std::byte* output, transport::Idle& idle) {
+  GRADRING_ASSERT(request.world_size == side_.ranks && request.rank == side_.rank);
+  GRADRING_ASSERT(supports(request));
+  shape_.set(request);
+  ++round_;
+  const std::size_t largest =
+      request.op == OpKind::kAllGather ? shape_.largest_part_bytes() : shape_.bytes();
+  if (side_.ranks == 1) {
+    copy_to(output, input, shape_.bytes());
+  } else if (largest <= kShortBytes) {
+    post(call, seq, input, payload_bytes(request, shape_, side_.rank));
+    check_posts(call, seq, idle);
+    finish_short(request, input, output);
+  } else if (reduces(request.op)) {
+    post(call, seq, nullptr, 0);
+    FlatReduce reduce(side_, shape_, request, input, output);
+    reduce.begin(idle);
+    check_posts(call, seq, idle);
+    reduce.finish(idle);
+  } else {
+    post(call, seq, nullptr, 0);
+    FlatGather gather(side_, shape_, request, input, output);
+    gather.begin(idle);
+    check_posts(call, seq, idle);
+    gather.finish(idle);
+  }
+}
+
+// The post was last read in the operation before the previous one; that all ranks have finished it
+// is known since the previous one's posts.
+void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes) {
+  Post& mine = side_.memory.post(side_.rank, round_);
+  mine.seq = seq;
+  mine.call = call;
+  if (bytes != 0) std::memcpy(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
+  FlatSide::publish(mine.round, round_);
+}
+
+void Flat::check_posts(const Call& call, std::uint64_t seq, transport::Idle& idle) {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer)) {
+    Post& theirs = side_.memory.post(peer, round_);
+    side_.wait(peer, theirs.round, round_, idle);
+    if (theirs.seq == seq && theirs.call == call) continue;
+    const auto& members = idle.group().members;
+    throw Mismatch(str("the ranks made different calls: rank ",
+                       members[static_cast<std::size_t>(side_.rank)], " called ",
+                       describe(call, seq), ", rank ", members[static_cast<std::size_t>(peer)],
+                       " called ", describe(theirs.call, theirs.seq)));
+  }
+}
+
+void Flat::finish_short(const Request& request, const std::byte* input, std::byte* output) {
+  const auto operand = [&](Rank rank) -> const std::byte* {
+    if (rank == side_.rank) return input;
+    return side_.memory.payload(rank, round_, payload_bytes(request, shape_, rank));
+  };
+  if (request.op == OpKind::kReduceScatter) {
+    const FlatPart part = shape_.part(side_.rank);
+    shape_.reduce(output, part.bytes, side_.rank,
+                  [&](Rank rank) { return operand(rank) + part.begin; });
+  } else if (request.op == OpKind::kAllGather) {
+    for (Rank rank = 0; rank < side_.ranks; ++rank)
+      copy_to(output + shape_.part(rank).begin, operand(rank), shape_.part(rank).bytes);
+  } else if (request.op == OpKind::kBroadcast) {
+    copy_to(output, operand(request.root), shape_.bytes());
+  } else if (request.op == OpKind::kReduce && side_.rank != request.root) {
+    return;
+  } else if (shape_.is_uniform()) {
+    shape_.reduce(output, shape_.bytes(), 0, operand);
+  } else {
+    for (Rank owner = 0; owner < side_.ranks; ++owner) {
+      const FlatPart part = shape_.part(owner);
+      if (part.bytes == 0) continue;
+      shape_.reduce(output + part.begin, part.bytes, owner,
+                    [&](Rank rank) { return operand(rank) + part.begin; });
+    }
+  }
+}
+
+}  // namespace gradring::collectives

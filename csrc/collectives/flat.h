@@ -1,0 +1,50 @@
+// Flat: collectives of ranks on one host through one shared-memory segment. The results have the
+// same bits as those of the algorithms that have a plan: the order of additions is the request's.
+// Short operations: every rank writes its call and its whole payload into a post, one round of
+// flags, and every rank computes what it needs. Long ones: flat_reduce.h and flat_gather.h pass
+// pieces through slots. Counters go on from one operation to the next: nothing is ever reset.
+// A Flat belongs to one rank and is driven by one thread at a time, under the communicator's drive
+// lock. Several ranks may be threads of one process, each with its own Flat.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "collectives/flat_shape.h"
+#include "collectives/flat_side.h"
+#include "collectives/plan.h"
+
+namespace gradring::collectives {
+
+class Flat {
+ public:
+  static std::size_t memory_bytes(Rank ranks) { return FlatMemory::bytes(ranks); }
+  static bool supports(const Request& request);
+
+  // `memory`: the same memory_bytes(ranks) for all ranks, zeroed when they were created.
+  Flat(transport::SharedMemory memory, Rank rank, Rank ranks);
+
+  // Runs one operation; input and output may be the same memory. Throws Mismatch before anything is
+  // reduced if another rank's call or seq differs, PeerLost if a rank left without taking part, and
+  // whatever `idle` throws. After a throw the segment is of no more use.
+  void run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
+           std::byte* output, transport::Idle& idle);
+
+  // The rank of the group that is waited for, or was when run() threw; else -1. Callable from any
+  // thread.
+  Rank awaited() const { return side_.awaited(); }
+
+  // Says that this rank will write nothing more, and wakes who waits for it.
+  void leave() { side_.leave(); }
+
+ private:
+  void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
+  void check_posts(const Call& call, std::uint64_t seq, transport::Idle& idle);
+  void finish_short(const Request& request, const std::byte* input, std::byte* output);
+
+  FlatSide side_;
+  FlatShape shape_;
+  std::uint32_t round_ = 0;  // Operations so far; also the next post's flag.
+};
+
+}  // namespace gradring::collectives
