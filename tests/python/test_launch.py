@@ -237,7 +237,7 @@ def test_a_stopped_rank_is_torn_down_like_any_other(start: Start) -> None:
         "if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)\n"
         "while True: signal.pause()\n"
     )
-    run = start(program, "-n", "2")
+    run = start(program, "-n", "2", "--grace", "1000")  # Asking has to be enough.
     pids = [int(match[1]) for match in run.until(r"ready (\d+)", times=2)]
     run.process.send_signal(signal.SIGTERM)
     assert run.finish()[0] == 143
