@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidArgument as error:
         print(f"gradring: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # As `gradring doctor | head`: no message.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
 
 
 def _delegate(name: str, arguments: list[str]) -> int:

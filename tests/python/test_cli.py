@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import types
@@ -83,6 +85,15 @@ def test_python_dash_m_is_the_command() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "gradring run -n N [options] train.py" in done.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", "gradring", "doctor", "--json"]
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_every_variable_is_documented_and_no_other() -> None:
