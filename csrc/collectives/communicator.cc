@@ -15,17 +15,6 @@ using transport::World;
 constexpr std::uint64_t kWorldGroup = 1;
 constexpr Millis kForGood{std::chrono::hours(24 * 365)};
 
-// Every member computes the same id. Two splits of one job share one only with a probability of
-// 2^-64 each.
-std::uint64_t child_id(std::uint64_t parent, std::uint64_t nth, std::int64_t color) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const std::uint64_t word : {parent, nth, static_cast<std::uint64_t>(color)}) {
-    for (int byte = 0; byte < 8; ++byte)
-      hash = (hash ^ ((word >> (8 * byte)) & 0xff)) * 1099511628211u;
-  }
-  return hash;
-}
-
 Rank index_of(const std::vector<Rank>& members, Rank world_rank) {
   return static_cast<Rank>(std::find(members.begin(), members.end(), world_rank) - members.begin());
 }
@@ -219,7 +208,8 @@ std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64
     return entries[static_cast<std::size_t>(a)][1] < entries[static_cast<std::size_t>(b)][1];
   });
   for (Rank& rank : group_ranks) rank = group_->members[static_cast<std::size_t>(rank)];
-  return make_child(child_id(group_->id, nth, color), std::move(group_ranks));
+  return make_child(transport::derive_id(group_->id, nth, static_cast<std::uint64_t>(color)),
+                    std::move(group_ranks));
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
@@ -237,7 +227,8 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   world_->request_shrink({group_->id, group_->members});
   while (true) {
     if (auto survivors = group_->survivors())
-      return make_child(child_id(group_->id, ~std::uint64_t{0}, 0), std::move(*survivors));
+      return make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0),
+                        std::move(*survivors));
     if (Clock::now() >= deadline)
       throw TimedOut(str("shrink: not all living ranks called it within ",
                          seconds_between(Time{}, Time{timeout}), " s"));

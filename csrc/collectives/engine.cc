@@ -12,6 +12,8 @@ using transport::Idle;
 
 constexpr std::size_t kPlansKept = 32;
 constexpr std::size_t kStreamsShown = 4;
+// Below it the extra steps inside the hosts cost more than the bytes they save on the network.
+constexpr std::uint64_t kHierarchicalBytes = 64 * 1024;
 
 bool is_same(const Request& a, const Request& b) {
   return a.op == b.op && item_bytes(a.dtype) == item_bytes(b.dtype) &&
@@ -23,12 +25,13 @@ bool reduces(OpKind op) {
   return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
 }
 
-kernels::Reduction reduction_of(const Request& request) {
+kernels::Reduction reduction_of(const Operation& operation, Rank world_size) {
   kernels::Reduction reduction;
-  reduction.dtype = request.dtype;
-  reduction.op = request.reduce_op;
-  reduction.divisor =
-      request.reduce_op == ReduceOp::kAvg ? static_cast<std::uint32_t>(request.world_size) : 1;
+  reduction.dtype = operation.request.dtype;
+  reduction.op = operation.request.reduce_op;
+  if (reduction.op == ReduceOp::kAvg)
+    reduction.divisor =
+        operation.divisor != 0 ? operation.divisor : static_cast<std::uint32_t>(world_size);
   return reduction;
 }
 
@@ -39,6 +42,7 @@ Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transpor
     : world_(world), group_(group), rank_(rank), has_shared_memory_(true), mesh_(world, group, 0) {
   for (const Rank member : group->members)
     if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
+  hierarchy_ = Hierarchy::make(world, *group, rank);
 }
 
 Request Engine::complete(const Operation& operation) const {
@@ -63,7 +67,15 @@ Algorithm Engine::decide(const Request& request, Algorithm wanted) const {
     throw InvalidArgument(str(name(request.op),
                               ": algorithm 'flat' needs shared memory with every rank",
                               has_shared_memory_ ? ", and does not exist for this operation" : ""));
+  const bool may_be_hierarchical = hierarchy_ && Hierarchy::supports(request);
+  if (wanted == Algorithm::kHierarchical && !may_be_hierarchical)
+    throw InvalidArgument(
+        str(name(request.op),
+            ": algorithm 'hierarchical' is for all_reduce and broadcast, not of "
+            "16-bit floats, and needs several hosts, one of them with several ranks"));
   if (wanted == Algorithm::kAuto && may_be_flat) return Algorithm::kFlat;
+  if (wanted == Algorithm::kAuto && may_be_hierarchical && bytes_of(request) >= kHierarchicalBytes)
+    return Algorithm::kHierarchical;
   if (wanted != Algorithm::kAuto) return wanted;
   return choose(request, has_shared_memory_ ? shared_memory_costs() : loopback_costs());
 }
@@ -74,6 +86,7 @@ void Engine::execute(const Operation& operation, const Call& call, std::uint64_t
   if (request.world_size == 1) return run_local(request, operation);
   const Algorithm algorithm = decide(request, operation.algorithm);
   if (algorithm == Algorithm::kFlat) return run_flat(request, operation, call, seq, idle);
+  if (algorithm == Algorithm::kHierarchical) return run_hierarchy(operation, call, seq, idle);
   const Plan& plan = plan_for(request, algorithm);
   // A ring hears only from its neighbour; before it adds anything, everybody makes sure of
   // everybody (promise P3).
@@ -95,9 +108,8 @@ const Plan& Engine::plan_for(const Request& request, Algorithm algorithm) {
 
 void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& call,
                       std::uint64_t seq, Idle& idle) {
-  Request request = operation.request;
-  request.world_size = static_cast<Rank>(group_->members.size());
-  PlanRun run(plan, call, seq, reduction_of(request),
+  const auto ranks = static_cast<Rank>(group_->members.size());
+  PlanRun run(plan, call, seq, reduction_of(operation, ranks),
               {operation.input, operation.output, scratch(plan.scratch_bytes)});
   try {
     while (!run.advance(mesh_)) {
@@ -107,6 +119,18 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
     }
   } catch (...) {
     note_progress(run);
+    throw;
+  }
+}
+
+void Engine::run_hierarchy(const Operation& operation, const Call& call, std::uint64_t seq,
+                           Idle& idle) {
+  // The hosts would find a mismatch between them only after adding up inside each.
+  agree(call, seq, idle);
+  try {
+    hierarchy_->execute(operation, call, seq, idle);
+  } catch (...) {
+    waited_for_ = hierarchy_->waited_for();
     throw;
   }
 }
@@ -193,6 +217,7 @@ std::string Engine::describe(Rank group_rank) const {
 
 void Engine::leave() {
   if (flat_) flat_->leave();
+  if (hierarchy_) hierarchy_->leave();
 }
 
 }  // namespace gradring::collectives

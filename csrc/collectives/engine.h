@@ -11,6 +11,7 @@
 
 #include "collectives/choose.h"
 #include "collectives/flat.h"
+#include "collectives/hierarchy.h"
 #include "collectives/operation.h"
 #include "collectives/run.h"
 #include "transport/idle.h"
@@ -50,6 +51,8 @@ class Engine {
   const Plan& plan_for(const Request& request, Algorithm algorithm);
   void run_plan(const Plan& plan, const Operation& operation, const Call& call, std::uint64_t seq,
                 transport::Idle& idle);
+  void run_hierarchy(const Operation& operation, const Call& call, std::uint64_t seq,
+                     transport::Idle& idle);
   void agree(const Call& call, std::uint64_t seq, transport::Idle& idle);
   void run_flat(const Request& request, const Operation& operation, const Call& call,
                 std::uint64_t seq, transport::Idle& idle);
@@ -64,7 +67,8 @@ class Engine {
   Rank rank_;
   bool has_shared_memory_;  // With every member.
   transport::Mesh mesh_;
-  std::unique_ptr<Flat> flat_;  // Made by the first operation that uses it.
+  std::unique_ptr<Flat> flat_;            // Made by the first operation that uses it.
+  std::unique_ptr<Hierarchy> hierarchy_;  // None where it would not help.
   std::list<CachedPlan> plans_;
   std::unique_ptr<std::byte[], Free> scratch_;
   std::uint64_t scratch_bytes_ = 0;

@@ -13,6 +13,7 @@ struct Operation {
   Algorithm algorithm = Algorithm::kAuto;
   bool is_rank_ordered =
       false;  // deterministic="rank_order": x[0] + x[1] + ..., whatever the algorithm.
+  std::uint32_t divisor = 0;         // avg: what the sum is divided by; 0: the number of ranks.
   const std::byte* input = nullptr;  // May equal output. Both outlive the operation.
   std::byte* output = nullptr;
 };

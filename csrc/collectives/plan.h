@@ -10,28 +10,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/call.h"  // OpKind and name(OpKind) live there (namespace gradring).
 #include "base/types.h"
 #include "kernels/reduce.h"
 
 namespace gradring::collectives {
-
-// The values are part of the wire format (op headers): append, never renumber.
-enum class OpKind : std::uint8_t {
-  kBarrier = 0,
-  kAllReduce = 1,
-  kReduceScatter = 2,
-  kAllGather = 3,
-  kBroadcast = 4,
-  kReduce = 5,
-  kGather = 6,
-  kScatter = 7,
-  kAllToAll = 8,
-  kSend = 9,
-  kRecv = 10,
-  kSplit = 11,
-  kShrink = 12,
-};
-std::string_view name(OpKind op);  // "all_reduce", ...
 
 // How ranks talk. kAuto lets choose.h decide. Names as in the literature: see docs/semantics.md.
 enum class Algorithm : std::uint8_t {

@@ -47,23 +47,30 @@ GRADRING_INLINE Work with_one_nan(Work work, Item nan) {
 }
 
 // What follows are the lanes: how memory becomes vectors of type Work and back. kBytes of memory
-// fill one Work; no alignment is assumed. Lanes that compute in floating point name its type, Item.
+// fill kWorks of them, kItemBytes are one element; no alignment is assumed. kUnroll times kBytes
+// travel together, to hide one's latency behind the others. Lanes that compute in floating point
+// name its type, Item.
 
 template <typename T>
 struct IntegerLanes {
   using Work = Vector<T>;
+  static constexpr std::size_t kItemBytes = sizeof(T);
   static constexpr std::size_t kBytes = kVectorBytes;
+  static constexpr std::size_t kWorks = 1;
+  static constexpr std::size_t kUnroll = 4;
   static constexpr bool kIsFloat = false;
-  static GRADRING_INLINE Work load(const std::byte* from) { return read_as<Work>(from); }
-  static GRADRING_INLINE void store(std::byte* to, Work work) {
-    __builtin_memcpy(to, &work, kBytes);
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
+    works[0] = read_as<Work>(from);
+  }
+  static GRADRING_INLINE void store(std::byte* to, const Work* works) {
+    __builtin_memcpy(to, works, kBytes);
   }
 };
 
 // Any byte but zero is true; true is stored as 1.
 struct BoolLanes : IntegerLanes<std::uint8_t> {
-  static GRADRING_INLINE Work load(const std::byte* from) {
-    return (Work)(read_as<Work>(from) != 0) & std::uint8_t{1};
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
+    works[0] = (Work)(read_as<Work>(from) != 0) & std::uint8_t{1};
   }
 };
 
@@ -71,30 +78,47 @@ template <typename T>
 struct FloatLanes {
   using Item = T;
   using Work = Vector<T>;
+  static constexpr std::size_t kItemBytes = sizeof(T);
   static constexpr std::size_t kBytes = kVectorBytes;
+  static constexpr std::size_t kWorks = 1;
+  static constexpr std::size_t kUnroll = 4;
   static constexpr bool kIsFloat = true;
-  static GRADRING_INLINE Work load(const std::byte* from) { return read_as<Work>(from); }
-  static GRADRING_INLINE void store(std::byte* to, Work work) {
-    const Work result = with_one_nan(work, static_cast<T>(__builtin_nanf("")));
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
+    works[0] = read_as<Work>(from);
+  }
+  static GRADRING_INLINE void store(std::byte* to, const Work* works) {
+    const Work result = with_one_nan(works[0], static_cast<T>(__builtin_nanf("")));
     __builtin_memcpy(to, &result, kBytes);
   }
 };
 
+// A 32-bit word of memory holds two elements: works[0] gets the lower ones, works[1] the upper
+// ones, which are float32 where they lie. That spares the shuffles that widening in order takes.
 struct BFloat16Lanes {
   using Item = float;
   using Work = Floats;
-  static constexpr std::size_t kBytes = kVectorBytes / 2;
+  static constexpr std::size_t kItemBytes = 2;
+  static constexpr std::size_t kBytes = kVectorBytes;
+  static constexpr std::size_t kWorks = 2;
+  static constexpr std::size_t kUnroll = 2;
   static constexpr bool kIsFloat = true;
-  static GRADRING_INLINE Work load(const std::byte* from) {
-    return (Work)(__builtin_convertvector(read_as<HalfBits>(from), Bits) << 16);
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
+    const Bits words = read_as<Bits>(from);
+    works[0] = (Work)(words << 16);
+    works[1] = (Work)(words & 0xFFFF0000u);
   }
+  static GRADRING_INLINE void store(std::byte* to, const Work* works) {
+    const Bits words = (rounded(works[0]) >> 16) | (rounded(works[1]) & 0xFFFF0000u);
+    __builtin_memcpy(to, &words, kBytes);
+  }
+
+ private:
   // Adding just under half of the last kept place, and the last kept bit itself, carries upwards
-  // exactly when rounding to nearest even does. With one_nan's few bits no NaN can overflow.
-  static GRADRING_INLINE void store(std::byte* to, Work work) {
+  // exactly when rounding to nearest even does. The one NaN has so few bits that it cannot
+  // overflow.
+  static GRADRING_INLINE Bits rounded(Work work) {
     const Bits bits = (Bits)with_one_nan(work, __builtin_nanf(""));
-    const Bits rounded = (bits + (0x7FFFu + ((bits >> 16) & 1u))) >> 16;
-    const HalfBits result = __builtin_convertvector(rounded, HalfBits);
-    __builtin_memcpy(to, &result, kBytes);
+    return bits + (0x7FFFu + ((bits >> 16) & 1u));
   }
 };
 
@@ -103,26 +127,29 @@ struct BFloat16Lanes {
 struct Float16Lanes {
   using Item = float;
   using Work = Floats;
+  static constexpr std::size_t kItemBytes = 2;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
+  static constexpr std::size_t kWorks = 1;
+  static constexpr std::size_t kUnroll = 4;
   static constexpr bool kIsFloat = true;
   static constexpr int kToNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 #if GRADRING_VECTOR_BYTES == 64
   // GCC 12 warns of an uninitialized value inside the forms without a mask.
   static constexpr __mmask16 kAllLanes = 0xFFFF;
-  static GRADRING_INLINE Work load(const std::byte* from) {
-    return (Work)_mm512_maskz_cvtph_ps(kAllLanes, read_as<__m256i>(from));
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
+    works[0] = (Work)_mm512_maskz_cvtph_ps(kAllLanes, read_as<__m256i>(from));
   }
-  static GRADRING_INLINE void store(std::byte* to, Work work) {
-    const __m512 widened = (__m512)with_one_nan(work, __builtin_nanf(""));
+  static GRADRING_INLINE void store(std::byte* to, const Work* works) {
+    const __m512 widened = (__m512)with_one_nan(works[0], __builtin_nanf(""));
     const __m256i result = _mm512_maskz_cvtps_ph(kAllLanes, widened, kToNearestEven);
     __builtin_memcpy(to, &result, kBytes);
   }
 #else
-  static GRADRING_INLINE Work load(const std::byte* from) {
-    return (Work)_mm256_cvtph_ps(read_as<__m128i>(from));
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
+    works[0] = (Work)_mm256_cvtph_ps(read_as<__m128i>(from));
   }
-  static GRADRING_INLINE void store(std::byte* to, Work work) {
-    const __m256 widened = (__m256)with_one_nan(work, __builtin_nanf(""));
+  static GRADRING_INLINE void store(std::byte* to, const Work* works) {
+    const __m256 widened = (__m256)with_one_nan(works[0], __builtin_nanf(""));
     const __m128i result = _mm256_cvtps_ph(widened, kToNearestEven);
     __builtin_memcpy(to, &result, kBytes);
   }
@@ -135,11 +162,14 @@ struct Float16Lanes {
 struct Float16Lanes {
   using Item = float;
   using Work = Floats;
+  static constexpr std::size_t kItemBytes = 2;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
+  static constexpr std::size_t kWorks = 1;
+  static constexpr std::size_t kUnroll = 1;  // Long enough as it is.
   static constexpr bool kIsFloat = true;
 
   // float16's exponent counts from 15, float32's from 127.
-  static GRADRING_INLINE Work load(const std::byte* from) {
+  static GRADRING_INLINE void load(const std::byte* from, Work* works) {
     const Bits half = __builtin_convertvector(read_as<HalfBits>(from), Bits);
     const Bits magnitude = (half & 0x7FFFu) << 13;
     const Bits normal = magnitude + (112u << 23);
@@ -148,11 +178,11 @@ struct Float16Lanes {
     const Floats denormal = (Floats)(magnitude + (113u << 23)) - 0x1p-14f;
     const Bits finite = magnitude < (1u << 23) ? (Bits)denormal : normal;
     const Bits value = magnitude >= (31u << 23) ? not_finite : finite;
-    return (Work)(value | ((half & 0x8000u) << 16));
+    works[0] = (Work)(value | ((half & 0x8000u) << 16));
   }
 
-  static GRADRING_INLINE void store(std::byte* to, Work work) {
-    const Bits bits = (Bits)with_one_nan(work, __builtin_nanf(""));
+  static GRADRING_INLINE void store(std::byte* to, const Work* works) {
+    const Bits bits = (Bits)with_one_nan(works[0], __builtin_nanf(""));
     const Bits magnitude = bits & 0x7FFFFFFFu;
     const Bits normal = (magnitude - (112u << 23) + (0x0FFFu + ((magnitude >> 13) & 1u))) >> 13;
     // In 0.5's binade the last place is 2^-24, that of float16's denormals: the addition rounds.

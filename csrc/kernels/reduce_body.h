@@ -9,19 +9,17 @@
 namespace gradring::kernels {
 namespace {
 
-// Vectors that travel together, to hide the latency of one behind the others.
-inline constexpr std::size_t kUnroll = 4;
-
 template <typename Lanes, std::size_t kVectors>
 struct Group {
-  typename Lanes::Work at[kVectors];
+  static constexpr std::size_t kWorks = kVectors * Lanes::kWorks;
+  typename Lanes::Work at[kWorks];
 };
 
 template <typename Op, typename Lanes, std::size_t kVectors>
 GRADRING_INLINE void combine(Group<Lanes, kVectors>& into, const Group<Lanes, kVectors>& other) {
-#pragma GCC unroll 4
-  for (std::size_t v = 0; v < kVectors; ++v)
-    into.at[v] = Op::template of<Lanes>(into.at[v], other.at[v]);
+#pragma GCC unroll 8
+  for (std::size_t w = 0; w < into.kWorks; ++w)
+    into.at[w] = Op::template of<Lanes>(into.at[w], other.at[w]);
 }
 
 // Moves less than 2 * kPiece bytes in powers of two: a call to memcpy would cost more than the sum.
@@ -42,13 +40,15 @@ struct Whole {
   using Vectors = Group<Lanes, kVectors>;
   GRADRING_INLINE Vectors load(const std::byte* from) const {
     Vectors group;
-#pragma GCC unroll 4
-    for (std::size_t v = 0; v < kVectors; ++v) group.at[v] = Lanes::load(from + v * Lanes::kBytes);
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v)
+      Lanes::load(from + v * Lanes::kBytes, group.at + v * Lanes::kWorks);
     return group;
   }
   GRADRING_INLINE void store(std::byte* to, const Vectors& group) const {
-#pragma GCC unroll 4
-    for (std::size_t v = 0; v < kVectors; ++v) Lanes::store(to + v * Lanes::kBytes, group.at[v]);
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v)
+      Lanes::store(to + v * Lanes::kBytes, group.at + v * Lanes::kWorks);
   }
 };
 
@@ -59,11 +59,13 @@ struct Part {
   GRADRING_INLINE Vectors load(const std::byte* from) const {
     std::byte whole[Lanes::kBytes] = {};
     copy_part<Lanes::kBytes / 2>(whole, from, bytes);
-    return {Lanes::load(whole)};
+    Vectors group;
+    Lanes::load(whole, group.at);
+    return group;
   }
   GRADRING_INLINE void store(std::byte* to, const Vectors& group) const {
     std::byte whole[Lanes::kBytes];
-    Lanes::store(whole, group.at[0]);
+    Lanes::store(whole, group.at);
     copy_part<Lanes::kBytes / 2>(to, whole, bytes);
   }
 };
@@ -80,46 +82,67 @@ struct LeftOf {
   template <typename Op, typename Memory>
   GRADRING_INLINE typename Memory::Vectors fold(const Memory& memory, std::size_t at) const {
     auto folded = memory.load(source[0] + at);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (std::size_t s = 1; s < kCount; ++s) combine<Op>(folded, memory.load(source[s] + at));
     return folded;
   }
 };
 
+// Four sources a turn: the CPU's prefetcher follows load instructions, and one that visited every
+// source in turn would have no stride to find.
 struct LeftOfMany {
   const std::byte* const* sources;
   std::size_t source_count;
   template <typename Op, typename Memory>
   GRADRING_INLINE typename Memory::Vectors fold(const Memory& memory, std::size_t at) const {
     auto folded = memory.load(sources[0] + at);
-    for (std::size_t s = 1; s < source_count; ++s)
-      combine<Op>(folded, memory.load(sources[s] + at));
+    std::size_t s = 1;
+    for (; s + 4 <= source_count; s += 4) {
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < 4; ++i) combine<Op>(folded, memory.load(sources[s + i] + at));
+    }
+    for (; s < source_count; ++s) combine<Op>(folded, memory.load(sources[s] + at));
     return folded;
   }
 };
 
-// The tree without the tree: `pending` holds finished subtrees of falling size, as the ones of a
-// binary counter of leaves do; a new leaf carries upwards.
+// Four leaves or more, four at a time. `pending` holds finished subtrees of falling size, as the
+// ones of a binary counter do: each new four carries upwards.
 struct Tree {
   const std::byte* const* sources;
   std::size_t source_count;
+  std::size_t leaf_count;
+
+  GRADRING_INLINE Tree(const std::byte* const* sources_in, std::size_t count)
+      : sources(sources_in), source_count(count), leaf_count(4) {
+    while (leaf_count * 2 <= source_count) leaf_count *= 2;
+  }
+
+  template <typename Op, typename Memory>
+  GRADRING_INLINE typename Memory::Vectors leaf(const Memory& memory, std::size_t at,
+                                                std::size_t index) const {
+    auto vectors = memory.load(sources[index] + at);
+    if (index + leaf_count < source_count)
+      combine<Op>(vectors, memory.load(sources[index + leaf_count] + at));
+    return vectors;
+  }
+
   template <typename Op, typename Memory>
   GRADRING_INLINE typename Memory::Vectors fold(const Memory& memory, std::size_t at) const {
-    constexpr std::size_t kMaxDepth = 32;
-    typename Memory::Vectors pending[kMaxDepth];
-    std::size_t leaves = 1;
-    while (leaves * 2 <= source_count) leaves *= 2;
+    typename Memory::Vectors pending[32];
     std::size_t depth = 0;
-    for (std::size_t leaf = 0;; ++leaf) {
-      auto subtree = memory.load(sources[leaf] + at);
-      if (leaf + leaves < source_count)
-        combine<Op>(subtree, memory.load(sources[leaf + leaves] + at));
-      for (std::size_t carry = leaf; carry & 1; carry >>= 1) {
+    for (std::size_t four = 0;; ++four) {
+      auto subtree = leaf<Op>(memory, at, 4 * four);
+      combine<Op>(subtree, leaf<Op>(memory, at, 4 * four + 1));
+      auto right = leaf<Op>(memory, at, 4 * four + 2);
+      combine<Op>(right, leaf<Op>(memory, at, 4 * four + 3));
+      combine<Op>(subtree, right);
+      for (std::size_t carry = four; carry & 1; carry >>= 1) {
         auto joined = pending[--depth];
         combine<Op>(joined, subtree);
         subtree = joined;
       }
-      if (leaf + 1 == leaves) return subtree;
+      if (4 * four + 4 == leaf_count) return subtree;
       pending[depth++] = subtree;
     }
   }
@@ -190,24 +213,40 @@ GRADRING_INLINE std::size_t fold_groups(const Job& job, std::size_t at) {
   return at;
 }
 
-// Less than a group, for any number of sources.
+// Folds `bytes` bytes, fewer than one vector.
 template <typename Lanes, typename Op, typename Shape>
-__attribute__((noinline)) void fold_rest(const Job& job, std::size_t at) {
-  at = fold_groups<Lanes, Op, Shape, 1>(job, at);
-  if (at == job.bytes) return;
-  const Part<Lanes> memory{job.bytes - at};
+__attribute__((noinline)) void fold_part(const Job& job, std::size_t at, std::size_t bytes) {
+  const Part<Lanes> memory{bytes};
   auto folded = Shape{job.sources, job.source_count}.template fold<Op>(memory, at);
   typename QuotientOf<Lanes>::Type(job.divisor).apply(folded);
   memory.store(job.dst + at, folded);
 }
 
+// Large buffers start with a part, after which no store crosses a cache line. Returns its bytes.
+template <typename Lanes, typename Op, typename Shape>
+GRADRING_INLINE std::size_t fold_head(const Job& job) {
+  constexpr std::size_t kWorthAligning = 2048;
+  const std::size_t head = -reinterpret_cast<std::uintptr_t>(job.dst) % Lanes::kBytes;
+  const bool cuts_an_element = head % Lanes::kItemBytes != 0;  // NumPy may give us such memory.
+  if (head == 0 || cuts_an_element || job.bytes < kWorthAligning) return 0;
+  fold_part<Lanes, Op, Shape>(job, 0, head);
+  return head;
+}
+
+// What is less than a group of many vectors.
+template <typename Lanes, typename Op, typename Shape>
+GRADRING_INLINE void fold_rest(const Job& job, std::size_t at) {
+  at = fold_groups<Lanes, Op, Shape, 1>(job, at);
+  if (at < job.bytes) fold_part<Lanes, Op, Shape>(job, at, job.bytes - at);
+}
+
 template <typename Lanes, typename Op>
-std::size_t left_groups(const Job& job) {
+std::size_t left_groups(const Job& job, std::size_t at) {
   switch (job.source_count) {
-    case 2: return fold_groups<Lanes, Op, LeftOf<2>, kUnroll>(job, 0);
-    case 3: return fold_groups<Lanes, Op, LeftOf<3>, kUnroll>(job, 0);
-    case 4: return fold_groups<Lanes, Op, LeftOf<4>, kUnroll>(job, 0);
-    default: return fold_groups<Lanes, Op, LeftOfMany, kUnroll>(job, 0);
+    case 2: return fold_groups<Lanes, Op, LeftOf<2>, Lanes::kUnroll>(job, at);
+    case 3: return fold_groups<Lanes, Op, LeftOf<3>, Lanes::kUnroll>(job, at);
+    case 4: return fold_groups<Lanes, Op, LeftOf<4>, Lanes::kUnroll>(job, at);
+    default: return fold_groups<Lanes, Op, LeftOfMany, 2 * Lanes::kUnroll>(job, at);
   }
 }
 
@@ -215,7 +254,7 @@ template <typename Lanes, typename Op>
 void left(std::byte* dst, const std::byte* const* sources, std::size_t source_count,
           std::size_t bytes, std::uint32_t divisor) {
   const Job job{dst, sources, source_count, bytes, divisor};
-  const std::size_t done = left_groups<Lanes, Op>(job);
+  const std::size_t done = left_groups<Lanes, Op>(job, fold_head<Lanes, Op, LeftOfMany>(job));
   if (done < bytes) fold_rest<Lanes, Op, LeftOfMany>(job, done);
 }
 
@@ -228,7 +267,8 @@ void tree(std::byte* dst, const std::byte* const* sources, std::size_t source_co
     return left<Lanes, Op>(dst, reordered, source_count, bytes, divisor);
   }
   const Job job{dst, sources, source_count, bytes, divisor};
-  const std::size_t done = fold_groups<Lanes, Op, Tree, kUnroll>(job, 0);
+  const std::size_t done =
+      fold_groups<Lanes, Op, Tree, Lanes::kUnroll>(job, fold_head<Lanes, Op, Tree>(job));
   if (done < bytes) fold_rest<Lanes, Op, Tree>(job, done);
 }
 

@@ -4,6 +4,14 @@
 
 namespace gradring::transport {
 
+std::uint64_t derive_id(std::uint64_t parent, std::uint64_t nth, std::uint64_t salt) {
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a.
+  for (const std::uint64_t word : {parent, nth, salt})
+    for (int byte = 0; byte < 8; ++byte)
+      hash = (hash ^ ((word >> (8 * byte)) & 0xff)) * 1099511628211u;
+  return hash;
+}
+
 bool Group::has_member(Rank world_rank) const {
   return std::find(members.begin(), members.end(), world_rank) != members.end();
 }

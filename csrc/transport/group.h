@@ -18,6 +18,10 @@
 
 namespace gradring::transport {
 
+// The id of a group made from another one; every member computes the same. Two of one job collide
+// with a chance of 2^-64.
+std::uint64_t derive_id(std::uint64_t parent, std::uint64_t nth, std::uint64_t salt);
+
 class Group {
  public:
   Group(std::uint64_t group_id, std::vector<Rank> world_ranks)

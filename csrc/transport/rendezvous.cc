@@ -25,7 +25,8 @@ std::string hex(const wire::SessionId& session) {
 }
 
 wire::Member describe_self(const JoinOptions& options, const std::string& tcp_address) {
-  return {options.rank, tcp_address, str("gradring-", hex(random_session())), host_key()};
+  return {options.rank, tcp_address, str("gradring-", hex(random_session())),
+          host_key() + options.host_label};
 }
 
 std::unique_ptr<Door> open_door(const JoinOptions& options, Fd listener, const wire::Member& self) {

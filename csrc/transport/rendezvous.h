@@ -23,7 +23,9 @@ struct JoinOptions {
   HostPort rendezvous;
   int listen_fd = -1;  // Rank 0: a socket that listens at `rendezvous` already. Ownership passes.
   std::string secret;
-  std::string interface;  // NAME or CIDR; empty: by the route to the rendezvous.
+  std::string interface;   // NAME or CIDR; empty: by the route to the rendezvous.
+  std::string host_label;  // Sets processes of one machine apart as if they ran on several: for
+                           // tests of what crosses hosts.
   TransportMode mode = TransportMode::kAuto;
   Millis timeout{30000};
   Millis heartbeat_timeout{5000};
