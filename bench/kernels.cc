@@ -1,7 +1,8 @@
 // How fast reduce() and copy() are, beside memcpy, on one thread: GB/s of payload (the result's
 // bytes over the median time), with buffers that fit into each level of the cache and into none.
 // In place: dst is the first source, as in a collective. Every answer is checked before its time is
-// printed. Run: bench_kernels [rounds], default 15; with others on the machine, more.
+// printed. Run: bench_kernels [rounds [isa [dtype]]]; by default 15
+// rounds, what reduce() would use, and every dtype listed below.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -67,7 +68,16 @@ reference::Buffer elements(DType dtype, std::size_t bytes, std::size_t seed) {
   std::exit(1);
 }
 
-void bench_reduce(DType dtype, std::size_t k, kernels::Fold fold, int rounds) {
+struct Case {
+  const kernels::Table& table;
+  DType dtype;
+  std::size_t k;
+  kernels::Fold fold;
+  int rounds;
+};
+
+void bench_reduce(const Case& c) {
+  const auto& [table, dtype, k, fold, rounds] = c;
   const char* const fold_name = fold == kernels::Fold::kLeft ? "left" : "tree";
   const std::string label =
       std::string(name(dtype)) + " sum k=" + std::to_string(k) + " " + fold_name;
@@ -76,20 +86,21 @@ void bench_reduce(DType dtype, std::size_t k, kernels::Fold fold, int rounds) {
     std::vector<reference::Buffer> sources;
     for (std::size_t s = 0; s < k; ++s) sources.push_back(elements(dtype, bytes, s));
     const kernels::Reduction reduction{dtype, ReduceOp::kSum, fold, 1};
-    const std::size_t count = bytes / item_bytes(dtype);
+    const auto& kernels = fold == kernels::Fold::kLeft ? table.left : table.tree;
+    const kernels::FoldKernel kernel =
+        kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(ReduceOp::kSum)];
 
     std::vector<reference::Buffer> heads;  // The reference is slow: a part of each buffer will do.
     for (const auto& source : sources) heads.emplace_back(source.begin(), source.begin() + 16384);
     std::vector<const std::byte*> pointers;
     for (const auto& source : sources) pointers.push_back(source.data());
     std::byte* const dst = sources[0].data();
-    kernels::reduce(dst, pointers, count, reduction);
+    kernel(dst, pointers.data(), k, bytes, 1);
     const reference::Buffer expected = reference::reduce(heads, reduction);
     if (std::memcmp(dst, expected.data(), expected.size()) != 0) fail(label);
 
-    std::printf("%9.1f", gigabytes_per_second(bytes, rounds, [&] {
-                  kernels::reduce(dst, pointers, count, reduction);
-                }));
+    std::printf("%9.1f", gigabytes_per_second(bytes, rounds,
+                                              [&] { kernel(dst, pointers.data(), k, bytes, 1); }));
     std::fflush(stdout);
   }
   std::printf("\n");
@@ -110,9 +121,8 @@ void bench_copy(const char* label, void (*copy)(std::byte*, const std::byte*, st
   std::printf("\n");
 }
 
-void bench(int rounds) {
-  std::printf("GB/s of payload, median of %d rounds, kernels: %s\n", rounds,
-              kernels::usable_tables().back()->isa);
+void bench(const kernels::Table& table, int rounds, const std::string& only_dtype) {
+  std::printf("GB/s of payload, median of %d rounds, kernels: %s\n", rounds, table.isa);
   std::printf("%-24s%9s%9s%9s%9s\n", "", "16 KiB", "128 KiB", "4 MiB", "64 MiB");
   bench_copy(
       "memcpy",
@@ -121,9 +131,11 @@ void bench(int rounds) {
   bench_copy("copy", kernels::copy, rounds);
   for (const DType dtype :
        {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kInt32}) {
+    if (!only_dtype.empty() && only_dtype != name(dtype)) continue;
     for (const std::size_t k : {2u, 3u, 4u, 8u})
-      bench_reduce(dtype, k, kernels::Fold::kLeft, rounds);
-    for (const std::size_t k : {4u, 8u}) bench_reduce(dtype, k, kernels::Fold::kTree, rounds);
+      bench_reduce({table, dtype, k, kernels::Fold::kLeft, rounds});
+    for (const std::size_t k : {4u, 8u})
+      bench_reduce({table, dtype, k, kernels::Fold::kTree, rounds});
   }
 }
 
@@ -132,9 +144,15 @@ void bench(int rounds) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 15;
-  if (rounds < 1) {
-    std::fprintf(stderr, "usage: bench_kernels [rounds]\n");
+  const auto tables = gradring::kernels::usable_tables();
+  const std::string isa = argc > 2 ? argv[2] : tables.back()->isa;
+  const auto found = std::find_if(tables.begin(), tables.end(),
+                                  [&](const auto* table) { return table->isa == isa; });
+  if (rounds < 1 || found == tables.end()) {
+    std::fprintf(stderr, "usage: bench_kernels [rounds [isa [dtype]]]; this CPU can run:");
+    for (const auto* table : tables) std::fprintf(stderr, " %s", table->isa);
+    std::fprintf(stderr, "\n");
     return 2;
   }
-  gradring::bench(rounds);
+  gradring::bench(**found, rounds, argc > 3 ? argv[3] : "");
 }

@@ -25,7 +25,12 @@ struct Reduction {
 
 // dst[i] = fold(op, sources[0][i], ..., sources[k-1][i]) / divisor, for i < count.
 // float16 and bfloat16 are widened to float32, folded and divided there, and rounded once (to nearest even).
-// min and max pass a NaN on, as NumPy's minimum and maximum do. Integers wrap. bool: sum and max are "or", prod and min are "and".
+// min and max pass a NaN on, as NumPy's minimum and maximum do, and -0 < +0: the order of operands does not matter to them.
+// Integers wrap. bool: sum and max are "or", prod and min are "and"; any byte but 0 is true, true is written as 1.
+// A NaN is always written as the one positive quiet NaN without payload (unless k == 1 and divisor == 1: a copy), so the bits
+// depend neither on the instruction set nor on an element's place in the buffer. Rounding is to nearest even, and denormals are
+// kept, as long as the calling thread has not changed its floating-point mode.
+// Throws InternalError when is_defined(dtype, op) is false, there is no source, or divisor is not in [1, 2^24].
 // `dst` may be one of the sources, exactly; it must not overlap them in any other way. k >= 1; k == 1 copies (and divides).
 // No alignment beyond the element's own is needed.
 void reduce(std::byte* dst, std::span<const std::byte* const> sources, std::size_t count, const Reduction& reduction);

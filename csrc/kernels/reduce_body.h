@@ -1,6 +1,6 @@
 // The reduction kernels of one instruction set. Each reduce_<isa>.cc defines GRADRING_VECTOR_BYTES
-// and GRADRING_TABLE and includes this file, compiled with that instruction set's flags. What
-// lanes.h says about linkage holds here too.
+// and includes this file, compiled with that instruction set's flags. What lanes.h says about
+// linkage holds here too.
 #pragma once
 
 #include "kernels/lanes.h"
