@@ -5,31 +5,34 @@
 #include "base/error.h"
 
 namespace gradring::bind {
-namespace {
-
 // Struct-module characters, native or little-endian; long and long long are told apart by size.
-DType dtype_of(const Py_buffer& view) {
+std::optional<DType> find_dtype(const Py_buffer& view) {
   const char* format = view.format == nullptr ? "B" : view.format;
   if (*format == '<' || *format == '=' || *format == '@') ++format;
-  if (format[0] != '\0' && format[1] == '\0') {
-    switch (format[0]) {
-      case 'd': return DType::kFloat64;
-      case 'f': return DType::kFloat32;
-      case 'e': return DType::kFloat16;
-      case 'b': return DType::kInt8;
-      case 'h': return DType::kInt16;
-      case 'i': return DType::kInt32;
-      case 'l':
-      case 'q': return view.itemsize == 8 ? DType::kInt64 : DType::kInt32;
-      case 'B': return DType::kUInt8;
-      case '?': return DType::kBool;
-      default: break;
-    }
+  if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
+  switch (format[0]) {
+    case 'd': return DType::kFloat64;
+    case 'f': return DType::kFloat32;
+    case 'e': return DType::kFloat16;
+    case 'b': return DType::kInt8;
+    case 'h': return DType::kInt16;
+    case 'i': return DType::kInt32;
+    case 'l':
+    case 'q': return view.itemsize == 8 ? DType::kInt64 : DType::kInt32;
+    case 'B': return DType::kUInt8;
+    case '?': return DType::kBool;
+    default: return std::nullopt;
   }
-  throw InvalidArgument(str("an array of format '", view.format == nullptr ? "" : view.format,
-                            "' cannot be sent; use float64, float32, float16, bfloat16, int8, "
-                            "int16, int32, int64, uint8 or "
-                            "bool"));
+}
+
+namespace {
+
+DType dtype_of(const Py_buffer& view) {
+  if (const auto dtype = find_dtype(view)) return *dtype;
+  throw InvalidArgument(
+      str("an array of format '", view.format == nullptr ? "" : view.format,
+          "' cannot be sent; use float64, float32, float16, bfloat16, int8, int16, int32, int64, "
+          "uint8 or bool"));
 }
 
 }  // namespace

@@ -6,10 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "base/types.h"
 
 namespace gradring::bind {
+
+// What the items of a buffer are; nothing where they cannot be sent.
+std::optional<DType> find_dtype(const Py_buffer& view);
 
 // Holds a Python buffer open: the array cannot be resized or freed meanwhile. Made and destroyed
 // with the GIL held.

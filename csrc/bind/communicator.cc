@@ -100,23 +100,6 @@ py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
   return py::none();
 }
 
-// The call that gradients take, without keyword parsing: in place, default algorithm and timeout.
-void all_reduce(const std::shared_ptr<Communicator>& self, const py::object& array,
-                std::uint8_t reduce_op) {
-  const Buffer buffer(array, -1, true);
-  Operation operation;
-  operation.request.op = OpKind::kAllReduce;
-  operation.request.dtype = buffer.dtype();
-  operation.request.reduce_op = static_cast<ReduceOp>(reduce_op);
-  operation.request.count = buffer.count();
-  operation.input = operation.output = buffer.data();
-  if (!is_defined(buffer.dtype(), operation.request.reduce_op))
-    throw InvalidArgument(str("all_reduce: ", name(operation.request.reduce_op),
-                              " is not defined for ", name(buffer.dtype())));
-  const py::gil_scoped_release release;
-  self->run(operation, self->timeout());
-}
-
 py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
                     const py::object& array, int dtype, Rank peer, std::int32_t tag,
                     std::int64_t timeout_ms, bool in_background) {
@@ -183,7 +166,6 @@ void register_communicator(py::module_& module) {
                                return to_python(failure);
                              })
       .def("describe", &Communicator::describe, py::arg("rank"))
-      .def("all_reduce", &all_reduce, py::arg("array"), py::arg("reduce_op"))
       .def(
           "run",
           [](const std::shared_ptr<Communicator>& self, std::uint8_t op, const py::object& input,
@@ -195,7 +177,7 @@ void register_communicator(py::module_& module) {
                                     std::move(recv_counts), algorithm, is_rank_ordered),
                        input, output, dtype, timeout_ms, in_background);
           },
-          py::arg("op"), py::arg("input"), py::arg("output"), py::kw_only(), py::arg("dtype") = -1,
+          py::arg("op"), py::arg("source"), py::arg("target"), py::kw_only(), py::arg("dtype") = -1,
           py::arg("reduce_op") = 0, py::arg("root") = 0, py::arg("count") = 0,
           py::arg("counts") = py::none(), py::arg("recv_counts") = py::none(),
           py::arg("algorithm") = 0, py::arg("is_rank_ordered") = false, py::arg("timeout_ms") = -1,

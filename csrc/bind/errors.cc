@@ -1,6 +1,8 @@
 // C++ error kinds -> the classes of gradring.errors.
 #include <pybind11/pybind11.h>
 
+#include <new>
+
 #include "base/error.h"
 #include "bind/module.h"
 
@@ -35,16 +37,30 @@ py::object to_python(const Failure& failure) {
   return error;
 }
 
+void set_python_error(const std::exception_ptr& pointer) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Error& error) {
+    // A signal handler raised, and its exception (KeyboardInterrupt) waits to be put back.
+    if (error.kind() == ErrorKind::kInterrupted && restore_interrupt()) return;
+    const py::object value = to_python(Failure::from(error));
+    PyErr_SetObject(py::type::handle_of(value).ptr(), value.ptr());
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
 void register_errors(py::module_&) {
   py::register_exception_translator([](std::exception_ptr pointer) {
+    if (!pointer) return;
     try {
-      if (pointer) std::rethrow_exception(pointer);
-    } catch (const Error& error) {
-      // A signal handler raised: its exception (KeyboardInterrupt) is waiting in check_signals'
-      // hands.
-      if (error.kind() == ErrorKind::kInterrupted && restore_interrupt()) return;
-      const py::object value = to_python(Failure::from(error));
-      PyErr_SetObject(py::type::handle_of(value).ptr(), value.ptr());
+      std::rethrow_exception(pointer);
+    } catch (const Error&) {
+      set_python_error(pointer);
     }
   });
 }

@@ -3,16 +3,22 @@
 
 #include <pybind11/pybind11.h>
 
+#include <exception>
+
 #include "base/error.h"
 
 namespace gradring::bind {
 
 void register_errors(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
+void register_quick(pybind11::module_& module);
 void register_interrupts();
 
 // An instance of the Python class that belongs to `failure`.
 pybind11::object to_python(const Failure& failure);
+
+// Sets the Python error that belongs to a C++ exception. With the GIL.
+void set_python_error(const std::exception_ptr& pointer);
 
 // Puts the exception that a signal handler raised during a wait back into the interpreter. False if
 // there is none. With the GIL.

@@ -1,6 +1,14 @@
-"""Gradring: data-parallel training on ordinary machines."""
+"""Gradring: data-parallel training on ordinary machines.
 
-from gradring.communicator import Communicator, init
+`init` joins the job and returns a `Communicator`. The compiled core is loaded when it is first
+needed, so that the launcher and `gradring doctor` also run where it cannot be loaded.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from gradring.errors import (
     AuthError,
     Closed,
@@ -13,7 +21,11 @@ from gradring.errors import (
     ProtocolError,
     TimedOut,
 )
-from gradring.work import Work
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+    from gradring.joining import init
+    from gradring.work import Work
 
 __all__ = [
     "AuthError",
@@ -30,3 +42,21 @@ __all__ = [
     "Work",
     "init",
 ]
+
+_LAZY = {
+    "Communicator": "gradring.communicator",
+    "Work": "gradring.work",
+    "init": "gradring.joining",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'gradring' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -43,11 +43,12 @@ class View:
     """One array as the core takes it.
 
     Attributes:
-        buffer: C-contiguous array over the user's memory, or a packed copy of it; bfloat16 as uint16.
+        buffer: C-contiguous array over the user's memory, or a packed copy of it; bfloat16 as
+            uint16.
         dtype: Code of the element type.
         shape: The user's shape.
-        unpack: Writes a packed copy back to the user's array; ``None`` where ``buffer`` is the memory
-            itself.
+        unpack: Writes a packed copy back to the user's array; ``None`` where ``buffer`` is the
+            memory itself.
     """
 
     buffer: Array
@@ -111,7 +112,7 @@ def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
         return _coded(np.asarray(memoryview(x)), name)
     except TypeError:
         raise InvalidArgument(
-            f"{name} is a {type(x).__name__}; pass an array: NumPy, torch, DLPack or the buffer protocol"
+            f"{name} is a {type(x).__name__}; pass an array: NumPy, torch, DLPack or a buffer"
         ) from None
 
 
@@ -131,7 +132,9 @@ def _is_torch(x: Any) -> bool:
 
 def _from_torch(x: Any, name: str) -> tuple[Array, int]:
     if x.device.type != "cpu":
-        raise DeviceError(f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first")
+        raise DeviceError(
+            f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first"
+        )
     tensor = x.detach()
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
@@ -147,7 +150,9 @@ def _from_torch(x: Any, name: str) -> tuple[Array, int]:
 def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:
     device = x.__dlpack_device__()[0] if hasattr(x, "__dlpack_device__") else _DLPACK_CPU[0]
     if int(device) not in _DLPACK_HOST_DEVICES:
-        raise DeviceError(f"{name} is on a device (DLPack type {int(device)}); copy it to the CPU first")
+        raise DeviceError(
+            f"{name} is on a device (DLPack type {int(device)}); copy it to the CPU first"
+        )
     try:
         return _coded(np.from_dlpack(x), name)
     except (BufferError, RuntimeError) as error:

@@ -16,10 +16,12 @@ from gradring import arrays
 from gradring.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from gradring.communicator import Communicator
+    from gradring.reductions import Reductions
 
 
-def assign_buckets(sizes_bytes: Sequence[int], keys: Sequence[Any], bucket_bytes: int) -> list[list[int]]:
+def assign_buckets(
+    sizes_bytes: Sequence[int], keys: Sequence[Any], bucket_bytes: int
+) -> list[list[int]]:
     """Group consecutive items of one key so that no group exceeds ``bucket_bytes``.
 
     Args:
@@ -43,7 +45,7 @@ def assign_buckets(sizes_bytes: Sequence[int], keys: Sequence[Any], bucket_bytes
 
 
 def reduce_many(
-    comm: Communicator, xs: Sequence[Any], op: str, bucket_bytes: int, timeout: float | None
+    comm: Reductions, xs: Sequence[Any], op: str, bucket_bytes: int, timeout: float | None
 ) -> list[Any]:
     """Do the work of `Communicator.all_reduce_many`."""
     if bucket_bytes <= 0:
@@ -59,7 +61,7 @@ def reduce_many(
         members = [views[index].buffer.reshape(-1) for index in bucket]
         fused = np.concatenate(members)
         dtype = views[bucket[0]].dtype
-        comm._reduce_bucket(arrays.View(fused, dtype, fused.shape), op, timeout)
+        comm.reduce_bucket(arrays.View(fused, dtype, fused.shape), op, timeout)
         begin = 0
         for index, member in zip(bucket, members, strict=True):
             np.copyto(member, fused[begin : begin + member.size])

@@ -10,7 +10,7 @@ from gradring.errors import InvalidArgument
 
 
 class Work:
-    """An operation in flight. Its arrays are kept alive, and must not be touched, until it is done."""
+    """An operation in flight: its arrays live, and must not be touched, until it is done."""
 
     def __init__(self, core: _core.Work, result: Any, unpack: Callable[[], None] | None) -> None:
         """Wrap a compiled handle; made by `Communicator`."""

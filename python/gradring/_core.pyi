@@ -1,0 +1,76 @@
+"""The compiled core. Bare: names, defaults and documentation are in the Python modules above it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+version: str
+compiler: str
+
+class Work:
+    def wait(self, timeout_ms: int = -1) -> None: ...
+    def done(self) -> bool: ...
+
+class Communicator:
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_world_size(self) -> int: ...
+    @property
+    def timeout_ms(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    @property
+    def cause(self) -> Exception | None: ...
+    def describe(self, rank: int) -> str: ...
+    def run(
+        self,
+        op: int,
+        source: Any,
+        target: Any,
+        *,
+        dtype: int = -1,
+        reduce_op: int = 0,
+        root: int = 0,
+        count: int = 0,
+        counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        algorithm: int = 0,
+        is_rank_ordered: bool = False,
+        timeout_ms: int = -1,
+        in_background: bool = False,
+    ) -> Work | None: ...
+    def transfer(
+        self,
+        is_recv: bool,
+        array: Any,
+        dtype: int,
+        peer: int,
+        tag: int,
+        timeout_ms: int = -1,
+        in_background: bool = False,
+    ) -> Work | None: ...
+    def split(self, color: int, key: int, timeout_ms: int = -1) -> Communicator | None: ...
+    def shrink(self, timeout_ms: int = -1) -> Communicator: ...
+    def algorithm_for(self, op: int, dtype: int, count: int) -> str: ...
+    def close(self) -> None: ...
+
+def join(
+    *,
+    rank: int,
+    world_size: int,
+    rendezvous: str,
+    secret: bytes,
+    transport: str,
+    timeout_ms: int,
+    heartbeat_timeout_ms: int,
+    interface: str,
+    listen_fd: int,
+    host_label: str = "",
+) -> Communicator: ...
+def quick_all_reduce(
+    communicator: Communicator, method: Callable[..., Any]
+) -> Callable[..., Any]: ...

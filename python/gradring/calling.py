@@ -1,0 +1,127 @@
+"""What every call of a communicator needs: checked options, buffers, and the way into the core."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from gradring import _core, arrays
+from gradring.errors import InvalidArgument
+from gradring.work import Work
+
+REDUCE_OPS = {
+    "sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4, "band": 5, "bor": 6, "bxor": 7,
+}  # fmt: skip
+ALGORITHMS = {
+    "auto": 0, "ring": 1, "doubling": 2, "halving": 3, "direct": 4, "gather": 5, "flat": 6,
+    "hierarchical": 7,
+}  # fmt: skip
+
+# The operations' codes on the wire (csrc/base/call.h).
+BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST = range(5)
+REDUCE, GATHER, SCATTER, ALL_TO_ALL = range(5, 9)
+
+
+class Caller:
+    """A compiled communicator and the plumbing to call it; see `gradring.Communicator`."""
+
+    _core: _core.Communicator
+    rank: int
+    world_size: int
+
+    def _elementwise(
+        self, op: int, x: Any, out: Any, *, async_op: bool, timeout: float | None, **options: Any
+    ) -> Any:
+        is_source = op == BROADCAST and options["root"] == self.rank
+        target: arrays.View | None
+        if out is None:
+            source = arrays.view(x, "x", writes=not is_source)
+            target, result = source, x
+        else:
+            source = arrays.view(x, "x", writes=False)
+            target, result = arrays.view(out, "out", writes=True), out
+        if is_source:
+            target = None
+        count = source.buffer.size
+        if target is not None and target.buffer.size != count:
+            raise InvalidArgument(f"out has {target.buffer.size} elements, x has {count}")
+        return self._start(
+            op, source, target, result, async_op=async_op, timeout=timeout, count=count, **options
+        )
+
+    def _start(
+        self,
+        op: int,
+        source: arrays.View | None,
+        target: arrays.View | None,
+        result: Any,
+        *,
+        async_op: bool,
+        timeout: float | None,
+        **options: Any,
+    ) -> Any:
+        either = source or target
+        dtype = -1 if either is None else either.dtype
+        if source is not None and target is not None and source.dtype != target.dtype:
+            raise InvalidArgument("x and out have different dtypes")
+        pending = self._core.run(
+            op,
+            None if source is None else source.buffer,
+            None if target is None else target.buffer,
+            dtype=dtype, timeout_ms=milliseconds(timeout), in_background=async_op, **options,
+        )  # fmt: skip
+        return finish(pending, result, target)
+
+    def _parts(self, name: str, counts: Sequence[int] | None, total: int | None) -> list[int]:
+        if counts is None:
+            size = total or 0
+            edges = [rank * size // self.world_size for rank in range(self.world_size + 1)]
+            return [end - begin for begin, end in itertools.pairwise(edges)]
+        parts = [int(count) for count in counts]
+        if len(parts) != self.world_size or any(count < 0 for count in parts):
+            raise InvalidArgument(
+                f"{name}: counts must be {self.world_size} non-negative numbers, got {parts}"
+            )
+        if total is not None and sum(parts) != total:
+            raise InvalidArgument(f"{name}: counts add up to {sum(parts)}, x has {total} elements")
+        return parts
+
+
+def reduction(op: str, algorithm: str, deterministic: str | None) -> dict[str, Any]:
+    """Check what belongs to a reduction and turn it into codes."""
+    if op not in REDUCE_OPS:
+        raise InvalidArgument(f"op '{op}' is none of {', '.join(REDUCE_OPS)}")
+    if deterministic not in (None, "rank_order"):
+        raise InvalidArgument(f"deterministic '{deterministic}' is neither None nor 'rank_order'")
+    return {
+        "reduce_op": REDUCE_OPS[op],
+        "algorithm": algorithm_code(algorithm),
+        "is_rank_ordered": deterministic == "rank_order",
+    }
+
+
+def algorithm_code(name: str) -> int:
+    """Return the code of an algorithm's name."""
+    if name not in ALGORITHMS:
+        raise InvalidArgument(f"algorithm '{name}' is none of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def milliseconds(timeout: float | None) -> int:
+    """Return a timeout as the core takes it; -1 is the communicator's own."""
+    if timeout is None:
+        return -1
+    if not timeout > 0:
+        raise InvalidArgument(f"timeout must be positive seconds, got {timeout}")
+    return max(1, round(timeout * 1000))
+
+
+def finish(pending: _core.Work | None, result: Any, target: arrays.View | None) -> Any:
+    """Return the result of a blocking call, or the handle of one in flight."""
+    unpack = None if target is None else target.unpack
+    if pending is not None:
+        return Work(pending, result, unpack)
+    if unpack is not None:
+        unpack()
+    return result

@@ -1,0 +1,278 @@
+"""Exchanges: what moves arrays between all ranks without adding them up, and the barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradring import arrays, calling
+from gradring.errors import InvalidArgument
+
+
+class Exchanges(calling.Caller):
+    """The moving methods of `gradring.Communicator`."""
+
+    def all_gather(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank everybody's ``x``, in rank order.
+
+        Args:
+            x: Any supported dtype and shape; the same on every rank unless ``counts`` is given.
+            out: Array for all parts; ``None`` allocates ``(world_size, *x.shape)``, flat with
+                ``counts``. ``x`` may be this rank's part of it.
+            counts: Elements of each rank's part where they differ, the same list on every rank.
+            async_op: As for `all_reduce`.
+            algorithm: ``auto ring doubling direct flat``.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``out``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``counts`` or ``out`` do not fit.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        source = arrays.view(x, "x", writes=False)
+        if counts is None:
+            total = source.buffer.size * self.world_size
+            shape: tuple[int, ...] = (self.world_size, *source.shape)
+            parts = None
+        else:
+            parts = self._parts("all_gather", counts, None)
+            if parts[self.rank] != source.buffer.size:
+                raise InvalidArgument(
+                    f"all_gather: counts[{self.rank}] is {parts[self.rank]}, but x has "
+                    f"{source.buffer.size} elements"
+                )
+            total = sum(parts)
+            shape = (total,)
+        if out is None:
+            out = arrays.empty_like(x, shape)
+        target = arrays.view(out, "out", writes=True)
+        return self._start(
+            calling.ALL_GATHER, source, target, out, async_op=async_op, timeout=timeout,
+            count=total, counts=parts, algorithm=calling.algorithm_code(algorithm),
+        )  # fmt: skip
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+    ) -> Any:
+        """Give every rank the root's ``x``.
+
+        Args:
+            x: Any supported dtype and shape, the same on every rank; written but on the root.
+            root: Whose ``x`` it is.
+            async_op: As for `all_reduce`.
+            algorithm: ``auto doubling ring direct flat``.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``x``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``root`` is no rank, or ``x`` is read-only where it is written.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        options = {"root": root, "algorithm": calling.algorithm_code(algorithm)}
+        return self._elementwise(
+            calling.BROADCAST, x, None, async_op=async_op, timeout=timeout, **options
+        )
+
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give the root everybody's ``x``, in rank order.
+
+        Args:
+            x: Any supported dtype and shape, the same on every rank; not written.
+            root: Who gets them.
+            out: Array for all parts, on the root; ``None`` allocates ``(world_size, *x.shape)``.
+            async_op: As for `all_reduce`.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``out`` on the root, ``None`` elsewhere; with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``root`` is no rank, or ``out`` does not fit.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        source = arrays.view(x, "x", writes=False)
+        target = None
+        if self.rank == root:
+            if out is None:
+                out = arrays.empty_like(x, (self.world_size, *source.shape))
+            target = arrays.view(out, "out", writes=True)
+        else:
+            out = None
+        count = source.buffer.size
+        return self._start(
+            calling.GATHER,
+            source,
+            target,
+            out,
+            async_op=async_op,
+            timeout=timeout,
+            count=count,
+            root=root,
+        )
+
+    def scatter(
+        self,
+        x: Any = None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give each rank its part of the root's ``x``.
+
+        Args:
+            x: On the root: shape ``(world_size, ...)``; row r goes to rank r. Elsewhere ignored,
+                but where ``out`` is ``None`` an array of that shape says what to allocate.
+            root: Whose ``x`` it is.
+            out: Array for this rank's part; ``None`` allocates one like a row of ``x``.
+            async_op: As for `all_reduce`.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``out``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``root`` is no rank, sizes do not fit, or nothing gives ``out`` a shape.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        if out is None:
+            if x is None:
+                raise InvalidArgument("scatter: pass out= (or x of the root's shape) on every rank")
+            shape = arrays.shape_of(x)
+            if not shape or shape[0] != self.world_size:
+                raise InvalidArgument(
+                    f"scatter: x has shape {shape}; its first axis must be {self.world_size}"
+                )
+            out = arrays.empty_like(x, shape[1:])
+        target = arrays.view(out, "out", writes=True)
+        source = arrays.view(x, "x", writes=False) if self.rank == root else None
+        count = target.buffer.size
+        return self._start(
+            calling.SCATTER,
+            source,
+            target,
+            out,
+            async_op=async_op,
+            timeout=timeout,
+            count=count,
+            root=root,
+        )
+
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send part r of ``x`` to rank r, and get one part from every rank, in rank order.
+
+        Args:
+            x: Any supported dtype, seen flat; not written. Without counts its size must be a
+                multiple of the world size.
+            out: Array for the parts; ``None`` allocates, like ``x`` or flat with counts. Not ``x``.
+            send_counts: Elements for each rank; with ``recv_counts``.
+            recv_counts: Elements from each rank; what that rank sends here.
+            async_op: As for `all_reduce`.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``out``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: Counts do not add up or one list is missing, or ``out`` does not fit.
+            Mismatch: As `all_reduce`; also where two ranks disagree about a count between them.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        source = arrays.view(x, "x", writes=False)
+        if (send_counts is None) != (recv_counts is None):
+            raise InvalidArgument("all_to_all: send_counts and recv_counts belong together")
+        if send_counts is None or recv_counts is None:
+            if source.buffer.size % self.world_size != 0:
+                raise InvalidArgument(
+                    f"all_to_all: {source.buffer.size} elements cannot be cut into "
+                    f"{self.world_size} equal parts; pass send_counts and recv_counts"
+                )
+            sent = received = [source.buffer.size // self.world_size] * self.world_size
+            shape = source.shape
+        else:
+            sent = self._parts("all_to_all", send_counts, source.buffer.size)
+            received = self._parts("all_to_all", recv_counts, None)
+            shape = (sum(received),)
+        if out is None:
+            out = arrays.empty_like(x, shape)
+        target = arrays.view(out, "out", writes=True)
+        if source.buffer.size and np.may_share_memory(source.buffer, target.buffer):
+            raise InvalidArgument("all_to_all: out must not be x; parts would overwrite each other")
+        return self._start(
+            calling.ALL_TO_ALL,
+            source,
+            target,
+            out,
+            async_op=async_op,
+            timeout=timeout,
+            counts=sent,
+            recv_counts=received,
+        )
+
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """Wait until every rank has come here.
+
+        Args:
+            async_op: Return a `Work` at once.
+            timeout: As for `all_reduce`.
+
+        Raises:
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: Names the ranks that had not come.
+            Closed: As `all_reduce`.
+        """
+        return self._start(calling.BARRIER, None, None, None, async_op=async_op, timeout=timeout)

@@ -1,0 +1,69 @@
+"""`init()`: from the launcher's variables and the arguments to a communicator."""
+
+from __future__ import annotations
+
+import os
+
+from gradring import _core, config, job_secret, roles
+from gradring.communicator import Communicator
+
+
+def init(  # noqa: PLR0913 - every argument has a variable and a default; none belongs together
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+    secret: str | bytes | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
+    interface: str | None = None,
+    listen_fd: int | None = None,
+) -> Communicator:
+    """Join the job and return the communicator of all its ranks.
+
+    The role is found in the launcher's variables (``gradring run``, torchrun, Open MPI, MPICH,
+    Intel MPI, Slurm: docs/launchers.md); alone it is a world of one. Explicit arguments win. Blocks
+    until every rank has come. Several ranks may live in one process, each with a thread of its own.
+
+    Args:
+        rank: This rank, from 0.
+        world_size: Number of ranks.
+        rendezvous: ``HOST:PORT`` where rank 0 listens.
+        secret: What every rank of the job knows; see `GRADRING_SECRET`.
+        transport: ``auto`` (shared memory on one host, TCP between hosts), ``shm`` or ``tcp``.
+        timeout: Seconds to wait for the other ranks here, and later the longest time without
+            progress in any call.
+        heartbeat_timeout: Seconds of silence after which a rank counts as frozen.
+        interface: ``NAME`` or ``CIDR`` of the interface that other ranks should reach this one by.
+        listen_fd: Rank 0: a socket that already listens at ``rendezvous``; it now belongs to us.
+
+    Raises:
+        InvalidArgument: The role is incomplete or makes no sense; two processes have one rank.
+        AuthError: The secrets differ.
+        TimedOut: Names the ranks that did not come.
+    """
+    role = roles.discover(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    settings = config.Settings.from_environ(
+        os.environ,
+        transport=transport,
+        timeout=timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        interface=interface,
+    )
+    if secret is None:
+        secret = job_secret.secret_for(role, os.environ)
+    if listen_fd is None and role is not None and role.listen_fd is not None:
+        listen_fd = role.listen_fd
+    core = _core.join(
+        rank=0 if role is None else role.rank,
+        world_size=1 if role is None else role.world_size,
+        rendezvous="" if role is None else role.rendezvous,
+        secret=secret.encode() if isinstance(secret, str) else secret,
+        transport=settings.transport,
+        timeout_ms=round(settings.timeout * 1000),
+        heartbeat_timeout_ms=round(settings.heartbeat_timeout * 1000),
+        interface=settings.interface or "",
+        listen_fd=-1 if listen_fd is None else listen_fd,
+    )
+    return Communicator(core)

@@ -1,0 +1,92 @@
+"""Messages: send and recv between two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradring import arrays, calling
+from gradring.errors import InvalidArgument
+
+
+class Messages(calling.Caller):
+    """The pairwise methods of `gradring.Communicator`."""
+
+    def send(
+        self,
+        x: Any,
+        dst: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send ``x`` to rank ``dst``; returns when ``x`` may be reused.
+
+        Messages between two ranks with one tag arrive in order. They have links of their own, so a
+        rank may wait in `recv` while another of its threads runs collectives.
+
+        Args:
+            x: Any supported dtype and shape; not written.
+            dst: Rank; may be this one.
+            tag: 32-bit integer that the receiver asks for.
+            async_op: Return a `Work` at once.
+            timeout: As for `all_reduce`.
+
+        Raises:
+            InvalidArgument: ``dst`` is no rank, or ``tag`` is out of range.
+            PeerLost: As `all_reduce`.
+            TimedOut: Nobody received it in time; the communicator is closed.
+            Closed: As `all_reduce`.
+        """
+        view = arrays.view(x, "x", writes=False)
+        return self._transfer(view, x, dst, tag, is_recv=False, async_op=async_op, timeout=timeout)
+
+    def recv(
+        self,
+        x: Any,
+        src: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive the next message with this tag from rank ``src`` into ``x``.
+
+        Args:
+            x: Dtype and size of the message; written in place. May be strided.
+            src: Rank; may be this one.
+            tag: What the sender gave.
+            async_op: Return a `Work` at once.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``x``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``src`` is no rank, or ``tag`` is out of range.
+            Mismatch: The message has another dtype or size.
+            PeerLost: As `all_reduce`.
+            TimedOut: It did not come in time; the communicator is closed.
+            Closed: As `all_reduce`.
+        """
+        view = arrays.view(x, "x", writes=True)
+        return self._transfer(view, x, src, tag, is_recv=True, async_op=async_op, timeout=timeout)
+
+    def _transfer(
+        self,
+        view: arrays.View,
+        result: Any,
+        peer: int,
+        tag: int,
+        *,
+        is_recv: bool,
+        async_op: bool,
+        timeout: float | None,
+    ) -> Any:
+        if not -(2**31) <= tag < 2**31:
+            raise InvalidArgument(f"tag {tag} does not fit into 32 bits")
+        pending = self._core.transfer(
+            is_recv, view.buffer, view.dtype, peer, tag,
+            calling.milliseconds(timeout), async_op,
+        )  # fmt: skip
+        return calling.finish(pending, result if is_recv else None, view if is_recv else None)

@@ -1,0 +1,200 @@
+"""Reductions: what combines the arrays of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from gradring import arrays, calling
+from gradring.fusion import reduce_many
+
+
+class Reductions(calling.Caller):
+    """The reducing methods of `gradring.Communicator`."""
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        algorithm: str = "auto",
+        deterministic: Literal["rank_order"] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine ``x`` element by element over all ranks; every rank gets the same bits.
+
+        The order of additions depends on the world size and on the element's place only, never on
+        the transport, the machine's load or the run (docs/semantics.md); 16-bit floats are added in
+        float32 and rounded once. Ring: Patarasuk and Yuan 2009; halving-doubling: Thakur,
+        Rabenseifner and Gropp 2005.
+
+        Args:
+            x: Any supported dtype and shape, on the CPU; the same shape and dtype on every rank.
+                Written in place unless ``out`` is given. May be strided.
+            op: ``sum avg prod min max``, and for integers and bool ``band bor bxor``. ``avg`` of
+                integers truncates towards zero.
+            out: Array like ``x`` for the result; ``x`` is then left alone.
+            async_op: Return a `Work` at once; ``x`` must not be touched until it is done.
+            algorithm: ``auto ring doubling halving direct gather flat``; the same on every rank.
+            deterministic: ``"rank_order"`` adds x[0] + x[1] + ... whatever the algorithm.
+            timeout: Seconds without progress before giving up; ``None`` is the communicator's.
+
+        Returns:
+            ``x`` (or ``out``); with ``async_op`` a `Work` whose ``wait()`` returns it.
+
+        Raises:
+            InvalidArgument: The arguments make no sense; nothing was sent.
+            Mismatch: Ranks called different things; nothing was reduced.
+            PeerLost: A rank died, froze or left.
+            TimedOut: No progress within the timeout.
+            Closed: The communicator had failed or was closed before.
+        """
+        options = calling.reduction(op, algorithm, deterministic)
+        return self._elementwise(
+            calling.ALL_REDUCE, x, out, async_op=async_op, timeout=timeout, **options
+        )
+
+    def all_reduce_many(
+        self,
+        xs: Sequence[Any],
+        op: str = "sum",
+        *,
+        bucket_bytes: int = 25 << 20,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Combine many arrays with few operations, by packing those of one dtype into buckets.
+
+        Args:
+            xs: Arrays as for `all_reduce`; the same list of shapes and dtypes on every rank.
+                Each is written in place.
+            op: As for `all_reduce`.
+            bucket_bytes: Most bytes in one operation; a larger array is an operation of its own.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``xs`` as a list.
+
+        Raises:
+            InvalidArgument: As `all_reduce`, or ``bucket_bytes`` is not positive.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        return reduce_many(self, xs, op, bucket_bytes, timeout)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: str = "auto",
+        deterministic: Literal["rank_order"] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine ``x`` over all ranks and leave each rank its own part.
+
+        Args:
+            x: As for `all_reduce`, seen flat; not written.
+            out: Flat array of this rank's part; ``None`` allocates. It may be that part of ``x``.
+            op: As for `all_reduce`.
+            counts: Elements of each rank's part, the same list on every rank; ``None`` cuts evenly:
+                part r is elements ``r*n//world_size`` to ``(r+1)*n//world_size``.
+            async_op: As for `all_reduce`.
+            algorithm: ``auto ring direct flat``.
+            deterministic: As for `all_reduce`.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``out``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``counts`` do not add up to the size of ``x``, or ``out`` does not fit.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        source = arrays.view(x, "x", writes=False)
+        total = source.buffer.size
+        parts = self._parts("reduce_scatter", counts, total)
+        if out is None:
+            out = arrays.empty_like(x, (parts[self.rank],))
+        target = arrays.view(out, "out", writes=True)
+        return self._start(
+            calling.REDUCE_SCATTER, source, target, out, async_op=async_op, timeout=timeout,
+            count=total, counts=None if counts is None else parts,
+            **calling.reduction(op, algorithm, deterministic),
+        )  # fmt: skip
+
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        algorithm: str = "auto",
+        deterministic: Literal["rank_order"] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine ``x`` over all ranks; only the root gets the result.
+
+        Args:
+            x: As for `all_reduce`; written in place on the root, unless ``out`` is given.
+            root: Who gets it.
+            op: As for `all_reduce`.
+            out: Array like ``x`` for the result; only used on the root.
+            async_op: As for `all_reduce`.
+            algorithm: ``auto ring direct gather flat``.
+            deterministic: As for `all_reduce`.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            The result on the root, ``x`` elsewhere; with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: ``root`` is no rank, or ``out`` does not fit.
+            Mismatch: As `all_reduce`.
+            PeerLost: As `all_reduce`.
+            TimedOut: As `all_reduce`.
+            Closed: As `all_reduce`.
+        """
+        options = {"root": root, **calling.reduction(op, algorithm, deterministic)}
+        if self.rank == root:
+            return self._elementwise(
+                calling.REDUCE, x, out, async_op=async_op, timeout=timeout, **options
+            )
+        source = arrays.view(x, "x", writes=False)
+        count = source.buffer.size
+        return self._start(
+            calling.REDUCE,
+            source,
+            None,
+            x,
+            async_op=async_op,
+            timeout=timeout,
+            count=count,
+            **options,
+        )
+
+    def reduce_bucket(self, bucket: arrays.View, op: str, timeout: float | None) -> None:
+        """Combine a packed bucket in place; for `gradring.fusion`."""
+        options = calling.reduction(op, "auto", None)
+        count = bucket.buffer.size
+        self._start(
+            calling.ALL_REDUCE,
+            bucket,
+            bucket,
+            None,
+            async_op=False,
+            timeout=timeout,
+            count=count,
+            **options,
+        )
