@@ -171,7 +171,7 @@ class Exchanges(calling.Caller):
             ``out``, or with ``async_op`` a `Work`.
 
         Raises:
-            InvalidArgument: ``root`` is no rank, sizes do not fit, or nothing gives ``out`` a shape.
+            InvalidArgument: ``root`` is no rank, sizes do not fit, or ``out`` has no shape.
             Mismatch: As `all_reduce`.
             PeerLost: As `all_reduce`.
             TimedOut: As `all_reduce`.
