@@ -17,11 +17,7 @@ using collectives::Slice;
 
 namespace {
 
-using Ranks = std::vector<bool>;  // A set of ranks: who has been heard from.
-
-void join(Ranks& into, const Ranks& more) {
-  for (std::size_t i = 0; i < into.size(); ++i) into[i] = into[i] || more[i];
-}
+using Ranks = std::uint64_t;  // A set of ranks, a bit each: who has been heard from.
 
 // One direction between two ranks: bytes in order, each stretch with what its sender had heard by
 // then.
@@ -32,7 +28,7 @@ class Link {
   std::size_t room() const { return capacity_ - queued(); }
   std::size_t queued() const { return bytes_.size() - taken_; }
 
-  void put(const std::byte* from, std::size_t size, const Ranks& heard) {
+  void put(const std::byte* from, std::size_t size, Ranks heard) {
     bytes_.insert(bytes_.end(), from, from + size);
     total_put_ += size;
     stretches_.push_back({total_put_, heard});
@@ -43,7 +39,7 @@ class Link {
     taken_ += size;
     total_taken_ += size;
     while (!stretches_.empty()) {
-      join(heard, stretches_.front().heard);
+      heard |= stretches_.front().heard;
       if (stretches_.front().end > total_taken_) break;
       stretches_.pop_front();
     }
@@ -112,9 +108,7 @@ class Game {
     player.plan = &plan;
     player.memory = &memory[rank];
     player.scratch.assign(plan.scratch_bytes, static_cast<std::byte>(random_() | 1));
-    Ranks self(n_, false);
-    self[rank] = true;
-    player.heard.assign(plan.actions.size(), self);
+    player.heard.assign(plan.actions.size(), Ranks{1} << rank);
     for (std::uint32_t i = 0; i < plan.actions.size(); ++i) {
       const Action& action = plan.actions[i];
       player.waits.push_back(action.wait_count);
@@ -186,7 +180,7 @@ class Game {
     if (lane.moved < action.bytes) return true;
     lane.moved = 0;
     lane.actions.pop_front();
-    if (!lane.actions.empty()) join(player.heard[lane.actions.front()], player.heard[index]);
+    if (!lane.actions.empty()) player.heard[lane.actions.front()] |= player.heard[index];
     complete(player, index);
     return true;
   }
@@ -219,9 +213,9 @@ class Game {
         operation_bytes(case_, static_cast<Rank>(rank)) > small)
       return;
     if (action.kind == ActionKind::kCopy && is_onto_itself) return;
-    const Ranks needed = contributors(case_, static_cast<Rank>(rank));
+    const std::vector<bool> needed = contributors(case_, static_cast<Rank>(rank));
     for (std::size_t peer = 0; peer < n_; ++peer) {
-      if (needed[peer] && !players_[rank].heard[index][peer]) {
+      if (needed[peer] && (players_[rank].heard[index] >> peer & 1) == 0) {
         trouble_ = str("rank ", rank, " writes output in action ", index,
                        " before it has heard from rank ", peer);
       }
@@ -234,7 +228,7 @@ class Game {
     for (std::uint32_t i = 0; i < action.dependent_count; ++i) {
       const std::uint32_t dependent = player.plan->dependents[action.first_dependent + i];
       --player.waits[dependent];
-      join(player.heard[dependent], player.heard[index]);
+      player.heard[dependent] |= player.heard[index];
     }
   }
 
