@@ -1,6 +1,7 @@
-// A plan says what one rank does in one collective: what it sends, receives, reduces and copies, and what must come first.
-// Plans are pure data made by pure functions (ring.cc, doubling.cc, direct.cc, rooted.cc): no I/O, no clock, no pointers.
-// PlanRun (run.h) walks a plan over links; the same plan runs over TCP, shared-memory rings and the simulator.
+// A plan says what one rank does in one collective: what it sends, receives, reduces and copies,
+// and what must come first. Plans are pure data made by pure functions (planners.h lists them): no
+// I/O, no clock, no pointers. PlanRun (run.h) walks a plan over links; the same plan runs over TCP,
+// shared-memory rings and the simulator.
 #pragma once
 
 #include <cstddef>
@@ -23,27 +24,31 @@ enum class Algorithm : std::uint8_t {
   kDoubling = 2,  // Recursive doubling (all_reduce) and Bruck's all_gather: log2(n) steps.
   kHalving = 3,   // Halving-doubling (Rabenseifner; Thakur et al.): 2 log2(n) steps, ring's bytes.
   kDirect = 4,    // Every rank to every rank at once: 2 steps, ring's bytes, n-1 links.
-  kGather = 5,    // Everybody gets everything and folds it: one step for small messages in any order.
-  kFlat = 6,      // Through one shared-memory segment (flat.h); has no Plan.
-  kHierarchical = 7,  // Inside each host first, then between hosts (hierarchical.h); has no Plan of its own.
+  kGather = 5,  // Everybody gets everything and folds it: one step for small messages in any order.
+  kFlat = 6,    // Through one shared-memory segment (flat.h); has no Plan.
+  // Inside each host first, then between hosts (hierarchical.h); has no Plan of its own.
+  kHierarchical = 7,
 };
 std::string_view name(Algorithm algorithm);
 
-// The order of additions: the only thing that the bits of a floating-point result depend on (docs/semantics.md).
-// The vector of `count` elements is cut into n chunks; chunk c is [c*count/n, (c+1)*count/n).
+// The order of additions: the only thing that the bits of a floating-point result depend on
+// (docs/semantics.md). The vector of `count` elements is cut into n chunks; chunk c is
+// [c*count/n, (c+1)*count/n).
 //   kRing: chunk c is ((x[c+1] + x[c+2]) + ... + x[n-1] + x[0] + ...) + x[c]: what a ring computes.
-//   kTree: every chunk is the pairwise tree of kernels::Fold::kTree over x[0..n-1]: what recursive doubling computes.
+//   kTree: every chunk is the pairwise tree of kernels::Fold::kTree over x[0..n-1]: what recursive
+//     doubling computes.
 //   kRank: every chunk is ((x[0] + x[1]) + x[2]) + ...
 enum class Order : std::uint8_t { kRing, kTree, kRank };
 
 // A pure function of what all ranks know, never of the transport: this is promise P1.
 Order order_for(OpKind op, Rank world_size, std::uint64_t bytes, DType dtype);
 
-// First element of chunk `index` of `count` elements in `parts` parts; chunk_begin(count, parts, parts) == count.
-// Exact for any 64-bit count (no overflow).
+// First element of chunk `index` of `count` elements in `parts` parts; the end of the last chunk is
+// chunk_begin(count, parts, parts) == count. Exact for any 64-bit count (no overflow).
 std::uint64_t chunk_begin(std::uint64_t count, Rank parts, Rank index);
 
-// The operands of chunk `owner` in the order they are added, as ranks. Ring: owner+1, ..., owner. Tree and rank: 0..n-1.
+// The operands of chunk `owner` in the order they are added, as ranks. Ring: owner+1, ..., owner.
+// Tree and rank: 0..n-1.
 std::vector<Rank> operand_ranks(Order order, Rank world_size, Rank owner);
 kernels::Fold fold_of(Order order);
 
@@ -58,27 +63,35 @@ enum class ActionKind : std::uint8_t { kSend, kRecv, kReduce, kCopy };
 
 struct Action {
   ActionKind kind = ActionKind::kCopy;
-  Rank peer = -1;            // kSend, kRecv.
-  Slice at;                  // kSend: read from here. Others: written here.
-  std::uint64_t bytes = 0;   // Never 0.
-  // kReduce: the operands, in order, are Plan::sources[first_source .. +source_count). kCopy: exactly one source.
+  Rank peer = -1;           // kSend, kRecv.
+  Slice at;                 // kSend: read from here. Others: written here.
+  std::uint64_t bytes = 0;  // Never 0.
+  // kReduce: the operands, in order, are Plan::sources[first_source .. +source_count). kCopy:
+  // exactly one source.
   std::uint32_t first_source = 0;
   std::uint32_t source_count = 0;
   kernels::Fold fold = kernels::Fold::kLeft;
-  bool is_final = false;     // kReduce: divide here if the operation is avg.
+  bool is_final = false;         // kReduce: divide here if the operation is avg.
   std::uint32_t wait_count = 0;  // How many earlier actions must complete first.
-  std::uint32_t first_dependent = 0;  // Plan::dependents[first_dependent .. +dependent_count) wait for this one.
+  // Plan::dependents[first_dependent .. +dependent_count) wait for this one.
+  std::uint32_t first_dependent = 0;
   std::uint32_t dependent_count = 0;
 };
 
-// Rules a plan keeps (checked by plan_test):
-//  - sends to one peer happen in the order listed; so do receives from one peer; the other side lists the same byte counts
-//    in the same order (cut differently is fine: a link is a byte stream);
-//  - an action depends only on earlier actions in the list, so no plan waits for itself;
-//  - input and output may be the same memory (in place): an action that writes output depends on every action that still
-//    has to read the same bytes of input;
-//  - no reduce or copy writes kOutput before data from every rank that contributes has arrived, when `bytes` of the whole
-//    operation is at most kAgreeByDataBytes; above that the communicator agrees on the call first (communicator.cc).
+// Rules a plan keeps (checked by plan_order_test):
+//  - Sends to one peer happen in the order listed; so do receives from one peer. The other side
+//    lists the same bytes in the same order (cut differently is fine: a link is a byte stream).
+//  - An action depends only on earlier actions in the list, so no plan waits for itself; and across
+//    ranks only on earlier rounds of sends and receives, so no group of plans waits in a circle,
+//    however little a link holds.
+//  - Two actions that touch the same bytes, one of them writing, are ordered by dependencies. Input
+//    is never written as such.
+//  - That also holds in place. all_reduce, broadcast, reduce: output is input. reduce_scatter,
+//    scatter: output is this rank's part of input. all_gather, gather: input is this rank's part of
+//    output. all_to_all is never in place. The run skips a copy onto itself.
+//  - No reduce or copy writes kOutput before data from every rank that contributes has arrived,
+//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the communicator
+//    agrees on the call first (communicator.cc).
 struct Plan {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t scratch_bytes = 0;
@@ -93,10 +106,12 @@ struct Request {
   ReduceOp reduce_op = ReduceOp::kSum;
   Rank rank = 0;
   Rank world_size = 1;
-  Rank root = 0;               // broadcast, reduce, gather, scatter.
-  std::uint64_t count = 0;     // Elements: all_reduce, broadcast, reduce: of the vector. gather, scatter: of one rank's part.
-  // Elements per rank. reduce_scatter, all_gather: of each rank's part, the same list on every rank (size n, or empty for an
-  // even cut of `count` by chunk_begin). all_to_all: what this rank sends to each rank; `recv_counts` what it gets.
+  Rank root = 0;            // broadcast, reduce, gather, scatter.
+  // Elements. all_reduce, broadcast, reduce: of the vector. gather, scatter: of one rank's part.
+  std::uint64_t count = 0;
+  // Elements per rank. reduce_scatter, all_gather: of each rank's part, the same list on every rank
+  // (size n, or empty for an even cut of `count` by chunk_begin). all_to_all: what this rank sends
+  // to each rank; `recv_counts` what it gets.
   std::vector<std::uint64_t> counts;
   std::vector<std::uint64_t> recv_counts;
   Order order = Order::kRing;
@@ -106,8 +121,9 @@ struct Request {
 inline constexpr std::uint64_t kPieceBytes = 256 * 1024;
 inline constexpr std::uint64_t kAgreeByDataBytes = 512 * 1024;
 
-// Builds a plan action by action. Each call returns the action's index, to be named in a later call's `after`.
-// Zero-byte sends, receives, reduces and copies may be asked for: they return kNothing, and waiting for kNothing is free.
+// Builds a plan action by action. Each call returns the action's index, to be named in a later
+// call's `after`. Zero-byte sends, receives, reduces and copies may be asked for: they return
+// kNothing, and waiting for kNothing is free.
 class PlanBuilder {
  public:
   static constexpr std::uint32_t kNothing = UINT32_MAX;
@@ -116,8 +132,8 @@ class PlanBuilder {
   std::uint32_t send(Rank peer, Slice from, std::uint64_t bytes, After after = {});
   std::uint32_t recv(Rank peer, Slice into, std::uint64_t bytes, After after = {});
   std::uint32_t copy(Slice into, Slice from, std::uint64_t bytes, After after = {});
-  std::uint32_t reduce(Slice into, std::span<const Slice> sources, std::uint64_t bytes, kernels::Fold fold, bool is_final,
-                       After after = {});
+  std::uint32_t reduce(Slice into, std::span<const Slice> sources, std::uint64_t bytes,
+                       kernels::Fold fold, bool is_final, After after = {});
   Slice scratch(std::uint64_t bytes);  // 64-byte aligned, distinct from every other call's.
   Plan finish(Algorithm algorithm) &&;
 
@@ -127,8 +143,9 @@ class PlanBuilder {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges_;  // (before, after)
 };
 
-// The one entry: dispatches on op and algorithm (never kAuto, kFlat, kHierarchical). Throws InvalidArgument when the algorithm
-// does not exist for the op or cannot give the requested order (it names those that can).
+// The one entry: dispatches on op and algorithm (never kAuto, kFlat, kHierarchical). Throws
+// InvalidArgument when the algorithm does not exist for the op or cannot give the requested order
+// (it names those that can).
 Plan make_plan(const Request& request, Algorithm algorithm);
 
 // The algorithms that make_plan accepts for this request.
