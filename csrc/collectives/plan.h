@@ -106,7 +106,7 @@ struct Request {
   ReduceOp reduce_op = ReduceOp::kSum;
   Rank rank = 0;
   Rank world_size = 1;
-  Rank root = 0;            // broadcast, reduce, gather, scatter.
+  Rank root = 0;  // broadcast, reduce, gather, scatter.
   // Elements. all_reduce, broadcast, reduce: of the vector. gather, scatter: of one rank's part.
   std::uint64_t count = 0;
   // Elements per rank. reduce_scatter, all_gather: of each rank's part, the same list on every rank
