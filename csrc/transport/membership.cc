@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iomanip>
+#include <utility>
 
+#include "base/config.h"
 #include "base/error.h"
 
 namespace gradring::transport {
@@ -37,6 +39,7 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
   // been answered.
   for (const Peer& other : peers_)
     if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
+  for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
   if (who == coordinator())
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
 }
@@ -49,18 +52,20 @@ void Membership::on_closed(Rank who, Time now, const std::string& why, Actions& 
     lose({who, false, str(describe_rank(who), " ", why)}, now, actions);
 }
 
+void Membership::on_refused(Rank who, Time now, Actions& actions) {
+  peer(who).is_connected = false;
+  lose({who, true, str(describe_rank(who), " has ended")}, now, actions);
+}
+
 void Membership::on_message(Rank from, const wire::Message& message, Time now, Actions& actions) {
+  if (!is_alive(from)) return;  // It was given up; what it believes since then counts for nobody.
   peer(from).last_heard = now;
   if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
     peer(from).calls = beat->calls;
   } else if (const auto* lost = std::get_if<wire::Lost>(&message)) {
     if (lost->rank < 0 || lost->rank >= settings_.world_size)
       throw ProtocolError("lost: no such rank");
-    if (lost->rank == settings_.rank)
-      actions.gone.push_back(
-          *lost);  // The others have given this rank up: it was frozen or cut off.
-    else
-      lose(*lost, now, actions);
+    hear_lost(*lost, from, now, actions);
   } else if (const auto* abort = std::get_if<wire::Abort>(&message)) {
     handle_abort(*abort, from, actions);
   } else if (std::holds_alternative<wire::Bye>(message)) {
@@ -114,6 +119,26 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
   check_calls(actions);
 }
 
+// The coordinator's word counts. Anybody else's may come from a rank that is itself cut off.
+void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
+  if (lost.rank != settings_.rank) {
+    if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected))
+      lose(lost, now, actions);
+    else if (!is_coordinator())
+      hearsay_.push_back(lost);
+    return;
+  }
+  // This rank was frozen or cut off. A coordinator knows when all the others say so.
+  peer(from).gave_us_up = true;
+  bool is_given_up = from == coordinator();
+  if (is_coordinator()) {
+    is_given_up = true;
+    for (Rank rank = 0; rank < settings_.world_size; ++rank)
+      if (rank != settings_.rank && is_alive(rank) && !peer(rank).gave_us_up) is_given_up = false;
+  }
+  if (is_given_up) actions.gone.push_back(lost);
+}
+
 void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
   Peer& entry = peer(lost.rank);
   if (!entry.is_alive) return;
@@ -122,16 +147,33 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
   entry.is_alive = false;
   entry.farewell = lost;
   actions.gone.push_back(lost);
-  if (tells_others) spread(lost, lost.rank, actions);
+  if (tells_others) {
+    spread(lost, lost.rank, actions);
+  } else if (entry.is_connected && !was_coordinator) {
+    // It came here because it had lost the coordinator, which has lost it too.
+    actions.send.emplace_back(lost.rank, lost);
+    actions.disconnect.push_back(lost.rank);
+  }
   if (was_coordinator) {
     // A new term: everybody gets a full heartbeat timeout to find the new coordinator.
     for (Peer& other : peers_) other.last_heard = now;
-    if (!is_coordinator() && !peer(coordinator()).is_connected) actions.connect = coordinator();
     if (is_coordinator())
-      for (const auto& request : std::vector(own_shrinks_))
-        request_shrink(request, settings_.rank, actions);
+      take_over(now, actions);
+    else if (!peer(coordinator()).is_connected)
+      actions.connect = coordinator();
   }
   settle_shrinks(actions);
+}
+
+// Who came here before this rank knew that it leads has not heard what it has heard since.
+void Membership::take_over(Time now, Actions& actions) {
+  for (const wire::Lost& lost : std::exchange(hearsay_, {}))
+    if (!peer(lost.rank).is_connected) lose(lost, now, actions);
+  for (const Peer& other : peers_)
+    if (!other.is_alive) spread(other.farewell, -1, actions);
+  for (const auto& [communicator, abort] : aborts_) spread(abort, -1, actions);
+  for (const auto& request : std::vector(own_shrinks_))
+    request_shrink(request, settings_.rank, actions);
 }
 
 void Membership::spread(const wire::Message& message, Rank except, Actions& actions) {
@@ -145,14 +187,19 @@ void Membership::abort(const wire::Abort& abort, Actions& actions) {
 }
 
 void Membership::handle_abort(wire::Abort abort, Rank from, Actions& actions) {
+  const bool is_known = aborts_.contains(abort.communicator);
+  if (aborts_.size() >= limits::kCommunicators && !is_known) aborts_.erase(aborts_.begin());
   if (!is_coordinator()) {
+    aborts_[abort.communicator] = abort;
     if (from == settings_.rank)
       actions.send.emplace_back(coordinator(), abort);
     else
       actions.aborted.push_back(abort);
     return;
   }
+  if (is_known) return;  // Everybody has been told; the first cause stands.
   if (abort.failure.kind == ErrorKind::kTimedOut) abort.failure.text += who_is_not_in(abort);
+  aborts_[abort.communicator] = abort;
   spread(abort, -1, actions);
   actions.aborted.push_back(abort);
 }
@@ -172,11 +219,10 @@ void Membership::check_calls(Actions& actions) {
   for (Rank rank = 0; rank < settings_.world_size; ++rank) {
     if (!is_alive(rank)) continue;
     for (const wire::CallState& state : peer(rank).calls) {
-      if (!state.in_progress || compared_.contains(state.communicator)) continue;
+      if (!state.in_progress || aborts_.contains(state.communicator)) continue;
       const auto [found, is_new] = first.try_emplace({state.communicator, state.seq}, rank, &state);
       const auto& [other_rank, other] = found->second;
       if (is_new || other->call == state.call) continue;
-      compared_[state.communicator] = true;
       wire::Abort abort;
       abort.communicator = state.communicator;
       abort.seq = state.seq;

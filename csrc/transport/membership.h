@@ -41,6 +41,9 @@ class Membership {
 
   void on_connected(Rank peer, Time now, Actions& actions);
   void on_closed(Rank peer, Time now, const std::string& why, Actions& actions);
+  // Nobody listens where `peer` did: its process has ended, in good order or not. Its data
+  // connections end too, and tell those who still need it.
+  void on_refused(Rank peer, Time now, Actions& actions);
   void on_message(Rank peer, const wire::Message& message, Time now, Actions& actions);
   // Call at least every beat_interval().
   void on_tick(Time now, const std::vector<wire::CallState>& calls, Actions& actions);
@@ -59,6 +62,7 @@ class Membership {
   struct Peer {
     bool is_alive = true;
     bool is_connected = false;
+    bool gave_us_up = false;
     Time last_heard{};
     wire::Lost farewell;                 // Why it is not alive.
     std::vector<wire::CallState> calls;  // Coordinator: its last heartbeat.
@@ -69,7 +73,9 @@ class Membership {
   };
 
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
   void lose(wire::Lost lost, Time now, Actions& actions);
+  void take_over(Time now, Actions& actions);
   void check_calls(Actions& actions);
   void spread(const wire::Message& message, Rank except, Actions& actions);
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);
@@ -80,7 +86,8 @@ class Membership {
 
   Settings settings_;
   std::vector<Peer> peers_;                       // By rank; own entry alive and connected.
-  std::map<std::uint64_t, bool> compared_;        // Communicators already aborted by check_calls.
+  std::vector<wire::Lost> hearsay_;               // From ranks that took this one for the coordinator.
+  std::map<std::uint64_t, wire::Abort> aborts_;   // By communicator; repeated to a new coordinator.
   std::map<std::uint64_t, Shrink> shrinks_;       // Coordinator only, by communicator.
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.
 };

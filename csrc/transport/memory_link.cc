@@ -86,9 +86,9 @@ void MemoryWire::break_off(bool loses_bytes) {
 
 Time MemoryWire::next_arrival(std::size_t side) const {
   const Direction& in = sent_by_[1 - side];
-  if (is_silent_ || is_closed_[side]) return Time::max();
-  if (!in.parcels.empty()) return in.parcels.front().arrives;
-  return in.has_ended && in.end_arrives > weather_.now ? in.end_arrives : Time::max();
+  if (is_silent_ || is_closed_[side] || (in.parcels.empty() && !in.has_ended)) return Time::max();
+  const Time arrives = in.parcels.empty() ? in.end_arrives : in.parcels.front().arrives;
+  return arrives > weather_.now ? arrives : Time::max();
 }
 
 // Bytes of one direction keep their order.

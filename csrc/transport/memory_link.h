@@ -49,7 +49,7 @@ class MemoryWire {
   void set_silent(bool is_silent) { is_silent_ = is_silent; }
 
   bool was_broken() const { return was_broken_; }
-  // When `side` can receive something, or learns of the end; Time::max() if nothing is under way.
+  // When the next thing reaches `side`, bytes or the end; Time::max() if nothing is under way.
   Time next_arrival(std::size_t side) const;
 
  private:

@@ -234,10 +234,11 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
 void Monitor::connect(Rank peer, Membership::Actions& actions) {
   const wire::Member& member = meeting_.members[static_cast<std::size_t>(peer)];
   std::string why;
+  bool has_ended = false;
   try {
     // Short, because heartbeats wait for it: a living coordinator answers in a round trip.
     const Time deadline = Clock::now() + Millis{1000};
-    Fd fd = connect_tcp(parse_host_port(member.tcp_address), deadline, why);
+    Fd fd = connect_tcp(parse_host_port(member.tcp_address), deadline, why, &has_ended);
     if (fd) {
       shake_hands(fd.get(), secret_, {Purpose::kControl, 0, rank_, peer, 0, meeting_.session},
                   deadline);
@@ -245,10 +246,16 @@ void Monitor::connect(Rank peer, Membership::Actions& actions) {
       membership_.on_connected(peer, Clock::now(), actions);
       return;
     }
+  } catch (const ProtocolError& error) {
+    why = error.what();  // It closed the connection: its process ended just now.
+    has_ended = true;
   } catch (const Error& error) {
     why = error.what();
   }
-  membership_.on_closed(peer, Clock::now(), str("cannot be reached: ", why), actions);
+  if (has_ended)
+    membership_.on_refused(peer, Clock::now(), actions);
+  else
+    membership_.on_closed(peer, Clock::now(), str("cannot be reached: ", why), actions);
 }
 
 void Monitor::read_controls(Membership::Actions& actions) {

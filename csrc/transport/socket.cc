@@ -199,7 +199,7 @@ Fd accept_one(int listener) {
   }
 }
 
-Fd connect_tcp(const HostPort& to, Time deadline, std::string& why) {
+Fd connect_tcp(const HostPort& to, Time deadline, std::string& why, bool* is_refused) {
   const AddressList list = resolve(to, 0);
   if (!list) {
     why = str("the name '", to.host, "' does not resolve");
@@ -222,6 +222,7 @@ Fd connect_tcp(const HostPort& to, Time deadline, std::string& why) {
       return fd;
     }
     why = errno_text(error);
+    if (is_refused != nullptr) *is_refused = error == ECONNREFUSED;
   }
   return {};
 }

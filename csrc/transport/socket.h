@@ -39,8 +39,8 @@ std::string peer_text(int fd);  // "10.0.0.3:41822" or "a local process"; never 
 Fd accept_one(int listener);
 
 // Connects, waiting until `deadline`. An empty Fd means "nobody listens there (yet)"; `why` says
-// what happened.
-Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
+// what happened, `is_refused` that the host is there and no process listens.
+Fd connect_tcp(const HostPort& to, Time deadline, std::string& why, bool* is_refused = nullptr);
 Fd connect_unix(const std::string& name, std::string& why);
 
 // Data connections: large buffers; reno instead of a pacing congestion control where both ends are

@@ -17,7 +17,10 @@ constexpr Millis kPassTime{5000};
 std::atomic<std::uint64_t> forks{0};  // Written in the only thread of a fresh child.
 
 void watch_forks() {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+    forks.fetch_add(1);
+    let_go_of_fds();
+  });
   GRADRING_ASSERT(registered == 0);
 }
 
