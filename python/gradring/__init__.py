@@ -23,8 +23,12 @@ from gradring.errors import (
 )
 
 if TYPE_CHECKING:
+    from gradring import optim
     from gradring.communicator import Communicator
     from gradring.joining import init
+    from gradring.modes import Sync
+    from gradring.optim.sync import SyncOptimizer
+    from gradring.sampling import shard
     from gradring.work import Work
 
 __all__ = [
@@ -38,19 +42,28 @@ __all__ = [
     "Mismatch",
     "PeerLost",
     "ProtocolError",
+    "Sync",
+    "SyncOptimizer",
     "TimedOut",
     "Work",
     "init",
+    "optim",
+    "shard",
 ]
 
 _LAZY = {
     "Communicator": "gradring.communicator",
+    "Sync": "gradring.modes",
+    "SyncOptimizer": "gradring.optim.sync",
     "Work": "gradring.work",
     "init": "gradring.joining",
+    "shard": "gradring.sampling",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return import_module("gradring.optim")
     if name not in _LAZY:
         raise AttributeError(f"module 'gradring' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

@@ -6,6 +6,10 @@ import os
 
 from gradring import _core, config, job_secret, roles
 from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument
+
+# Kept until closed: to the other ranks, one that is garbage-collected would have left the job.
+_joined: list[Communicator] = []
 
 
 def init(  # noqa: PLR0913 - every argument has a variable and a default; none belongs together
@@ -66,4 +70,21 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         interface=settings.interface or "",
         listen_fd=-1 if listen_fd is None else listen_fd,
     )
-    return Communicator(core)
+    communicator = Communicator(core)
+    _joined[:] = [other for other in _joined if not other.is_closed]
+    _joined.append(communicator)
+    return communicator
+
+
+def current() -> Communicator:
+    """Return the communicator that `init` made in this process, or make it.
+
+    Raises:
+        InvalidArgument: This process joined several times, so it must say which one is meant.
+    """
+    open_ones = [communicator for communicator in _joined if not communicator.is_closed]
+    if len(open_ones) > 1:
+        raise InvalidArgument(
+            f"this process has {len(open_ones)} communicators from init(); say which one: comm=..."
+        )
+    return open_ones[0] if open_ones else init()

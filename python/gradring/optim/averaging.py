@@ -1,0 +1,134 @@
+"""Weighted averages of gradients over ranks, in buckets, for NumPy arrays.
+
+`SyncOptimizer`'s half that talks. The average is sum(w_r * g_r) / sum(w_r): with w_r the number of
+examples behind g_r it is the gradient of all ranks' batches put together. Every element is
+multiplied by the weight, added over the ranks in the order of `Communicator.all_reduce`, and
+divided by the sum of weights, each once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument
+from gradring.fusion import assign_buckets
+
+Array = npt.NDArray[Any]
+
+
+def require_weight(weight: float) -> float:
+    """Return the weight as a float.
+
+    Raises:
+        InvalidArgument: It is negative or not finite.
+    """
+    weight = float(weight)
+    if not (math.isfinite(weight) and weight >= 0):
+        raise InvalidArgument(f"weight {weight} is not a number of examples; use 0 or more")
+    return weight
+
+
+def no_examples() -> InvalidArgument:
+    """Return the error of a step to which every rank came with weight 0."""
+    return InvalidArgument(
+        "every rank has weight 0 in this step, so there is nothing to average; end the loop once "
+        "all ranks have run out, as `uneven()` does"
+    )
+
+
+class Averager:
+    """Averages lists of gradients like one fixed list of parameters. Caller's thread only."""
+
+    def __init__(self, params: Sequence[Array], comm: Communicator, bucket_bytes: int) -> None:
+        """Lay out the buckets; nothing is sent."""
+        if bucket_bytes <= 0:
+            raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
+        self._comm = comm
+        self._shapes = [param.shape for param in params]
+        sizes_bytes = [param.nbytes for param in params]
+        dtypes = [param.dtype for param in params]
+        self._buckets = assign_buckets(sizes_bytes, dtypes, bucket_bytes)
+        self._flats: list[Array] = []
+        self._slots: list[Array] = [np.empty(0)] * len(params)
+        if comm.world_size > 1:
+            self._allocate(params)
+
+    def _allocate(self, params: Sequence[Array]) -> None:
+        for bucket in self._buckets:
+            flat = np.empty(sum(params[index].size for index in bucket), params[bucket[0]].dtype)
+            begin = 0
+            for index in bucket:
+                end = begin + params[index].size
+                self._slots[index] = flat[begin:end].reshape(params[index].shape)
+                begin = end
+            self._flats.append(flat)
+
+    def average(self, grads: Sequence[Array | None], weight: float) -> list[Array | None]:
+        """Return the averages over all ranks; a collective call.
+
+        Args:
+            grads: One for each parameter; ``None`` where this rank has none, which counts as zero.
+            weight: This rank's number of examples; with 0 its gradients are not looked at.
+
+        Returns:
+            Arrays that are valid until the next call; ``None`` where no rank had a gradient.
+
+        Raises:
+            InvalidArgument: Gradients do not fit, the weight makes no sense, or all weights are 0.
+        """
+        weight = require_weight(weight)
+        grads = self._checked(grads)
+        if self._comm.world_size == 1:
+            if weight == 0:
+                raise no_examples()
+            return grads
+        if weight == 0:
+            grads = [None] * len(grads)
+        control = np.array([weight, *(grad is not None for grad in grads)], np.float64)
+        self._comm.all_reduce(control)
+        total, has_grad = float(control[0]), control[1:] > 0
+        if total == 0:
+            raise no_examples()
+        self._sum(grads, weight)
+        for flat in self._flats:
+            np.divide(flat, total, out=flat)
+        return [slot if used else None for slot, used in zip(self._slots, has_grad, strict=True)]
+
+    def _sum(self, grads: Sequence[Array | None], weight: float) -> None:
+        # While one bucket travels, the next is packed.
+        works = []
+        for bucket, flat in zip(self._buckets, self._flats, strict=True):
+            for index in bucket:
+                grad, slot = grads[index], self._slots[index]
+                if grad is None:
+                    slot[...] = 0
+                elif weight == 1:
+                    np.copyto(slot, grad, casting="same_kind")
+                else:
+                    np.multiply(grad, weight, out=slot, casting="same_kind")
+            if len(self._buckets) == 1:
+                self._comm.all_reduce(flat)
+            else:
+                works.append(self._comm.all_reduce(flat, async_op=True))
+        for work in works:
+            work.wait()
+
+    def _checked(self, grads: Sequence[Array | None]) -> list[Array | None]:
+        if len(grads) != len(self._shapes):
+            raise InvalidArgument(
+                f"{len(grads)} gradients for {len(self._shapes)} parameters; use None where there "
+                "is none"
+            )
+        checked = [None if grad is None else np.asarray(grad) for grad in grads]
+        for index, (grad, shape) in enumerate(zip(checked, self._shapes, strict=True)):
+            if grad is not None and grad.shape != shape:
+                raise InvalidArgument(
+                    f"gradient {index} has shape {grad.shape}, its parameter {shape}"
+                )
+        return checked

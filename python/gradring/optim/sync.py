@@ -1,0 +1,183 @@
+"""`SyncOptimizer`: synchronous data-parallel training of NumPy arrays.
+
+It says when ranks talk and nothing else: `gradring.optim.averaging` talks, a rule of
+`gradring.optim` does the arithmetic. Used from one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument
+from gradring.joining import current
+from gradring.optim.averaging import Averager
+from gradring.optim.rules import Rule, State
+from gradring.same_shapes import require_same_shapes
+from gradring.uneven import until_all_end
+
+Array = npt.NDArray[Any]
+Batch = TypeVar("Batch")
+
+BUCKET_BYTES = 4 << 20
+
+
+class SyncOptimizer:
+    """Averages gradients over all ranks, then does the same step on each.
+
+    All ranks hold the same bits after every step. With weights that count examples the path is
+    that of one process on all ranks' batches put together: exactly where the additions are exact,
+    else up to their rounding.
+
+    Example:
+        >>> import numpy as np, gradring as gr
+        >>> with gr.init() as comm:
+        ...     w = np.zeros(2, np.float32)
+        ...     optimizer = gr.SyncOptimizer([w], gr.optim.SGD(lr=0.5), comm)
+        ...     optimizer.step([np.array([1, -2], np.float32)], weight=8)
+        ...     w.tolist()
+        [-0.5, 1.0]
+
+    Attributes:
+        params: The arrays it trains.
+        rule: How a gradient changes a parameter; assign another one to follow a schedule, on every
+            rank alike.
+        comm: The ranks it trains with.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Array],
+        rule: Rule,
+        comm: Communicator | None = None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """Give every rank the parameters of rank 0; a collective call.
+
+        Args:
+            params: Float32 or float64 arrays, of the same shapes on every rank; written in place.
+            rule: Update rule, such as ``gr.optim.SGD(lr=0.1)``.
+            comm: ``None`` is the communicator that `init` made, or makes now.
+            bucket_bytes: Most bytes of gradients in one operation.
+
+        Raises:
+            InvalidArgument: A parameter cannot be trained, or ``bucket_bytes`` is not positive.
+            Mismatch: The parameters' number, shapes or dtypes differ between ranks.
+        """
+        self.params = list(params)
+        self.rule = rule
+        self.comm = current() if comm is None else comm
+        self._state: list[State] = [{} for _ in self.params]
+        for index, param in enumerate(self.params):
+            _require_trainable(index, param)
+        self._averager = Averager(self.params, self.comm, bucket_bytes)
+        if self.comm.world_size > 1:
+            require_same_shapes(
+                self.comm,
+                "parameters",
+                [f"parameter {index}" for index in range(len(self.params))],
+                [param.shape for param in self.params],
+                [param.dtype.name for param in self.params],
+            )
+            for param in self.params:
+                self.comm.broadcast(param, 0)
+
+    def step(self, grads: Sequence[Array | None] | None, weight: float = 1.0) -> None:
+        """Average the gradients over all ranks and update the parameters; a collective call.
+
+        Args:
+            grads: Mean gradient over this rank's examples for each parameter, in its shape; not
+                written. ``None`` in the list: no gradient here; a parameter without gradient on all
+                ranks is left alone. ``None`` for the list: this rank has run out of examples.
+            weight: Number of this rank's examples.
+
+        Raises:
+            InvalidArgument: Gradients do not fit, or every rank has weight 0.
+            PeerLost: As `Communicator.all_reduce`, and so for its other errors.
+        """
+        self.apply(self.average(grads, weight))
+
+    def average(
+        self, grads: Sequence[Array | None] | None, weight: float = 1.0
+    ) -> list[Array | None]:
+        """Return the averages that `step` would use, for instance to clip them before `apply`.
+
+        Args:
+            grads: As for `step`.
+            weight: As for `step`.
+
+        Returns:
+            One array for each parameter, valid until the next call; ``None`` where no rank had a
+            gradient.
+        """
+        if grads is None:
+            grads, weight = [None] * len(self.params), 0.0
+        return self._averager.average(grads, weight)
+
+    def apply(self, averages: Sequence[Array | None]) -> None:
+        """Update the parameters with gradients that are the same on every rank."""
+        for param, average, state in zip(self.params, averages, self._state, strict=True):
+            if average is not None:
+                self.rule.update(param, average, state)
+
+    def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
+        """Go through batches of which some ranks may have more than others.
+
+        Every rank goes round equally often: one that has run out gets ``None``, and calls
+        ``step(None)`` as it would otherwise call ``step(grads)``.
+
+        Args:
+            batches: This rank's.
+
+        Yields:
+            Each batch, then ``None`` until all ranks have run out.
+        """
+        return until_all_end(self.comm, batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the optimizer's state; the same on every rank.
+
+        Returns:
+            ``rule``: the rule's name; ``state``: for each parameter a dict of arrays and numbers
+            under the names of `torch.optim`.
+        """
+        return {"rule": type(self.rule).__name__, "state": copy.deepcopy(self._state)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a saved state; call it on every rank with the same one.
+
+        Args:
+            saved: What `state_dict` returned.
+
+        Raises:
+            InvalidArgument: It belongs to another rule or other parameters; nothing was changed.
+        """
+        rule, states = saved["rule"], saved["state"]
+        if rule != type(self.rule).__name__:
+            raise InvalidArgument(f"the state is of {rule}, the rule is {type(self.rule).__name__}")
+        if len(states) != len(self.params):
+            raise InvalidArgument(
+                f"the state is of {len(states)} parameters, there are {len(self.params)}"
+            )
+        for index, (param, state) in enumerate(zip(self.params, states, strict=True)):
+            for name, value in state.items():
+                if isinstance(value, np.ndarray) and value.shape != param.shape:
+                    raise InvalidArgument(
+                        f"{name} of parameter {index} has shape {value.shape}, "
+                        f"the parameter {param.shape}"
+                    )
+        self._state = [copy.deepcopy(dict(state)) for state in states]
+
+
+def _require_trainable(index: int, param: Any) -> None:
+    if not isinstance(param, np.ndarray) or param.dtype not in (np.float32, np.float64):
+        what = getattr(param, "dtype", type(param).__name__)
+        raise InvalidArgument(f"parameter {index} is {what}; use float32 or float64 arrays")
+    if not param.flags.writeable:
+        raise InvalidArgument(f"parameter {index} is read-only, but training writes it")

@@ -1,0 +1,232 @@
+"""SyncOptimizer: n ranks train as one process does on all their batches put together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from thread_ranks import TRANSPORTS
+
+Array = np.ndarray[Any, Any]
+
+# Their steps with dyadic numbers are exact for some steps, so equality is of bits.
+DYADIC_RULES = [
+    gr.optim.SGD(lr=0.5),
+    gr.optim.SGD(lr=0.5, momentum=0.5, weight_decay=0.25),
+    gr.optim.SGD(lr=0.5, momentum=0.5, nesterov=True),
+]
+RULES = [*DYADIC_RULES, gr.optim.Adam(lr=0.01), gr.optim.AdamW(lr=0.01)]
+SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0,)]
+
+
+def dyadic(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return random.integers(-8, 8, shape).astype(np.float32) / 4
+
+
+def gradient(step: int, example: int, *, is_dyadic: bool) -> list[Array]:
+    """What one example contributes in a step."""
+    random = np.random.default_rng([step, example])
+    draw = dyadic if is_dyadic else lambda r, shape: r.standard_normal(shape).astype(np.float32)
+    return [np.asarray(draw(random, shape)) for shape in SHAPES]
+
+
+def mean(grads: list[list[Array]]) -> list[Array]:
+    return [sum(parts[1:], parts[0]) / np.float32(len(parts)) for parts in zip(*grads, strict=True)]
+
+
+def starts() -> list[Array]:
+    return [np.asarray(dyadic(np.random.default_rng(index), s)) for index, s in enumerate(SHAPES)]
+
+
+def train_alone(rule: Any, steps: int, examples: int, *, is_dyadic: bool) -> list[Array]:
+    params = starts()
+    with gr.init(rank=0, world_size=1) as comm:
+        optimizer = gr.SyncOptimizer(params, rule, comm)
+        for step in range(steps):
+            batch = [gradient(step, example, is_dyadic=is_dyadic) for example in range(examples)]
+            optimizer.step(mean(batch), weight=examples)
+    return params
+
+
+def train_on(
+    comm: Any, rule: Any, steps: int, counts: list[int], *, is_dyadic: bool, **options: Any
+) -> list[Array]:
+    """The same with rank r taking the next counts[r] examples of each batch."""
+    params = starts() if comm.rank == 0 else [np.full(shape, 7, np.float32) for shape in SHAPES]
+    optimizer = gr.SyncOptimizer(params, rule, comm, **options)
+    first = sum(counts[: comm.rank])
+    mine = range(first, first + counts[comm.rank])
+    for step in range(steps):
+        batch = [gradient(step, example, is_dyadic=is_dyadic) for example in mine]
+        if batch:
+            optimizer.step(mean(batch), weight=len(batch))
+        else:
+            optimizer.step(None)
+    return params
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("counts", [[4, 4], [2, 2, 4], [4, 0, 4], [2, 4, 1, 1]])
+@pytest.mark.parametrize("rule", DYADIC_RULES)
+def test_ranks_equal_one_process_bit_for_bit_where_additions_are_exact(
+    world: GetWorld, rule: Any, counts: list[int], transport: str
+) -> None:
+    alone = train_alone(rule, 3, 8, is_dyadic=True)
+    together = world(len(counts), transport).run(
+        lambda comm: train_on(comm, rule, 3, counts, is_dyadic=True)
+    )
+    for params in together:
+        assert all(np.array_equal(a, b) for a, b in zip(params, alone, strict=True))
+
+
+@pytest.mark.parametrize("counts", [[8], [5, 3], [1, 0, 7], [3, 2, 2, 1]])
+@pytest.mark.parametrize("rule", RULES)
+def test_ranks_equal_one_process_up_to_rounding_with_any_numbers(
+    world: GetWorld, rule: Any, counts: list[int]
+) -> None:
+    alone = train_alone(rule, 20, 8, is_dyadic=False)
+    together = world(len(counts), "shm").run(
+        lambda comm: train_on(comm, rule, 20, counts, is_dyadic=False)
+    )
+    for params in together:
+        for ours, theirs, first in zip(params, alone, together[0], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+            assert np.array_equal(ours, first), "ranks differ in bits"
+
+
+def test_the_size_of_buckets_does_not_change_the_result(world: GetWorld) -> None:
+    def train(bucket_bytes: int) -> list[list[Array]]:
+        return world(2, "shm").run(
+            lambda comm: train_on(
+                comm, RULES[3], 5, [3, 5], is_dyadic=False, bucket_bytes=bucket_bytes
+            )
+        )
+
+    for small, large in zip(train(16), train(1 << 20), strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(small, large, strict=True))
+
+
+def test_a_parameter_without_gradient_counts_as_zero_and_is_left_alone_if_unused_everywhere(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> tuple[list[Array], Any]:
+        params = [np.ones(2, np.float32) for _ in range(3)]
+        optimizer = gr.SyncOptimizer(params, gr.optim.SGD(lr=1, weight_decay=1), comm)
+        some = np.full(2, 4, np.float32)
+        optimizer.step([some, some if comm.rank == 0 else None, None])
+        return params, optimizer.state_dict()
+
+    for params, _ in world(2, "shm").run(train):
+        assert [float(param[0]) for param in params] == [1 - 4 - 1, 1 - 2 - 1, 1]
+
+
+def test_gradients_of_a_rank_with_weight_zero_do_not_count_even_if_they_are_not_finite(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> float:
+        param = np.zeros(1, np.float32)
+        optimizer = gr.SyncOptimizer([param], gr.optim.SGD(lr=1), comm)
+        grad = np.array([2 if comm.rank == 0 else math.nan], np.float32)
+        optimizer.step([grad], weight=3 if comm.rank == 0 else 0)
+        return float(param[0])
+
+    assert world(2, "shm").run(train) == [-2, -2]
+
+
+def test_ranks_that_run_out_go_round_until_all_have(world: GetWorld) -> None:
+    def train(comm: Any) -> tuple[list[Any], float]:
+        param = np.zeros(1, np.float32)
+        optimizer = gr.SyncOptimizer([param], gr.optim.SGD(lr=1), comm)
+        seen = []
+        for batch in optimizer.uneven(range(1, 1 + comm.rank)):
+            seen.append(batch)
+            optimizer.step(None if batch is None else [np.array([-batch], np.float32)])
+        return seen, float(param[0])
+
+    results = world(3, "shm").run(train)
+    assert [seen for seen, _ in results] == [[None, None], [1, None], [1, 2]]
+    assert {value for _, value in results} == {1 + 2}
+
+
+def test_state_survives_a_save_and_a_load_bit_for_bit(world: GetWorld) -> None:
+    def train(comm: Any) -> bool:
+        def steps(optimizer: gr.SyncOptimizer, begin: int, end: int) -> None:
+            for step in range(begin, end):
+                optimizer.step(gradient(step, comm.rank, is_dyadic=False))
+
+        through = gr.SyncOptimizer(starts(), gr.optim.Adam(lr=0.1), comm)
+        steps(through, 0, 6)
+        first = gr.SyncOptimizer(starts(), gr.optim.Adam(lr=0.1), comm)
+        steps(first, 0, 3)
+        saved = first.state_dict()
+        second = gr.SyncOptimizer(first.params, gr.optim.Adam(lr=0.1), comm)
+        second.load_state_dict(saved)
+        steps(second, 3, 6)
+        return all(np.array_equal(a, b) for a, b in zip(through.params, second.params, strict=True))
+
+    assert world(2, "shm").run(train) == [True, True]
+
+
+def test_a_state_of_something_else_is_refused(world: GetWorld) -> None:
+    (comm,) = world(1, "shm").comms
+    optimizer = gr.SyncOptimizer([np.zeros(2)], gr.optim.Adam(), comm)
+    optimizer.step([np.ones(2)])
+    saved = optimizer.state_dict()
+    for params, rule in [
+        ([np.zeros(2)], gr.optim.AdamW()),
+        ([np.zeros(3)], gr.optim.Adam()),
+        ([np.zeros(2), np.zeros(2)], gr.optim.Adam()),
+    ]:
+        with pytest.raises(gr.InvalidArgument):
+            gr.SyncOptimizer(params, rule, comm).load_state_dict(saved)
+
+
+def test_different_models_are_a_mismatch_on_every_rank_that_names_the_parameter(
+    world: GetWorld,
+) -> None:
+    ranks = world(3, "shm")
+
+    def shapes(comm: Any) -> None:
+        odd = (4,) if comm.rank == 2 else (3,)
+        gr.SyncOptimizer([np.zeros(2), np.zeros(odd)], gr.optim.SGD(lr=1), comm)
+
+    def numbers(comm: Any) -> None:
+        gr.SyncOptimizer([np.zeros(2)] * (1 + comm.rank // 2), gr.optim.SGD(lr=1), comm)
+
+    text = r"parameter 1 is float64\[3\] on rank 0, float64\[4\] on rank 2"
+    for call, pattern in ((shapes, text), (numbers, "rank 0 has 1 parameters, rank 2 has 2")):
+        for error in ranks.errors(call):
+            assert isinstance(error, gr.Mismatch)
+            assert pattern.replace("\\", "") in str(error)
+    assert ranks.is_usable
+
+
+def test_what_cannot_be_trained_or_averaged_is_refused(world: GetWorld) -> None:
+    (comm,) = world(1, "shm").comms
+    read_only = np.zeros(2)
+    read_only.flags.writeable = False
+    for param in (np.zeros(2, np.int64), np.zeros(2, np.float16), read_only, [1.0]):
+        with pytest.raises(gr.InvalidArgument, match="parameter 0"):
+            gr.SyncOptimizer([param], gr.optim.SGD(lr=1), comm)
+    with pytest.raises(gr.InvalidArgument, match="bucket_bytes"):
+        gr.SyncOptimizer([np.zeros(2)], gr.optim.SGD(lr=1), comm, bucket_bytes=0)
+    optimizer = gr.SyncOptimizer([np.zeros(2)], gr.optim.SGD(lr=1), comm)
+    for grads, weight in (
+        ([np.zeros(3)], 1), ([], 1), ([np.zeros(2)], -1), ([np.zeros(2)], math.inf), (None, 1),
+    ):  # fmt: skip
+        with pytest.raises(gr.InvalidArgument):
+            optimizer.step(grads, weight=weight)
+
+
+def test_a_step_without_examples_on_any_rank_is_an_error_on_all(world: GetWorld) -> None:
+    def train(comm: Any) -> None:
+        gr.SyncOptimizer([np.zeros(2)], gr.optim.SGD(lr=1), comm).step(None)
+
+    for error in world(2, "shm").errors(train):
+        assert isinstance(error, gr.InvalidArgument)
+        assert "weight 0" in str(error)
