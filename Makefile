@@ -63,7 +63,7 @@ wheel: setup-demo
 soak: setup
 	$(CMAKE) --preset release
 	$(CMAKE) --build --preset release --target gradring_soak
-	build/release/gradring_soak --seeds $(SEEDS)
+	build/release/tests/sim/gradring_soak --seeds $(SEEDS)
 
 bench: setup-demo wheel
 	$(BIN)/gradring bench $(BENCH)

@@ -1,4 +1,5 @@
-// The error kinds: a Failure is an exception that can cross a thread or the wire and come back as the same class.
+// The error kinds: a Failure is an exception that can cross a thread or the wire and come back as
+// the same class.
 #include "base/error.h"
 
 #include <doctest/doctest.h>
@@ -54,7 +55,9 @@ TEST_CASE("an exception that is not ours is our bug") {
   CHECK(failure.text == "vector too long");
 }
 
-TEST_CASE("a fresh Failure is no failure") { CHECK_FALSE(static_cast<bool>(Failure{})); }
+TEST_CASE("a fresh Failure is no failure") {
+  CHECK_FALSE(static_cast<bool>(Failure{}));
+}
 
 TEST_CASE("a failed assertion says what, where and whose fault") {
   const auto fail = [] { GRADRING_ASSERT(1 + 1 == 3); };

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE_FOLDERS = ("csrc", "python", "tests", "bench", "examples", "tools", "cmake")
 CPP = {".cc", ".h", ".cu", ".cuh"}
 PYTHON = {".py", ".pyi"}
-NOT_OURS = {".git", ".venv", "build", "dist", "out", "__pycache__"}
+NOT_OURS = {".git", ".venv", ".hypothesis", "build", "dist", "out", "__pycache__"}
 
 
 def code_files(

@@ -55,6 +55,8 @@ def runtime_names(holder: object, prefix: str = "") -> Names:
     for name, value in vars(holder).items():
         if not is_public(name) or isinstance(value, types.ModuleType):
             continue
+        if name == "__init__" and not (value.__doc__ or "").startswith("__init__("):
+            continue  # Python's own: the class has no constructor of ours.
         found[prefix + name] = runtime_parameters(value)
         if inspect.isclass(value) and value.__module__ == "gradring._core":
             found |= runtime_names(value, f"{prefix}{name}.")
