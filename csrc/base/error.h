@@ -62,10 +62,6 @@ struct AuthError : Error {
 struct ProtocolError : Error {
   explicit ProtocolError(const std::string& text) : Error(ErrorKind::kProtocolError, text) {}
 };
-// Used after a failure or after close(); the text carries the first cause.
-struct Closed : Error {
-  explicit Closed(const std::string& text) : Error(ErrorKind::kClosed, text) {}
-};
 // Our bug.
 struct InternalError : Error {
   explicit InternalError(const std::string& text) : Error(ErrorKind::kInternalError, text) {}
@@ -84,8 +80,15 @@ struct Failure {
 
   explicit operator bool() const { return kind != ErrorKind::kNone; }
   [[noreturn]] void raise() const;  // Throws the class that belongs to `kind`.
-  static Failure from(
-      const std::exception& error);  // The inverse; anything unknown is an InternalError.
+  // The inverse; anything unknown is an InternalError.
+  static Failure from(const std::exception& error);
+};
+
+// Used after a failure or after close(); carries the first failure, if that is what closed it.
+struct Closed : Error {
+  explicit Closed(const std::string& text, Failure first = {})
+      : Error(ErrorKind::kClosed, text), cause(std::move(first)) {}
+  Failure cause;
 };
 
 }  // namespace gradring

@@ -71,9 +71,8 @@ void Communicator::check_usable() const {
   if (!group_->is_failed()) [[likely]]
     return;
   const Failure failure = group_->failure();
-  throw Closed(failure.kind == ErrorKind::kClosed
-                   ? failure.text
-                   : str("this communicator is closed since: ", failure.text));
+  if (failure.kind == ErrorKind::kClosed) throw Closed(failure.text);
+  throw Closed(str("this communicator is closed since: ", failure.text), failure);
 }
 
 Communicator::DriveLock Communicator::lock_drive() {

@@ -16,13 +16,8 @@ constexpr std::size_t kStreamsShown = 4;
 constexpr std::uint64_t kHierarchicalBytes = 64 * 1024;
 
 bool is_same(const Request& a, const Request& b) {
-  return a.op == b.op && item_bytes(a.dtype) == item_bytes(b.dtype) &&
-         is_half(a.dtype) == is_half(b.dtype) && a.root == b.root && a.count == b.count &&
+  return a.op == b.op && a.dtype == b.dtype && a.root == b.root && a.count == b.count &&
          a.order == b.order && a.counts == b.counts && a.recv_counts == b.recv_counts;
-}
-
-bool reduces(OpKind op) {
-  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
 }
 
 kernels::Reduction reduction_of(const Operation& operation, Rank world_size) {
@@ -88,10 +83,7 @@ void Engine::execute(const Operation& operation, const Call& call, std::uint64_t
   if (algorithm == Algorithm::kFlat) return run_flat(request, operation, call, seq, idle);
   if (algorithm == Algorithm::kHierarchical) return run_hierarchy(operation, call, seq, idle);
   const Plan& plan = plan_for(request, algorithm);
-  // A ring hears only from its neighbour; before it adds anything, everybody makes sure of
-  // everybody (promise P3).
-  if (plan.algorithm == Algorithm::kRing && reduces(request.op) && request.world_size > 2)
-    agree(call, seq, idle);
+  if (agrees_first(request, algorithm)) agree(call, seq, idle);
   run_plan(plan, operation, call, seq, idle);
 }
 
