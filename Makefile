@@ -57,7 +57,7 @@ test-python: setup wheel
 wheel: setup-demo
 	@rm -rf build/dist
 	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-	  --wheel-dir build/dist -C cmake.define.GRADRING_WERROR=ON
+	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON
 	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
 
 soak: setup
