@@ -13,7 +13,15 @@
 #include <immintrin.h>
 #endif
 
+// Vectors of type Work that travel together, to hide one's latency behind the others. A sanitizer's
+// checks make each inlined copy many times as long, and compiling it minutes: there it is one.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define GRADRING_INLINE inline
+#define GRADRING_WORKS_TOGETHER 2
+#else
 #define GRADRING_INLINE inline __attribute__((always_inline))
+#define GRADRING_WORKS_TOGETHER 4
+#endif
 
 namespace gradring::kernels {
 namespace {
@@ -48,7 +56,7 @@ GRADRING_INLINE Work with_one_nan(Work work, Item nan) {
 
 // What follows are the lanes: how memory becomes vectors of type Work and back. kBytes of memory
 // fill kWorks of them, kItemBytes are one element; no alignment is assumed. kUnroll times kBytes
-// travel together, to hide one's latency behind the others. Lanes that compute in floating point
+// travel together. Lanes that compute in floating point
 // name its type, Item.
 
 template <typename T>
@@ -57,7 +65,7 @@ struct IntegerLanes {
   static constexpr std::size_t kItemBytes = sizeof(T);
   static constexpr std::size_t kBytes = kVectorBytes;
   static constexpr std::size_t kWorks = 1;
-  static constexpr std::size_t kUnroll = 4;
+  static constexpr std::size_t kUnroll = GRADRING_WORKS_TOGETHER;
   static constexpr bool kIsFloat = false;
   static GRADRING_INLINE void load(const std::byte* from, Work* works) {
     works[0] = read_as<Work>(from);
@@ -81,7 +89,7 @@ struct FloatLanes {
   static constexpr std::size_t kItemBytes = sizeof(T);
   static constexpr std::size_t kBytes = kVectorBytes;
   static constexpr std::size_t kWorks = 1;
-  static constexpr std::size_t kUnroll = 4;
+  static constexpr std::size_t kUnroll = GRADRING_WORKS_TOGETHER;
   static constexpr bool kIsFloat = true;
   static GRADRING_INLINE void load(const std::byte* from, Work* works) {
     works[0] = read_as<Work>(from);
@@ -100,7 +108,7 @@ struct BFloat16Lanes {
   static constexpr std::size_t kItemBytes = 2;
   static constexpr std::size_t kBytes = kVectorBytes;
   static constexpr std::size_t kWorks = 2;
-  static constexpr std::size_t kUnroll = 2;
+  static constexpr std::size_t kUnroll = GRADRING_WORKS_TOGETHER / 2;
   static constexpr bool kIsFloat = true;
   static GRADRING_INLINE void load(const std::byte* from, Work* works) {
     const Bits words = read_as<Bits>(from);
@@ -130,7 +138,7 @@ struct Float16Lanes {
   static constexpr std::size_t kItemBytes = 2;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
   static constexpr std::size_t kWorks = 1;
-  static constexpr std::size_t kUnroll = 4;
+  static constexpr std::size_t kUnroll = GRADRING_WORKS_TOGETHER;
   static constexpr bool kIsFloat = true;
   static constexpr int kToNearestEven = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 #if GRADRING_VECTOR_BYTES == 64
