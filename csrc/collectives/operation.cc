@@ -32,6 +32,12 @@ Call call_of(const Operation& operation) {
   return call;
 }
 
+bool agrees_first(const Request& request, Algorithm algorithm) {
+  const bool reduces = request.op == OpKind::kAllReduce || request.op == OpKind::kReduceScatter ||
+                       request.op == OpKind::kReduce;
+  return algorithm == Algorithm::kRing && reduces && request.world_size > 2;
+}
+
 std::uint64_t bytes_of(const Request& request) {
   const std::uint64_t count =
       request.counts.empty()
@@ -54,10 +60,8 @@ Extents extents_of(const Request& request, Rank rank, Rank world_size) {
                                  : request.counts[static_cast<std::size_t>(rank)];
   const bool is_root = rank == request.root;
   switch (request.op) {
-    case OpKind::kAllReduce:
-      return {count, count};
-    case OpKind::kBroadcast:
-      return {count, is_root ? 0 : count};
+    case OpKind::kAllReduce: return {count, count};
+    case OpKind::kBroadcast: return {count, is_root ? 0 : count};
     case OpKind::kReduce: return {count, is_root ? count : 0};
     case OpKind::kReduceScatter: return {count, part};
     case OpKind::kAllGather: return {part, count};

@@ -22,6 +22,10 @@ struct Operation {
 Call call_of(const Operation& operation);
 std::uint64_t hash_of(const std::vector<std::uint64_t>& counts);  // 0 for an empty list.
 
+// True where ranks must make sure of each other before any payload moves (promise P3): a ring hears
+// only from its neighbour.
+bool agrees_first(const Request& request, Algorithm algorithm);
+
 // Payload of the whole operation, for choosing an algorithm and an order.
 std::uint64_t bytes_of(const Request& request);
 

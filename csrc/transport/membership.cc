@@ -258,8 +258,7 @@ void Membership::shrink(const wire::ShrinkRequest& request, Actions& actions) {
 }
 
 void Membership::request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions) {
-  if (!is_coordinator())
-    return;  // A stale request: its sender repeats it to the coordinator it finds.
+  // A sender may know before this rank does that this rank leads: the request waits for that.
   Shrink& shrink = shrinks_[request.communicator];
   shrink.members = request.members;
   if (std::find(shrink.asked.begin(), shrink.asked.end(), from) == shrink.asked.end())

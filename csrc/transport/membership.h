@@ -85,8 +85,8 @@ class Membership {
   std::string describe_rank(Rank rank) const;
 
   Settings settings_;
-  std::vector<Peer> peers_;                       // By rank; own entry alive and connected.
-  std::vector<wire::Lost> hearsay_;               // From ranks that took this one for the coordinator.
+  std::vector<Peer> peers_;          // By rank; own entry alive and connected.
+  std::vector<wire::Lost> hearsay_;  // From ranks that took this one for the coordinator.
   std::map<std::uint64_t, wire::Abort> aborts_;   // By communicator; repeated to a new coordinator.
   std::map<std::uint64_t, Shrink> shrinks_;       // Coordinator only, by communicator.
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.

@@ -1,7 +1,8 @@
 // MemoryLink: a Link inside one process, whose misbehaviour comes from a seed: transfers cut short,
 // bytes that arrive late, a connection that breaks at byte k, a network that goes silent. The
-// simulator (tests/sim) and the tests of what runs over links drive both ends in one thread and move
-// the clock themselves, so a failing seed replays exactly. A frozen rank is one that is not driven.
+// simulator (tests/sim) and the tests of what runs over links drive both ends in one thread and
+// move the clock themselves, so a failing seed replays exactly. A frozen rank is one that is not
+// driven.
 #pragma once
 
 #include <array>

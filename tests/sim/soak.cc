@@ -1,0 +1,79 @@
+// gradring_soak: plays many seeds of the simulation and prints each that breaks a promise. A seed
+// that failed is played again, line by line, with --seed.
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "sim/simulation.h"
+
+namespace {
+
+using gradring::sim::Outcome;
+using gradring::sim::Scenario;
+
+struct Wishes {
+  std::uint64_t first = 1;
+  std::uint64_t seeds = 1000;
+  bool is_one = false;
+};
+
+[[noreturn]] void explain() {
+  std::cerr << "usage: gradring_soak [--seeds N] [--first S] | --seed S\n";
+  std::exit(2);
+}
+
+Wishes parse(int argc, char** argv) {
+  Wishes wishes;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i];
+    if (i + 1 == argc) explain();
+    char* end = nullptr;
+    const std::uint64_t value = std::strtoull(argv[i + 1], &end, 10);
+    if (*end != '\0') explain();
+    if (name == "--seeds") {
+      wishes.seeds = value;
+    } else if (name == "--first") {
+      wishes.first = value;
+    } else if (name == "--seed") {
+      wishes.first = value;
+      wishes.is_one = true;
+    } else {
+      explain();
+    }
+  }
+  return wishes;
+}
+
+int play_one(std::uint64_t seed) {
+  const Scenario scenario = gradring::sim::scenario_of(seed);
+  std::cout << scenario.text() << '\n';
+  const Outcome outcome = simulate(scenario, true);
+  std::cout << outcome.succeeded << " ranks got all results, " << outcome.failed
+            << " an error; trace " << std::hex << outcome.hash << std::dec << '\n';
+  if (outcome.complaint.empty()) return 0;
+  std::cout << "BROKEN PROMISE: " << outcome.complaint << '\n';
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Wishes wishes = parse(argc, argv);
+  if (wishes.is_one) return play_one(wishes.first);
+  std::uint64_t broken = 0;
+  std::uint64_t succeeded = 0;
+  std::uint64_t failed = 0;
+  for (std::uint64_t seed = wishes.first; seed < wishes.first + wishes.seeds; ++seed) {
+    const Outcome outcome = simulate(gradring::sim::scenario_of(seed));
+    succeeded += static_cast<std::uint64_t>(outcome.succeeded);
+    failed += static_cast<std::uint64_t>(outcome.failed);
+    if (outcome.complaint.empty()) continue;
+    ++broken;
+    std::cout << "seed " << seed << ": " << outcome.complaint << "\n  again: gradring_soak --seed "
+              << seed << '\n';
+  }
+  std::cout << wishes.seeds << " seeds: " << succeeded << " ranks got all their results, " << failed
+            << " a right error, " << broken << " seeds broke a promise\n";
+  return broken == 0 ? 0 : 1;
+}
