@@ -1,0 +1,147 @@
+"""Runs `gradring bench` from its command line to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import gradring as gr
+from gradring import roles
+from gradring.bench import libraries, plot, report, table
+from gradring.bench.cases import make_cases, message_bytes
+from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup
+from gradring.bench.options import Options, parse
+from gradring.bench.report import Document
+from gradring.bench.sweep import Sweep
+
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Measure and report.
+
+    Returns:
+        0; 1 where a result was wrong or our own ranks failed.
+
+    Raises:
+        InvalidArgument: The command line makes no sense.
+    """
+    role = roles.discover(os.environ)
+    options = parse(argv, is_launched=role is not None)
+    if options.plot is not None:
+        plot.require()
+    try:
+        if role is None:
+            return _measure_here(options, argv)
+        return _take_part(options, argv)
+    except GroupFailed as failure:
+        print(f"gradring bench: {failure}", file=sys.stderr)
+        return 1
+
+
+def _measure_here(options: Options, argv: Sequence[str]) -> int:
+    ranks = options.ranks or 2
+    with tempfile.TemporaryDirectory(prefix="gradring-bench-") as folder, _closing() as groups:
+        sockets = Path(folder)
+        _say("", f"starting {ranks} ranks")
+        own = libraries.start_ours(
+            ranks, options.transport, options.algorithm, sockets / "gradring.sock"
+        )
+        groups.append(LaunchedGroup(own, ranks, sockets / "gradring.sock"))
+        missing: dict[str, str] = {}
+        for name in options.compare:
+            _say("", f"starting {ranks} ranks of {name}")
+            path = sockets / f"{name}.sock"
+            try:
+                start = libraries.start_peer(name, ranks, options.peer_python, path)
+                groups.append(LaunchedGroup(start, ranks, path))
+            except (libraries.Missing, GroupFailed) as failure:
+                missing[name] = str(failure)
+        document = _measure(groups, options, argv, missing)
+    return _finish(document, options)
+
+
+def _take_part(options: Options, argv: Sequence[str]) -> int:
+    from gradring.bench.peers import ours
+
+    with gr.init(transport=options.transport) as comm:
+        group = JoinedGroup(comm, ours.program(comm, options.algorithm))
+        if comm.rank != 0:
+            group.follow()
+            return 0
+        document = _measure([group], options, argv, {})
+        group.close()
+    return _finish(document, options)
+
+
+def _measure(
+    groups: Sequence[Group], options: Options, argv: Sequence[str], missing: dict[str, str]
+) -> Document:
+    ours, *peers = groups
+    if options.is_bound:
+        for group in groups:
+            group.ask(do="bind")
+    about = ours.ask(do="about")
+    transport = _transport(options, is_one_host=all(answer["is_one_host"] for answer in about))
+    document = report.start_document(options, argv, ours.size, transport)
+    document["missing"] = missing
+    sweep = Sweep(ours, peers, options, is_tcp=transport.startswith("tcp"))
+    for op in options.operations:
+        rows: list[Document] = []
+        document["operations"].append({"op": op, "rows": rows})
+        for case in make_cases(op, options.sizes, options.dtype, options.reduce_op, ours.size):
+            what = f"{op} {table.size_text(message_bytes(case))}"
+            say = functools.partial(_say, f"{what}: ")
+            rows.append(report.row_of(sweep.measure(case, say)))
+    # Last, because some libraries open their connections when they first need them.
+    for group in groups:
+        if group.name not in sweep.dropped:
+            document["libraries"][group.name] = report.describe_library(group.ask(do="about"))
+    missing.update(sweep.dropped)
+    _say("", "")
+    return document
+
+
+def _finish(document: Document, options: Options) -> int:
+    if options.json == "-":
+        print(json.dumps(document, indent=1))
+    else:
+        table.show(document)
+    if options.json not in (None, "-"):
+        Path(str(options.json)).write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot is not None:
+        plot.draw(document, Path(options.plot))
+    wrong = report.count_wrong(document)
+    for name, count in wrong.items():
+        print(f"gradring bench: {name}: {count} elements of results are WRONG", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _transport(options: Options, *, is_one_host: bool) -> str:
+    chosen = options.transport or os.environ.get("GRADRING_TRANSPORT") or "auto"
+    if chosen != "auto":
+        return chosen
+    return "shm" if is_one_host else "tcp between hosts, shm inside"
+
+
+@contextlib.contextmanager
+def _closing() -> Iterator[list[Group]]:
+    groups: list[Group] = []
+    try:
+        yield groups
+    finally:
+        for group in groups:
+            group.close()
+
+
+def _say(what: str, text: str) -> None:
+    """Show what is being done, where somebody may be looking."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{_CLEAR_LINE}{what}{text}")
+        sys.stderr.flush()

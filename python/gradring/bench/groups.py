@@ -1,0 +1,212 @@
+"""The ranks of a library, as the bench commands them.
+
+`LaunchedGroup` starts them on this machine and talks to each through a Unix socket. `JoinedGroup`
+is for when a launcher has started `gradring bench` itself as every rank: then rank 0 passes
+commands on through the communicator that is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import gradring as gr
+from gradring.bench.libraries import Start
+from gradring.bench.peers.timing import Rank, Reply
+
+_START_SECONDS = 120.0
+_ANSWER_SECONDS = 300.0
+_LEAVE_SECONDS = 15.0
+_LOG_LINES = 8
+
+
+class GroupFailed(Exception):  # noqa: N818 - says what happened
+    """A library's rank failed, died or did not answer; the text says which and what it wrote."""
+
+
+class Group(Protocol):
+    """The ranks of one library."""
+
+    name: str
+    size: int
+
+    def ask(self, **command: Any) -> list[Reply]:
+        """Give all ranks a command and return their answers by rank.
+
+        Raises:
+            GroupFailed: A rank could not do it.
+        """
+
+    def close(self) -> None:
+        """Let the ranks end."""
+
+
+class LaunchedGroup:
+    """Ranks that this process has started. Between commands they sleep in a read."""
+
+    def __init__(self, start: Start, size: int, path: Path) -> None:
+        """Start them and wait until all have connected.
+
+        Args:
+            start: The library's launcher.
+            size: Ranks that will come.
+            path: The socket's; a private folder. The ranks' output goes into a file beside it.
+
+        Raises:
+            GroupFailed: They did not come.
+        """
+        self.name = start.name
+        self.size = size
+        self._log = path.with_suffix(".log")
+        self._ranks: list[Any] = [None] * size
+        self._connections: list[socket.socket] = []
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(size)
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    start.argv,
+                    cwd=start.cwd,
+                    env={**os.environ, **start.environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            try:
+                self._welcome(listener)
+            except BaseException:
+                self.close()
+                raise
+
+    def ask(self, **command: Any) -> list[Reply]:
+        """Give all ranks a command; see `Group`."""
+        line = json.dumps(command).encode() + b"\n"
+        try:
+            for rank in self._ranks:
+                rank.write(line)
+                rank.flush()
+            answers = [self._answer(number) for number in range(self.size)]
+        except OSError as error:
+            raise GroupFailed(self._complaint(f"no answer: {error}")) from error
+        for number, answer in enumerate(answers):
+            if "error" in answer:
+                raise GroupFailed(self._complaint(f"rank {number}: {answer['error']}"))
+        return answers
+
+    def close(self) -> None:
+        """Close the sockets, which the ranks take as the end, and wait for the launcher."""
+        for rank in self._ranks:
+            if rank is not None:
+                with contextlib.suppress(OSError):
+                    rank.close()
+        for connection in self._connections:
+            connection.close()
+        try:
+            self._process.wait(_LEAVE_SECONDS if self._connections else 0.0)
+        except subprocess.TimeoutExpired:
+            # First a chance for the launcher to take its ranks along.
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LEAVE_SECONDS)
+                    break
+
+    def _welcome(self, listener: socket.socket) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        ended = os.pidfd_open(self._process.pid)
+        try:
+            while None in self._ranks:
+                left = max(0.0, deadline - time.monotonic())
+                ready = select.select([listener.fileno(), ended], [], [], left)[0]
+                if listener.fileno() not in ready:
+                    what = "it ended" if ready else f"not all ranks came in {_START_SECONDS:g} s"
+                    raise GroupFailed(self._complaint(f"could not start: {what}"))
+                connection = listener.accept()[0]
+                connection.settimeout(_ANSWER_SECONDS)
+                self._connections.append(connection)
+                stream = connection.makefile("rwb")
+                self._ranks[json.loads(stream.readline())["rank"]] = stream
+        finally:
+            os.close(ended)
+
+    def _answer(self, number: int) -> Reply:
+        line = self._ranks[number].readline()
+        if not line:
+            raise GroupFailed(self._complaint(f"rank {number} ended"))
+        answer: Reply = json.loads(line)
+        return answer
+
+    def _complaint(self, what: str) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return "\n    ".join([f"{self.name}: {what}", *lines])
+
+
+class JoinedGroup:
+    """All ranks of the job that this process belongs to. Rank 0 asks; the others `follow`."""
+
+    def __init__(self, comm: gr.Communicator, program: Rank) -> None:
+        """Command this process's own program and, through ``comm``, everybody else's."""
+        self.name = "gradring"
+        self.size = comm.world_size
+        self._comm = comm
+        self._program = program
+
+    def ask(self, **command: Any) -> list[Reply]:
+        """Give all ranks a command; see `Group`."""
+        return self._together(json.dumps(command).encode())
+
+    def follow(self) -> None:
+        """Obey rank 0 until it has no more commands."""
+        while True:
+            line = self._broadcast(b"")
+            if not line:
+                return
+            self._answers(line)
+
+    def close(self) -> None:
+        """Tell the others that there are no more commands."""
+        self._broadcast(b"")
+
+    def _together(self, line: bytes) -> list[Reply]:
+        answers = self._answers(self._broadcast(line))
+        for number, answer in enumerate(answers):
+            if "error" in answer:
+                raise GroupFailed(f"gradring: rank {number}: {answer['error']}")
+        return answers
+
+    def _broadcast(self, line: bytes) -> bytes:
+        length = np.array([len(line)], np.int64)
+        self._comm.broadcast(length)
+        data = np.zeros(int(length[0]), np.uint8)
+        data[: len(line)] = np.frombuffer(line, np.uint8)
+        self._comm.broadcast(data)
+        return data.tobytes()
+
+    def _answers(self, line: bytes) -> list[Reply]:
+        try:
+            answer = self._program.obey(json.loads(line))
+        except gr.Error:
+            raise  # Then there is no way to tell the others, nor a need to.
+        except Exception as error:  # noqa: BLE001 - rank 0 has to say what happened elsewhere
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        mine = np.frombuffer(json.dumps(answer).encode(), np.uint8)
+        lengths = self._comm.all_gather(np.array([mine.size], np.int64)).reshape(-1)
+        counts = [int(length) for length in lengths]
+        everything = self._comm.all_gather(mine, counts=counts).tobytes()
+        answers = []
+        for count in counts:
+            answers.append(json.loads(everything[:count]))
+            everything = everything[count:]
+        return answers

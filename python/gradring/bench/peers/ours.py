@@ -1,0 +1,106 @@
+"""A rank of gradring: `python -m gradring.bench.peers.ours SOCKET ALGORITHM` in `gradring run`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gradring as gr
+from gradring import machine
+from gradring.arrays import DTYPE_CODES
+
+from . import control
+from .link import RawLink
+from .pattern import Array, Case
+from .timing import Bound, Call, Rank, Reply
+
+# The codes of csrc/base/types.h, to ask which algorithm will run.
+_OP_CODES = {
+    "barrier": 0, "all_reduce": 1, "reduce_scatter": 2, "all_gather": 3, "broadcast": 4,
+    "reduce": 5, "gather": 6, "scatter": 7, "all_to_all": 8,
+}  # fmt: skip
+
+
+class Ours:
+    """The library as the bench sees it."""
+
+    def __init__(self, comm: gr.Communicator, algorithm: str) -> None:
+        """Measure on ``comm``."""
+        self.comm = comm
+        self._algorithm = algorithm
+        self.rank = comm.rank
+        self.size = comm.world_size
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.comm.barrier()
+
+    def about(self) -> Reply:
+        """Say which version it is, and where the ranks are."""
+        return {
+            "version": f"gradring {machine.own_version()}",
+            "is_one_host": self.comm.local_world_size == self.size,
+        }
+
+    def bind(self, case: Case, x: Array, y: Array) -> Bound:
+        """Prepare an operation; all_reduce and broadcast are in place."""
+        in_place = case.op in ("all_reduce", "broadcast")
+        call = self._call(case, x, y)
+        return Bound(call, x if in_place else y, self._algorithm_of(case))
+
+    def _call(self, case: Case, x: Array, y: Array) -> Call:
+        comm, op = self.comm, case.reduce_op
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        is_root = self.rank == 0
+        rows = x.reshape(self.size, -1) if case.op == "scatter" and is_root else None
+        choice: dict[str, Any] = {}  # Nothing where nothing is asked for: the call users make.
+        if self._algorithm != "auto":
+            choice["algorithm"] = self._algorithm
+
+        def sendrecv() -> None:
+            sent = comm.send(x, after, async_op=True)
+            comm.recv(y, before)
+            sent.wait()
+
+        calls: dict[str, Call] = {
+            "all_reduce": lambda: comm.all_reduce(x, op, **choice),
+            "broadcast": lambda: comm.broadcast(x, **choice),
+            "reduce": lambda: comm.reduce(x, 0, op, out=y if is_root else None, **choice),
+            "reduce_scatter": lambda: comm.reduce_scatter(x, y, op, **choice),
+            "all_gather": lambda: comm.all_gather(x, y, **choice),
+            "gather": lambda: comm.gather(x, 0, out=y if is_root else None),
+            "scatter": lambda: comm.scatter(rows, 0, out=y),
+            "all_to_all": lambda: comm.all_to_all(x, y),
+            "sendrecv": sendrecv,
+            "barrier": comm.barrier,
+        }
+        if case.op == "all_reduce" and not choice:
+            return lambda: comm.all_reduce(x, op)
+        return calls[case.op]
+
+    def _algorithm_of(self, case: Case) -> str:
+        if self._algorithm != "auto" or case.op not in _OP_CODES or self.size == 1:
+            return self._algorithm if self._algorithm != "auto" else ""
+        core = self.comm._core  # noqa: SLF001 - what will run is no question for users
+        name: str = core.algorithm_for(_OP_CODES[case.op], DTYPE_CODES[case.dtype], case.count)
+        return name
+
+
+def program(comm: gr.Communicator, algorithm: str) -> Rank:
+    """Make the rank that measures on ``comm``; it also measures the plain link below it."""
+    rank = Rank(Ours(comm, algorithm))
+    link = RawLink(comm)
+    rank.add("copy", link.copy)
+    rank.add("stream", link.stream)
+    rank.add("half_trip", link.half_trip)
+    return rank
+
+
+def main(path: str, algorithm: str) -> None:
+    """Join and obey."""
+    with gr.init() as comm:
+        control.serve(path, comm.rank, program(comm, algorithm))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,163 @@
+"""The measurement as one document: `--json` writes it, the table and the plot are made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradring import machine
+from gradring.bench.cases import message_bytes
+from gradring.bench.options import Options
+from gradring.bench.peers.timing import Reply, python_version
+from gradring.bench.statistics import Figures, Ratio
+from gradring.bench.sweep import Row
+
+SCHEMA = 1
+
+Document = dict[str, Any]
+
+
+def machine_facts() -> Document:
+    """Say what the figures were measured on."""
+    return {
+        "cpu": _cpu_model(),
+        "cpus": machine.cpus(),
+        "load": round(os.getloadavg()[0], 2),
+        "niceness": os.nice(0),
+        "kernel": platform.release(),
+        "python": python_version(),
+        "numpy": np.__version__,
+        "tcp_congestion_control": machine.setting("net.ipv4.tcp_congestion_control"),
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def start_document(
+    options: Options, argv: Sequence[str], world_size: int, transport: str
+) -> Document:
+    """Return the document before anything is measured."""
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(["gradring", "bench", *argv]),
+        "machine": machine_facts(),
+        "world_size": world_size,
+        "dtype": options.dtype,
+        "reduce_op": options.reduce_op,
+        "transport": transport,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "checked": options.is_checked,
+        "bound_to_cores": options.is_bound,
+        "libraries": {},
+        "missing": {},
+        "operations": [],
+    }
+
+
+def describe_library(answers: Sequence[Reply]) -> Document:
+    """Return what a library's ranks say about it, from rank 0 but for the sockets of all."""
+    congestion: dict[str, int] = {}
+    for answer in answers:
+        for control, sockets in answer["congestion"].items():
+            congestion[control] = congestion.get(control, 0) + sockets
+    cores = max(answer["cores"] for answer in answers)
+    return {"version": answers[0]["version"], "congestion": congestion, "cores_a_rank": cores}
+
+
+def row_of(row: Row) -> Document:
+    """Return one row; times in microseconds, bandwidths in GB/s."""
+    return {
+        "bytes": message_bytes(row.case),
+        "count": row.case.count,
+        "algorithm": row.algorithm,
+        "bound_us": _us(row.bound),
+        "link_gbs": None if row.link is None else round(row.link.together / 1e9, 3),
+        "link_alone_gbs": None if row.link is None else round(row.link.alone / 1e9, 3),
+        "results": {name: _result(figures) for name, figures in row.figures.items()},
+        "ratios": {name: _ratio(ratio) for name, ratio in row.ratios.items()},
+        "unsupported": row.unsupported,
+    }
+
+
+def count_wrong(document: Document) -> dict[str, int]:
+    """Return the wrong elements of each library, over all rows; only of those that have any."""
+    wrong: dict[str, int] = {}
+    for operation in document["operations"]:
+        for row in operation["rows"]:
+            for name, result in row["results"].items():
+                if result["wrong"]:
+                    wrong[name] = wrong.get(name, 0) + result["wrong"]
+    return wrong
+
+
+def header_lines(document: Document) -> list[str]:
+    """Say in words what was measured on what."""
+    facts = document["machine"]
+    cpus = facts["cpus"]
+    kind = f"{document['dtype']} {document['reduce_op']}"
+    checked = "results checked" if document["checked"] else "results not checked"
+    lines = [
+        f"{facts['cpu']}, {cpus['usable']} of {cpus['online']} cores, load {facts['load']}",
+        f"Linux {facts['kernel']}, Python {facts['python']}, NumPy {facts['numpy']}",
+        f"{document['world_size']} ranks, transport {document['transport']}, {kind}",
+        f"{document['rounds']} rounds in turn, {checked}",
+        f"congestion control: system {facts['tcp_congestion_control']}",
+    ]
+    for name, library in document["libraries"].items():
+        controls = [f"{control} on {n} sockets" for control, n in library["congestion"].items()]
+        cores = "bound to a core each" if library["cores_a_rank"] == 1 else "not bound to cores"
+        lines.append(f"{name}: {library['version']}, {cores}; {', '.join(controls) or 'no TCP'}")
+    lines += [f"missing: {reason}" for reason in document["missing"].values()]
+    return lines
+
+
+def footer_lines(document: Document) -> list[str]:
+    """Explain the columns."""
+    is_tcp = document["transport"].startswith("tcp")
+    link = "plain TCP streams in a ring" if is_tcp else "plain copies by all ranks at once"
+    bound = "and one-way trips" if is_tcp else "and nothing for latency"
+    lines = [
+        "us: a batch's time / its calls, median over rounds; p50, p99: single calls, slowest rank.",
+        f"link GB/s: {link}; bound us: least time over that link, by bytes {bound}.",
+    ]
+    if document["libraries"].keys() - {"gradring"}:
+        lines.append("x: peer's time / ours, median over rounds (lowest, highest); > 1: faster.")
+    return lines
+
+
+def _result(figures: Figures) -> Document:
+    cpu = figures.cpu_per_gb
+    return {
+        "time_us": _us(figures.time),
+        "p50_us": _us(figures.p50),
+        "p99_us": _us(figures.p99),
+        "algbw_gbs": round(figures.algbw, 9),
+        "busbw_gbs": round(figures.busbw, 9),
+        "cpu_s_per_gb": None if cpu is None else round(cpu, 4),
+        "wrong": figures.wrong,
+        "calls": figures.calls,
+        "rounds_us": [_us(seconds) for seconds in figures.rounds],
+    }
+
+
+def _ratio(ratio: Ratio) -> Document:
+    return {name: round(value, 3) for name, value in dataclasses.asdict(ratio).items()}
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

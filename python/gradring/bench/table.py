@@ -1,0 +1,117 @@
+"""The document as a table: coloured and boxed on a terminal, aligned plain text anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from gradring import machine
+from gradring.bench.report import Document, footer_lines, header_lines
+
+_OURS = "gradring"
+
+
+def show(document: Document, stream: TextIO = sys.stdout) -> None:
+    """Print the whole report."""
+    for line in header_lines(document):
+        print(f"# {line}", file=stream)
+    for operation in document["operations"]:
+        print(file=stream)
+        columns, cells = columns_and_cells(operation)
+        if stream.isatty() and machine.has_package("rich"):
+            _show_rich(operation["op"], columns, cells, stream)
+        else:
+            print(f"# {operation['op']}", file=stream)
+            print(plain(columns, cells), file=stream)
+    print(file=stream)
+    for line in footer_lines(document):
+        print(f"# {line}", file=stream)
+
+
+def columns_and_cells(operation: Document) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows' texts."""
+    peers: list[str] = []
+    for row in operation["rows"]:
+        for name in (*row["results"], *row["unsupported"]):
+            if name != _OURS and name not in peers:
+                peers.append(name)
+    columns = [
+        "size", "count", "us", "p50 us", "p99 us", "algbw", "busbw", "CPU s/GB", "bound us",
+        "link GB/s", "algorithm", "wrong",
+    ]  # fmt: skip
+    for name in peers:
+        columns += [f"{name} us", "x"]
+    return columns, [_cells(row, peers) for row in operation["rows"]]
+
+
+def plain(columns: list[str], cells: list[list[str]]) -> str:
+    """Align columns to the right."""
+    widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
+    lines = [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        for line in (columns, *cells)
+    ]
+    return "\n".join(lines)
+
+
+def size_text(nbytes: int) -> str:
+    """Write a size as short as it goes: 4, 1K, 64M."""
+    for suffix, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit}{suffix}"
+    return str(nbytes)
+
+
+def number(value: float | None) -> str:
+    """Write a figure with three digits that count."""
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _cells(row: dict[str, Any], peers: list[str]) -> list[str]:
+    ours = row["results"][_OURS]
+    cells = [
+        size_text(row["bytes"]),
+        str(row["count"]),
+        *(number(ours[key]) for key in ("time_us", "p50_us", "p99_us")),
+        *(number(ours[key]) for key in ("algbw_gbs", "busbw_gbs", "cpu_s_per_gb")),
+        number(row["bound_us"]),
+        number(row["link_gbs"]),
+        row["algorithm"] or "-",
+        str(ours["wrong"]),
+    ]
+    for name in peers:
+        result, ratio = row["results"].get(name), row["ratios"].get(name)
+        if result is None or ratio is None:
+            cells += ["-", "-"]
+            continue
+        wrong = f" ({result['wrong']} wrong)" if result["wrong"] else ""
+        spread = f"{number(ratio['low'])}, {number(ratio['high'])}"
+        cells += [number(result["time_us"]) + wrong, f"{number(ratio['median'])} ({spread})"]
+    return cells
+
+
+def _show_rich(title: str, columns: list[str], cells: list[list[str]], stream: TextIO) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for line in cells:
+        table.add_row(
+            *(_coloured(column, text) for column, text in zip(columns, line, strict=True))
+        )
+    Console(file=stream).print(table)
+
+
+def _coloured(column: str, text: str) -> str:
+    if column == "wrong" and text != "0":
+        return f"[bold red]{text}[/]"
+    if column == "x" and text != "-":
+        return f"[{'green' if float(text.partition(' ')[0]) >= 1 else 'red'}]{text}[/]"
+    return text
