@@ -1,0 +1,153 @@
+"""Several hosts with several ranks each: host labels set the ranks of this machine apart."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring import _core
+from thread_ranks import listening_socket
+
+pytestmark = pytest.mark.timeout(60)
+
+LAYOUTS = ["aabb", "abab", "aab", "abacb", "aaabbb"]
+COUNT = 300_001  # Above the size from which hosts are reduced first.
+
+
+class Hosts:
+    """Ranks as threads, rank r on the host that the r-th letter names."""
+
+    def __init__(self, layout: str, transport: str = "auto") -> None:
+        self.size = len(layout)
+        self.comms: list[Any] = [None] * self.size
+        listen_fd, address = listening_socket()
+        secret = secrets.token_bytes(32)
+
+        def join(rank: int) -> None:
+            core = _core.join(
+                rank=rank, world_size=self.size, rendezvous=address, secret=secret,
+                transport=transport, timeout_ms=20_000, heartbeat_timeout_ms=20_000, interface="",
+                listen_fd=listen_fd if rank == 0 else -1, host_label=layout[rank],
+            )  # fmt: skip
+            self.comms[rank] = gr.Communicator(core)
+
+        self._on_all(join)
+
+    def run(self, function: Callable[[Any], Any]) -> list[Any]:
+        return self._on_all(lambda rank: function(self.comms[rank]))
+
+    def _on_all(self, function: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+
+        def call(rank: int) -> None:
+            try:
+                results[rank] = function(rank)
+            except BaseException as error:  # noqa: BLE001 - raised again on the test's thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+@pytest.fixture
+def hosts() -> Iterator[Callable[..., Hosts]]:
+    made: list[Hosts] = []
+
+    def make(layout: str, transport: str = "auto") -> Hosts:
+        made.append(Hosts(layout, transport))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.run(lambda comm: comm.close())
+
+
+def floats(rank: int) -> Any:
+    return np.random.default_rng(rank).standard_normal(COUNT).astype(np.float32)
+
+
+def sum_of(values: Sequence[Any]) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_rank_gets_the_exact_sum(hosts: Callable[..., Hosts], layout: str) -> None:
+    group = hosts(layout)
+    results = group.run(lambda comm: comm.all_reduce(np.arange(COUNT) * (comm.rank + 1)))
+    factor = group.size * (group.size + 1) // 2
+    for result in results:
+        assert np.array_equal(result, np.arange(COUNT) * factor)
+
+
+@pytest.mark.parametrize("layout", ["aabb", "abab"])
+def test_each_host_is_added_up_before_the_hosts_are(
+    hosts: Callable[..., Hosts], layout: str
+) -> None:
+    results = hosts(layout).run(lambda comm: comm.all_reduce(floats(comm.rank), "avg"))
+    each = [
+        sum_of([floats(rank) for rank in range(4) if layout[rank] == host])
+        for host in sorted(set(layout))
+    ]
+    expected = sum_of(each) / np.float32(4)
+    for result in results:
+        assert result.tobytes() == expected.tobytes()
+
+
+def test_rank_order_does_not_depend_on_the_hosts(hosts: Callable[..., Hosts]) -> None:
+    def reduce(comm: Any) -> Any:
+        return comm.all_reduce(floats(comm.rank), deterministic="rank_order")
+
+    expected = sum_of([floats(rank) for rank in range(4)])
+    for layout in ("aabb", "abab", "abcd"):
+        for result in hosts(layout).run(reduce):
+            assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_broadcast_reaches_every_host_from_every_root(
+    hosts: Callable[..., Hosts], layout: str
+) -> None:
+    group = hosts(layout)
+    for root in range(group.size):
+        results = group.run(lambda comm, root=root: comm.broadcast(floats(comm.rank), root))
+        assert all(result.tobytes() == floats(root).tobytes() for result in results)
+
+
+def test_a_rank_knows_its_place_on_its_host(hosts: Callable[..., Hosts]) -> None:
+    places = hosts("abacb").run(lambda comm: (comm.local_rank, comm.local_world_size))
+    assert places == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]
+
+
+def test_a_mismatch_between_hosts_is_found_before_anything_is_added(
+    hosts: Callable[..., Hosts],
+) -> None:
+    arrays = [floats(rank) for rank in range(4)]
+
+    def reduce(comm: Any) -> Any:
+        with pytest.raises(gr.Mismatch):
+            comm.all_reduce(arrays[comm.rank], "max" if comm.rank == 3 else "sum")
+
+    hosts("aabb").run(reduce)
+    for rank in range(4):
+        assert arrays[rank].tobytes() == floats(rank).tobytes()
+
+
+def test_shared_memory_between_hosts_is_refused_by_name() -> None:
+    with pytest.raises(gr.InvalidArgument, match=r"rank \d .* is on another host"):
+        Hosts("ab", "shm")
