@@ -34,10 +34,10 @@ def test_every_example_is_used_exactly_once(
 def test_drop_last_and_pad_give_every_rank_equally_many(count: int, world_size: int) -> None:
     dropped = shards(count, world_size, drop_last=True)
     assert {len(part) for part in dropped} == {count // world_size}
-    assert len(set([*chain(*dropped)])) == count // world_size * world_size
+    assert len({*chain(*dropped)}) == count // world_size * world_size
     padded = shards(count, world_size, pad=True)
     assert {len(part) for part in padded} == {-(-count // world_size)}
-    assert set([*chain(*padded)]) == set(range(count))
+    assert {*chain(*padded)} == set(range(count))
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 5])

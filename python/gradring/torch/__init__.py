@@ -1,0 +1,18 @@
+"""PyTorch: one call makes any optimizer of a script train on all ranks.
+
+Needs PyTorch: ``pip install 'gradring[torch]'``. Nothing outside this package imports it.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "gradring.torch needs PyTorch: pip install 'gradring[torch]'", name="torch"
+    ) from None
+
+from gradring.torch.optimizer import DistributedOptimizer, distributed
+from gradring.torch.sampler import Sampler
+
+__all__ = ["DistributedOptimizer", "Sampler", "distributed"]

@@ -1,0 +1,209 @@
+"""Gradients averaged over ranks while backward still runs.
+
+A round is one step's averaging: it opens with the first gradient (one number is sent ahead, the
+rank's weight), each bucket starts as soon as it and all before it are full, and `finish` sends the
+rest, waits, and writes the averages to the parameters. Every rank sends the same operations in the
+same order, whatever its gradients; on a communicator of their own, so that operations of the user
+may come in between. Runs on the thread that runs backward and on the one that steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradring.communicator import Communicator
+from gradring.errors import Closed, Error, InvalidArgument
+from gradring.optim.averaging import no_examples, require_weight
+from gradring.torch.buckets import make_buckets
+from gradring.torch.parameters import Named
+from gradring.work import Work
+
+
+class GradientAverager:
+    """The rounds of one optimizer.
+
+    Attributes:
+        comm: The ranks; carries nothing but gradients.
+        is_done: Whether the parameters' gradients are this step's averages.
+        is_accumulating: Whether backward only adds up gradients here.
+    """
+
+    def __init__(
+        self, named: Named, comm: Communicator, *, bucket_bytes: int, overlap: bool
+    ) -> None:
+        """Lay out the buckets; with ``overlap`` listen to the parameters' gradients.
+
+        Args:
+            named: Parameters by name; those that need no gradient are left out.
+            comm: To be used for nothing else.
+            bucket_bytes: Most bytes in a bucket.
+            overlap: Start buckets during backward rather than in `finish`.
+        """
+        self.comm = comm
+        self._named = named
+        trainable = {name: param for name, param in named.items() if param.requires_grad}
+        self._names = list(trainable)
+        self._params = list(trainable.values())
+        self._left_out = [name for name in named if name not in trainable]
+        self._buckets = make_buckets(self._params, bucket_bytes)
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
+        self._is_ready = [False] * len(self._params)
+        self._weight = 1.0
+        self._total = np.zeros(1)
+        self._weighing: Work | None = None  # The round's first operation; None: no round is open.
+        self._reducing: list[Work] = []
+        self.is_done = False
+        self.is_accumulating = False
+        self._handles = []
+        if overlap:
+            self._handles = [
+                _listen(param, _listener(self, index)) for index, param in enumerate(self._params)
+            ]
+
+    def stop_listening(self) -> None:
+        """Leave the parameters alone from now on."""
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round has begun and not ended."""
+        return self._weighing is not None
+
+    def set_weight(self, weight: float) -> None:
+        """Say how many examples stand behind this rank's next gradients.
+
+        Raises:
+            InvalidArgument: It makes no sense, or the round has begun with another weight.
+        """
+        weight = require_weight(weight)
+        if (self.is_open or self.is_done) and weight != self._weight:
+            raise InvalidArgument(
+                f"weight {weight:g} comes too late: backward has begun to send gradients with "
+                f"weight {self._weight:g}; call set_weight() before backward, loop with "
+                "uneven(batches, weight=...), or give up the overlap with overlap=False"
+            )
+        self._weight = weight
+
+    def take_gradient(self, index: int) -> None:
+        """Take a gradient that backward has just completed."""
+        if self.is_accumulating:
+            return
+        if self._is_ready[index] or self.is_done:
+            raise InvalidArgument(
+                f"{self._names[index]} got another gradient after its last one was sent; run all "
+                "but the last backward of a step inside `with optimizer.no_sync():`"
+            )
+        self._put(index)
+        self._start_full_buckets()
+
+    def finish(self) -> None:
+        """Send what is left, wait, and write the averages; does nothing where that has been done.
+
+        Raises:
+            InvalidArgument: All ranks have weight 0; or a parameter was frozen before.
+            PeerLost: As `Communicator.all_reduce`, and so for its other errors.
+        """
+        if self.is_done:
+            return
+        self._require_all_listed()
+        total = self._end_round()
+        if total == 0:
+            raise no_examples()
+        for bucket in self._buckets:
+            bucket.divide(total)
+            for index in bucket.members:
+                bucket.take(self._params[index], index)
+        self.is_done = True
+
+    def begin(self) -> None:
+        """Make ready for another round; one that was not finished is ended and forgotten."""
+        if self.is_open:
+            self._end_round()
+        self.is_done = False
+
+    def average_number(self, value: float) -> float:
+        """Return a number averaged with the ranks' weights; a collective call."""
+        pair = np.array([value * self._weight if self._weight else 0.0, self._weight])
+        self.comm.all_reduce(pair)
+        return float(pair[0] / pair[1])
+
+    def _put(self, index: int) -> None:
+        if not self.is_open:
+            self._total[0] = self._weight
+            self._weighing = self._start(self._total)
+        grad = self._params[index].grad
+        if grad is not None and grad.layout != torch.strided:
+            raise InvalidArgument(
+                f"{self._names[index]} has a sparse gradient; only dense ones can be averaged "
+                "(for an embedding: sparse=False)"
+            )
+        self._is_ready[index] = True
+        self._bucket_of[index].put(index, grad, self._weight)
+
+    def _start_full_buckets(self) -> None:
+        while len(self._reducing) < len(self._buckets):
+            bucket = self._buckets[len(self._reducing)]
+            if bucket.missing:
+                return
+            self._reducing.append(self._start(bucket.buffer))
+
+    def _end_round(self) -> float:
+        for index, is_ready in enumerate(self._is_ready):
+            if not is_ready:
+                self._put(index)
+        self._start_full_buckets()
+        for work in self._works():
+            work.wait()
+        self._weighing = None
+        self._reducing.clear()
+        self._is_ready = [False] * len(self._params)
+        for bucket in self._buckets:
+            bucket.reset()
+        return float(self._total[0])
+
+    def _works(self) -> list[Work]:
+        return [*([] if self._weighing is None else [self._weighing]), *self._reducing]
+
+    def _start(self, array: Any) -> Work:
+        try:
+            work: Work = self.comm.all_reduce(array, async_op=True)
+        except Closed as closed:
+            # What closed it came to an operation in the background, which says more.
+            for started in self._works():
+                started.wait()
+            if isinstance(closed.__cause__, Error):
+                raise closed.__cause__ from None
+            raise
+        return work
+
+    def _require_all_listed(self) -> None:
+        for name in self._left_out:
+            param = self._named[name]
+            if param.requires_grad and param.grad is not None:
+                raise InvalidArgument(
+                    f"{name} was frozen when the optimizer became distributed; call "
+                    "optimizer.refresh() on every rank after unfreezing parameters"
+                )
+
+
+def _listen(param: Any, listener: Callable[[torch.Tensor], None]) -> Any:
+    # PyTorch gives this method no types.
+    return param.register_post_accumulate_grad_hook(listener)
+
+
+def _listener(averager: GradientAverager, index: int) -> Callable[[torch.Tensor], None]:
+    # Parameters may outlive the optimizer; they must not keep it alive.
+    reference = weakref.ref(averager)
+
+    def listen(_param: torch.Tensor) -> None:
+        averager = reference()
+        if averager is not None:
+            averager.take_gradient(index)
+
+    return listen

@@ -1,0 +1,268 @@
+"""`distributed`: makes a `torch.optim` optimizer step with gradients averaged over all ranks.
+
+The optimizer keeps its identity and its class gains one in front, so schedulers, state_dict and
+everything else go on to work. What is said to other ranks is in `gradring.torch.averaging`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+
+from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument
+from gradring.joining import current
+from gradring.modes import Sync
+from gradring.optim.averaging import no_examples, require_weight
+from gradring.torch import parameters
+from gradring.torch.averaging import GradientAverager
+from gradring.uneven import until_all_end
+
+Batch = TypeVar("Batch")
+Closure = Callable[[], Any]
+
+# Small enough that most of a model's gradients travel while backward computes the others.
+BUCKET_BYTES = 4 << 20
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """What `distributed` adds to an optimizer, in front of the class it was made with."""
+
+    _comm: Communicator
+    _model: torch.nn.Module | None
+    _averager: GradientAverager | None  # None in a world of one.
+    _options: dict[str, Any]
+
+    def connect(
+        self,
+        comm: Communicator,
+        gradients_comm: Communicator | None,
+        model: torch.nn.Module | None,
+        **options: Any,
+    ) -> None:
+        """Take what is needed to step together; called once, by `distributed`."""
+        self._comm = comm
+        self._model = model
+        self._options = options
+        self._averager = None
+        if gradients_comm is not None:
+            self._averager = self._listening(gradients_comm)
+
+    def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
+        """Wait for the averages and do one step, the same on every rank; a collective call.
+
+        Args:
+            closure: As in `torch.optim`: computes the loss and its gradients anew. The loss it
+                returns is averaged over ranks too, so that all search along a line alike.
+            weight: Number of examples behind this rank's gradients, where it was not said before
+                backward and nothing was sent yet (after `no_sync`, with ``overlap=False``, or on a
+                rank that had no batch).
+
+        Returns:
+            What the original ``step`` returns.
+
+        Raises:
+            InvalidArgument: The weight comes too late, or all weights are 0.
+            PeerLost: A rank died, froze or left; also out of backward.
+            Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed.
+        """
+        if weight is not None:
+            self.set_weight(weight)
+        averager = self._averager
+        if averager is None:
+            return super().step(closure)
+        if closure is None:
+            averager.finish()
+            result: Any = super().step()
+        else:
+            result = super().step(_averaged(averager, closure))
+        averager.begin()
+        averager.set_weight(1)
+        return result
+
+    def synchronize(self) -> None:
+        """Wait until every ``.grad`` is the average over all ranks, to clip it before `step`."""
+        if self._averager is not None:
+            self._averager.finish()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as in `torch.optim`; a step that was begun is dropped.
+
+        All ranks must drop it, or none.
+        """
+        if self._averager is not None:
+            self._averager.begin()
+        super().zero_grad(set_to_none)
+
+    def set_weight(self, weight: float) -> None:
+        """Say how many examples stand behind this rank's next gradients; before backward.
+
+        It counts until the end of the step; without it each rank counts as 1.
+
+        Raises:
+            InvalidArgument: It is negative or not finite, or it comes too late.
+        """
+        if self._averager is not None:
+            self._averager.set_weight(weight)
+        elif require_weight(weight) == 0:
+            raise no_examples()
+
+    def uneven(
+        self, batches: Iterable[Batch], *, weight: Callable[[Batch], float] | None = None
+    ) -> Iterator[Batch | None]:
+        """Go through batches of which some ranks may have more than others.
+
+        Every rank goes round equally often: one that has run out gets ``None`` and weight 0. It
+        leaves out forward and backward, and does the rest (clipping, `step`, schedulers) as usual.
+
+        Args:
+            batches: This rank's; a `torch.utils.data.DataLoader`, for instance.
+            weight: Returns the number of examples in a batch; ``None`` counts each batch as 1.
+
+        Yields:
+            Each batch, then ``None`` until all ranks have run out.
+        """
+        for batch in until_all_end(self._comm, batches):
+            if batch is None:
+                self.set_weight(0)
+            else:
+                self.set_weight(1 if weight is None else weight(batch))
+            yield batch
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up gradients in here: for all but the last backward of a step."""
+        averager = self._averager
+        if averager is None:
+            yield
+            return
+        before, averager.is_accumulating = averager.is_accumulating, True
+        try:
+            yield
+        finally:
+            averager.is_accumulating = before
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with rank 0's values for every rank; a collective call."""
+        super().add_param_group(param_group)
+        named = parameters.optimizer_parameters(self.param_groups, self._model)
+        added = {id(param) for param in self.param_groups[-1]["params"]}
+        parameters.require_averageable(named)
+        if self._averager is not None:
+            new = {name: param for name, param in named.items() if id(param) in added}
+            parameters.share(self._comm, new)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the parameters again, after freezing or unfreezing some; on every rank alike.
+
+        Raises:
+            InvalidArgument: A step has begun.
+        """
+        if self._averager is None:
+            return
+        if self._averager.is_open:
+            raise InvalidArgument("a step has begun; call step() or zero_grad() before")
+        self._averager.stop_listening()
+        self._averager = self._listening(self._averager.comm)
+
+    def share_buffers(self) -> None:
+        """Give every rank rank 0's buffers (running means, say), before an evaluation or a save.
+
+        A collective call. Needs the ``model`` that was given to `distributed`.
+        """
+        if self._model is None:
+            raise InvalidArgument("share_buffers: give the model to distributed(..., model=model)")
+        if self._averager is not None:
+            parameters.share(self._comm, dict(self._model.named_buffers()))
+
+    def _listening(self, gradients_comm: Communicator) -> GradientAverager:
+        named = parameters.optimizer_parameters(self.param_groups, self._model)
+        return GradientAverager(named, gradients_comm, **self._options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse: communicators and listeners cannot be copied."""
+        raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")
+
+
+def distributed(
+    optimizer: torch.optim.Optimizer,
+    mode: Sync | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    comm: Communicator | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    overlap: bool = True,
+) -> Any:
+    """Make an optimizer train on all ranks; a collective call.
+
+    Every rank gets rank 0's initial values. From then on gradients are averaged over the ranks, in
+    buckets that travel while backward still runs, and every rank does the same step: all hold the
+    same parameters, bit for bit. State is local; load a saved one on every rank.
+
+    Args:
+        optimizer: Any of `torch.optim` or one like it, with parameters on the CPU; it is changed in
+            place. Make learning-rate schedulers after this.
+        mode: `gradring.Sync()`, the default.
+        model: Its other parameters and its buffers are shared too, and errors use its names.
+        comm: ``None`` is the communicator that `init` made, or makes now.
+        bucket_bytes: Most bytes of gradients in one operation.
+        overlap: Start buckets during backward. Without it weights may be given to ``step``.
+
+    Returns:
+        ``optimizer``, now also a `DistributedOptimizer`.
+
+    Raises:
+        InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense.
+        DeviceError: A parameter is not on the CPU.
+        Mismatch: The ranks have different models; names the first parameter that differs.
+    """
+    _require_ready(optimizer, mode, bucket_bytes)
+    comm = current() if comm is None else comm
+    named = parameters.optimizer_parameters(optimizer.param_groups, model)
+    parameters.require_averageable(named)
+    shared = {id(tensor): (name, tensor) for name, tensor in named.items()}
+    shared |= {id(tensor): (name, tensor) for name, tensor in parameters.model_tensors(model)}
+
+    gradients_comm: Communicator | None = None
+    if comm.world_size > 1:
+        parameters.share(comm, dict(shared.values()))
+        gradients_comm = comm.split(0)
+    kind = type(optimizer)
+    optimizer.__class__ = type(f"Distributed{kind.__name__}", (DistributedOptimizer, kind), {})
+    result = cast(DistributedOptimizer, optimizer)
+    result.connect(comm, gradients_comm, model, bucket_bytes=bucket_bytes, overlap=overlap)
+    return result
+
+
+def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgument(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+    if isinstance(optimizer, DistributedOptimizer):
+        raise InvalidArgument("this optimizer is distributed already")
+    if "step" in vars(optimizer):
+        raise InvalidArgument(
+            "this optimizer has a learning-rate scheduler; make that after distributed()"
+        )
+    if mode is not None and not isinstance(mode, Sync):
+        raise InvalidArgument(f"mode {mode!r} is none of: gradring.Sync()")
+    if bucket_bytes <= 0:
+        raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
+
+
+def _averaged(averager: GradientAverager, closure: Closure) -> Closure:
+    def closure_on_all_ranks() -> Any:
+        if averager.is_done:
+            averager.begin()
+        loss = closure()
+        averager.finish()
+        if loss is None:
+            return None
+        value = loss.item() if torch.is_tensor(loss) else float(loss)
+        mean = averager.average_number(value)
+        return torch.as_tensor(mean, dtype=loss.dtype) if torch.is_tensor(loss) else mean
+
+    return closure_on_all_ranks
