@@ -3,19 +3,21 @@
 #   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, Python tests
 #   make soak      a thousand seeds of the simulation with faults (SEEDS=...)
 #   make bench     gradring bench (BENCH="all_reduce --json")
+#   make bench-compare   beside Gloo and Open MPI, into bench/results (BENCH_COMPARE=--quick)
 #   make format    rewrite sources in the house's format
 #   make stubs     regenerate python/gradring/_core.pyi from the built module
 #   make fuzz      run each fuzz target for FUZZ_SECONDS (needs clang)
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
-.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel soak bench format stubs fuzz clean \
-        setup setup-demo
+.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel soak bench bench-compare format \
+        stubs fuzz clean setup setup-demo
 
 JOBS ?= $(shell nproc)
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 BENCH ?= all_reduce
+BENCH_COMPARE ?=
 PYTEST_ARGS ?=
 
 BIN := .venv/bin
@@ -67,6 +69,10 @@ soak: setup
 
 bench: setup-demo wheel
 	$(BIN)/gradring bench $(BENCH)
+
+bench-compare: setup wheel
+	@$(BIN)/pip install --quiet --disable-pip-version-check mpi4py==4.1.2
+	PYTHON=$(CURDIR)/$(BIN)/python bench/compare.sh $(BENCH_COMPARE)
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -91,7 +91,7 @@ def _check(given: argparse.Namespace, is_launched: bool) -> None:
     if given.ranks is not None and given.ranks < 1:
         raise InvalidArgument(f"-n {given.ranks}: a job has at least one rank")
     is_float = given.dtype.startswith(("float", "bfloat"))
-    if given.op in _BIT_OPS and is_float:
+    if (given.op in _BIT_OPS and is_float) or (given.op, given.dtype) == ("avg", "bool"):
         raise InvalidArgument(f"--op {given.op} is not defined for {given.dtype}")
     if is_launched and (given.ranks is not None or given.compare):
         raise InvalidArgument(

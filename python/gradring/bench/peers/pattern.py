@@ -148,7 +148,7 @@ def _period(case: Case, dtype: np.dtype[Any]) -> int:
 def _values(case: Case, dtype: np.dtype[Any], rank: int, index: Array) -> Array:
     period = _period(case, dtype)
     first = 0 if dtype == np.bool_ else 1
-    return (first + (index * 7 + rank * 3) % period).astype(dtype)
+    return (first + (index * 7 + rank * 5) % period).astype(dtype)
 
 
 def _reduced(operands: list[Array], op: str, dtype: np.dtype[Any]) -> Array:
