@@ -39,8 +39,7 @@ double gigabytes_per_second(std::size_t bytes, int rounds, const std::function<v
   return static_cast<double>(bytes) / seconds[static_cast<std::size_t>(rounds / 2)] / 1e9;
 }
 
-// Zero in the first source, so that repeating "dst += ..." in place is slow for no special value:
-// every element is 0, 1, -1 or a half, whose sums stay small and normal for many rounds.
+// Small integers: adding them in place again and again never makes a denormal, which would be slow.
 reference::Buffer elements(DType dtype, std::size_t bytes, std::size_t seed) {
   reference::Buffer buffer(bytes);
   const std::size_t item = item_bytes(dtype);
