@@ -15,7 +15,7 @@ inline constexpr std::size_t kControlFrameBytes = std::size_t{4} << 20;
 inline constexpr std::uint32_t kWorldSize = 1u << 14;
 inline constexpr std::size_t kTextBytes = 4096;  // Any string on the wire.
 
-// Strangers: connections that have not proved themselves yet. More are closed at once.
+// Strangers: connections that have not proved themselves yet. When one more comes, the oldest goes.
 inline constexpr std::size_t kHandshakesPending = 256;
 inline constexpr Millis kHandshakeTime{5000};
 

@@ -47,9 +47,11 @@ std::vector<Arrival> Door::work(Time now) {
 
 void Door::accept_all(int listener, Time now) {
   while (Fd fd = accept_one(listener)) {
+    // A crowd of strangers must not shut out a rank, which needs a round trip and then is no guest.
     if (guests_.size() >= limits::kHandshakesPending) {
-      refuse(rank_, fd.get(), "too many connections that have not proved themselves");
-      continue;
+      refuse(rank_, guests_.front().fd.get(),
+             "too many connections that have not proved themselves");
+      guests_.pop_front();
     }
     guests_.push_back({std::move(fd),
                        ServerHandshake(secret_, random_nonce()),

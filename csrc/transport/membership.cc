@@ -125,7 +125,7 @@ void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions&
     if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected))
       lose(lost, now, actions);
     else if (!is_coordinator())
-      hearsay_.push_back(lost);
+      hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
     return;
   }
   // This rank was frozen or cut off. A coordinator knows when all the others say so.
@@ -158,17 +158,17 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
     // A new term: everybody gets a full heartbeat timeout to find the new coordinator.
     for (Peer& other : peers_) other.last_heard = now;
     if (is_coordinator())
-      take_over(now, actions);
+      take_over(actions);
     else if (!peer(coordinator()).is_connected)
       actions.connect = coordinator();
+    for (const auto& [from, heard] : std::exchange(hearsay_, {}))
+      hear_lost(heard, from, now, actions);
   }
   settle_shrinks(actions);
 }
 
 // Who came here before this rank knew that it leads has not heard what it has heard since.
-void Membership::take_over(Time now, Actions& actions) {
-  for (const wire::Lost& lost : std::exchange(hearsay_, {}))
-    if (!peer(lost.rank).is_connected) lose(lost, now, actions);
+void Membership::take_over(Actions& actions) {
   for (const Peer& other : peers_)
     if (!other.is_alive) spread(other.farewell, -1, actions);
   for (const auto& [communicator, abort] : aborts_) spread(abort, -1, actions);

@@ -75,7 +75,7 @@ class Membership {
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
   void lose(wire::Lost lost, Time now, Actions& actions);
-  void take_over(Time now, Actions& actions);
+  void take_over(Actions& actions);
   void check_calls(Actions& actions);
   void spread(const wire::Message& message, Rank except, Actions& actions);
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);
@@ -85,8 +85,10 @@ class Membership {
   std::string describe_rank(Rank rank) const;
 
   Settings settings_;
-  std::vector<Peer> peers_;          // By rank; own entry alive and connected.
-  std::vector<wire::Lost> hearsay_;  // From ranks that took this one for the coordinator.
+  std::vector<Peer> peers_;  // By rank; own entry alive and connected.
+  // Losses told by ranks that do not lead, as far as this rank knows: heard again when that
+  // changes.
+  std::vector<std::pair<Rank, wire::Lost>> hearsay_;
   std::map<std::uint64_t, wire::Abort> aborts_;   // By communicator; repeated to a new coordinator.
   std::map<std::uint64_t, Shrink> shrinks_;       // Coordinator only, by communicator.
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.
