@@ -1,0 +1,98 @@
+"""gradring demo: it keeps its promises on real jobs, and fails when one is broken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradring import demo
+from gradring.demo import Outcome
+from gradring.demo.digits import Network
+from gradring.demo.worker import mean_of_parts
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gradring", "demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_two_workers_equal_one_process_bit_for_bit_and_recognise_digits(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = run_demo("--epochs", "8", "--json", str(path))
+    assert result.returncode == 0, result
+    facts = json.loads(path.read_text())
+    assert facts["holds"] == [True] * 4
+    assert facts["difference_to_parts"] == 0
+    assert facts["difference_to_whole"] < 1e-10
+    assert facts["together"]["accuracy"] >= 0.95
+    assert facts["together"]["losses"][-1] < facts["together"]["losses"][0] / 4
+    for text in ("1 process, whole batches", "2 workers", "speed-up of 2 workers", "bit for bit"):
+        assert text in result.stdout
+    assert "96/96" in result.stderr
+    assert "\r" not in result.stderr + result.stdout
+
+
+def test_three_workers_with_an_uneven_tail_equal_one_process_up_to_rounding(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    arguments = ["--workers", "3", "--global-batch", "204", "--epochs", "8", "--seed", "5"]
+    result = run_demo(*arguments, "--json", str(path))
+    assert result.returncode == 0, result
+    assert json.loads(path.read_text())["difference_to_whole"] < 1e-10
+
+
+def test_options_that_make_no_sense_are_refused_before_anything_starts() -> None:
+    for arguments in (["--global-batch", "33"], ["--workers", "0"], ["--epochs", "0"]):
+        result = run_demo(*arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "gradring: demo:" in result.stderr
+
+
+def outcome(*params: list[float], accuracy: float = 0.97) -> Outcome:
+    return Outcome([np.array(values) for values in params], accuracy, 1000.0, [0.1])
+
+
+A, B, NEAR, FAR = [1.0, 2.0], [1.0, 2.0], [1.0, 2.0 + 1e-9], [1.0, 2.1]
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "workers", "holds"),
+    [
+        (outcome(A), outcome(A), outcome(A, B), [True] * 4),
+        (outcome(NEAR), outcome(A), outcome(A, B), [True] * 4),
+        (outcome(A), outcome(A), outcome(A, B, accuracy=0.9), [False, True, True, True]),
+        (outcome(A), outcome(A), outcome(A, NEAR), [True, False, True, True]),
+        (outcome(A), outcome(NEAR), outcome(A, B), [True, True, False, True]),
+        (outcome(FAR), outcome(A), outcome(A, B), [True, True, True, False]),
+    ],
+)
+def test_each_promise_decides_the_exit_code(
+    tmp_path: Path, whole: Outcome, parts: Outcome, workers: Outcome, holds: list[bool]
+) -> None:
+    path = tmp_path / "result.json"
+    code = demo._report(2, whole=whole, parts=parts, workers=workers, json_path=path)
+    assert code == (0 if all(holds) else 1)
+    assert json.loads(path.read_text())["holds"] == holds
+
+
+def test_the_networks_gradients_are_those_of_finite_differences() -> None:
+    random = np.random.default_rng(0)
+    network, x, y = Network(seed=1), random.random((5, 64)), random.integers(0, 10, 5)
+    _, gradients = network.loss_and_gradients(x, y)
+    for param, gradient in zip(network.params, gradients, strict=True):
+        place = tuple(random.integers(0, size) for size in param.shape)
+        param[place] += 1e-6
+        above, _ = network.loss_and_gradients(x, y)
+        param[place] -= 2e-6
+        below, _ = network.loss_and_gradients(x, y)
+        param[place] += 1e-6
+        assert gradient[place] == pytest.approx((above - below) / 2e-6, rel=1e-4, abs=1e-8)
+
+
+def test_parts_average_with_their_weights() -> None:
+    parts = [(3, [np.array([1.0, 4.0])]), (1, [np.array([5.0, 0.0])])]
+    assert mean_of_parts(parts)[0].tolist() == [2, 3]
