@@ -8,8 +8,9 @@
 namespace gradring::collectives {
 namespace {
 
-// Two slots' worth of traffic between two ranks stays in their second-level caches.
-constexpr std::size_t kEntryBytes = 64 * 1024;
+// Large enough that few steps, each with two rounds of flags, are needed while everything fits into
+// the caches; small enough that what is in flight stays in them when the vectors do not.
+constexpr std::size_t kEntryBytes = 256 * 1024;
 // Of all slots. With many ranks entries shrink; memory is only taken as it is touched.
 constexpr std::size_t kSlotsBudget = std::size_t{64} << 20;
 

@@ -50,8 +50,8 @@ static_assert(sizeof(Post) == kLineBytes);
 
 class FlatMemory {
  public:
-  static constexpr std::uint32_t kSlots = 4;
-  static constexpr std::size_t kPayloadBytes = 64 * 1024;  // The largest of a post.
+  static constexpr std::uint32_t kSlots = 2;
+  static constexpr std::size_t kPayloadBytes = 32 * 1024;  // The largest of a post.
 
   static std::size_t bytes(Rank ranks);
   FlatMemory(transport::SharedMemory memory, Rank ranks);

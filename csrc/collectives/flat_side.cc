@@ -11,7 +11,7 @@ namespace {
 
 // Two ranks on two cores miss each other by less than a system call takes. With more ranks than
 // cores whoever spins keeps from running whom it waits for.
-constexpr int kSpins = 100;
+constexpr int kSpins = 50;
 
 int usable_cores() {
   cpu_set_t cores;
