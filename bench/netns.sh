@@ -6,7 +6,8 @@
 # whatever happens.
 #   bench/netns.sh                      1 Gbit/s, all_reduce, 1 to 64 MiB
 #   RATE_MBIT=200 bench/netns.sh --sizes 16M --algorithm ring
-# Arguments go to `gradring bench`. PYTHON names the interpreter, SHARE the share below which it fails.
+# Arguments go to `gradring bench`. PYTHON names the interpreter, SHARE the share below which it fails,
+# CONGESTION the namespaces' congestion control.
 set -euo pipefail
 
 readonly hosts=4
@@ -55,6 +56,9 @@ for rank in $(seq 0 $((hosts - 1))); do
   ip -n "$host" address add "$network.$((rank + 1))/24" dev eth0
   ip -n "$host" link set lo up
   ip -n "$host" link set eth0 up
+  if [ -n "${CONGESTION:-}" ]; then
+    ip netns exec "$host" sysctl -qw "net.ipv4.tcp_congestion_control=$CONGESTION"
+  fi
   tc -n "$host" qdisc add dev eth0 root tbf rate "${rate_mbit}mbit" burst 256k latency 20ms
 done
 

@@ -53,5 +53,11 @@ class Ceiling:
     def _rate(self, nbytes: int, together: bool) -> float:
         do = "stream" if self._is_tcp else "copy"
         answers = self._ranks.ask(do=do, nbytes=nbytes, repeats=_REPEATS, together=together)
-        slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
-        return nbytes / (float(min(slowest)) * 1e-9)
+        if self._is_tcp:
+            slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
+            return nbytes / (float(min(slowest)) * 1e-9)
+        answers = [answer for answer in answers if answer["begin"]]
+        begins = [min(times) for times in zip(*(a["begin"] for a in answers), strict=True)]
+        ends = [max(times) for times in zip(*(a["end"] for a in answers), strict=True)]
+        shortest = float(min(end - begin for begin, end in zip(begins, ends, strict=True)))
+        return nbytes * int(answers[0]["copies"]) / (shortest * 1e-9)

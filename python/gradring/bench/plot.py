@@ -105,7 +105,7 @@ def _finish(axes: Axes, operation: Document) -> None:
     sizes = [row["bytes"] for row in operation["rows"]]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    shown = sizes[:: max(1, len(sizes) // 6)]
+    shown = sizes[:: max(1, len(sizes) // 4)]
     axes.set_xticks(shown, [size_text(size) for size in shown])
     axes.minorticks_off()
     axes.set_xlabel("message")
