@@ -40,11 +40,30 @@ void check_interrupt(const JoinOptions& options) {
   if (options.check_interrupt) options.check_interrupt();
 }
 
-std::string missing_ranks(const std::vector<wire::Member>& members) {
+// "1, 3": those who never came, or those who came and went again.
+std::string missing_ranks(const Meeting& meeting, bool has_come) {
   std::string text;
-  for (std::size_t rank = 0; rank < members.size(); ++rank)
-    if (members[rank].rank < 0) text += str(text.empty() ? "" : ", ", rank);
+  for (std::size_t rank = 0; rank < meeting.members.size(); ++rank) {
+    const bool came = std::count(meeting.departed.begin(), meeting.departed.end(), rank) > 0;
+    if (meeting.members[rank].rank < 0 && came == has_come)
+      text += str(text.empty() ? "" : ", ", rank);
+  }
   return text;
+}
+
+bool is_complete(const Meeting& meeting) {
+  return std::all_of(meeting.members.begin(), meeting.members.end(),
+                     [](const wire::Member& member) { return member.rank >= 0; });
+}
+
+std::string who_is_missing(const Meeting& meeting) {
+  const std::string never = missing_ranks(meeting, false);
+  const std::string departed = missing_ranks(meeting, true);
+  const std::string gone =
+      departed.empty() ? "" : str("rank ", departed, " had joined and gave up waiting");
+  if (never.empty()) return gone;
+  return str("rank ", never, " of a world of ", meeting.members.size(), " had not joined",
+             gone.empty() ? "" : ", ", gone);
 }
 
 // Why a join makes no sense, or nothing.
@@ -97,6 +116,7 @@ void forget_dead(Meeting& meeting) {
       continue;
     }
     meeting.members[static_cast<std::size_t>(control->first)] = {};
+    meeting.departed.push_back(static_cast<std::size_t>(control->first));
     control = meeting.controls.erase(control);
   }
 }
@@ -115,12 +135,12 @@ Meeting host_meeting(const JoinOptions& options) {
   meeting.door = open_door(options, std::move(listener), meeting.members[0]);
 
   const Time deadline = Clock::now() + options.timeout;
-  while (!missing_ranks(meeting.members).empty()) {
+  while (!is_complete(meeting)) {
     if (Clock::now() >= deadline)
       throw TimedOut(str("rendezvous at ", to_text(address), ": after ",
-                         seconds_between(Time{}, Time{options.timeout}), " s rank ",
-                         missing_ranks(meeting.members), " of a world of ", options.world_size,
-                         " had not joined; start the missing ranks, or raise the timeout"));
+                         seconds_between(Time{}, Time{options.timeout}), " s ",
+                         who_is_missing(meeting),
+                         "; start the missing ranks, or raise the timeout"));
     std::vector<pollfd> polls;
     meeting.door->add_polls(polls);
     ::poll(polls.data(), polls.size(), 50);

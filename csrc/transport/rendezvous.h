@@ -37,7 +37,8 @@ struct Meeting {
   std::map<Rank, Fd> controls;        // Rank 0: one from each other rank. Others: to rank 0.
   std::vector<wire::Member> members;  // By rank.
   wire::SessionId session{};
-  std::vector<Arrival> early;  // Connections that came while we were still meeting.
+  std::vector<Arrival> early;         // Connections that came while we were still meeting.
+  std::vector<std::size_t> departed;  // Ranks that joined and did not wait; they may come again.
 };
 
 Meeting meet(const JoinOptions& options);

@@ -57,7 +57,11 @@ std::string Blame::objection(Rank rank, const Failure& failure) const {
       return scenario_.wrong_call ? "" : "a mismatch, though everybody made the same calls";
     case ErrorKind::kTimedOut: {
       const bool is_short_time = scenario_.operation_timeout < scenario_.heartbeat_timeout * 2;
-      return is_short_time || is_impaired(rank) ? "" : "it timed out before the heartbeat spoke";
+      // A wrong last call may have needed nobody: that rank is done, and not in a call any more.
+      const bool is_last_wrong = scenario_.wrong_call &&
+                                 scenario_.wrong_call->operation + 1 == scenario_.operations.size();
+      if (is_short_time || is_last_wrong || is_impaired(rank)) return "";
+      return "it timed out before the heartbeat spoke";
     }
     case ErrorKind::kPeerLost: {
       if (is_impaired(rank)) return "";

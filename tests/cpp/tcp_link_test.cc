@@ -1,0 +1,115 @@
+// Links over TCP: a stream both ways, the last bytes and then the end of a peer that has gone.
+#include "transport/tcp_link.h"
+
+#include <doctest/doctest.h>
+#include <poll.h>
+
+#include <random>
+#include <thread>
+
+namespace gradring::transport {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+struct Pair {
+  std::unique_ptr<TcpLink> a;
+  std::unique_ptr<TcpLink> b;
+};
+
+Pair make_pair(const std::string& host) {
+  const Fd listener = listen_tcp(host, 0, 4);
+  std::string why;
+  Fd near = connect_tcp(local_address(listener.get()), Clock::now() + Millis{10'000}, why);
+  REQUIRE_MESSAGE(near, why);
+  REQUIRE(wait_readable(listener.get(), Clock::now() + Millis{10'000}));
+  Pair pair;
+  pair.a = std::make_unique<TcpLink>(std::move(near));
+  pair.b = std::make_unique<TcpLink>(accept_one(listener.get()));
+  return pair;
+}
+
+void wait(const Link& link, bool wants_recv, bool wants_send) {
+  pollfd entry{link.fd(), link.poll_events(wants_recv, wants_send), 0};
+  ::poll(&entry, 1, 10'000);
+}
+
+Bytes read_to_end(Link& link) {
+  Bytes all;
+  Bytes piece(70'000);
+  while (true) {
+    const Io io = link.recv_some(std::span(piece).first(64), std::span(piece).subspan(64));
+    all.insert(all.end(), piece.begin(), piece.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+    if (io.closed) return all;
+    if (io.bytes == 0) wait(link, true, false);
+  }
+}
+
+TEST_CASE("a stream arrives whole and in order, and then the end") {
+  for (const std::string host : {"127.0.0.1", "::1"}) {
+    CAPTURE(host);
+    Pair pair = make_pair(host);
+    std::mt19937_64 random(7);
+    Bytes sent(9'000'000);
+    for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
+    std::thread writer([&] {
+      std::size_t at = 0;
+      while (at < sent.size()) {
+        const auto rest = std::span<const std::byte>(sent).subspan(at);
+        const std::size_t head = std::min<std::size_t>(rest.size(), 64);
+        const Io io = pair.a->send_some(rest.first(head), rest.subspan(head));
+        at += io.bytes;
+        if (io.bytes == 0) wait(*pair.a, false, true);
+      }
+      pair.a.reset();
+    });
+    const Bytes got = read_to_end(*pair.b);
+    writer.join();
+    CHECK((got == sent));
+  }
+}
+
+TEST_CASE("nothing there yet is neither bytes nor the end") {
+  Pair pair = make_pair("127.0.0.1");
+  std::byte byte{};
+  const Io io = pair.b->recv_some({}, std::span(&byte, 1));
+  CHECK(io.bytes == 0);
+  CHECK_FALSE(io.closed);
+}
+
+TEST_CASE("a link that nobody reads takes no more after a while, without blocking") {
+  Pair pair = make_pair("127.0.0.1");
+  const Bytes piece(1 << 20);
+  std::size_t taken = 0;
+  std::size_t refused = 0;
+  for (int i = 0; i < 1000 && refused == 0; ++i) {
+    const Io io = pair.a->send_some({}, piece);
+    taken += io.bytes;
+    if (io.bytes == 0) ++refused;
+  }
+  CHECK(taken > 0);
+  CHECK(refused == 1);
+}
+
+TEST_CASE("sending to a peer that has gone ends with the news of it") {
+  Pair pair = make_pair("127.0.0.1");
+  pair.b.reset();
+  const Bytes piece(1000);
+  bool is_closed = false;
+  for (int i = 0; i < 1000 && !is_closed; ++i) {
+    is_closed = pair.a->send_some({}, piece).closed;
+    if (!is_closed) wait(*pair.a, true, false);
+  }
+  CHECK(is_closed);
+}
+
+TEST_CASE("a link knows its peer's address, also after the peer has gone") {
+  Pair pair = make_pair("127.0.0.1");
+  const std::string address = pair.a->peer_address();
+  CHECK(address.rfind("127.0.0.1:", 0) == 0);
+  pair.b.reset();
+  CHECK(pair.a->peer_address() == address);
+}
+
+}  // namespace
+}  // namespace gradring::transport
