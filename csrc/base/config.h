@@ -31,6 +31,9 @@ inline constexpr std::size_t kRingBytes = std::size_t{1} << 20;
 
 // Waiting (cpu_limits: yield about 50 us, then sleep in the kernel). A sleep is cut into slices so
 // that signals, failures and deadlines are seen even if a wake-up is lost.
+// With a core for every rank of this host, the other end mostly answers within these looks, and a
+// yield would hand the core to a stranger (measured: 12-20 us instead of 22-28 over TCP).
+inline constexpr int kLooksBeforeYield = 50;
 inline constexpr int kYieldsBeforeSleep = 1000;
 inline constexpr Millis kSleepSlice{50};
 

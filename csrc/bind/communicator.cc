@@ -116,7 +116,7 @@ py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
   message->call.count = buffer.count();
   message->data = buffer.data();
   message->bytes = buffer.count() * item_bytes(buffer.dtype());
-  self->check_usable();
+  self->check_usable(message->call);
   self->point_to_point().start(message, in_background);
   if (in_background)
     return py::cast(PendingWork{self, nullptr, message, std::move(buffer), Buffer()});

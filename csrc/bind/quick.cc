@@ -1,11 +1,13 @@
-// quick_all_reduce: the call that small gradients take. pybind11's dispatch and a Python frame cost
-// more than a shared-memory all_reduce of 4 bytes, so the plain form `all_reduce(x)` and
-// `all_reduce(x, "sum")` of a contiguous buffer goes straight through the C API; everything else is
-// handed to the Python method, which also words every complaint.
+// The calls that small arrays take. pybind11's dispatch and a Python frame cost more than a
+// shared-memory collective of 4 bytes, so the plain forms (positional arguments, contiguous
+// buffers, everything else at its default) go straight through the C API; the rest is handed to the
+// Python method, which also words every complaint.
 #include <pybind11/pybind11.h>
 
 #include <array>
 #include <exception>
+#include <memory>
+#include <optional>
 
 #include "bind/arrays.h"
 #include "bind/module.h"
@@ -16,87 +18,198 @@ namespace {
 
 namespace py = pybind11;
 using collectives::Communicator;
+using collectives::Operation;
 
-constexpr const char* kCapsule = "gradring.quick_all_reduce";
+constexpr const char* kCapsule = "gradring.quick";
+
+// Positional arguments of one call.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t count;
+};
 
 struct Quick {
   std::shared_ptr<Communicator> communicator;
   py::object method;
+  // The call's result (a new reference), or nullptr where the method has to look at it.
+  PyObject* (*plain)(Communicator&, const Arguments&);
 };
 
 constexpr std::array<const char*, kReduceOpCount> kOps = {"sum", "avg",  "prod", "min",
                                                           "max", "band", "bor",  "bxor"};
 
-// -1: not a plain call.
-int op_of(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  if (names != nullptr && PyTuple_GET_SIZE(names) != 0) return -1;
-  if (count == 1) return 0;
-  if (count != 2 || !PyUnicode_Check(args[1])) return -1;
+std::optional<ReduceOp> op_of(PyObject* text) {
+  if (!PyUnicode_Check(text)) return std::nullopt;
   for (std::size_t op = 0; op < kOps.size(); ++op)
-    if (PyUnicode_CompareWithASCIIString(args[1], kOps[op]) == 0) return static_cast<int>(op);
-  return -1;
+    if (PyUnicode_CompareWithASCIIString(text, kOps[op]) == 0) return static_cast<ReduceOp>(op);
+  return std::nullopt;
 }
 
-// False: the method has to look at it. No Python error is left set.
-bool run(const Quick& quick, PyObject* array, ReduceOp op) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(array, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) {
-    PyErr_Clear();
-    return false;
+// A buffer held for the length of a call; empty where the object is none that can be sent as it is.
+class Held {
+ public:
+  Held(PyObject* array, bool is_written) {
+    const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (is_written ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(array, &view_, flags) != 0) {
+      PyErr_Clear();
+      view_.obj = nullptr;
+      return;
+    }
+    dtype_ = find_dtype(view_);
   }
-  const auto release = [](Py_buffer* held) { PyBuffer_Release(held); };
-  const std::unique_ptr<Py_buffer, decltype(release)> guard(&view, release);
-  const std::optional<DType> dtype = find_dtype(view);
-  if (!dtype || !is_defined(*dtype, op)) return false;
-  collectives::Operation operation;
-  operation.request.op = OpKind::kAllReduce;
-  operation.request.dtype = *dtype;
-  operation.request.reduce_op = op;
-  operation.request.count = static_cast<std::uint64_t>(view.len / view.itemsize);
-  operation.output = static_cast<std::byte*>(view.buf);
-  operation.input = operation.output;
-  const py::gil_scoped_release no_gil;
-  quick.communicator->run(operation, quick.communicator->timeout());
-  return true;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+  explicit operator bool() const { return dtype_.has_value(); }
+  DType dtype() const { return *dtype_; }
+  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
+  std::uint64_t count() const { return static_cast<std::uint64_t>(view_.len / view_.itemsize); }
+
+ private:
+  Py_buffer view_{};
+  std::optional<DType> dtype_;
+};
+
+PyObject* run(Communicator& communicator, const Operation& operation, PyObject* result) {
+  {
+    const py::gil_scoped_release no_gil;
+    communicator.run(operation, communicator.timeout());
+  }
+  Py_INCREF(result);
+  return result;
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+Operation operation_of(OpKind op, const Held& input, const Held& output, std::uint64_t count) {
+  Operation operation;
+  operation.request.op = op;
+  operation.request.dtype = input.dtype();
+  operation.request.count = count;
+  operation.input = input.data();
+  operation.output = output.data();
+  return operation;
+}
+
+// all_reduce(x[, op])
+PyObject* all_reduce(Communicator& communicator, const Arguments& arguments) {
+  if (arguments.count < 1 || arguments.count > 2) return nullptr;
+  const auto op = arguments.count == 1 ? ReduceOp::kSum : op_of(arguments.values[1]);
+  const Held array(arguments.values[0], true);
+  if (!array || !op || !is_defined(array.dtype(), *op)) return nullptr;
+  Operation operation = operation_of(OpKind::kAllReduce, array, array, array.count());
+  operation.request.reduce_op = *op;
+  return run(communicator, operation, arguments.values[0]);
+}
+
+// broadcast(x[, root])
+PyObject* broadcast(Communicator& communicator, const Arguments& arguments) {
+  if (arguments.count < 1 || arguments.count > 2) return nullptr;
+  long root = 0;
+  if (arguments.count == 2) {
+    if (!PyLong_CheckExact(arguments.values[1])) return nullptr;
+    int overflow = 0;
+    root = PyLong_AsLongAndOverflow(arguments.values[1], &overflow);
+    if (overflow != 0 || root < 0 || root >= communicator.world_size()) return nullptr;
+  }
+  const Held array(arguments.values[0], root != communicator.rank());
+  if (!array) return nullptr;
+  Operation operation = operation_of(OpKind::kBroadcast, array, array, array.count());
+  operation.request.root = static_cast<Rank>(root);
+  return run(communicator, operation, arguments.values[0]);
+}
+
+// all_gather(x, out)
+PyObject* all_gather(Communicator& communicator, const Arguments& arguments) {
+  if (arguments.count != 2) return nullptr;
+  const Held input(arguments.values[0], false);
+  const Held output(arguments.values[1], true);
+  const auto ranks = static_cast<std::uint64_t>(communicator.world_size());
+  if (!input || !output || input.dtype() != output.dtype() ||
+      output.count() != input.count() * ranks)
+    return nullptr;
+  return run(communicator, operation_of(OpKind::kAllGather, input, output, output.count()),
+             arguments.values[1]);
+}
+
+// reduce_scatter(x, out[, op])
+PyObject* reduce_scatter(Communicator& communicator, const Arguments& arguments) {
+  if (arguments.count < 2 || arguments.count > 3) return nullptr;
+  const auto op = arguments.count == 2 ? ReduceOp::kSum : op_of(arguments.values[2]);
+  const Held input(arguments.values[0], false);
+  const Held output(arguments.values[1], true);
+  if (!op || !input || !output || input.dtype() != output.dtype() ||
+      !is_defined(input.dtype(), *op))
+    return nullptr;
+  Operation operation = operation_of(OpKind::kReduceScatter, input, output, input.count());
+  operation.request.reduce_op = *op;
+  const auto extents =
+      collectives::extents_of(operation.request, communicator.rank(), communicator.world_size());
+  if (output.count() != extents.output) return nullptr;
+  return run(communicator, operation, arguments.values[1]);
+}
+
+// barrier()
+PyObject* barrier(Communicator& communicator, const Arguments& arguments) {
+  if (arguments.count != 0) return nullptr;
+  Operation operation;
+  operation.request.op = OpKind::kBarrier;
+  operation.request.dtype = DType::kUInt8;
+  return run(communicator, operation, Py_None);
+}
+
+PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const auto* quick = static_cast<const Quick*>(PyCapsule_GetPointer(self, kCapsule));
-  const int op = count > 0 ? op_of(args, count, names) : -1;
-  if (op >= 0) {
+  if (names == nullptr || PyTuple_GET_SIZE(names) == 0) {
     try {
-      if (run(*quick, args[0], static_cast<ReduceOp>(op))) {
-        Py_INCREF(args[0]);
-        return args[0];
-      }
+      if (PyObject* result = quick->plain(*quick->communicator, {values, count})) return result;
     } catch (...) {
       set_python_error(std::current_exception());
       return nullptr;
     }
   }
-  return PyObject_Vectorcall(quick->method.ptr(), args, static_cast<std::size_t>(count), names);
+  return PyObject_Vectorcall(quick->method.ptr(), values, static_cast<std::size_t>(count), names);
 }
 
-// A vectorcall function, as METH_FASTCALL | METH_KEYWORDS wants it.
-PyMethodDef definition = {"all_reduce",
-                          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
-                          METH_FASTCALL | METH_KEYWORDS, "See Communicator.all_reduce."};
+struct Named {
+  const char* name;
+  PyObject* (*plain)(Communicator&, const Arguments&);
+  PyMethodDef definition;
+};
+
+// A vectorcall function has this type behind METH_FASTCALL | METH_KEYWORDS.
+PyMethodDef define(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
+          METH_FASTCALL | METH_KEYWORDS, "See the method of gradring.Communicator."};
+}
+
+std::array<Named, 5> calls = {{
+    {"all_reduce", &all_reduce, define("all_reduce")},
+    {"broadcast", &broadcast, define("broadcast")},
+    {"all_gather", &all_gather, define("all_gather")},
+    {"reduce_scatter", &reduce_scatter, define("reduce_scatter")},
+    {"barrier", &barrier, define("barrier")},
+}};
+
+py::object make_quick(const std::shared_ptr<Communicator>& communicator, const std::string& name,
+                      const py::object& method) {
+  for (Named& named : calls) {
+    if (name != named.name) continue;
+    auto quick = std::make_unique<Quick>(Quick{communicator, method, named.plain});
+    const py::capsule capsule(quick.get(), kCapsule, [](PyObject* dying) {
+      delete static_cast<Quick*>(PyCapsule_GetPointer(dying, kCapsule));
+    });
+    [[maybe_unused]] const Quick* owned_by_capsule = quick.release();
+    return py::reinterpret_steal<py::object>(
+        PyCFunction_NewEx(&named.definition, capsule.ptr(), nullptr));
+  }
+  throw InvalidArgument(str("there is no quick form of '", name, "'"));
+}
 
 }  // namespace
 
 void register_quick(py::module_& module) {
-  module.def(
-      "quick_all_reduce",
-      [](std::shared_ptr<Communicator> communicator, py::object method) {
-        auto quick = std::make_unique<Quick>(Quick{std::move(communicator), std::move(method)});
-        const py::capsule capsule(quick.get(), kCapsule, [](PyObject* dying) {
-          delete static_cast<Quick*>(PyCapsule_GetPointer(dying, kCapsule));
-        });
-        [[maybe_unused]] const Quick* owned_by_capsule = quick.release();
-        return py::reinterpret_steal<py::object>(
-            PyCFunction_NewEx(&definition, capsule.ptr(), nullptr));
-      },
-      py::arg("communicator"), py::arg("method"));
+  module.def("quick", &make_quick, py::arg("communicator"), py::arg("name"), py::arg("method"));
 }
 
 }  // namespace gradring::bind

@@ -66,12 +66,17 @@ Algorithm Communicator::algorithm_for(const Operation& operation) const {
   return engine_.decide(engine_.complete(operation), operation.algorithm);
 }
 
-void Communicator::check_usable() const {
+void Communicator::check_usable(const Call& next) const {
   world_->check_process();
   if (!group_->is_failed()) [[likely]]
     return;
-  const Failure failure = group_->failure();
+  Failure failure = group_->failure();
   if (failure.kind == ErrorKind::kClosed) throw Closed(failure.text);
+  // It happened between two calls: the next one raises it, as if it had been in there.
+  if (group_->note_told()) {
+    failure.text = str("before ", gradring::describe(next), ": ", failure.text);
+    failure.raise();
+  }
   throw Closed(str("this communicator is closed since: ", failure.text), failure);
 }
 
@@ -86,14 +91,14 @@ Communicator::DriveLock Communicator::lock_drive() {
 }
 
 void Communicator::run(const Operation& operation, Millis timeout) {
-  check_usable();
-  DriveLock lock = lock_drive();
-  if (has_queue_.load(std::memory_order_relaxed)) drain(lock, nullptr);
+  world_->check_process();
+  if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(operation);
+  const DriveLock lock = lock_drive();
   execute(operation, timeout, true);
 }
 
 std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis timeout) {
-  check_usable();
+  check_usable(call_of(operation));
   auto work =
       std::make_shared<Work>([this, operation, timeout] { execute(operation, timeout, false); });
   const std::lock_guard lock(queue_mutex_);
@@ -101,38 +106,32 @@ std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis ti
     throw InvalidArgument(
         str(limits::kQueuedWorks, " asynchronous operations are waiting already; wait() for some"));
   queue_.push_back(work);
+  ++submitted_;
   has_queue_.store(true, std::memory_order_relaxed);
   if (!progress_.joinable()) progress_ = std::thread([this] { run_progress(); });
   queue_filled_.notify_one();
   return work;
 }
 
-// Runs what is queued, in order, on this thread, until the queue is empty or `until` is done.
-void Communicator::drain(DriveLock&, const Work* until) {
-  while (until == nullptr || !until->is_done()) {
-    std::shared_ptr<Work> work;
-    {
-      const std::lock_guard lock(queue_mutex_);
-      if (queue_.empty()) {
-        has_queue_.store(false, std::memory_order_relaxed);
-        return;
-      }
-      work = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    work->run();
+// Waits until all that was queued before has been taken up. The progress thread runs it, never the
+// caller: a user's thread has a deadline of its own, and a Ctrl-C to notice.
+void Communicator::let_queue_go_first(const Operation& operation) {
+  std::unique_lock lock(queue_mutex_);
+  const std::uint64_t before = submitted_;
+  while (taken_ < before) {
+    queue_moved_.wait_for(lock, limits::kSleepSlice);
+    lock.unlock();
+    check_usable(call_of(operation));
+    transport::run_interrupt_check();
+    lock.lock();
   }
 }
 
 void Communicator::wait(Work& work, Millis timeout) {
   const Time deadline = Clock::now() + std::min(timeout, kForGood);
   while (!work.is_done()) {
-    DriveLock lock(drive_, std::try_to_lock);
-    if (lock.owns_lock() && !work.is_done()) {
-      drain(lock, &work);
-    } else {
-      work.wait_for(limits::kSleepSlice);
-    }
+    const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now()) + Millis{1};
+    if (work.wait_for(std::clamp(left, Millis{0}, limits::kSleepSlice))) break;
     transport::run_interrupt_check();
     if (!work.is_done() && Clock::now() >= deadline)
       throw TimedOut(str("wait: the operation is not done after ",
@@ -156,14 +155,17 @@ void Communicator::run_progress() {
       if (queue_.empty()) continue;
       work = std::move(queue_.front());
       queue_.pop_front();
+      ++taken_;
+      has_queue_.store(!queue_.empty(), std::memory_order_relaxed);
+      queue_moved_.notify_all();
     }
     work->run();
   }
 }
 
 void Communicator::execute(const Operation& operation, Millis timeout, bool interruptible) {
-  check_usable();
   const Call call = call_of(operation);
+  check_usable(call);
   const std::uint64_t seq = ++seq_;
   group_->begin_call(seq);
   transport::Idle idle(*group_, timeout, interruptible);
@@ -183,6 +185,7 @@ void Communicator::fail(const Call& call, std::uint64_t seq, const std::exceptio
   const Failure failure =
       find_cause(*world_, *group_, call, seq, error, engine_.waited_for(), timeout);
   group_->fail(failure);
+  group_->note_told();
   failure.raise();
 }
 

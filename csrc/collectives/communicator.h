@@ -1,6 +1,6 @@
 // Communicator: the order of operations, and their end. Numbers collectives, runs them one at a
 // time in submission order (blocking ones on the calling thread, asynchronous ones on one lazily
-// started progress thread or on whoever waits for them), turns what goes wrong into one failure
+// started progress thread), turns what goes wrong into one failure
 // that every rank learns, and closes. Callable from any thread.
 #pragma once
 
@@ -34,8 +34,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Blocks until this rank's part is done. Throws any public error.
   void run(const Operation& operation, Millis timeout);
   std::shared_ptr<Work> submit(const Operation& operation, Millis timeout);
-  // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on). Helps the queue
-  // along on this thread.
+  // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on).
   void wait(Work& work, Millis timeout);
 
   PointToPoint& point_to_point() { return point_to_point_; }
@@ -47,7 +46,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // This one is closed.
   std::shared_ptr<Communicator> shrink(Millis timeout);
 
-  void check_usable() const;  // Throws Closed, with the first cause.
+  // Before the call `next`: throws what has ended this communicator, once; then Closed with that
+  // cause.
+  void check_usable(const Call& next) const;
   void close();
   bool is_closed() const { return group_->is_failed(); }
   Failure failure() const { return group_->failure(); }  // Why it is closed.
@@ -56,7 +57,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   using DriveLock = std::unique_lock<std::timed_mutex>;
 
   DriveLock lock_drive();
-  void drain(DriveLock& lock, const Work* until);
+  void let_queue_go_first(const Operation& operation);
   void execute(const Operation& operation, Millis timeout, bool interruptible);
   [[noreturn]] void fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
                          Millis timeout);
@@ -75,9 +76,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t splits_ = 0;
   bool has_left_ = false;
 
-  std::mutex queue_mutex_;  // Guards the next four; never held while an operation runs.
+  std::mutex queue_mutex_;  // Guards the next seven; never held while an operation runs.
   std::condition_variable queue_filled_;
+  std::condition_variable queue_moved_;
   std::deque<std::shared_ptr<Work>> queue_;
+  std::uint64_t submitted_ = 0;
+  std::uint64_t taken_ = 0;  // By the progress thread, which holds drive_ meanwhile.
   bool is_stopping_ = false;
   std::thread progress_;
   std::atomic<bool> has_queue_{

@@ -175,10 +175,8 @@ void Engine::make_segment(Idle& idle) {
 
 void Engine::run_local(const Request& request, const Operation& operation) const {
   // A world of one: every collective is a copy, and avg divides by one.
-  const std::uint64_t bytes =
-      request.op == OpKind::kAllToAll || !request.counts.empty()
-          ? (request.counts.empty() ? 0 : request.counts[0]) * item_bytes(request.dtype)
-          : request.count * item_bytes(request.dtype);
+  const std::uint64_t count = request.counts.empty() ? request.count : request.counts[0];
+  const std::uint64_t bytes = count * item_bytes(request.dtype);
   if (bytes > 0 && operation.input != operation.output)
     kernels::copy(operation.output, operation.input, bytes);
 }
@@ -208,6 +206,7 @@ std::string Engine::describe(Rank group_rank) const {
 }
 
 void Engine::leave() {
+  mesh_.hang_up();
   if (flat_) flat_->leave();
   if (hierarchy_) hierarchy_->leave();
 }

@@ -16,9 +16,11 @@ constexpr Millis kVerdictTime{1500};
 // How long the coordinator may take to add who is missing and send our own report back to us.
 constexpr Millis kEchoTime{500};
 
-bool wait_for_failure(Group& group, Millis time) {
+// Returns early when it is known that `leaver` has left: then nobody will fail the group.
+bool wait_for_failure(Group& group, Millis time, Rank leaver = -1) {
   const Time deadline = Clock::now() + time;
   while (!group.is_failed()) {
+    if (leaver >= 0 && group.left(leaver)) return false;
     const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now()).count();
     if (left <= 0) return false;
     pollfd entry{group.wake_fd(), POLLIN, 0};
@@ -52,8 +54,7 @@ Failure from_monitor(Group& group, const std::string& operation, const std::stri
 Failure from_link(World& world, Group& group, const LinkClosed& link, std::uint64_t seq,
                   const std::string& operation, const std::string& progress) {
   const Rank peer = group.members[static_cast<std::size_t>(link.peer)];
-  if (!group.left(peer) && wait_for_failure(group, kVerdictTime))
-    return from_monitor(group, operation, progress);
+  if (wait_for_failure(group, kVerdictTime, peer)) return from_monitor(group, operation, progress);
   const auto left = group.left(peer);
   const std::string what = left ? *left : str(world.describe(peer), " closed the connection");
   const Failure failure{
@@ -88,10 +89,18 @@ Failure find_cause(World& world, Group& group, const Call& call, std::uint64_t s
     return Failure::from(interrupt);
   } catch (const PeerLost& lost) {
     if (group.is_failed()) return from_monitor(group, operation, progress);
-    if (wait_for_failure(group, group.left(lost.rank) ? Millis{0} : kVerdictTime))
+    if (wait_for_failure(group, kVerdictTime, lost.rank))
       return from_monitor(group, operation, progress);
-    return report(world, group, seq,
-                  {ErrorKind::kPeerLost, lost.rank, str(operation, ": ", lost.what())});
+    const std::string what = group.left(lost.rank).value_or(lost.what());
+    return report(world, group, seq, {ErrorKind::kPeerLost, lost.rank, str(operation, ": ", what)});
+  } catch (const CallsDiffer& calls) {
+    if (group.is_failed()) return from_monitor(group, operation, progress);
+    const Rank peer = group.members[static_cast<std::size_t>(calls.peer)];
+    return report(
+        world, group, seq,
+        {ErrorKind::kMismatch, -1,
+         str("rank ", world.rank(), " called ", calls.mine, " but rank ", peer, " called ",
+             calls.theirs, "; all ranks must make the same calls in the same order")});
   } catch (const std::exception& other) {
     if (group.is_failed()) return from_monitor(group, operation, progress);
     Failure failure = Failure::from(other);

@@ -67,11 +67,15 @@ void FlatSide::wait_a_little(Rank peer, Word& word, std::uint32_t target, transp
 void FlatSide::throw_if_gone(Rank peer, const Word& word, std::uint32_t target,
                              const transport::Idle& idle) const {
   const transport::Group& group = idle.group();
-  if (memory.counters(peer).gone.value.load(std::memory_order_acquire) == 0) return;
-  // It wrote nothing after that flag: what is not there now never will be.
-  if (word.has_reached(target)) return;
   const Rank world_rank = group.members[static_cast<std::size_t>(peer)];
-  if (const auto text = group.left(world_rank)) throw PeerLost(world_rank, *text);
+  // Its flag is missing where it left before it ever had this memory.
+  const auto goodbye = group.left(world_rank);
+  const bool is_gone = memory.counters(peer).gone.value.load(std::memory_order_acquire) != 0;
+  // It wrote nothing after either: what is not there now never will be.
+  if ((!goodbye && !is_gone) || word.has_reached(target)) return;
+  throw PeerLost(
+      world_rank,
+      goodbye ? *goodbye : str("rank ", world_rank, " has left: it closed this communicator"));
 }
 
 void FlatSide::finish(std::uint32_t all_steps) {

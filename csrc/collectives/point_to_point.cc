@@ -14,14 +14,6 @@ constexpr std::uint64_t kTurnBytes = 512 * 1024;
 constexpr std::uint8_t kLane = 1;
 constexpr Millis kForGood{std::chrono::hours(24 * 365)};
 
-// What sender and receiver must agree on.
-void check_fit(const wire::OpHeader& theirs, const Transfer& mine) {
-  if (theirs.bytes == mine.bytes && theirs.call.dtype == mine.call.dtype) return;
-  throw Mismatch(str("recv from rank ", mine.peer, " with tag ", mine.tag, ": it sends ",
-                     name(theirs.call.dtype), " x ", theirs.call.count, ", this rank expects ",
-                     name(mine.call.dtype), " x ", mine.call.count));
-}
-
 }  // namespace
 
 PointToPoint::PointToPoint(std::shared_ptr<transport::World> world,
@@ -46,6 +38,8 @@ void PointToPoint::stop() {
   }
   group_->wake();
   if (thread_.joinable()) thread_.join();
+  const std::lock_guard seat(drive_);
+  mesh_.hang_up();
 }
 
 void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_background) {
@@ -107,6 +101,7 @@ Failure PointToPoint::give_up(const Transfer& transfer, const std::exception_ptr
   const std::string progress = seat.owns_lock() ? describe_wait(transfer) : "";
   const Failure failure = find_cause(*world_, *group_, transfer.call, 0, error, progress, timeout);
   group_->fail(failure);
+  group_->note_told();
   if (!seat.owns_lock()) seat.lock();
   fail_all(failure);
   return failure;
@@ -292,6 +287,15 @@ bool PointToPoint::match_unexpected(Peer& peer, const std::shared_ptr<Transfer>&
   if (peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target && peer.kept == nullptr)
     match_arriving(peer);
   return true;
+}
+
+// What sender and receiver must agree on.
+void PointToPoint::check_fit(const wire::OpHeader& theirs, const Transfer& mine) const {
+  if (theirs.bytes == mine.bytes && theirs.call.dtype == mine.call.dtype) return;
+  const auto of = [](const Call& call) { return str(name(call.dtype), " x ", call.count); };
+  throw Mismatch(str("recv from rank ", group_->members[static_cast<std::size_t>(mine.peer)],
+                     " with tag ", mine.tag, ": it sends ", of(theirs.call), ", rank ",
+                     world_->rank(), " expects ", of(mine.call)));
 }
 
 void PointToPoint::deliver(Message& message, Transfer& transfer) {

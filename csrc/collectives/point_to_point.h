@@ -82,6 +82,7 @@ class PointToPoint {
   void match_posted(Peer& peer);
   void finish_payload(Peer& peer);
   void send_to_self(const std::shared_ptr<Transfer>& transfer);
+  void check_fit(const wire::OpHeader& theirs, const Transfer& mine) const;
   void deliver(Message& message, Transfer& transfer);
   void finish(Transfer& transfer, const Failure& failure = {});
   void fail_all(const Failure& failure);

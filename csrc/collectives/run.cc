@@ -128,13 +128,13 @@ void PlanRun::check_header(const Stream& stream) const {
   if (theirs.call == call_ && theirs.seq == seq_ && theirs.bytes == stream.expected_bytes)
       [[likely]]
     return;
-  if (theirs.call == call_ && theirs.seq == seq_)
-    throw Mismatch(str(describe(call_, seq_), ": rank ", stream.peer, " sends ", theirs.bytes,
-                       " bytes, this rank expects ", stream.expected_bytes,
-                       " from it; the counts differ"));
-  throw Mismatch(str("this rank called ", describe(call_, seq_), " but rank ", stream.peer,
-                     " called ", describe(theirs.call, theirs.seq),
-                     "; all ranks must make the same calls in the same order"));
+  std::string mine = describe(call_, seq_);
+  std::string other = describe(theirs.call, theirs.seq);
+  if (mine == other) {  // Counts that the call itself does not show.
+    mine += str(", expecting ", stream.expected_bytes, " bytes from it,");
+    other += str(", sending ", theirs.bytes);
+  }
+  throw CallsDiffer(stream.peer, std::move(mine), std::move(other));
 }
 
 void PlanRun::complete(std::uint32_t index) {

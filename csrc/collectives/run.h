@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/call.h"
+#include "base/error.h"
 #include "collectives/plan.h"
 #include "transport/idle.h"
 #include "transport/mesh.h"
@@ -22,6 +25,19 @@ struct LinkClosed {
   bool was_receiving = false;
   std::uint64_t bytes = 0;
   std::uint64_t expected_bytes = 0;
+};
+
+// Thrown by advance(): the other end is in another call. Knows group ranks only; the communicator
+// says it in terms of the whole job.
+struct CallsDiffer : Mismatch {
+  CallsDiffer(Rank other, std::string my_call, std::string their_call)
+      : Mismatch(str("this rank called ", my_call, " but rank ", other, " called ", their_call)),
+        peer(other),
+        mine(std::move(my_call)),
+        theirs(std::move(their_call)) {}
+  Rank peer;
+  std::string mine;
+  std::string theirs;
 };
 
 struct RunBuffers {
@@ -45,7 +61,7 @@ class PlanRun {
   PlanRun(const Plan& plan, const Call& call, std::uint64_t seq,
           const kernels::Reduction& reduction, RunBuffers buffers);
 
-  // Does all that can be done now. True when the plan is complete. Throws LinkClosed, Mismatch,
+  // Does all that can be done now. True when the plan is complete. Throws LinkClosed, CallsDiffer,
   // ProtocolError, PeerLost.
   bool advance(transport::Peers& peers);
   bool has_moved() const { return has_moved_; }  // The last advance() made progress.

@@ -51,6 +51,10 @@ void Group::deliver(Arrival arrival) {
   wake();
 }
 
+void Group::turn_away_arrivals() {
+  state_.with([](State& state) { state.arrivals.clear(); });
+}
+
 std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from) {
   return state_.with([&](State& state) -> std::optional<Arrival> {
     const auto found =

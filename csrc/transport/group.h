@@ -34,16 +34,23 @@ class Group {
 
   bool has_member(Rank world_rank) const;
 
+  // How often a wait looks again before it yields for the first time: 0 where more ranks than cores
+  // run on this host. Set before the group is shared.
+  int looks_before_yield = 0;
+
   // The first failure wins; later ones are echoes of it.
   void fail(const Failure& failure);
   bool is_failed() const { return is_failed_.load(std::memory_order_acquire); }
   Failure failure() const;
+  // The user hears of the failure now. True the first time.
+  bool note_told() { return !is_told_.exchange(true, std::memory_order_relaxed); }
 
   void mark_left(Rank world_rank, const std::string& text);
   bool has_leavers() const { return has_leavers_.load(std::memory_order_acquire); }
   std::optional<std::string> left(Rank world_rank) const;
 
   void deliver(Arrival arrival);
+  void turn_away_arrivals();  // Nobody will take them any more.
   // The connection that `wanted` accepts, if it has come.
   std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
 
@@ -72,6 +79,7 @@ class Group {
   Guarded<State> state_;
   std::atomic<bool> is_failed_{
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.
+  std::atomic<bool> is_told_{false};      // Guards nothing.
   std::atomic<bool> has_leavers_{false};  // The same for state_.leavers.
   std::atomic<std::uint64_t> seq_{0};     // A statistic: relaxed.
   Fd wake_;                               // Readable: something above changed.

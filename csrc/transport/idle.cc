@@ -48,6 +48,7 @@ void Idle::start_clock() {
 bool Idle::yield() {
   if (yields_ == 0) yield_until_ = Clock::now() + kYieldTime;
   ++yields_;
+  if (yields_ <= group_.looks_before_yield) return true;
   if (yields_ > limits::kYieldsBeforeSleep || (yields_ % 8 == 0 && Clock::now() > yield_until_))
     return false;
   ::sched_yield();

@@ -27,6 +27,9 @@ class Link {
   virtual int fd() const = 0;  // To poll; -1 in the simulator.
   virtual short poll_events(bool wants_recv, bool wants_send) const = 0;
 
+  // Nothing more will be sent: the peer gets what was sent, then the end.
+  virtual void hang_up() {}
+
   virtual std::string peer_address() const = 0;  // For errors: "10.0.0.3:41822", "shared memory".
 };
 

@@ -42,6 +42,7 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
   for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
   if (who == coordinator())
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
+  if (is_leaving_) actions.send.emplace_back(who, wire::Bye{});  // It came too late for leave().
 }
 
 void Membership::on_closed(Rank who, Time now, const std::string& why, Actions& actions) {
@@ -205,6 +206,7 @@ void Membership::handle_abort(wire::Abort abort, Rank from, Actions& actions) {
 }
 
 void Membership::leave(Actions& actions) {
+  is_leaving_ = true;
   if (is_coordinator())
     spread(wire::Bye{}, -1, actions);
   else if (peer(coordinator()).is_connected)

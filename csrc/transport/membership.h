@@ -89,8 +89,9 @@ class Membership {
   // Losses told by ranks that do not lead, as far as this rank knows: heard again when that
   // changes.
   std::vector<std::pair<Rank, wire::Lost>> hearsay_;
-  std::map<std::uint64_t, wire::Abort> aborts_;   // By communicator; repeated to a new coordinator.
-  std::map<std::uint64_t, Shrink> shrinks_;       // Coordinator only, by communicator.
+  std::map<std::uint64_t, wire::Abort> aborts_;  // By communicator; repeated to a new coordinator.
+  std::map<std::uint64_t, Shrink> shrinks_;      // Coordinator only, by communicator.
+  bool is_leaving_ = false;
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.
 };
 

@@ -30,4 +30,9 @@ Link* Mesh::link(Rank peer) {
   return nullptr;
 }
 
+void Mesh::hang_up() {
+  for (const auto& link : links_)
+    if (link) link->hang_up();
+}
+
 }  // namespace gradring::transport

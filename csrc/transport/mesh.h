@@ -25,6 +25,8 @@ class Mesh final : public Peers {
   Link* link(Rank peer) override;
   // The links there are already, by group rank; never connects.
   Link* existing(Rank peer) const { return links_[static_cast<std::size_t>(peer)].get(); }
+  // This rank leaves: whoever waits for it here learns so.
+  void hang_up();
 
  private:
   std::shared_ptr<World> world_;

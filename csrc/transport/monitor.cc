@@ -81,7 +81,13 @@ void Monitor::add(std::shared_ptr<Group> group) {
 }
 
 void Monitor::remove(std::uint64_t group_id) {
-  groups_.with([&](Groups& groups) { groups.by_id.erase(group_id); });
+  groups_.with([&](Groups& groups) {
+    groups.closed.insert(group_id);
+    const auto group = groups.by_id.find(group_id);
+    if (group == groups.by_id.end()) return;
+    group->second->turn_away_arrivals();
+    groups.by_id.erase(group);
+  });
 }
 
 void Monitor::report(const wire::Abort& abort) {
@@ -226,7 +232,7 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
     const auto group = groups.by_id.find(intro.communicator);
     if (group != groups.by_id.end())
       group->second->deliver(std::move(arrival));
-    else if (groups.unclaimed.size() < kUnclaimed)
+    else if (!groups.closed.contains(intro.communicator) && groups.unclaimed.size() < kUnclaimed)
       groups.unclaimed.push_back(std::move(arrival));
   });
 }

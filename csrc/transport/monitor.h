@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -45,6 +46,7 @@ class Monitor {
   struct Groups {
     std::map<std::uint64_t, std::shared_ptr<Group>> by_id;
     std::vector<Arrival> unclaimed;  // For communicators that this rank has not made yet.
+    std::set<std::uint64_t> closed;  // Whoever connects for one of these is turned away.
     std::vector<wire::Lost> gone;
   };
 

@@ -178,6 +178,15 @@ Fd find_host(const JoinOptions& options, Time deadline) {
   }
 }
 
+wire::Message hear_of_others(const JoinOptions& options, int control, Time deadline) {
+  try {
+    return recv_frame(control, deadline);
+  } catch (const ProtocolError&) {
+    throw PeerLost(0, str("rank 0 at ", to_text(options.rendezvous),
+                          " ended, or gave up, before all ranks had joined; its log says why"));
+  }
+}
+
 Meeting join_meeting(const JoinOptions& options) {
   const Time deadline = Clock::now() + options.timeout;
   Fd control = find_host(options, deadline);
@@ -198,7 +207,7 @@ Meeting join_meeting(const JoinOptions& options) {
                          seconds_between(Time{}, Time{options.timeout}),
                          " s; rank 0's error names them"));
   }
-  const wire::Message message = recv_frame(control.get(), deadline);
+  const wire::Message message = hear_of_others(options, control.get(), deadline);
   if (const auto* refused = std::get_if<wire::Refused>(&message))
     throw InvalidArgument(refused->text);
   const auto* welcome = std::get_if<wire::Welcome>(&message);

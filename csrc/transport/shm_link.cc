@@ -1,6 +1,7 @@
 #include "transport/shm_link.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -36,6 +37,10 @@ Io ShmLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
     return {got, got == 0};
   }
   return {got, false};
+}
+
+void ShmLink::hang_up() {
+  ::shutdown(doorbell_.get(), SHUT_WR);
 }
 
 std::size_t ShmLink::put(std::span<const std::byte> bytes) {

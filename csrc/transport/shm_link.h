@@ -32,6 +32,7 @@ class ShmLink final : public Link {
   ShmLink(SharedMemory memory, Fd doorbell, bool is_creator);
 
   Io send_some(std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void hang_up() override;
   Io recv_some(std::span<std::byte> head, std::span<std::byte> body) override;
   bool prepare_sleep(bool wants_recv, bool wants_send) override;
   void finish_sleep() override;

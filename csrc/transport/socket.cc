@@ -16,6 +16,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "transport/idle.h"
 
 namespace gradring::transport {
 namespace {
@@ -89,6 +90,7 @@ bool wait_for(int fd, short events, Time deadline) {
     if (ready > 0) return true;
     if (ready == 0 && left <= 0) return false;
     if (ready < 0 && errno != EINTR) throw InternalError(str("poll: ", errno_text(errno)));
+    if (ready < 0) run_interrupt_check();
   }
 }
 

@@ -1,6 +1,7 @@
 #include "transport/tcp_link.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 namespace gradring::transport {
 
@@ -14,6 +15,11 @@ Io TcpLink::send_some(std::span<const std::byte> head, std::span<const std::byte
 
 Io TcpLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
   return transport::recv_some(fd_.get(), head, body);
+}
+
+void TcpLink::hang_up() {
+  // Not close(): what we have not read would reset the connection and take our last bytes with it.
+  ::shutdown(fd_.get(), SHUT_WR);
 }
 
 short TcpLink::poll_events(bool wants_recv, bool wants_send) const {

@@ -10,6 +10,7 @@ class TcpLink final : public Link {
   explicit TcpLink(Fd fd);
 
   Io send_some(std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void hang_up() override;
   Io recv_some(std::span<std::byte> head, std::span<std::byte> body) override;
   bool prepare_sleep(bool, bool) override { return true; }
   void finish_sleep() override {}

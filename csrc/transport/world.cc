@@ -1,9 +1,12 @@
 #include "transport/world.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "transport/shm_link.h"
 #include "transport/tcp_link.h"
@@ -88,6 +91,12 @@ std::string World::describe(Rank rank) const {
 
 std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> members) {
   auto group = std::make_shared<Group>(id, std::move(members));
+  const auto here =
+      std::count_if(members_.begin(), members_.end(), [&](const wire::Member& member) {
+        return member.host_key == members_[static_cast<std::size_t>(rank())].host_key;
+      });
+  if (here <= ::sysconf(_SC_NPROCESSORS_ONLN))
+    group->looks_before_yield = limits::kLooksBeforeYield;
   if (monitor_) monitor_->add(group);
   return group;
 }
@@ -108,6 +117,16 @@ void World::request_shrink(const wire::ShrinkRequest& request) {
   if (monitor_) monitor_->request_shrink(request);
 }
 
+// A member that ends while it is being talked to is no breach of protocol.
+template <typename Talk>
+auto World::or_lost(Rank peer, const Talk& talk) const {
+  try {
+    return talk();
+  } catch (const ProtocolError& error) {
+    throw PeerLost(peer, str(describe(peer), " broke off a new connection: ", error.what()));
+  }
+}
+
 Fd World::open(const Group& group, Rank peer, const Intro& intro, Time deadline) const {
   std::string why;
   const bool is_local = intro.purpose == Purpose::kSharedLink || intro.purpose == Purpose::kSegment;
@@ -117,11 +136,7 @@ Fd World::open(const Group& group, Rank peer, const Intro& intro, Time deadline)
     const auto left = group.left(peer);
     throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", why));
   }
-  try {
-    shake_hands(fd.get(), options_.secret, intro, deadline);
-  } catch (const ProtocolError& error) {
-    throw PeerLost(peer, str(describe(peer), " broke off a new connection: ", error.what()));
-  }
+  or_lost(peer, [&] { shake_hands(fd.get(), options_.secret, intro, deadline); });
   return fd;
 }
 
@@ -132,14 +147,14 @@ std::unique_ptr<Link> World::connect(const Group& group, Rank peer, std::uint8_t
   Fd fd = open(group, peer, {purpose, lane, rank(), peer, group.id, session_}, deadline);
   if (!is_local) return std::make_unique<TcpLink>(std::move(fd));
   SharedMemory memory = SharedMemory::create(ShmLink::kMemoryBytes);
-  send_fd(fd.get(), memory.fd(), deadline);
+  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
   return std::make_unique<ShmLink>(std::move(memory), std::move(fd), true);
 }
 
 std::unique_ptr<Link> World::accept(Arrival arrival) const {
   if (arrival.intro.purpose == Purpose::kLink)
     return std::make_unique<TcpLink>(std::move(arrival.fd));
-  Fd memory = recv_fd(arrival.fd.get(), Clock::now() + kPassTime);
+  Fd memory = receive_memory(arrival);
   return std::make_unique<ShmLink>(SharedMemory::attach(std::move(memory), ShmLink::kMemoryBytes),
                                    std::move(arrival.fd), false);
 }
@@ -148,11 +163,16 @@ void World::give_segment(const Group& group, Rank peer, const SharedMemory& memo
   const Time deadline = Clock::now() + kConnectTime;
   const Fd fd =
       open(group, peer, {Purpose::kSegment, 0, rank(), peer, group.id, session_}, deadline);
-  send_fd(fd.get(), memory.fd(), deadline);
+  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
 }
 
 SharedMemory World::take_segment(Arrival arrival, std::size_t bytes) const {
-  return SharedMemory::attach(recv_fd(arrival.fd.get(), Clock::now() + kPassTime), bytes);
+  return SharedMemory::attach(receive_memory(arrival), bytes);
+}
+
+Fd World::receive_memory(const Arrival& arrival) const {
+  return or_lost(arrival.intro.from,
+                 [&] { return recv_fd(arrival.fd.get(), Clock::now() + kPassTime); });
 }
 
 }  // namespace gradring::transport

@@ -52,6 +52,9 @@ class World {
  private:
   World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);
   Fd open(const Group& group, Rank peer, const Intro& intro, Time deadline) const;
+  Fd receive_memory(const Arrival& arrival) const;
+  template <typename Talk>
+  auto or_lost(Rank peer, const Talk& talk) const;
 
   JoinOptions options_;
   std::vector<wire::Member> members_;

@@ -71,6 +71,6 @@ def join(
     listen_fd: int,
     host_label: str = "",
 ) -> Communicator: ...
-def quick_all_reduce(
-    communicator: Communicator, method: Callable[..., Any]
+def quick(
+    communicator: Communicator, name: str, method: Callable[..., Any]
 ) -> Callable[..., Any]: ...

@@ -34,11 +34,16 @@ DTYPE_CODES: dict[str, int] = {
     "bool": 9,
 }
 
+# By dtype, because asking one for its name takes microseconds. Other byte orders are other keys.
+_CODES: dict[np.dtype[Any], int] = {
+    np.dtype(name): code for name, code in DTYPE_CODES.items() if code != BFLOAT16
+}
+
 _DLPACK_CPU = (1, 3)  # kDLCPU and kDLCUDAHost: memory the CPU can address.
 _DLPACK_HOST_DEVICES = frozenset(_DLPACK_CPU)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """One array as the core takes it.
 
@@ -117,8 +122,10 @@ def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
 
 
 def _coded(array: Array, name: str) -> tuple[Array, int]:
-    code = DTYPE_CODES.get(array.dtype.name)
-    if code is None or not array.dtype.isnative:
+    code = _CODES.get(array.dtype)
+    if code is None and array.dtype.name == "bfloat16":  # ml_dtypes; no dtype of NumPy's own.
+        code = _CODES[array.dtype] = BFLOAT16
+    if code is None:
         known = ", ".join(DTYPE_CODES)
         raise InvalidArgument(f"{name} has dtype {array.dtype}, which cannot be sent; use {known}")
     if code == BFLOAT16:

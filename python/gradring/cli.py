@@ -79,6 +79,7 @@ def _run(options: argparse.Namespace) -> int:
             quiet=options.quiet,
             verbose=options.verbose,
             keep_going=options.keep_going,
+            bind=options.bind,
         )
     )
 
@@ -174,6 +175,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="for hosts (30)",
     )
     add("--keep-going", action="store_true", help="when a rank fails, leave the others to finish")
+    add("--no-bind", dest="bind", action="store_false", help="no cores of its own for each rank")
     add("--no-prefix", dest="prefix", action="store_false", help="show output as it is")
     add("--quiet", action="store_true", help="no status line")
     add("--verbose", action="store_true", help="tell what is started where")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
+import sys
 import weakref
 
 from gradring import _core, calling
@@ -18,6 +20,14 @@ from gradring.errors import InvalidArgument
 from gradring.exchanges import Exchanges
 from gradring.messages import Messages
 from gradring.reductions import Reductions
+
+_QUICK = (
+    Reductions.all_reduce,
+    Reductions.reduce_scatter,
+    Exchanges.all_gather,
+    Exchanges.broadcast,
+    Exchanges.barrier,
+)
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -31,12 +41,14 @@ class Communicator(Reductions, Exchanges, Messages):
     def __init__(self, core: _core.Communicator) -> None:
         """Wrap a compiled communicator; use `init`."""
         self._core = core
-        # Small gradients: a compiled callable takes the plain calls and hands the others to the
-        # method. It must not keep this object alive, or dropping it would not leave the job.
-        method = functools.partial(Reductions.all_reduce, weakref.proxy(self))
-        self.__dict__["all_reduce"] = _core.quick_all_reduce(core, method)
+        # Small arrays: compiled callables take the plain calls and hand the others to the methods.
+        # They must not keep this object alive, or dropping it would not leave the job.
+        for method in _QUICK:
+            slow = functools.partial(method, weakref.proxy(self))
+            self.__dict__[method.__name__] = _core.quick(core, method.__name__, slow)
         self.rank: int = core.rank
         self.world_size: int = core.world_size
+        _close_at_the_end_of_a_worker(os.getpid())
         _open.add(self)
 
     def __repr__(self) -> str:
@@ -130,3 +142,15 @@ def _close_all() -> None:
     # The others learn that this rank left in good order, rather than that it died.
     for communicator in list(_open):
         communicator.close()
+
+
+@functools.cache
+def _close_at_the_end_of_a_worker(_pid: int) -> None:
+    # Once a process. Workers of multiprocessing (torch.multiprocessing too) end without atexit.
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, _close_all, exitpriority=0)
+
+
+# What a forked child inherits is its parent's to close.
+os.register_at_fork(after_in_child=_open.clear)

@@ -32,6 +32,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_TIMEOUT": "seconds an operation may take",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
+    "GRADRING_DATA": "folder of the examples' data sets",
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-PLAIN_SECONDS = 5.0  # Between two plain lines.
+PLAIN_SECONDS = 10.0  # Between two plain lines.
 LINE_SECONDS = 0.2
 
 

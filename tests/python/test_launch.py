@@ -149,6 +149,29 @@ def test_keep_going_leaves_the_others_to_finish(start: Start) -> None:
     assert "after that: rank 1 finished" in err
 
 
+CORES = sorted(os.sched_getaffinity(0))
+SHOW_CORES = "import os\nprint(sorted(os.sched_getaffinity(0)))\n"
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_ranks_get_cores_of_their_own(start: Start) -> None:
+    code, lines, _ = start(SHOW_CORES, "-n", "2").finish()
+    middle = len(CORES) // 2
+    assert code == 0
+    assert sorted(lines) == [f"[0] {CORES[:middle]}", f"[1] {CORES[middle:]}"]
+
+
+@pytest.mark.parametrize(
+    "options", [("-n", "2", "--no-bind"), ("-n", str(len(CORES) + 1))], ids=["no-bind", "too-many"]
+)
+def test_ranks_share_the_cores_when_asked_or_too_many(
+    start: Start, options: tuple[str, ...]
+) -> None:
+    code, lines, _ = start(SHOW_CORES, *options).finish()
+    assert code == 0
+    assert {line.partition("] ")[2] for line in lines} == {str(CORES)}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_an_interrupt_leaves_no_process_behind(start: Start, number: signal.Signals) -> None:
     run = start(WITH_GRANDCHILDREN, "-n", "2")

@@ -201,14 +201,22 @@ class Agent:
                 "GRADRING_LOCAL_RANK": str(local_rank),
                 "GRADRING_LOCAL_WORLD_SIZE": str(len(ranks)),
             }
-            self._spawn(rank, command["argv"], command["cwd"], {**environ, **role})
+            cores = _share_of_cores(local_rank, len(ranks)) if command["bind"] else None
+            self._spawn(rank, command["argv"], command["cwd"], {**environ, **role}, cores)
         # Ours would keep accepting on behalf of a rank 0 that has died.
         if self._listener is not None:
             self._listener.close()
         pids = {worker.rank: pid for pid, worker in self._workers.items()}
         self._tell(event="started", pids=pids, threads=None if is_set else threads)
 
-    def _spawn(self, rank: int, argv: list[str], cwd: str, environ: dict[str, str]) -> None:
+    def _spawn(
+        self,
+        rank: int,
+        argv: list[str],
+        cwd: str,
+        environ: dict[str, str],
+        cores: set[int] | None,
+    ) -> None:
         inherited: tuple[int, ...] = ()
         if rank == 0 and self._listener is not None:
             inherited = (self._listener.fileno(),)
@@ -222,7 +230,7 @@ class Agent:
             env=environ,
             pass_fds=inherited,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 (this process has one thread)
+            preexec_fn=_in_child(os.getpid(), cores),  # noqa: PLW1509 (this process has one thread)
         )
         worker = Worker(rank, process)
         self._workers[process.pid] = worker
@@ -337,11 +345,25 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def _share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
+    """Return the cores of one rank; none of its own where there are more ranks than cores.
+
+    Left alone, the kernel often puts two ranks that wait for each other on one core, and every wait
+    then costs a switch behind whatever else runs there.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks > len(cores):
+        return None
+    return set(cores[local_rank * len(cores) // ranks : (local_rank + 1) * len(cores) // ranks])
+
+
+def _in_child(parent: int, cores: set[int] | None) -> Callable[[], None]:
     def in_child() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # It died before the line above.
             os._exit(1)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
 
     return in_child
 

@@ -127,6 +127,7 @@ class Job:
                 cwd=str(Path.cwd()),
                 environ=environ,
                 grace=self._options.grace,
+                bind=self._options.bind,
             )
 
     def _note_start(self, link: AgentLink, pids: dict[str, int], threads: int | None) -> None:

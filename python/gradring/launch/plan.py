@@ -45,6 +45,7 @@ class Options:
         quiet: Whether to leave out the status line.
         verbose: Whether to tell what was started.
         keep_going: Whether the other ranks go on when one fails.
+        bind: Whether each rank of a host gets cores of its own, where there are enough.
     """
 
     command: tuple[str, ...]
@@ -63,6 +64,7 @@ class Options:
     quiet: bool = False
     verbose: bool = False
     keep_going: bool = False
+    bind: bool = True
 
 
 @dataclass(frozen=True)
