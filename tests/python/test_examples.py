@@ -1,0 +1,92 @@
+"""The examples run alone and on several ranks, and give the same results either way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from source_tree import ROOT
+
+EXAMPLES = ROOT / "examples"
+RANKS = ("-m", "gradring", "run", "--no-prefix", "-n")
+
+
+def run_example(
+    name: str, *arguments: str, ranks: int | None = None, data: Path | None = None
+) -> tuple[str, str]:
+    """Run an example alone, or on some ranks; its two streams."""
+    launcher = () if ranks is None else (*RANKS, str(ranks))
+    environ = {"OMP_NUM_THREADS": "1", **os.environ}
+    if data is not None:
+        environ["GRADRING_DATA"] = str(data)
+    command = [sys.executable, *launcher, str(EXAMPLES / name), *arguments]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, check=False, env=environ
+    )
+    assert result.returncode == 0, result
+    return result.stdout, result.stderr
+
+
+def test_hello_sends_round_the_ring_and_sums() -> None:
+    assert "rank 0 of 1: hello from rank 0" in run_example("hello.py")[0]
+    lines = run_example("hello.py", ranks=3)[0].splitlines()
+    expected = [f"rank {rank} of 3: hello from rank {(rank - 1) % 3}" for rank in range(3)]
+    expected += [f"rank {rank}: 1 + ... + 3 = 6" for rank in range(3)]
+    assert sorted(lines) == sorted(expected)
+
+
+def test_the_distributed_script_prints_what_the_single_machine_script_prints() -> None:
+    alone, _ = run_example("linear_regression.py")
+    assert alone.count("epoch") == 5
+    assert run_example("linear_regression_distributed.py")[0] == alone
+    assert run_example("linear_regression_distributed.py", ranks=2)[0] == alone
+
+
+def test_the_distributed_script_differs_in_about_ten_lines() -> None:
+    def code(name: str) -> list[str]:
+        return (EXAMPLES / name).read_text().splitlines()[1:]
+
+    alone, distributed = code("linear_regression.py"), code("linear_regression_distributed.py")
+    added = [line for line in distributed if line.strip() and line not in alone]
+    assert len(added) <= 10
+    page = (EXAMPLES / "README.md").read_text()
+    shown = re.findall(r"^\+ *(\S.*)$", page, flags=re.MULTILINE)
+    assert shown
+    assert all(any(line in real for real in distributed) for line in shown)
+
+
+@pytest.mark.parametrize("ranks", [None, 2, 3])
+def test_digits_are_recognised_on_any_number_of_ranks(ranks: int | None) -> None:
+    out, _ = run_example("digits_numpy.py", ranks=ranks)
+    found = re.fullmatch(r"(\d) ranks: test accuracy (\S+)\n", out)
+    assert found is not None
+    assert int(found[1]) == (ranks or 1)
+    assert float(found[2]) >= 0.95
+
+
+def test_lenet_has_the_same_loss_curve_on_one_two_and_four_ranks(tmp_path: Path) -> None:
+    empty = tmp_path / "no-data"
+    curves = []
+    for ranks in (None, 2, 4):
+        path = tmp_path / f"{ranks}.json"
+        arguments = ["--epochs", "1", "--json", str(path), "--baseline-seconds", "0.2"]
+        out, err = run_example("fashion_lenet.py", *arguments, ranks=ranks, data=empty)
+        facts = json.loads(path.read_text())
+        curves.append(facts["losses"])
+        assert facts["workers"] == (ranks or 1)
+        assert facts["accuracies"][0] > 0.8
+        assert "epoch 1: test accuracy" in out
+        assert "examples/s" in err
+        assert ("speed-up" in out) == (ranks is not None)
+        if facts["data"] == "digits":
+            assert "using scikit-learn's digits" in out
+    alone = curves[0]
+    assert alone[-1] < alone[0] / 2
+    for curve in curves[1:]:
+        assert curve == pytest.approx(alone, abs=1e-3)
