@@ -75,13 +75,14 @@ def test_lenet_has_the_same_loss_curve_on_one_two_and_four_ranks(tmp_path: Path)
     curves = []
     for ranks in (None, 2, 4):
         path = tmp_path / f"{ranks}.json"
-        arguments = ["--epochs", "1", "--json", str(path), "--baseline-seconds", "0.2"]
+        arguments = ["--epochs", "2", "--global-batch", "32", "--baseline-seconds", "0.2"]
+        arguments += ["--json", str(path)]
         out, err = run_example("fashion_lenet.py", *arguments, ranks=ranks, data=empty)
         facts = json.loads(path.read_text())
         curves.append(facts["losses"])
         assert facts["workers"] == (ranks or 1)
-        assert facts["accuracies"][0] > 0.8
-        assert "epoch 1: test accuracy" in out
+        assert facts["accuracies"][-1] > 0.9
+        assert "epoch 2: test accuracy" in out
         assert "examples/s" in err
         assert ("speed-up" in out) == (ranks is not None)
         if facts["data"] == "digits":

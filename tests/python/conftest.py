@@ -1,0 +1,65 @@
+"""Fixtures of the communicator's tests: ranks as threads (`world`) and as processes (`job`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rank_job import Job
+from thread_ranks import ThreadWorld
+
+GetWorld = Callable[[int, str], ThreadWorld]
+
+
+@pytest.fixture(scope="session")
+def _worlds() -> Iterator[dict[tuple[int, str], ThreadWorld]]:
+    worlds: dict[tuple[int, str], ThreadWorld] = {}
+    yield worlds
+    for world in worlds.values():
+        world.close()
+
+
+@pytest.fixture
+def world(_worlds: dict[tuple[int, str], ThreadWorld]) -> GetWorld:
+    """Ask for ranks by number and transport; one that a test has broken is replaced."""
+
+    def get(size: int, transport: str) -> ThreadWorld:
+        key = (size, transport)
+        if key in _worlds and not _worlds[key].is_usable:
+            _worlds.pop(key).close()
+        if key not in _worlds:
+            _worlds[key] = ThreadWorld(size, transport)
+        return _worlds[key]
+
+    return get
+
+
+@pytest.fixture
+def fresh_world() -> Iterator[Callable[..., ThreadWorld]]:
+    """Make ranks that the test may break or close itself."""
+    made: list[ThreadWorld] = []
+
+    def make(size: int, transport: str, **options: object) -> ThreadWorld:
+        made.append(ThreadWorld(size, transport, **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ranks as processes; whatever still runs in the end is killed."""
+    jobs: list[Job] = []
+
+    def start(*args: object, **options: object) -> Job:
+        jobs.append(Job(tmp_path / f"job{len(jobs)}"))
+        jobs[-1].start(*args, **options)
+        return jobs[-1]
+
+    yield start
+    for started in jobs:
+        started.clean_up()

@@ -1,0 +1,213 @@
+"""Ranks as real processes that a test drives: starts them, tells them what to call, kills them.
+
+Nothing here sleeps: answers come through a socket, and every wait for one has a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thread_ranks import listening_socket
+
+PROGRAM = Path(__file__).with_name("rank_process.py")
+PATIENCE = 60.0  # For what should happen at once, on a machine that may be busy.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call on a rank ended.
+
+    Attributes:
+        at: `time.monotonic()` of that rank, which all processes of a machine share.
+        result: What the code left in ``result``.
+        error: Name of the exception's class.
+        text: The exception's text.
+        lost: Its ``rank``, where it has one.
+        cause: The same for its ``__cause__``.
+    """
+
+    at: float
+    result: Any = None
+    error: str | None = None
+    text: str = ""
+    lost: int | None = None
+    cause: dict[str, Any] | None = None
+
+
+class RankProcess:
+    """One rank's process."""
+
+    def __init__(self, rank: int, log: Path, *inherited: int) -> None:
+        self.rank = rank
+        self.log_path = log
+        self._socket, theirs = socket.socketpair()
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(theirs.fileno())],
+                pass_fds=[theirs.fileno(), *inherited],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+            )
+        theirs.close()
+        self._received = b""
+        self._messages: deque[dict[str, Any]] = deque()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written to its standard output and error."""
+        return self.log_path.read_text()
+
+    def begin(self, code: str, *, is_fatal: bool = False) -> None:
+        """Let it run code; an exception is its outcome, or with ``is_fatal`` its end."""
+        self._socket.sendall((json.dumps({"code": code, "is_fatal": is_fatal}) + "\n").encode())
+
+    def call(self, code: str) -> Any:
+        """Run code to its end and return its ``result``; it must not fail."""
+        self.begin(code)
+        outcome = self.outcome()
+        assert outcome.error is None, outcome
+        return outcome.result
+
+    def expect(self, event: str) -> float:
+        """Wait until the code says ``say(event)``; returns when it did."""
+        message = self._next()
+        assert (message["kind"], message.get("event")) == ("event", event), (message, self.log)
+        at: float = message["at"]
+        return at
+
+    def outcome(self) -> Outcome:
+        """Wait for the end of what was begun first."""
+        message = self._next()
+        assert message.pop("kind") == "outcome", message
+        return Outcome(**message)
+
+    def wait_until_it_sleeps(self) -> None:
+        """Return when it is asleep in the kernel: after ``say``, in the call behind that."""
+        deadline = time.monotonic() + PATIENCE
+        while not Path(f"/proc/{self.pid}/syscall").read_text().split()[0].isdecimal():
+            assert time.monotonic() < deadline, f"rank {self.rank} never waits"
+            os.sched_yield()
+
+    def has_answered(self) -> bool:
+        """Tell, without waiting, whether there is an answer that nobody has read."""
+        return bool(self._messages) or bool(select.select([self._socket], [], [], 0)[0])
+
+    def kill(self) -> float:
+        """End it with SIGKILL; returns when."""
+        self.process.kill()
+        at = time.monotonic()
+        self.process.wait(PATIENCE)
+        return at
+
+    def freeze(self) -> float:
+        """Stop it with SIGSTOP; returns when."""
+        os.kill(self.pid, signal.SIGSTOP)
+        return time.monotonic()
+
+    def interrupt(self) -> float:
+        """Send the SIGINT of a Ctrl-C; returns when."""
+        os.kill(self.pid, signal.SIGINT)
+        return time.monotonic()
+
+    def leave(self) -> int:
+        """Send no more commands; the exit status of the script's end."""
+        self._socket.shutdown(socket.SHUT_WR)
+        return self.process.wait(PATIENCE)
+
+    def clean_up(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._socket.close()
+
+    def _next(self) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE
+        while not self._messages:
+            left = max(0.0, deadline - time.monotonic())
+            ready = select.select([self._socket], [], [], left)[0]
+            assert ready, f"rank {self.rank} said nothing for {PATIENCE} s; its log: {self.log}"
+            chunk = self._socket.recv(1 << 16)
+            assert chunk, f"rank {self.rank} ended; its log: {self.log}"
+            *lines, self._received = (self._received + chunk).split(b"\n")
+            self._messages.extend(json.loads(line) for line in lines)
+        return self._messages.popleft()
+
+
+class Job:
+    """Several rank processes, by rank."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self._directory = directory
+        self.ranks: list[RankProcess] = []
+
+    def spawn(self, rank: int, *inherited: int) -> RankProcess:
+        """Start a process that has not joined anything yet; it inherits these descriptors."""
+        process = RankProcess(rank, self._directory / f"rank{len(self.ranks)}.log", *inherited)
+        self.ranks.append(process)
+        return process
+
+    def start(self, world_size: int, *, host: str = "127.0.0.1", **options: Any) -> None:
+        """Start that many ranks and let them join one another; with 0 the test spawns them."""
+        if world_size == 0:
+            return
+        listen_fd, address = listening_socket(host)
+        settings = {
+            "world_size": world_size, "rendezvous": address, "secret": secrets.token_hex(16),
+            "timeout": 20.0, "heartbeat_timeout": 5.0, **options,
+        }  # fmt: skip
+        self.spawn(0, listen_fd).begin(f"join(rank=0, listen_fd={listen_fd}, **{settings!r})")
+        os.close(listen_fd)
+        for rank in range(1, world_size):
+            self.spawn(rank).begin(f"join(rank={rank}, **{settings!r})")
+        for outcome in self.outcomes():
+            assert outcome.error is None, outcome
+
+    def begin(self, code: str) -> None:
+        """Let every rank run code."""
+        for rank in self.ranks:
+            rank.begin(code)
+
+    def call(self, code: str) -> list[Any]:
+        """Run code on every rank to its end; the ``result`` of each."""
+        self.begin(code)
+        outcomes = self.outcomes()
+        assert not any(outcome.error for outcome in outcomes), outcomes
+        return [outcome.result for outcome in outcomes]
+
+    def expect(self, event: str) -> None:
+        """Wait until every rank has said ``say(event)``."""
+        for rank in self.ranks:
+            rank.expect(event)
+
+    def others(self, *victims: int) -> list[RankProcess]:
+        """Return all ranks but those."""
+        return [rank for rank in self.ranks if rank.rank not in victims]
+
+    def outcomes(self, ranks: Iterable[RankProcess] | None = None) -> list[Outcome]:
+        """Wait for the end of what these ranks were told to do, or all of them."""
+        return [rank.outcome() for rank in (self.ranks if ranks is None else ranks)]
+
+    def clean_up(self) -> None:
+        for rank in self.ranks:
+            rank.clean_up()
+
+
+StartJob = Callable[..., Job]

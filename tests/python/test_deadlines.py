@@ -1,0 +1,134 @@
+"""No wait is for ever: who does not come is named, and Ctrl-C ends a wait at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from rank_job import StartJob
+from thread_ranks import TRANSPORTS, ThreadWorld
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.parametrize("transport", TRANSPORTS),
+]
+
+FreshWorld = Callable[..., ThreadWorld]
+SLACK = 3.0
+
+
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_a_rank_that_never_calls_is_named_when_the_others_time_out(
+    job: StartJob, transport: str, count: int
+) -> None:
+    ranks = job(3, transport=transport, timeout=1.5, heartbeat_timeout=2.0)
+    for rank in ranks.others(1):
+        rank.begin(f"t = time.monotonic(); comm.all_reduce(np.ones({count}))")
+    began = time.monotonic()
+    for outcome in ranks.outcomes(ranks.others(1)):
+        assert outcome.error == "TimedOut", outcome
+        assert "all_reduce #1" in outcome.text, outcome
+        assert "rank 1" in outcome.text, outcome
+        assert "1.5 s" in outcome.text, outcome
+        assert outcome.at - began < 1.5 + SLACK
+    ranks.ranks[1].begin("comm.all_reduce(np.ones(3))")
+    late = ranks.ranks[1].outcome()
+    assert late.error == "Closed", late
+    assert "all_reduce #1" in late.text, late
+
+
+def test_a_calls_own_timeout_wins(fresh_world: FreshWorld, transport: str) -> None:
+    def call(comm: Any) -> float:
+        began = time.monotonic()
+        if comm.rank == 0:
+            with pytest.raises(gr.TimedOut):
+                comm.barrier(timeout=0.3)
+        return time.monotonic() - began
+
+    assert fresh_world(2, transport, timeout=30.0).run(call)[0] < 0.3 + SLACK
+
+
+@pytest.mark.parametrize("operation", ["send", "recv"])
+def test_a_message_that_has_no_partner_times_out_and_says_who_and_which_tag(
+    fresh_world: FreshWorld, transport: str, operation: str
+) -> None:
+    def call(comm: Any) -> str:
+        if comm.rank == 1:
+            return ""
+        x = np.zeros(200_000_000, np.int8)
+        with pytest.raises(gr.TimedOut) as error:
+            getattr(comm, operation)(x, 1, tag=42, timeout=0.5)
+        with pytest.raises(gr.Closed):
+            comm.barrier()
+        return str(error.value)
+
+    text = fresh_world(2, transport).run(call)[0]
+    assert text.startswith(operation), text
+    assert "rank 1" in text
+    assert "42" in text
+
+
+def test_progress_however_slow_is_not_a_timeout(fresh_world: FreshWorld, transport: str) -> None:
+    # Many operations in a row take longer than the timeout; none of them waits that long.
+    def call(comm: Any) -> bool:
+        began = time.monotonic()
+        x = np.ones(3_000_000)
+        while comm.all_reduce(np.array([time.monotonic() - began]), "min")[0] < 1.0:
+            comm.all_reduce(x, "avg", timeout=0.9)
+        return bool((x == 1).all())
+
+    assert fresh_world(2, transport).run(call) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "comm.all_reduce(np.ones(10))",
+        "comm.all_reduce(np.ones(3_000_000))",
+        "comm.barrier()",
+        "comm.recv(np.ones(10), 1)",
+        "comm.send(np.zeros(200_000_000, np.int8), 1)",
+        "comm.all_reduce(np.ones(10), async_op=True).wait()",
+        "comm.recv(np.ones(10), 1, async_op=True).wait()",
+        "comm.split(0)",
+    ],
+)
+def test_ctrl_c_in_a_wait_raises_at_once_and_the_others_learn_of_it(
+    job: StartJob, transport: str, call: str
+) -> None:
+    ranks = job(3, transport=transport)
+    ranks.call("comm.all_reduce(np.ones(3))")
+    same_call = "comm.barrier()" if "recv" in call or "send" in call else call
+    for rank in ranks.others(1):
+        rank.begin(f"say('calling'); {call if rank.rank == 0 else same_call}")
+        rank.expect("calling")
+    ranks.ranks[0].wait_until_it_sleeps()
+    interrupted = ranks.ranks[0].interrupt()
+    outcome = ranks.ranks[0].outcome()
+    assert outcome.error == "KeyboardInterrupt", outcome
+    assert outcome.at - interrupted < 1.0
+    other = ranks.ranks[2].outcome()
+    assert (other.error, other.lost) == ("PeerLost", 0), other
+    assert "interrupted" in other.text, other
+    assert ranks.ranks[0].leave() == 0
+
+
+def test_ctrl_c_on_every_rank_ends_every_process(job: StartJob, transport: str) -> None:
+    ranks = job(3, transport=transport)
+    for rank in ranks.ranks:
+        rank.begin(
+            "say('calling')\nx = np.ones(1000)\nwhile True: comm.all_reduce(x, 'avg')",
+            is_fatal=True,
+        )
+    ranks.expect("calling")
+    interrupted = [rank.interrupt() for rank in ranks.ranks]
+    for rank in ranks.ranks:
+        assert rank.process.wait(10) != 0
+        assert "KeyboardInterrupt" in rank.log or "PeerLost" in rank.log, rank.log
+    assert time.monotonic() - interrupted[0] < 10
+    assert any("KeyboardInterrupt" in rank.log for rank in ranks.ranks)

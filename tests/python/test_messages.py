@@ -1,0 +1,127 @@
+"""send and recv: what is sent arrives, in order, whoever waits where."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+import reference
+from conftest import GetWorld
+from thread_ranks import TRANSPORTS
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_every_dtype_and_count_arrives_as_it_was_sent(
+    world: GetWorld, size: int, transport: str
+) -> None:
+    cases = [(d, count) for d in reference.DTYPES for count in (0, 1, 37, 100_001)]
+
+    def pass_on(comm: Any) -> None:
+        for dtype, count in cases:
+            work = comm.send(
+                reference.sample(dtype, count, comm.rank), (comm.rank + 1) % size, async_op=True
+            )
+            got = np.empty(count, reference.numpy_dtype(dtype))
+            previous = (comm.rank - 1) % size
+            assert comm.recv(got, previous) is got
+            work.wait()
+            assert got.tobytes() == reference.sample(dtype, count, previous).tobytes()
+
+    world(size, transport).run(pass_on)
+
+
+def test_messages_of_one_tag_keep_their_order_and_tags_do_not_mix(
+    world: GetWorld, transport: str
+) -> None:
+    def exchange(comm: Any) -> list[int]:
+        peer = 1 - comm.rank
+        works = [
+            comm.send(np.array([100 * tag + i]), peer, tag, async_op=True)
+            for i in range(20)
+            for tag in (7, -3)
+        ]
+        got = []
+        for tag in (-3, 7):
+            for _ in range(20):
+                x = np.zeros(1, np.int64)
+                comm.recv(x, peer, tag)
+                got.append(int(x[0]))
+        for work in works:
+            work.wait()
+        return got
+
+    expected = [100 * tag + i for tag in (-3, 7) for i in range(20)]
+    assert world(2, transport).run(exchange) == [expected, expected]
+
+
+def test_two_ranks_that_both_send_first_do_not_wait_for_each_other(
+    world: GetWorld, transport: str
+) -> None:
+    def exchange(comm: Any) -> bool:
+        x = np.full(3_000_000, comm.rank, np.int32)
+        y = np.empty_like(x)
+        comm.send(x, 1 - comm.rank)
+        comm.recv(y, 1 - comm.rank)
+        return bool((y == 1 - comm.rank).all())
+
+    assert world(2, transport).run(exchange) == [True, True]
+
+
+def test_a_message_may_be_sent_to_oneself(world: GetWorld, transport: str) -> None:
+    def exchange(comm: Any) -> int:
+        comm.send(np.array([5 + comm.rank]), comm.rank, 9)
+        x = np.zeros(1, np.int64)
+        comm.recv(x, comm.rank, 9)
+        return int(x[0])
+
+    assert world(2, transport).run(exchange) == [5, 6]
+
+
+def test_a_strided_array_is_sent_and_received(world: GetWorld, transport: str) -> None:
+    def exchange(comm: Any) -> Any:
+        if comm.rank == 0:
+            comm.send(np.arange(24).reshape(4, 6)[::2, ::3], 1)
+            return None
+        x = np.zeros((2, 5), np.int64)
+        comm.recv(x[:, 1::3], 0)
+        return x.tolist()
+
+    assert world(2, transport).run(exchange)[1] == [[0, 0, 0, 0, 3], [0, 12, 0, 0, 15]]
+
+
+def test_one_thread_receives_while_another_runs_collectives(
+    world: GetWorld, transport: str
+) -> None:
+    def work(comm: Any) -> Any:
+        got = np.zeros(1)
+        receiver = threading.Thread(target=comm.recv, args=(got, 1 - comm.rank))
+        receiver.start()
+        for _ in range(50):
+            comm.all_reduce(np.ones(1000))
+        comm.send(np.array([comm.rank + 1.0]), 1 - comm.rank)
+        receiver.join()
+        return got[0]
+
+    assert world(2, transport).run(work) == [2.0, 1.0]
+
+
+def test_wrong_peers_and_tags_are_refused_before_anything_is_sent(
+    world: GetWorld, transport: str
+) -> None:
+    def try_all(comm: Any) -> None:
+        x = np.zeros(1)
+        for call in (comm.send, comm.recv):
+            for peer in (-1, 2):
+                with pytest.raises(gr.InvalidArgument, match="rank"):
+                    call(x, peer)
+            with pytest.raises(gr.InvalidArgument, match="tag"):
+                call(x, 0, 1 << 31)
+        comm.barrier()
+
+    world(2, transport).run(try_all)

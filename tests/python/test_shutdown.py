@@ -1,0 +1,171 @@
+"""Ranks may leave at any time: in good order, by an exception, or while others still work."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from rank_job import StartJob
+from thread_ranks import TRANSPORTS, ThreadWorld, listening_socket
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.parametrize("transport", TRANSPORTS),
+]
+
+FreshWorld = Callable[..., ThreadWorld]
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+@pytest.mark.parametrize("how", ["close", "end of script"])
+@pytest.mark.parametrize(
+    "before", ["pass", "comm.all_reduce(np.ones(3))", "comm.gather(np.ones(1))"]
+)
+def test_a_rank_that_leaves_while_others_wait_has_left_rather_than_died(
+    job: StartJob, transport: str, leaver: int, how: str, before: str
+) -> None:
+    ranks = job(3, transport=transport)
+    ranks.call(before)
+    for rank in ranks.others(leaver):
+        rank.begin("say('waiting'); comm.all_reduce(np.ones(5))")
+    for rank in ranks.others(leaver):
+        rank.expect("waiting")
+    if how == "close":
+        ranks.ranks[leaver].call("comm.close()")
+    else:
+        assert ranks.ranks[leaver].leave() == 0
+    for outcome in ranks.outcomes(ranks.others(leaver)):
+        assert (outcome.error, outcome.lost) == ("PeerLost", leaver), outcome
+        assert "has left" in outcome.text, outcome
+        assert outcome.text.startswith("all_reduce #"), outcome
+
+
+def test_a_rank_that_ends_by_an_exception_is_lost_and_shows_its_traceback(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(3, transport=transport)
+    for rank in ranks.others(1):
+        rank.begin("say('waiting'); comm.all_reduce(np.ones(5))")
+    for rank in ranks.others(1):
+        rank.expect("waiting")
+    ranks.ranks[1].begin("raise ValueError('a bug of the user')", is_fatal=True)
+    assert ranks.ranks[1].process.wait(10) == 1
+    assert "ValueError: a bug of the user" in ranks.ranks[1].log
+    for outcome in ranks.outcomes(ranks.others(1)):
+        assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
+
+
+@pytest.mark.parametrize("count", [3, 1_000_000])
+@pytest.mark.parametrize(
+    "call", ["all_reduce(x)", "broadcast(x, 1)", "reduce(x, 2)", "all_gather(x)"]
+)
+def test_ranks_that_end_after_an_operation_do_not_disturb_those_still_in_it(
+    job: StartJob, transport: str, call: str, count: int
+) -> None:
+    ranks = job(4, transport=transport)
+    for rank in ranks.ranks:
+        rank.begin(
+            f"x = np.full({count}, {rank.rank}.); comm.{call}; say('done'); sys.exit(0)",
+            is_fatal=True,
+        )
+    for rank in ranks.ranks:
+        rank.expect("done")
+        assert rank.process.wait(20) == 0, rank.log
+        assert not rank.log
+
+
+def test_many_short_jobs_end_in_good_order(transport: str) -> None:
+    # Closing right behind the last operation, again and again: nobody may be cut off in it.
+    for _ in range(40):
+        world = ThreadWorld(3, transport)
+        assert [int(x[0]) for x in world.run(lambda comm: comm.all_reduce(np.ones(4)))] == [3] * 3
+        world.run(lambda comm: comm.close())
+        world.close()
+
+
+def test_a_group_that_one_rank_closes_is_over_for_those_who_wait_in_it(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    def use(comm: Any) -> float:
+        first, second = comm.split(0), comm.split(0)
+        first.barrier()
+        if comm.rank == 1:
+            first.close()
+            second.close()
+        else:
+            for group in (first, second):  # One with connections, one that never had any.
+                with pytest.raises(gr.PeerLost) as error:
+                    group.all_reduce(np.ones(3))
+                assert error.value.rank == 1
+                assert "rank 1" in str(error.value)
+        return float(comm.all_reduce(np.ones(1), timeout=20)[0])
+
+    assert fresh_world(3, transport).run(use) == [3.0] * 3
+
+
+def test_close_can_be_repeated_and_ends_the_with_block(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    def use(comm: Any) -> None:
+        with comm as inside:
+            assert inside is comm
+            comm.barrier()
+        assert comm.is_closed
+        comm.close()
+        with pytest.raises(gr.Closed, match="close"):
+            comm.barrier()
+        assert "closed" in repr(comm)
+
+    fresh_world(2, transport).run(use)
+
+
+def test_close_from_another_thread_ends_a_wait(fresh_world: FreshWorld, transport: str) -> None:
+    def use(comm: Any) -> None:
+        if comm.rank == 1:
+            return
+        calling = threading.Event()
+
+        def close() -> None:
+            calling.wait()
+            comm.close()
+
+        closer = threading.Thread(target=close)
+        closer.start()
+        calling.set()
+        with pytest.raises(gr.Closed):
+            comm.all_reduce(np.ones(3))
+        closer.join()
+
+    fresh_world(2, transport).run(use)
+
+
+def _train(rank: int, address: str, secret: str, transport: str) -> None:
+    comm = gr.init(
+        rank=rank, world_size=3, rendezvous=address, secret=secret, transport=transport, timeout=20
+    )
+    for _ in range(20):
+        assert comm.all_reduce(np.ones(200_000))[0] == 3
+    # No close: the function just ends.
+
+
+def test_workers_of_multiprocessing_leave_in_good_order_without_close(transport: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    listen_fd, address = listening_socket()
+    secret = secrets.token_hex(16)
+    os.close(listen_fd)  # Its port is free again; spawned processes inherit no descriptors.
+    workers = [
+        context.Process(target=_train, args=(rank, address, secret, transport)) for rank in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]

@@ -1,0 +1,181 @@
+"""split makes communicators of their own; shrink makes one of those who are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from rank_job import StartJob
+from thread_ranks import TRANSPORTS, ThreadWorld
+
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.parametrize("transport", TRANSPORTS),
+]
+
+FreshWorld = Callable[..., ThreadWorld]
+
+
+def test_ranks_of_one_color_form_a_group_ordered_by_key(world: GetWorld, transport: str) -> None:
+    def split(comm: Any) -> Any:
+        with comm.split(comm.rank % 2, key=-comm.rank) as sub:
+            gathered = sub.all_gather(np.array([comm.rank])).ravel().tolist()
+            return sub.rank, sub.world_size, gathered
+
+    assert world(5, transport).run(split) == [
+        (2, 3, [4, 2, 0]), (1, 2, [3, 1]), (1, 3, [4, 2, 0]), (0, 2, [3, 1]), (0, 3, [4, 2, 0]),
+    ]  # fmt: skip
+
+
+def test_a_rank_without_a_color_is_in_no_group(world: GetWorld, transport: str) -> None:
+    def split(comm: Any) -> Any:
+        sub = comm.split(None if comm.rank == 1 else 7)
+        if sub is None:
+            return None
+        total = int(sub.all_reduce(np.array([comm.rank]))[0])
+        sub.close()
+        return total
+
+    assert world(4, transport).run(split) == [5, None, 5, 5]
+
+
+def test_a_group_lives_on_when_its_parent_is_closed(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    def split(comm: Any) -> Any:
+        sub = comm.split(0)
+        comm.close()
+        totals = [int(sub.all_reduce(np.full(count, 1))[-1]) for count in (3, 300_000)]
+        subsub = sub.split(sub.rank // 2)
+        sub.close()
+        totals.append(int(subsub.all_reduce(np.array([1]))[0]))
+        subsub.close()
+        return totals
+
+    assert fresh_world(4, transport).run(split) == [[4, 4, 2]] * 4
+
+
+def test_groups_work_at_the_same_time_as_their_parent(world: GetWorld, transport: str) -> None:
+    def split(comm: Any) -> Any:
+        subs = [comm.split(comm.rank // 2), comm.split(comm.rank % 2)]
+        works = [
+            one.all_reduce(np.full(50_000, comm.rank), async_op=True)
+            for _ in range(5)
+            for one in (comm, *subs)
+        ]
+        totals = [int(work.wait()[0]) for work in works]
+        for sub in subs:
+            sub.close()
+        return totals
+
+    expected = [[6, 1, 2], [6, 1, 4], [6, 5, 2], [6, 5, 4]]
+    assert world(4, transport).run(split) == [totals * 5 for totals in expected]
+
+
+def test_messages_in_a_group_go_by_the_groups_ranks(world: GetWorld, transport: str) -> None:
+    def split(comm: Any) -> Any:
+        with comm.split(0, key=-comm.rank) as sub:
+            work = sub.send(np.array([comm.rank]), (sub.rank + 1) % 3, async_op=True)
+            x = np.zeros(1, np.int64)
+            sub.recv(x, (sub.rank - 1) % 3)
+            work.wait()
+            return int(x[0])
+
+    assert world(3, transport).run(split) == [1, 2, 0]
+
+
+def test_many_groups_can_be_made_and_closed(world: GetWorld, transport: str) -> None:
+    def split(comm: Any) -> int:
+        total = 0
+        for turn in range(100):
+            with comm.split((comm.rank + turn) % 2) as sub:
+                total += int(sub.all_reduce(np.array([1]))[0])
+        return total
+
+    assert world(4, transport).run(split) == [200] * 4
+
+
+SHRINK = """
+comm = comm.shrink()
+x = comm.all_gather(np.array([comm.rank, comm.world_size, {rank}]))
+big = comm.all_reduce(np.ones(500_000, int))
+result = [x.tolist(), int(big.min()), int(big.max())]
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_the_survivors_of_a_loss_go_on_in_a_smaller_communicator(
+    job: StartJob, transport: str, victim: int
+) -> None:
+    ranks = job(4, transport=transport)
+    ranks.begin("x = np.ones(1_000_000)\nwhile True: comm.all_reduce(x, 'avg')")
+    ranks.ranks[victim].kill()
+    survivors = ranks.others(victim)
+    for outcome in ranks.outcomes(survivors):
+        assert (outcome.error, outcome.lost) == ("PeerLost", victim), outcome
+    for rank in survivors:
+        rank.begin(SHRINK.format(rank=rank.rank))
+    expected = [[index, 3, rank.rank] for index, rank in enumerate(survivors)]
+    for outcome in ranks.outcomes(survivors):
+        assert outcome.error is None, outcome
+        assert outcome.result == [expected, 3, 3]
+
+
+def test_a_group_can_shrink_to_one(job: StartJob, transport: str) -> None:
+    ranks = job(4, transport=transport)
+    left = list(ranks.ranks)
+    for victim in (0, 3, 1):
+        ranks.ranks[victim].kill()
+        left.remove(ranks.ranks[victim])
+        for rank in left:
+            rank.begin("comm.barrier()")
+        for outcome in ranks.outcomes(left):
+            assert (outcome.error, outcome.lost) == ("PeerLost", victim), outcome
+        for rank in left:
+            rank.begin("comm = comm.shrink(); result = int(comm.all_reduce(np.array([1]))[0])")
+        for outcome in ranks.outcomes(left):
+            assert (outcome.error, outcome.result) == (None, len(left)), outcome
+
+
+def test_a_group_of_a_split_shrinks_by_itself(job: StartJob, transport: str) -> None:
+    ranks = job(4, transport=transport)
+    ranks.call("sub = comm.split(comm.rank // 2)")
+    ranks.ranks[3].kill()
+    for rank in ranks.ranks[:2]:
+        rank.begin("result = int(sub.all_reduce(np.array([1]))[0])")
+    assert [outcome.result for outcome in ranks.outcomes(ranks.ranks[:2])] == [2, 2]
+    ranks.ranks[2].begin("sub.barrier()")
+    outcome = ranks.ranks[2].outcome()
+    assert (outcome.error, outcome.lost) == ("PeerLost", 3), outcome
+    assert ranks.ranks[2].call("alone = sub.shrink(); result = alone.world_size") == 1
+
+
+def test_a_survivor_that_does_not_call_shrink_is_waited_for_until_the_timeout(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    def shrink(comm: Any) -> None:
+        if comm.rank == 2:
+            return
+        with pytest.raises(gr.TimedOut, match="shrink"):
+            comm.shrink(timeout=0.5)
+
+    fresh_world(3, transport).run(shrink)
+
+
+def test_shrink_ends_the_operations_of_ranks_that_still_wait(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    # Nobody was lost: shrink is then a way for all to start over.
+    def shrink(comm: Any) -> int:
+        if comm.rank == 0:
+            with pytest.raises(gr.Closed, match="shrunk"):
+                comm.barrier()
+        with comm.shrink() as smaller:
+            return int(smaller.all_reduce(np.array([1]))[0])
+
+    assert fresh_world(3, transport).run(shrink) == [3] * 3
