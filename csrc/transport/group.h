@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/guarded.h"
 #include "transport/door.h"
@@ -37,6 +38,14 @@ class Group {
   // How often a wait looks again before it yields for the first time: 0 where more ranks than cores
   // run on this host. Set before the group is shared.
   int looks_before_yield = 0;
+
+  // A yield has just given the core to strangers for long: waits sleep at once until then.
+  void prefer_sleep(Time until) {
+    sleep_until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  Time sleep_until() const {
+    return Time{Clock::duration{sleep_until_.load(std::memory_order_relaxed)}};
+  }
 
   // The first failure wins; later ones are echoes of it.
   void fail(const Failure& failure);
@@ -77,6 +86,7 @@ class Group {
     std::optional<std::vector<Rank>> survivors;
   };
   Guarded<State> state_;
+  std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed.
   std::atomic<bool> is_failed_{
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.
   std::atomic<bool> is_told_{false};      // Guards nothing.

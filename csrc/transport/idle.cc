@@ -16,6 +16,10 @@ namespace gradring::transport {
 namespace {
 
 constexpr std::chrono::microseconds kYieldTime{50};
+// A rank of ours works for less than this between two looks; a stranger keeps a core for
+// milliseconds.
+constexpr std::chrono::microseconds kStolenTime{500};
+constexpr std::chrono::milliseconds kSleepFirstTime{50};
 
 std::atomic<void (*)()> interrupt_check{nullptr};  // Set once at import, before any wait.
 
@@ -46,12 +50,20 @@ void Idle::start_clock() {
 // True while it is too early to sleep. Bounded by time, since a round of looking costs system calls
 // on TCP, and by count.
 bool Idle::yield() {
-  if (yields_ == 0) yield_until_ = Clock::now() + kYieldTime;
+  if (yields_ < group_.looks_before_yield) {
+    ++yields_;
+    return true;
+  }
+  const Time before = Clock::now();
+  if (before < group_.sleep_until()) return false;
+  if (yields_ == group_.looks_before_yield) yield_until_ = before + kYieldTime;
   ++yields_;
-  if (yields_ <= group_.looks_before_yield) return true;
-  if (yields_ > limits::kYieldsBeforeSleep || (yields_ % 8 == 0 && Clock::now() > yield_until_))
-    return false;
+  if (yields_ > limits::kYieldsBeforeSleep || before > yield_until_) return false;
   ::sched_yield();
+  // Whoever got the core was no rank of ours: for a while a sleep is better, since the wake-up from
+  // it takes the core back at once.
+  const Time after = Clock::now();
+  if (after - before > kStolenTime) group_.prefer_sleep(after + kSleepFirstTime);
   return true;
 }
 

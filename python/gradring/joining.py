@@ -46,6 +46,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         InvalidArgument: The role is incomplete or makes no sense; two processes have one rank.
         AuthError: The secrets differ.
         TimedOut: Names the ranks that did not come.
+        PeerLost: Rank 0 ended, or gave up, before everybody had come.
     """
     role = roles.discover(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
     settings = config.Settings.from_environ(
