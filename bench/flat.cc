@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "collectives/flat.h"
 
@@ -38,7 +39,10 @@ class Runner {
         rank_(rank),
         group_(1, members(bench.ranks)),
         flat_(std::move(memory), rank, bench.ranks),
-        vector_(kLargest / sizeof(float)) {}
+        vector_(kLargest / sizeof(float)) {
+    if (bench.ranks <= ::sysconf(_SC_NPROCESSORS_ONLN))
+      group_.looks_before_yield = limits::kLooksBeforeYield;
+  }
 
   void run_all() {
     for (std::size_t bytes = 4; bytes <= kLargest; bytes *= 4) {

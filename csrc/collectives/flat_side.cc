@@ -1,62 +1,20 @@
 #include "collectives/flat_side.h"
 
-#include <sched.h>
-
 #include <utility>
 
 #include "base/error.h"
 
 namespace gradring::collectives {
-namespace {
-
-// Two ranks on two cores miss each other by less than a system call takes. With more ranks than
-// cores whoever spins keeps from running whom it waits for.
-constexpr int kSpins = 50;
-
-int usable_cores() {
-  cpu_set_t cores;
-  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
-  return CPU_COUNT(&cores);
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
 
 FlatSide::FlatSide(transport::SharedMemory segment, Rank own_rank, Rank rank_count)
-    : memory(std::move(segment), rank_count),
-      rank(own_rank),
-      ranks(rank_count),
-      spins_(rank_count <= usable_cores() ? kSpins : 0) {}
-
-bool FlatSide::spin(const Word& word, std::uint32_t target) const {
-  for (int i = 0; i < spins_; ++i) {
-    relax();
-    if (word.has_reached(target)) return true;
-  }
-  return false;
-}
+    : memory(std::move(segment), rank_count), rank(own_rank), ranks(rank_count) {}
 
 void FlatSide::wait_longer(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle) {
-  if (spin(word, target)) return;
   idle.reset();
-  awaited_.store(peer, std::memory_order_relaxed);
-  while (!word.has_reached(target)) {
-    throw_if_gone(peer, word, target, idle);
-    const std::uint32_t seen = word.value.load(std::memory_order_relaxed);
-    if (!word.has_reached(target)) idle.on_word(word.value, seen, word.sleepers);
-  }
-  awaited_.store(-1, std::memory_order_relaxed);
+  while (!word.has_reached(target)) wait_a_little(peer, word, target, idle);
 }
 
 void FlatSide::wait_a_little(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle) {
-  if (spin(word, target)) return;
   awaited_.store(peer, std::memory_order_relaxed);
   throw_if_gone(peer, word, target, idle);
   const std::uint32_t seen = word.value.load(std::memory_order_relaxed);

@@ -50,11 +50,9 @@ class FlatSide {
 
  private:
   void wait_longer(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle);
-  bool spin(const Word& word, std::uint32_t target) const;
   void throw_if_gone(Rank peer, const Word& word, std::uint32_t target,
                      const transport::Idle& idle) const;
 
-  const int spins_;
   std::atomic<Rank> awaited_{-1};
 };
 

@@ -224,20 +224,34 @@ TEST_CASE("flat: a rank that never comes is waited for until the deadline, and n
   }
 }
 
+// How the others can learn that a rank left, in any order: from its goodbye on
+// the control connection, from its flag in the memory.
+enum class Leaving { kGoodbye, kFlag, kBoth };
+
+void leave(FlatTeam& team, Rank rank, Leaving how) {
+  for (Rank other = 0; other < team.ranks(); ++other)
+    if (other != rank && how != Leaving::kFlag)
+      team.group(other).mark_left(kFirstWorldRank + rank, "it closed");
+  if (how != Leaving::kGoodbye) team.flat(rank).leave();
+}
+
 TEST_CASE("flat: a rank that left is PeerLost, by its rank in the world") {
-  for (const std::uint64_t count : {1, 100000}) {
-    FlatTeam team(3);
-    const PlanCase c{.op = OpKind::kAllReduce, .world_size = 3, .count = count};
-    auto memory = random_memory(c, 1);
-    const auto errors = team.run([&](Rank rank) {
-      if (rank != 1) return team.call(rank, c, memory[static_cast<std::size_t>(rank)]);
-      for (const Rank other : {0, 2}) team.group(other).mark_left(kFirstWorldRank + 1, "it closed");
-      team.flat(1).leave();
-    });
-    for (const std::size_t rank : {0u, 2u}) {
-      CHECK(thrown_by(errors[rank]).kind == ErrorKind::kPeerLost);
-      CHECK(thrown_by(errors[rank]).lost_rank == kFirstWorldRank + 1);
-      CHECK(thrown_by(errors[rank]).text.find("it closed") != std::string::npos);
+  for (const Leaving how : {Leaving::kGoodbye, Leaving::kFlag}) {
+    for (const std::uint64_t count : {1, 100000}) {
+      FlatTeam team(3);
+      const PlanCase c{.op = OpKind::kAllReduce, .world_size = 3, .count = count};
+      auto memory = random_memory(c, 1);
+      const auto errors = team.run([&](Rank rank) {
+        if (rank == 1) return leave(team, rank, how);
+        team.call(rank, c, memory[static_cast<std::size_t>(rank)]);
+      });
+      for (const std::size_t rank : {0u, 2u}) {
+        const Thrown thrown = thrown_by(errors[rank]);
+        CHECK(thrown.kind == ErrorKind::kPeerLost);
+        CHECK(thrown.lost_rank == kFirstWorldRank + 1);
+        const char* const text = how == Leaving::kFlag ? "rank 11 has left" : "it closed";
+        CHECK(thrown.text.find(text) != std::string::npos);
+      }
     }
   }
 }
@@ -249,10 +263,8 @@ TEST_CASE("flat: a rank may leave after its last operation without hurting the o
     auto memory = random_memory(c, 1);
     const Outputs expected = expected_outputs(c, memory);
     const auto errors = team.run([&](Rank rank) {
-      const auto i = static_cast<std::size_t>(rank);
-      team.group(rank).mark_left(kFirstWorldRank + 1 - rank, "it closed");
-      team.call(rank, c, memory[i]);
-      team.flat(rank).leave();
+      team.call(rank, c, memory[static_cast<std::size_t>(rank)]);
+      leave(team, rank, Leaving::kBoth);
     });
     for (std::size_t rank = 0; rank < 2; ++rank) {
       CHECK(thrown_by(errors[rank]).text == "");
