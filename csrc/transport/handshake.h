@@ -54,6 +54,7 @@ class ServerHandshake {
  public:
   ServerHandshake(const std::string& secret, const Nonce& nonce)
       : secret_(&secret), nonce_(nonce) {}
+  ServerHandshake(std::string&& secret, const Nonce& nonce) = delete;  // It would not outlive this.
 
   // How many bytes it wants next; 0 when finished.
   std::size_t wants() const;

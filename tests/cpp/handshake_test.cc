@@ -21,6 +21,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 const std::string kSecret = "correct horse battery staple";
+const std::string kWrongSecret = "another secret";
 constexpr Millis kPlenty{20'000};
 
 struct Pair {
@@ -103,7 +104,7 @@ TEST_CASE("both ends with the secret get through, and the server learns what the
 TEST_CASE("a client notices a server that does not know the secret, and tells it nothing") {
   const Pair pair = socket_pair();
   Client client(pair.client.get(), kSecret);
-  ServerHandshake server("another secret", random_nonce());
+  ServerHandshake server(kWrongSecret, random_nonce());
   send_all(pair.server.get(), server.receive(recv_exactly(pair.server.get(), server.wants())),
            Clock::now() + kPlenty);
   CHECK_THROWS_AS(client.join(), AuthError);
@@ -115,9 +116,9 @@ TEST_CASE("a server refuses a client that does not know the secret") {
   // The client answers properly but for the secret: it talks to a server that shares its wrong one
   // until the proof, which the right server then gets to see.
   const Pair pair = socket_pair();
-  Client client(pair.client.get(), "another secret");
+  Client client(pair.client.get(), kWrongSecret);
   const Nonce nonce = random_nonce();
-  ServerHandshake wrong("another secret", nonce);
+  ServerHandshake wrong(kWrongSecret, nonce);
   ServerHandshake right(kSecret, nonce);
   const Bytes hello = recv_exactly(pair.server.get(), wrong.wants());
   right.receive(hello);
