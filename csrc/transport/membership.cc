@@ -12,6 +12,7 @@ namespace gradring::transport {
 Membership::Membership(Settings settings, Time now) : settings_(std::move(settings)) {
   peers_.resize(static_cast<std::size_t>(settings_.world_size));
   settings_.addresses.resize(peers_.size());
+  last_tick_ = now;
   for (Peer& peer : peers_) peer.last_heard = now;
   peer(settings_.rank).is_connected = true;
 }
@@ -84,6 +85,7 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
 }
 
 void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Actions& actions) {
+  forgive_own_pause(now);
   peer(settings_.rank).last_heard = now;
   peer(settings_.rank).calls = calls;
   const auto is_silent = [&](Rank rank) {
@@ -138,6 +140,13 @@ void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions&
       if (rank != settings_.rank && is_alive(rank) && !peer(rank).gave_us_up) is_given_up = false;
   }
   if (is_given_up) actions.gone.push_back(lost);
+}
+
+// Where the whole job was stopped (Ctrl-Z, a paused virtual machine), nobody could beat meanwhile.
+void Membership::forgive_own_pause(Time now) {
+  const auto pause = now - std::exchange(last_tick_, now);
+  if (pause < settings_.heartbeat_timeout / 2) return;
+  for (Peer& entry : peers_) entry.last_heard = std::min(now, entry.last_heard + pause);
 }
 
 void Membership::lose(wire::Lost lost, Time now, Actions& actions) {

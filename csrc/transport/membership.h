@@ -74,6 +74,7 @@ class Membership {
 
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
+  void forgive_own_pause(Time now);
   void lose(wire::Lost lost, Time now, Actions& actions);
   void take_over(Actions& actions);
   void check_calls(Actions& actions);
@@ -91,6 +92,7 @@ class Membership {
   std::vector<std::pair<Rank, wire::Lost>> hearsay_;
   std::map<std::uint64_t, wire::Abort> aborts_;  // By communicator; repeated to a new coordinator.
   std::map<std::uint64_t, Shrink> shrinks_;      // Coordinator only, by communicator.
+  Time last_tick_;
   bool is_leaving_ = false;
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.
 };

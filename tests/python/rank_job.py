@@ -53,7 +53,7 @@ class RankProcess:
     def __init__(self, rank: int, log: Path, *inherited: int) -> None:
         self.rank = rank
         self.log_path = log
-        self._socket, theirs = socket.socketpair()
+        self.socket, theirs = socket.socketpair()
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(theirs.fileno())],
@@ -77,7 +77,7 @@ class RankProcess:
 
     def begin(self, code: str, *, is_fatal: bool = False) -> None:
         """Let it run code; an exception is its outcome, or with ``is_fatal`` its end."""
-        self._socket.sendall((json.dumps({"code": code, "is_fatal": is_fatal}) + "\n").encode())
+        self.socket.sendall((json.dumps({"code": code, "is_fatal": is_fatal}) + "\n").encode())
 
     def call(self, code: str) -> Any:
         """Run code to its end and return its ``result``; it must not fail."""
@@ -108,7 +108,7 @@ class RankProcess:
 
     def has_answered(self) -> bool:
         """Tell, without waiting, whether there is an answer that nobody has read."""
-        return bool(self._messages) or bool(select.select([self._socket], [], [], 0)[0])
+        return bool(self._messages) or bool(select.select([self.socket], [], [], 0)[0])
 
     def kill(self) -> float:
         """End it with SIGKILL; returns when."""
@@ -129,21 +129,22 @@ class RankProcess:
 
     def leave(self) -> int:
         """Send no more commands; the exit status of the script's end."""
-        self._socket.shutdown(socket.SHUT_WR)
+        if self.process.poll() is None:
+            self.socket.shutdown(socket.SHUT_WR)
         return self.process.wait(PATIENCE)
 
     def clean_up(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._socket.close()
+        self.socket.close()
 
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE
         while not self._messages:
             left = max(0.0, deadline - time.monotonic())
-            ready = select.select([self._socket], [], [], left)[0]
+            ready = select.select([self.socket], [], [], left)[0]
             assert ready, f"rank {self.rank} said nothing for {PATIENCE} s; its log: {self.log}"
-            chunk = self._socket.recv(1 << 16)
+            chunk = self.socket.recv(1 << 16)
             assert chunk, f"rank {self.rank} ended; its log: {self.log}"
             *lines, self._received = (self._received + chunk).split(b"\n")
             self._messages.extend(json.loads(line) for line in lines)
@@ -200,6 +201,11 @@ class Job:
     def others(self, *victims: int) -> list[RankProcess]:
         """Return all ranks but those."""
         return [rank for rank in self.ranks if rank.rank not in victims]
+
+    def says_anything_within(self, seconds: float) -> bool:
+        """Tell whether any rank answers in that time."""
+        sockets = [rank.socket for rank in self.ranks]
+        return bool(select.select(sockets, [], [], seconds)[0])
 
     def outcomes(self, ranks: Iterable[RankProcess] | None = None) -> list[Outcome]:
         """Wait for the end of what these ranks were told to do, or all of them."""

@@ -63,7 +63,8 @@ def main() -> None:
         namespace.pop("result", None)
         error: BaseException | None = None
         try:
-            exec(command["code"], namespace)
+            # Not the text itself: exec() would have the interpreter die of a caught Ctrl-C later.
+            exec(compile(command["code"], "<command>", "exec"), namespace)
         except BaseException as raised:
             if command["is_fatal"]:
                 raise

@@ -38,7 +38,7 @@ def test_a_rank_that_never_calls_is_named_when_the_others_time_out(
         assert outcome.at - began < 1.5 + SLACK
     ranks.ranks[1].begin("comm.all_reduce(np.ones(3))")
     late = ranks.ranks[1].outcome()
-    assert late.error == "Closed", late
+    assert late.error == "TimedOut", late
     assert "all_reduce #1" in late.text, late
 
 
@@ -112,10 +112,12 @@ def test_ctrl_c_in_a_wait_raises_at_once_and_the_others_learn_of_it(
     outcome = ranks.ranks[0].outcome()
     assert outcome.error == "KeyboardInterrupt", outcome
     assert outcome.at - interrupted < 1.0
-    other = ranks.ranks[2].outcome()
-    assert (other.error, other.lost) == ("PeerLost", 0), other
-    assert "interrupted" in other.text, other
-    assert ranks.ranks[0].leave() == 0
+    # What was started in the background goes on: only its wait has ended.
+    if "all_reduce" not in call or "async" not in call:
+        other = ranks.ranks[2].outcome()
+        assert (other.error, other.lost) == ("PeerLost", 0), other
+        assert "interrupted" in other.text, other
+    assert ranks.ranks[0].leave() == 0, ranks.ranks[0].log
 
 
 def test_ctrl_c_on_every_rank_ends_every_process(job: StartJob, transport: str) -> None:

@@ -81,7 +81,7 @@ def test_lenet_has_the_same_loss_curve_on_one_two_and_four_ranks(tmp_path: Path)
         facts = json.loads(path.read_text())
         curves.append(facts["losses"])
         assert facts["workers"] == (ranks or 1)
-        assert facts["accuracies"][-1] > 0.9
+        assert facts["accuracies"][-1] > 0.8
         assert "epoch 2: test accuracy" in out
         assert "examples/s" in err
         assert ("speed-up" in out) == (ranks is not None)
@@ -90,4 +90,4 @@ def test_lenet_has_the_same_loss_curve_on_one_two_and_four_ranks(tmp_path: Path)
     alone = curves[0]
     assert alone[-1] < alone[0] / 2
     for curve in curves[1:]:
-        assert curve == pytest.approx(alone, abs=1e-3)
+        assert curve == pytest.approx(alone, abs=1e-5)

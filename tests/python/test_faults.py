@@ -111,6 +111,18 @@ def test_a_slow_rank_whose_heart_beats_is_waited_for(job: StartJob, transport: s
     assert [outcome.error for outcome in ranks.outcomes()] == [None, None]
 
 
+def test_a_job_that_is_stopped_as_a_whole_goes_on_afterwards(job: StartJob, transport: str) -> None:
+    ranks = job(3, transport=transport, heartbeat_timeout=0.5)
+    ranks.begin(REDUCE_FOREVER)
+    ranks.expect("moving")
+    for rank in ranks.ranks:
+        rank.freeze()
+    assert not ranks.says_anything_within(2.0)
+    for rank in ranks.ranks:
+        os.kill(rank.pid, signal.SIGCONT)
+    assert not ranks.says_anything_within(1.0)
+
+
 def test_two_ranks_killed_at_once_are_one_failure_for_the_others(
     job: StartJob, transport: str
 ) -> None:
