@@ -11,6 +11,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/turn.h"
 #include "collectives/engine.h"
 #include "collectives/point_to_point.h"
 #include "collectives/work.h"
@@ -54,7 +55,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Failure failure() const { return group_->failure(); }  // Why it is closed.
 
  private:
-  using DriveLock = std::unique_lock<std::timed_mutex>;
+  using DriveLock = std::unique_lock<Turn>;
 
   DriveLock lock_drive();
   void let_queue_go_first(const Operation& operation);
@@ -69,8 +70,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Rank rank_;
   PointToPoint point_to_point_;
 
-  std::timed_mutex
-      drive_;  // Held while an operation runs: guards engine_, seq_, splits_, has_left_.
+  Turn drive_;  // Held while an operation runs: guards engine_, seq_, splits_, has_left_.
   Engine engine_;
   std::uint64_t seq_ = 0;
   std::uint64_t splits_ = 0;

@@ -97,7 +97,7 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
 // Closes the communicator. With the group failed, whoever has the seat comes out of its wait and
 // gives it up.
 Failure PointToPoint::give_up(const Transfer& transfer, const std::exception_ptr& error,
-                              Millis timeout, std::unique_lock<std::timed_mutex>& seat) {
+                              Millis timeout, std::unique_lock<Turn>& seat) {
   const std::string progress = seat.owns_lock() ? describe_wait(transfer) : "";
   const Failure failure = find_cause(*world_, *group_, transfer.call, 0, error, progress, timeout);
   group_->fail(failure);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/call.h"
+#include "base/turn.h"
 #include "transport/idle.h"
 #include "transport/mesh.h"
 #include "wire/op_header.h"
@@ -87,7 +88,7 @@ class PointToPoint {
   void finish(Transfer& transfer, const Failure& failure = {});
   void fail_all(const Failure& failure);
   Failure give_up(const Transfer& transfer, const std::exception_ptr& error, Millis timeout,
-                  std::unique_lock<std::timed_mutex>& seat);
+                  std::unique_lock<Turn>& seat);
   std::string describe_wait(const Transfer& transfer) const;
   void collect_interests();
   bool has_active() const;
@@ -97,7 +98,7 @@ class PointToPoint {
   std::shared_ptr<transport::Group> group_;
   Rank rank_;
 
-  std::timed_mutex drive_;  // The driver's seat: guards mesh_, peers_, interests_.
+  Turn drive_;  // The driver's seat: guards mesh_, peers_, interests_.
   transport::Mesh mesh_;
   std::vector<Peer> peers_;
   std::vector<transport::Interest> interests_;
