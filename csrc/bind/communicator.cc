@@ -9,6 +9,7 @@
 
 #include "bind/arrays.h"
 #include "bind/module.h"
+#include "bind/pending_work.h"
 
 namespace gradring::bind {
 namespace {
@@ -18,32 +19,6 @@ using collectives::Communicator;
 using collectives::Operation;
 using collectives::Transfer;
 using Counts = std::optional<std::vector<std::uint64_t>>;
-
-// An operation in flight and the buffers it uses, which stay exported (and so alive and in place)
-// until it is done.
-struct PendingWork {
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<collectives::Work> work;
-  std::shared_ptr<Transfer> transfer;
-  Buffer input;
-  Buffer output;
-
-  void wait(std::int64_t timeout_ms) {
-    const py::gil_scoped_release release;
-    const Millis timeout = timeout_ms < 0 ? communicator->timeout() : Millis{timeout_ms};
-    if (work)
-      communicator->wait(*work, timeout);
-    else
-      communicator->point_to_point().wait(transfer, timeout);
-  }
-  bool done() const {
-    return work ? work->is_done() : communicator->point_to_point().is_done(*transfer);
-  }
-};
-
-Millis timeout_of(const Communicator& communicator, std::int64_t timeout_ms) {
-  return timeout_ms < 0 ? communicator.timeout() : Millis{timeout_ms};
-}
 
 void check_extent(const Operation& operation, const char* which, std::uint64_t have,
                   std::uint64_t need) {

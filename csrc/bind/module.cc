@@ -49,6 +49,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
 PYBIND11_MODULE(_core, module) {
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
+  gradring::bind::register_gradients(module);
   gradring::bind::register_quick(module);
   gradring::bind::register_interrupts();
   module.attr("version") = GRADRING_VERSION;

@@ -12,6 +12,7 @@ namespace gradring::bind {
 void register_errors(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
+void register_gradients(pybind11::module_& module);
 void register_interrupts();
 
 // An instance of the Python class that belongs to `failure`.

@@ -189,6 +189,32 @@ void Communicator::fail(const Call& call, std::uint64_t seq, const std::exceptio
   failure.raise();
 }
 
+std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Millis timeout) {
+  std::vector<std::uint64_t> sizes(static_cast<std::size_t>(world_size()));
+  sizes[static_cast<std::size_t>(rank_)] = bytes;
+  Operation exchange;
+  exchange.request.op = OpKind::kAllGather;
+  exchange.request.dtype = DType::kInt64;
+  exchange.request.count = sizes.size();
+  exchange.input = reinterpret_cast<const std::byte*>(&sizes[static_cast<std::size_t>(rank_)]);
+  exchange.output = reinterpret_cast<std::byte*>(sizes.data());
+  run(exchange, timeout);
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank)
+    if (sizes[rank] != bytes)
+      throw Mismatch(str("empty: this rank asks for ", bytes, " bytes of shared memory, ",
+                         describe(static_cast<Rank>(rank)), " for ", sizes[rank]));
+  const DriveLock lock = lock_drive();
+  const Call call = call_of(exchange);
+  check_usable(call);
+  transport::Idle idle(*group_, timeout, true);
+  idle.waits_in(call, seq_);
+  try {
+    return engine_.share_memory(bytes, idle);
+  } catch (...) {
+    fail(call, seq_, std::current_exception(), timeout);
+  }
+}
+
 std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64_t key,
                                                   Millis timeout) {
   const auto ranks = static_cast<std::size_t>(world_size());

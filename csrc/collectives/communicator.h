@@ -38,6 +38,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on).
   void wait(Work& work, Millis timeout);
 
+  // Collective. Memory for `bytes` that every rank can reach, so that reductions in place need no
+  // copies; the same number on every rank. nullptr where not all ranks share memory.
+  std::shared_ptr<SharedArray> share_memory(std::uint64_t bytes, Millis timeout);
+
   PointToPoint& point_to_point() { return point_to_point_; }
 
   // Collective. Members with one color form a communicator, ordered by (key, rank). A negative

@@ -1,6 +1,7 @@
 #include "collectives/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "base/error.h"
@@ -20,14 +21,20 @@ bool is_same(const Request& a, const Request& b) {
          a.order == b.order && a.counts == b.counts && a.recv_counts == b.recv_counts;
 }
 
-kernels::Reduction reduction_of(const Operation& operation, Rank world_size) {
+kernels::Reduction reduction_of(const Request& request) {
   kernels::Reduction reduction;
-  reduction.dtype = operation.request.dtype;
-  reduction.op = operation.request.reduce_op;
-  if (reduction.op == ReduceOp::kAvg)
-    reduction.divisor =
-        operation.divisor != 0 ? operation.divisor : static_cast<std::uint32_t>(world_size);
+  reduction.dtype = request.dtype;
+  reduction.op = request.reduce_op;
+  if (reduction.op == ReduceOp::kAvg) reduction.divisor = divisor_of(request);
   return reduction;
+}
+
+// What Operation::divisor_at says now.
+std::uint32_t whole_divisor(double divisor) {
+  constexpr double kMost = 1 << 24;
+  return divisor >= 1 && divisor <= kMost && divisor == std::floor(divisor)
+             ? static_cast<std::uint32_t>(divisor)
+             : 1;
 }
 
 }  // namespace
@@ -75,8 +82,11 @@ Algorithm Engine::decide(const Request& request, Algorithm wanted) const {
   return choose(request, has_shared_memory_ ? shared_memory_costs() : loopback_costs());
 }
 
-void Engine::execute(const Operation& operation, const Call& call, std::uint64_t seq, Idle& idle) {
+void Engine::execute(const Operation& asked, const Call& call, std::uint64_t seq, Idle& idle) {
   waited_for_.clear();
+  Operation operation = asked;
+  if (operation.divisor_at != nullptr)
+    operation.request.divisor = whole_divisor(*operation.divisor_at);
   const Request request = complete(operation);
   if (request.world_size == 1) return run_local(request, operation);
   const Algorithm algorithm = decide(request, operation.algorithm);
@@ -100,8 +110,9 @@ const Plan& Engine::plan_for(const Request& request, Algorithm algorithm) {
 
 void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& call,
                       std::uint64_t seq, Idle& idle) {
-  const auto ranks = static_cast<Rank>(group_->members.size());
-  PlanRun run(plan, call, seq, reduction_of(operation, ranks),
+  Request request = operation.request;
+  request.world_size = static_cast<Rank>(group_->members.size());
+  PlanRun run(plan, call, seq, reduction_of(request),
               {operation.input, operation.output, scratch(plan.scratch_bytes)});
   try {
     while (!run.advance(mesh_)) {
@@ -139,8 +150,13 @@ void Engine::agree(const Call& call, std::uint64_t seq, Idle& idle) {
 void Engine::run_flat(const Request& request, const Operation& operation, const Call& call,
                       std::uint64_t seq, Idle& idle) {
   try {
-    if (!flat_) make_segment(idle);
-    flat_->run(request, call, seq, operation.input, operation.output, idle);
+    const auto ranks = static_cast<Rank>(group_->members.size());
+    if (!flat_)
+      flat_ = std::make_unique<Flat>(meet_segment(Flat::memory_bytes(ranks), idle), rank_, ranks);
+    SharedArrays::Found shared;
+    if (request.op == OpKind::kAllReduce && operation.input == operation.output)
+      shared = shared_arrays_.find(operation.input, bytes_of(request));
+    flat_->run(request, call, seq, operation.input, operation.output, idle, shared);
   } catch (...) {
     if (flat_ && flat_->awaited() >= 0)
       waited_for_ = str("; waiting for ", describe(flat_->awaited()));
@@ -148,25 +164,30 @@ void Engine::run_flat(const Request& request, const Operation& operation, const 
   }
 }
 
+std::shared_ptr<SharedArray> Engine::share_memory(std::size_t bytes, Idle& idle) {
+  const auto ranks = static_cast<Rank>(group_->members.size());
+  if (!has_shared_memory_ || ranks == 1) return nullptr;
+  const std::uint32_t number = shared_arrays_.next_number();
+  auto array = std::make_shared<SharedArray>(
+      meet_segment(SharedArray::memory_bytes(ranks, bytes), idle), rank_, ranks, bytes, number);
+  shared_arrays_.add(array);
+  return array;
+}
+
 // The group's first rank makes the segment and passes it on; the others wait for it to come through
 // the door.
-void Engine::make_segment(Idle& idle) {
+transport::SharedMemory Engine::meet_segment(std::size_t bytes, Idle& idle) {
   const auto ranks = static_cast<Rank>(group_->members.size());
-  const std::size_t bytes = Flat::memory_bytes(ranks);
   if (rank_ == 0) {
     auto memory = transport::SharedMemory::create(bytes);
     for (Rank peer = 1; peer < ranks; ++peer)
       world_->give_segment(*group_, group_->members[static_cast<std::size_t>(peer)], memory);
-    flat_ = std::make_unique<Flat>(std::move(memory), rank_, ranks);
-    return;
+    return memory;
   }
   const Rank leader = group_->members[0];
   while (true) {
-    if (auto arrival = group_->take(transport::Purpose::kSegment, 0, leader)) {
-      flat_ =
-          std::make_unique<Flat>(world_->take_segment(std::move(*arrival), bytes), rank_, ranks);
-      return;
-    }
+    if (auto arrival = group_->take(transport::Purpose::kSegment, 0, leader))
+      return world_->take_segment(std::move(*arrival), bytes);
     if (const auto text = group_->left(leader)) throw PeerLost(leader, *text);
     waited_for_ = str("; waiting for ", describe(0), " to share its memory");
     idle.on_links({});

@@ -14,6 +14,7 @@
 #include "collectives/hierarchy.h"
 #include "collectives/operation.h"
 #include "collectives/run.h"
+#include "collectives/shared_array.h"
 #include "transport/idle.h"
 #include "transport/mesh.h"
 #include "transport/world.h"
@@ -30,8 +31,11 @@ class Engine {
   Algorithm decide(const Request& request, Algorithm wanted) const;
 
   // Runs it to the end. Throws what PlanRun, Flat and Idle throw.
-  void execute(const Operation& operation, const Call& call, std::uint64_t seq,
-               transport::Idle& idle);
+  void execute(const Operation& asked, const Call& call, std::uint64_t seq, transport::Idle& idle);
+
+  // Memory that all ranks of the group can reach, a part of `bytes` for each; collective, and after
+  // an operation that has made all ranks sure of each other. nullptr where they share none.
+  std::shared_ptr<SharedArray> share_memory(std::size_t bytes, transport::Idle& idle);
 
   // After a failed execute: what it was waiting for, "" if for nothing: "; waiting for rank 2
   // (...): 65536 of 262144 bytes received".
@@ -56,7 +60,7 @@ class Engine {
   void agree(const Call& call, std::uint64_t seq, transport::Idle& idle);
   void run_flat(const Request& request, const Operation& operation, const Call& call,
                 std::uint64_t seq, transport::Idle& idle);
-  void make_segment(transport::Idle& idle);
+  transport::SharedMemory meet_segment(std::size_t bytes, transport::Idle& idle);
   void run_local(const Request& request, const Operation& operation) const;
   std::byte* scratch(std::uint64_t bytes);
   void note_progress(const PlanRun& run);
@@ -67,7 +71,8 @@ class Engine {
   Rank rank_;
   bool has_shared_memory_;  // With every member.
   transport::Mesh mesh_;
-  std::unique_ptr<Flat> flat_;            // Made by the first operation that uses it.
+  std::unique_ptr<Flat> flat_;  // Made by the first operation that uses it.
+  SharedArrays shared_arrays_;
   std::unique_ptr<Hierarchy> hierarchy_;  // None where it would not help.
   std::list<CachedPlan> plans_;
   std::unique_ptr<std::byte[], Free> scratch_;

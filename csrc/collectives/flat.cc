@@ -42,7 +42,7 @@ Flat::Flat(transport::SharedMemory memory, Rank rank, Rank ranks)
     : side_(std::move(memory), rank, ranks), shape_(ranks) {}
 
 void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
-               std::byte* output, transport::Idle& idle) {
+               std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
   GRADRING_ASSERT(request.world_size == side_.ranks && request.rank == side_.rank);
   GRADRING_ASSERT(supports(request));
   shape_.set(request);
@@ -56,11 +56,15 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
     check_posts(call, seq, idle);
     finish_short(request, input, output);
   } else if (reduces(request.op)) {
-    post(call, seq, nullptr, 0);
+    // What lies in shared memory on this rank may not on another: that is known from the posts.
+    post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
     FlatReduce reduce(side_, shape_, request, input, output);
-    reduce.begin(idle);
+    if (!shared.array) reduce.begin(idle);
     check_posts(call, seq, idle);
-    reduce.finish(idle);
+    if (shared.array && all_share(shared.place))
+      shared.array->reduce_in_place(side_, shape_, shared.place.offset, round_, idle);
+    else
+      reduce.finish(idle);
   } else {
     post(call, seq, nullptr, 0);
     FlatGather gather(side_, shape_, request, input, output);
@@ -91,6 +95,15 @@ void Flat::check_posts(const Call& call, std::uint64_t seq, transport::Idle& idl
                        describe(call, seq), ", rank ", members[static_cast<std::size_t>(peer)],
                        " called ", describe(theirs.call, theirs.seq)));
   }
+}
+
+bool Flat::all_share(const SharedPlace& place) const {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer)) {
+    SharedPlace theirs;
+    std::memcpy(&theirs, side_.memory.payload(peer, round_, sizeof theirs), sizeof theirs);
+    if (theirs != place) return false;
+  }
+  return true;
 }
 
 void Flat::finish_short(const Request& request, const std::byte* input, std::byte* output) {

@@ -13,6 +13,7 @@
 #include "collectives/flat_shape.h"
 #include "collectives/flat_side.h"
 #include "collectives/plan.h"
+#include "collectives/shared_array.h"
 
 namespace gradring::collectives {
 
@@ -27,8 +28,9 @@ class Flat {
   // Runs one operation; input and output may be the same memory. Throws Mismatch before anything is
   // reduced if another rank's call or seq differs, PeerLost if a rank left without taking part, and
   // whatever `idle` throws. After a throw the segment is of no more use.
+  // `shared`: where input and output lie, when they are one vector in a SharedArray.
   void run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
-           std::byte* output, transport::Idle& idle);
+           std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared = {});
 
   // The rank of the group that is waited for, or was when run() threw; else -1. Callable from any
   // thread.
@@ -40,6 +42,7 @@ class Flat {
  private:
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
   void check_posts(const Call& call, std::uint64_t seq, transport::Idle& idle);
+  bool all_share(const SharedPlace& place) const;
   void finish_short(const Request& request, const std::byte* input, std::byte* output);
 
   FlatSide side_;

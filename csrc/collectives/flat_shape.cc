@@ -24,7 +24,7 @@ void FlatShape::set(const Request& request) {
   is_uniform_ = !is_ring_ || is_order_free(request);
   const bool is_avg = request.reduce_op == ReduceOp::kAvg;
   reduction_ = {request.dtype, request.reduce_op, fold_of(request.order),
-                is_avg ? static_cast<std::uint32_t>(request.world_size) : 1};
+                is_avg ? divisor_of(request) : 1};
   const auto ranks = request.world_size;
   if (request.op == OpKind::kBarrier) {
     std::fill(begins_.begin(), begins_.end(), 0);

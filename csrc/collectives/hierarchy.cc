@@ -107,7 +107,8 @@ void Hierarchy::all_reduce(const Operation& segment, const Call& call, std::uint
   if (leaders_.engine) {
     Operation exchange = segment;
     exchange.input = partial;
-    exchange.divisor = static_cast<std::uint32_t>(ranks_);
+    if (exchange.request.divisor == 0)
+      exchange.request.divisor = static_cast<std::uint32_t>(ranks_);
     run(leaders_, exchange, call, seq, idle);
   }
   if (local_.engine) {

@@ -13,7 +13,10 @@ struct Operation {
   Algorithm algorithm = Algorithm::kAuto;
   bool is_rank_ordered =
       false;  // deterministic="rank_order": x[0] + x[1] + ..., whatever the algorithm.
-  std::uint32_t divisor = 0;         // avg: what the sum is divided by; 0: the number of ranks.
+  // avg: where the divisor comes from if it is only known when the operation's turn has come, from
+  // an earlier one of the same communicator. Whole numbers from 1 to 2^24 count; else the sum stays
+  // a sum.
+  const double* divisor_at = nullptr;
   const std::byte* input = nullptr;  // May equal output. Both outlive the operation.
   std::byte* output = nullptr;
 };

@@ -141,6 +141,10 @@ std::vector<Rank> operand_ranks(Order order, Rank world_size, Rank owner) {
   return ranks;
 }
 
+std::uint32_t divisor_of(const Request& request) {
+  return request.divisor != 0 ? request.divisor : static_cast<std::uint32_t>(request.world_size);
+}
+
 kernels::Fold fold_of(Order order) {
   return order == Order::kTree ? kernels::Fold::kTree : kernels::Fold::kLeft;
 }

@@ -115,6 +115,8 @@ struct Request {
   std::vector<std::uint64_t> counts;
   std::vector<std::uint64_t> recv_counts;
   Order order = Order::kRing;
+  // avg: what the sum is divided by; 0: the number of ranks. Of no concern to a plan.
+  std::uint32_t divisor = 0;
 };
 
 // Largest piece that is reduced at once: a few of them fit into a second-level cache.
@@ -142,6 +144,9 @@ class PlanBuilder {
   Plan plan_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges_;  // (before, after)
 };
+
+// What avg divides by.
+std::uint32_t divisor_of(const Request& request);
 
 // The one entry: dispatches on op and algorithm (never kAuto, kFlat, kHierarchical). Throws
 // InvalidArgument when the algorithm does not exist for the op or cannot give the requested order

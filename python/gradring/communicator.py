@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import sys
 import weakref
+from typing import Any
+
+import numpy as np
 
 from gradring import _core, calling
 from gradring.errors import InvalidArgument
@@ -111,6 +115,36 @@ class Communicator(Reductions, Exchanges, Messages):
             calling.milliseconds(timeout),
         )  # fmt: skip
         return None if child is None else Communicator(child)
+
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: Any = "float32", *, timeout: float | None = None
+    ) -> Any:
+        """Allocate an array that the other ranks of the host can reach; a collective call.
+
+        Where all ranks share one host's memory, an `all_reduce` in place of such an array, or of
+        the same part of it on every rank, adds the ranks' values where they lie, without copying
+        them first. The result has the same bits as that of any other array. Elsewhere it is an
+        ordinary array. The memory goes when no rank has an array over it any more.
+
+        Args:
+            shape: The same on every rank.
+            dtype: NumPy's, the same on every rank.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            A C-contiguous NumPy array; contents undefined. `torch.from_numpy` shares its memory.
+
+        Raises:
+            Mismatch: The ranks ask for different amounts.
+            PeerLost: As `all_reduce`, and so for TimedOut and Closed.
+        """
+        wanted = np.dtype(dtype)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = math.prod(sizes)
+        memory = self._core.share_memory(count * wanted.itemsize, calling.milliseconds(timeout))
+        if memory is None or count == 0:
+            return np.empty(sizes, wanted)
+        return np.frombuffer(memoryview(memory), wanted, count).reshape(sizes)
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Go on without the ranks that were lost; every surviving rank calls it.

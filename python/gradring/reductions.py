@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from gradring import arrays, calling
 from gradring.fusion import reduce_many
+from gradring.work import Work
 
 
 class Reductions(calling.Caller):
@@ -183,6 +184,18 @@ class Reductions(calling.Caller):
             count=count,
             **options,
         )
+
+    def average_bucket(self, bucket: Any, total: Any) -> Work:
+        """Add up a bucket in the background and divide it by ``total``; for the optimizers.
+
+        Args:
+            bucket: Contiguous floats; written in place.
+            total: One float64 that an earlier operation of this communicator writes, and that is
+                read when this one's turn has come. Only whole numbers from 1 to 2**24 count: with
+                any other the sum stays a sum.
+        """
+        view = arrays.view(bucket, "bucket", writes=True)
+        return Work(self._core.average(view.buffer, view.dtype, total), bucket, view.unpack)
 
     def reduce_bucket(self, bucket: arrays.View, op: str, timeout: float | None) -> None:
         """Combine a packed bucket in place; for `gradring.fusion`."""

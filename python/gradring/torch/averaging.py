@@ -1,16 +1,18 @@
 """Gradients averaged over ranks while backward still runs.
 
 A round is one step's averaging: it opens with the first gradient (one number is sent ahead, the
-rank's weight), each bucket starts as soon as it and all before it are full, and `finish` sends the
-rest, waits, and writes the averages to the parameters. Every rank sends the same operations in the
-same order, whatever its gradients; on a communicator of their own, so that operations of the user
-may come in between. Runs on the thread that runs backward and on the one that steps.
+rank's weight), each bucket starts as soon as it and all before it are full, and at the end of
+backward `finish` sends the rest, waits, and lets every ``.grad`` be its average. Every rank sends
+the same operations in the same order, whatever its gradients; on a communicator of their own, so
+that operations of the user may come in between. The first round also teaches the order in which
+backward reaches the parameters; the buckets are laid out anew in rank 0's. Runs on the thread that
+runs backward and on the one that steps.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,15 @@ import torch
 from gradring.communicator import Communicator
 from gradring.errors import Closed, Error, InvalidArgument
 from gradring.optim.averaging import no_examples, require_weight
-from gradring.torch.buckets import make_buckets
+from gradring.torch.backward import at_the_end_of_backward, is_outermost_backward
+from gradring.torch.buckets import lay_out, make_buckets
 from gradring.torch.parameters import Named
 from gradring.work import Work
+
+# Rounds after which rank 0 must have run a backward, for its order to be learned.
+_ROUNDS_TO_LEARN = 3
+# What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.
+_WHOLE_DIVISORS = 1 << 24
 
 
 class GradientAverager:
@@ -42,7 +50,8 @@ class GradientAverager:
             named: Parameters by name; those that need no gradient are left out.
             comm: To be used for nothing else.
             bucket_bytes: Most bytes in a bucket.
-            overlap: Start buckets during backward rather than in `finish`.
+            overlap: Start buckets during backward rather than in `finish`, and finish in the end
+                of backward.
         """
         self.comm = comm
         self._named = named
@@ -50,8 +59,12 @@ class GradientAverager:
         self._names = list(trainable)
         self._params = list(trainable.values())
         self._left_out = [name for name in named if name not in trainable]
-        self._buckets = make_buckets(self._params, bucket_bytes)
-        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
+        self._bucket_bytes = bucket_bytes
+        self._layout: list[list[int]] = []
+        # Until it is known better: backward begins at the end.
+        self._lay_out(range(len(self._params) - 1, -1, -1))
+        self._seen: list[int] = []  # The order of this round's gradients.
+        self._rounds_to_learn = _ROUNDS_TO_LEARN if overlap else 0
         self._is_ready = [False] * len(self._params)
         self._weight = 1.0
         self._total = np.zeros(1)
@@ -100,10 +113,21 @@ class GradientAverager:
                 "but the last backward of a step inside `with optimizer.no_sync():`"
             )
         self._put(index)
+        self._seen.append(index)
         self._start_full_buckets()
+        at_the_end_of_backward(self)
+
+    def end_backward(self) -> None:
+        """Finish; called at the end of every backward that gave gradients.
+
+        Backward may run inside backward (reentrant checkpoints): then the outer one ends the round,
+        unless nothing is missing any more.
+        """
+        if self.is_open and (all(self._is_ready) or is_outermost_backward()):
+            self.finish()
 
     def finish(self) -> None:
-        """Send what is left, wait, and write the averages; does nothing where that has been done.
+        """Send what is left, wait, and hand out the averages; nothing where that has been done.
 
         Raises:
             InvalidArgument: All ranks have weight 0; or a parameter was frozen before.
@@ -114,18 +138,25 @@ class GradientAverager:
         self._require_all_listed()
         total = self._end_round()
         if total == 0:
+            self._reset_buckets()
             raise no_examples()
+        is_divided = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
         for bucket in self._buckets:
-            bucket.divide(total)
-            for index in bucket.members:
-                bucket.take(self._params[index], index)
+            if not is_divided:
+                bucket.values.div_(total)
+            bucket.give(self._params)
+        self._reset_buckets()
         self.is_done = True
+        if self._rounds_to_learn > 0:
+            self._learn_order()
 
     def begin(self) -> None:
         """Make ready for another round; one that was not finished is ended and forgotten."""
         if self.is_open:
             self._end_round()
+            self._reset_buckets()
         self.is_done = False
+        self._seen.clear()
 
     def average_number(self, value: float) -> float:
         """Return a number averaged with the ranks' weights; a collective call."""
@@ -136,7 +167,7 @@ class GradientAverager:
     def _put(self, index: int) -> None:
         if not self.is_open:
             self._total[0] = self._weight
-            self._weighing = self._start(self._total)
+            self._weighing = self._start(self.comm.all_reduce, self._total, async_op=True)
         grad = self._params[index].grad
         if grad is not None and grad.layout != torch.strided:
             raise InvalidArgument(
@@ -144,14 +175,15 @@ class GradientAverager:
                 "(for an embedding: sparse=False)"
             )
         self._is_ready[index] = True
-        self._bucket_of[index].put(index, grad, self._weight)
+        self._bucket_of[index].put(index, self._params[index], self._weight)
 
     def _start_full_buckets(self) -> None:
         while len(self._reducing) < len(self._buckets):
             bucket = self._buckets[len(self._reducing)]
             if bucket.missing:
                 return
-            self._reducing.append(self._start(bucket.buffer))
+            # The total is there when its turn has come: operations run in their order.
+            self._reducing.append(self._start(self.comm.average_bucket, bucket.buffer, self._total))
 
     def _end_round(self) -> float:
         for index, is_ready in enumerate(self._is_ready):
@@ -163,16 +195,35 @@ class GradientAverager:
         self._weighing = None
         self._reducing.clear()
         self._is_ready = [False] * len(self._params)
+        return float(self._total[0])
+
+    def _reset_buckets(self) -> None:
         for bucket in self._buckets:
             bucket.reset()
-        return float(self._total[0])
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        layout = lay_out(order, self._params, self._bucket_bytes)
+        if layout == self._layout:
+            return
+        self._layout = layout
+        self._buckets = make_buckets(layout, self._params, self.comm)
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
+
+    def _learn_order(self) -> None:
+        self._rounds_to_learn -= 1
+        unseen = sorted(set(range(len(self._params))) - set(self._seen), reverse=True)
+        order = np.array([len(self._seen), *self._seen, *unseen], np.int64)
+        self.comm.broadcast(order)
+        if order[0] > 0:
+            self._rounds_to_learn = 0
+            self._lay_out([int(index) for index in order[1:]])
 
     def _works(self) -> list[Work]:
         return [*([] if self._weighing is None else [self._weighing]), *self._reducing]
 
-    def _start(self, array: Any) -> Work:
+    def _start(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Work:
         try:
-            work: Work = self.comm.all_reduce(array, async_op=True)
+            work: Work = operation(*arguments, **options)
         except Closed as closed:
             # What closed it came to an operation in the background, which says more.
             for started in self._works():

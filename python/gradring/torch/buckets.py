@@ -1,7 +1,9 @@
 """Buckets: gradients of several parameters that travel in one operation.
 
-A bucket is one flat tensor: each parameter's gradient times the rank's weight, then one mark a
-parameter that counts the ranks that had a gradient. Owned by `gradring.torch.averaging`.
+A bucket is one flat tensor: the slots of its parameters, then one mark a parameter that counts the
+ranks that had a gradient. Where a parameter's gradient has the dtype that travels, its ``.grad`` is
+its slot, so nothing is copied back; and a gradient that backward adds to its slot is not copied at
+all. Owned by `gradring.torch.averaging`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradring.communicator import Communicator
 from gradring.fusion import assign_buckets
 
 # How gradients travel. 16-bit ones as float32: products with weights must not overflow, and a sum
@@ -24,6 +27,8 @@ _WIRE_DTYPES = {
     torch.bfloat16: torch.float32,
 }
 
+_LINE_BYTES = 64
+
 
 class Bucket:
     """The gradients of some parameters in one flat tensor.
@@ -31,73 +36,113 @@ class Bucket:
     Attributes:
         members: Indices of its parameters in the optimizer's list.
         buffer: The flat tensor as a NumPy array over the same memory: what travels.
+        values: The part of it that holds gradients.
         missing: Number of gradients that are not in it yet.
     """
 
-    def __init__(self, members: Sequence[int], params: Sequence[torch.Tensor]) -> None:
-        """Take memory for these members of ``params``."""
+    def __init__(self, members: Sequence[int], params: Sequence[torch.Tensor], memory: Any) -> None:
+        """Take these members of ``params``, and bytes of ``memory`` (see `bytes_of`)."""
         self.members = list(members)
         tensors = [_as_real(params[index].detach()) for index in self.members]
-        values = sum(tensor.numel() for tensor in tensors)
+        count = sum(tensor.numel() for tensor in tensors)
         wire_dtype = _WIRE_DTYPES[params[self.members[0]].dtype]
-        flat = torch.zeros(values + len(tensors), dtype=wire_dtype)
+        item_bytes = wire_dtype.itemsize
+        flat = torch.from_numpy(memory[: (count + len(tensors)) * item_bytes]).view(wire_dtype)
         self.buffer: Any = flat.numpy()
-        self._values = flat[:values]
-        self._marks = flat[values:]
-        parts = torch.split(self._values, [tensor.numel() for tensor in tensors])
+        self.values = flat[:count]
+        self._marks = self.buffer[count:]
+        parts = torch.split(self.values, [tensor.numel() for tensor in tensors])
         self._slots = {
             index: part.view(tensor.shape)
             for index, part, tensor in zip(self.members, parts, tensors, strict=True)
         }
         self._places = {index: place for place, index in enumerate(self.members)}
-        self.missing = len(self.members)
+        # Whose .grad can be the slot itself.
+        self._is_grad = {
+            index: params[index].dtype == wire_dtype and params[index].is_contiguous()
+            for index in self.members
+        }
+        self.reset()
 
-    def put(self, index: int, grad: torch.Tensor | None, weight: float) -> None:
+    def put(self, index: int, param: torch.Tensor, weight: float) -> None:
         """Take a parameter's gradient, or that there is none here."""
-        slot = self._slots[index]
-        counts = grad is not None and weight > 0
-        if grad is None or not counts:
-            slot.zero_()
-        else:
-            slot.copy_(_as_real(grad))
-            if weight != 1:
-                slot.mul_(weight)
-        self._marks[self._places[index]] = float(counts)
+        slot, grad = self._slots[index], param.grad
         self.missing -= 1
+        if grad is None or weight == 0:
+            slot.zero_()
+            self._marks[self._places[index]] = 0
+            return
+        if grad is not slot:
+            grad = _as_real(grad.detach() if grad.requires_grad else grad)
+            if weight != 1 and grad.dtype == slot.dtype:
+                torch.mul(grad, weight, out=slot)
+            else:
+                slot.copy_(grad)
+                if weight != 1:
+                    slot.mul_(weight)
+            if self._is_grad[index]:
+                param.grad = slot
+        elif weight != 1:
+            slot.mul_(weight)
 
-    def divide(self, total: float) -> None:
-        """Turn the sums over all ranks into averages."""
-        if total != 1:
-            self._values.div_(total)
+    def give(self, params: Sequence[torch.Tensor]) -> None:
+        """Let every ``.grad`` be the average, or stay absent where no rank had a gradient."""
+        has_gaps = not self._marks.all()
+        for index in self.members:
+            if has_gaps and self._marks[self._places[index]] == 0:
+                continue
+            param = params[index]
+            if self._is_grad[index]:
+                if param.grad is not self._slots[index]:
+                    param.grad = self._slots[index]
+                continue
+            if param.grad is None:
+                param.grad = torch.empty_like(param)
+            _as_real(param.grad).copy_(self._slots[index])
 
     def reset(self) -> None:
         """Wait for every gradient anew."""
         self.missing = len(self.members)
-
-    def take(self, param: torch.Tensor, index: int) -> None:
-        """Write the average to ``param.grad``, or leave it absent if no rank had a gradient."""
-        if self._marks[self._places[index]] == 0:
-            return
-        if param.grad is None:
-            param.grad = torch.empty_like(param)
-        _as_real(param.grad).copy_(self._slots[index])
+        self._marks[:] = 1
 
 
-def make_buckets(params: Sequence[torch.Tensor], bucket_bytes: int) -> list[Bucket]:
-    """Lay out buckets in the order in which backward usually reaches the parameters: from the end.
+def make_buckets(
+    layout: Sequence[Sequence[int]], params: Sequence[torch.Tensor], comm: Communicator
+) -> list[Bucket]:
+    """Take memory for buckets, which the ranks of a host reach into; a collective call."""
+    sizes = [bytes_of(members, params) for members in layout]
+    memory = comm.empty(sum(sizes), "uint8")
+    buckets, begin = [], 0
+    for members, size in zip(layout, sizes, strict=True):
+        buckets.append(Bucket(members, params, memory[begin : begin + size]))
+        begin += size
+    return buckets
+
+
+def bytes_of(members: Sequence[int], params: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of a bucket, in whole cache lines."""
+    item_bytes = _WIRE_DTYPES[params[members[0]].dtype].itemsize
+    count = sum(_as_real(params[index].detach()).numel() + 1 for index in members)
+    return -(-count * item_bytes // _LINE_BYTES) * _LINE_BYTES
+
+
+def lay_out(
+    order: Sequence[int], params: Sequence[torch.Tensor], bucket_bytes: int
+) -> list[list[int]]:
+    """Group parameters so that no bucket holds more than ``bucket_bytes`` of gradients.
 
     Args:
-        params: In the order of the forward pass.
+        order: Indices of all parameters, as backward reaches them.
+        params: What they are indices of.
         bucket_bytes: Most bytes in a bucket; a larger parameter gets one of its own.
     """
-    order = range(len(params) - 1, -1, -1)
     dtypes = [_WIRE_DTYPES[params[index].dtype] for index in order]
     sizes = [
         _as_real(params[index].detach()).numel() * dtype.itemsize
         for index, dtype in zip(order, dtypes, strict=True)
     ]
     groups = assign_buckets(sizes, dtypes, bucket_bytes)
-    return [Bucket([order[position] for position in group], params) for group in groups]
+    return [[order[position] for position in group] for group in groups]
 
 
 def can_travel(param: torch.Tensor) -> bool:

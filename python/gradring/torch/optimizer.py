@@ -84,7 +84,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def synchronize(self) -> None:
-        """Wait until every ``.grad`` is the average over all ranks, to clip it before `step`."""
+        """Wait until every ``.grad`` is the average over all ranks, to look at it before `step`.
+
+        Backward does it by itself, except with ``overlap=False``; a rank that has run no backward
+        in this step calls it before it looks, and before any collective of its own.
+        """
         if self._averager is not None:
             self._averager.finish()
 
@@ -201,7 +205,8 @@ def distributed(
 
     Every rank gets rank 0's initial values. From then on gradients are averaged over the ranks, in
     buckets that travel while backward still runs, and every rank does the same step: all hold the
-    same parameters, bit for bit. State is local; load a saved one on every rank.
+    same parameters, bit for bit. When ``backward()`` returns, every ``.grad`` is the average (and a
+    view of a bucket: clone it to keep it). State is local; load a saved one on every rank.
 
     Args:
         optimizer: Any of `torch.optim` or one like it, with parameters on the CPU; it is changed in

@@ -1,0 +1,39 @@
+// _core.Work: an operation in flight, as Python holds it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "bind/arrays.h"
+#include "collectives/communicator.h"
+
+namespace gradring::bind {
+
+inline Millis timeout_of(const collectives::Communicator& communicator, std::int64_t timeout_ms) {
+  return timeout_ms < 0 ? communicator.timeout() : Millis{timeout_ms};
+}
+
+// An operation in flight and the buffers it uses, which stay exported (and so alive and in place)
+// until it is done.
+struct PendingWork {
+  std::shared_ptr<collectives::Communicator> communicator;
+  std::shared_ptr<collectives::Work> work;
+  std::shared_ptr<collectives::Transfer> transfer;
+  Buffer input;
+  Buffer output;
+
+  void wait(std::int64_t timeout_ms) {
+    const pybind11::gil_scoped_release release;
+    const Millis timeout = timeout_of(*communicator, timeout_ms);
+    if (work)
+      communicator->wait(*work, timeout);
+    else
+      communicator->point_to_point().wait(transfer, timeout);
+  }
+  bool done() const {
+    return work ? work->is_done() : communicator->point_to_point().is_done(*transfer);
+  }
+};
+
+}  // namespace gradring::bind

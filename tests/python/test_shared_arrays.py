@@ -1,0 +1,78 @@
+"""Communicator.empty: arrays that the ranks of a host reduce where they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from thread_ranks import TRANSPORTS
+
+
+def filled(array: Any, seed: int) -> Any:
+    array[...] = np.random.default_rng(seed).standard_normal(array.shape)
+    return array
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_an_array_from_empty_gives_the_bits_of_any_other(
+    world: GetWorld, size: int, transport: str
+) -> None:
+    def reduce(comm: Any) -> None:
+        shared = comm.empty((300, 401), "float32")
+        assert shared.flags.c_contiguous
+        assert shared.flags.writeable
+        for op in ("sum", "avg", "max"):
+            ordinary = filled(np.empty((300, 401), np.float32), comm.rank)
+            shared[...] = ordinary
+            for x in (ordinary, shared):
+                comm.all_reduce(x, op)
+            assert np.array_equal(shared.view(np.uint32), ordinary.view(np.uint32))
+        part = filled(shared[7:290], comm.rank)
+        assert np.array_equal(comm.all_reduce(part.copy()), comm.all_reduce(part))
+
+    world(size, transport).run(reduce)
+
+
+def test_shapes_and_dtypes_are_numpys(world: GetWorld) -> None:
+    def make(comm: Any) -> None:
+        assert comm.empty(3).dtype == np.float32
+        assert comm.empty((2, 3), np.int64).shape == (2, 3)
+        assert comm.empty((0, 3), "float64").shape == (0, 3)
+        assert comm.empty((), "float64").shape == ()
+
+    world(2, "shm").run(make)
+
+
+def test_ranks_that_pass_different_parts_still_get_the_sum(world: GetWorld) -> None:
+    def reduce(comm: Any) -> float:
+        shared = comm.empty(100_000, "float64")
+        # One rank from the beginning, one from further on, one from memory of its own.
+        x = (shared[:50_000], shared[50_000:], np.empty(50_000))[comm.rank]
+        x[...] = comm.rank + 1
+        comm.all_reduce(x)
+        return float(x.min()) if x.min() == x.max() else -1
+
+    assert world(3, "shm").run(reduce) == [6, 6, 6]
+
+
+def test_an_array_outlives_its_communicator(world: GetWorld) -> None:
+    def make(comm: Any) -> bool:
+        child = comm.split(0)
+        array = child.empty(100_000)
+        array[...] = 1
+        child.all_reduce(array)
+        child.close()
+        return bool((array == 2).all())
+
+    assert world(2, "shm").run(make) == [True, True]
+
+
+def test_ranks_that_ask_for_different_sizes_are_told(fresh_world: Any) -> None:
+    errors = fresh_world(2, "shm").errors(lambda comm: comm.empty(3 + comm.rank))
+    assert [type(error) for error in errors] == [gr.Mismatch, gr.Mismatch]
+    assert "12 bytes" in str(errors[0])
