@@ -1,29 +1,55 @@
 #include "base/error.h"
 
 namespace gradring {
+namespace {
+
+template <typename Kind>
+[[noreturn]] void raise_with(Kind error, const std::string& note) {
+  error.note = note;
+  throw error;
+}
+
+}  // namespace
+
+std::string_view name(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kInvalidArgument: return "InvalidArgument";
+    case ErrorKind::kMismatch: return "Mismatch";
+    case ErrorKind::kPeerLost: return "PeerLost";
+    case ErrorKind::kTimedOut: return "TimedOut";
+    case ErrorKind::kAuthError: return "AuthError";
+    case ErrorKind::kProtocolError: return "ProtocolError";
+    case ErrorKind::kDeviceError: return "DeviceError";
+    case ErrorKind::kClosed: return "Closed";
+    case ErrorKind::kInternalError:
+    case ErrorKind::kInterrupted:
+    case ErrorKind::kNone: break;
+  }
+  return "InternalError";
+}
 
 void Failure::raise() const {
   switch (kind) {
-    case ErrorKind::kInvalidArgument: throw InvalidArgument(text);
-    case ErrorKind::kMismatch: throw Mismatch(text);
-    case ErrorKind::kPeerLost: throw PeerLost(rank, text);
-    case ErrorKind::kTimedOut: throw TimedOut(text);
-    case ErrorKind::kAuthError: throw AuthError(text);
-    case ErrorKind::kProtocolError: throw ProtocolError(text);
-    case ErrorKind::kClosed: throw Closed(text);
-    case ErrorKind::kInterrupted: throw Interrupted(text);
+    case ErrorKind::kInvalidArgument: raise_with(InvalidArgument(text), note);
+    case ErrorKind::kMismatch: raise_with(Mismatch(text), note);
+    case ErrorKind::kPeerLost: raise_with(PeerLost(rank, text), note);
+    case ErrorKind::kTimedOut: raise_with(TimedOut(text), note);
+    case ErrorKind::kAuthError: raise_with(AuthError(text), note);
+    case ErrorKind::kProtocolError: raise_with(ProtocolError(text), note);
+    case ErrorKind::kClosed: raise_with(Closed(text), note);
+    case ErrorKind::kInterrupted: raise_with(Interrupted(text), note);
     case ErrorKind::kDeviceError:
     case ErrorKind::kInternalError:
     case ErrorKind::kNone: break;
   }
-  throw InternalError(text);
+  raise_with(InternalError(text), note);
 }
 
 Failure Failure::from(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLost*>(&error))
-    return {ErrorKind::kPeerLost, lost->rank, lost->what()};
+    return {ErrorKind::kPeerLost, lost->rank, lost->what(), lost->note};
   if (const auto* known = dynamic_cast<const Error*>(&error))
-    return {known->kind(), -1, known->what()};
+    return {known->kind(), -1, known->what(), known->note};
   return {ErrorKind::kInternalError, -1, error.what()};
 }
 

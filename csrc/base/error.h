@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "base/text.h"
 #include "base/types.h"
@@ -26,11 +27,14 @@ enum class ErrorKind : std::uint8_t {
   kInternalError = 9,
   kInterrupted = 10,
 };
+std::string_view name(ErrorKind kind);  // "PeerLost", ...: the Python class.
 
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
   ErrorKind kind() const { return kind_; }
+
+  std::string note;  // As in Failure.
 
  private:
   ErrorKind kind_;
@@ -77,6 +81,8 @@ struct Failure {
   ErrorKind kind = ErrorKind::kNone;
   Rank rank = -1;  // PeerLost: who.
   std::string text;
+  std::string note =
+      {};  // What helps this process only, such as a file's name. Not sent to others.
 
   explicit operator bool() const { return kind != ErrorKind::kNone; }
   [[noreturn]] void raise() const;  // Throws the class that belongs to `kind`.

@@ -11,28 +11,18 @@ namespace {
 
 namespace py = pybind11;
 
-const char* class_name(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kInvalidArgument: return "InvalidArgument";
-    case ErrorKind::kMismatch: return "Mismatch";
-    case ErrorKind::kPeerLost: return "PeerLost";
-    case ErrorKind::kTimedOut: return "TimedOut";
-    case ErrorKind::kAuthError: return "AuthError";
-    case ErrorKind::kProtocolError: return "ProtocolError";
-    case ErrorKind::kDeviceError: return "DeviceError";
-    case ErrorKind::kClosed: return "Closed";
-    case ErrorKind::kInternalError:
-    case ErrorKind::kInterrupted:
-    case ErrorKind::kNone: break;
-  }
-  return "InternalError";
-}
-
 }  // namespace
 
 py::object to_python(const Failure& failure) {
-  const py::object type = py::module_::import("gradring.errors").attr(class_name(failure.kind));
+  const py::object type =
+      py::module_::import("gradring.errors").attr(std::string(name(failure.kind)).c_str());
   py::object error = type(failure.text);
+  // What add_note() does since Python 3.11; before it the attribute is merely there.
+  if (!failure.note.empty()) {
+    py::list notes;
+    notes.append(failure.note);
+    error.attr("__notes__") = notes;
+  }
   if (failure.kind == ErrorKind::kPeerLost) error.attr("rank") = failure.rank;
   return error;
 }

@@ -27,7 +27,9 @@ TransportMode mode_of(const std::string& text) {
 std::shared_ptr<gradring::collectives::Communicator> join(
     Rank rank, Rank world_size, const std::string& rendezvous, const py::bytes& secret,
     const std::string& transport, std::int64_t timeout_ms, std::int64_t heartbeat_timeout_ms,
-    const std::string& interface, int listen_fd, const std::string& host_label) {
+    const std::string& interface, int listen_fd, const std::string& host_label,
+    std::size_t record_operations, const std::string& record_directory,
+    const std::string& trace_directory) {
   JoinOptions options;
   options.rank = rank;
   options.world_size = world_size;
@@ -39,6 +41,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.interface = interface;
   options.listen_fd = listen_fd;
   options.host_label = host_label;
+  options.record = {record_operations, record_directory, trace_directory};
   options.check_interrupt = [] { gradring::transport::run_interrupt_check(); };
   const py::gil_scoped_release release;
   return gradring::collectives::Communicator::join(options);
@@ -57,5 +60,6 @@ PYBIND11_MODULE(_core, module) {
   module.def("join", &join, py::kw_only(), py::arg("rank"), py::arg("world_size"),
              py::arg("rendezvous"), py::arg("secret"), py::arg("transport"), py::arg("timeout_ms"),
              py::arg("heartbeat_timeout_ms"), py::arg("interface"), py::arg("listen_fd"),
-             py::arg("host_label") = "");
+             py::arg("host_label") = "", py::arg("record_operations") = 1024,
+             py::arg("record_directory") = "", py::arg("trace_directory") = "");
 }

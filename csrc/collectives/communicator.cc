@@ -14,6 +14,7 @@ using transport::World;
 
 constexpr std::uint64_t kWorldGroup = 1;
 constexpr Millis kForGood{std::chrono::hours(24 * 365)};
+constexpr std::size_t kQueuedShown = 64;
 
 Rank index_of(const std::vector<Rank>& members, Rank world_rank) {
   return static_cast<Rank>(std::find(members.begin(), members.end(), world_rank) - members.begin());
@@ -26,16 +27,28 @@ std::shared_ptr<Communicator> Communicator::join(const transport::JoinOptions& o
   std::vector<Rank> members(static_cast<std::size_t>(world->world_size()));
   for (std::size_t rank = 0; rank < members.size(); ++rank) members[rank] = static_cast<Rank>(rank);
   auto group = world->make_group(kWorldGroup, std::move(members));
-  return std::make_shared<Communicator>(std::move(world), std::move(group));
+  auto recorder = std::make_shared<FlightRecorder>(*world, world->record_options());
+  return std::make_shared<Communicator>(std::move(world), std::move(group), std::move(recorder));
 }
 
-Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<Group> group)
+Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<Group> group,
+                           std::shared_ptr<FlightRecorder> recorder)
     : world_(std::move(world)),
       group_(std::move(group)),
+      recorder_(std::move(recorder)),
+      logbook_(recorder_->open(group_, [this] { return queued(); })),
       rank_(index_of(group_->members, world_->rank())),
-      point_to_point_(world_, group_, rank_),
+      point_to_point_(world_, group_, rank_, logbook_),
       engine_(world_, group_, rank_) {
   world_->enter();
+  // This rank may be in no call of ours when the news comes: then that is what the record shows.
+  group_->on_failure(
+      [world = world_.get(), recorder = std::weak_ptr(recorder_)](const Failure& failure) {
+        if (failure.kind == ErrorKind::kClosed) return;
+        world->scribe().post([recorder, failure] {
+          if (const auto found = recorder.lock()) found->save(failure);
+        });
+      });
 }
 
 Communicator::~Communicator() {
@@ -75,7 +88,7 @@ void Communicator::check_usable(const Call& next) const {
   // It happened between two calls: the next one raises it, as if it had been in there.
   if (group_->note_told()) {
     failure.text = str("before ", gradring::describe(next), ": ", failure.text);
-    failure.raise();
+    logbook_->noted(failure).raise();
   }
   throw Closed(str("this communicator is closed since: ", failure.text), failure);
 }
@@ -94,13 +107,15 @@ void Communicator::run(const Operation& operation, Millis timeout) {
   world_->check_process();
   if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(operation);
   const DriveLock lock = lock_drive();
-  execute(operation, timeout, true);
+  execute(operation, timeout);
 }
 
 std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis timeout) {
-  check_usable(call_of(operation));
-  auto work =
-      std::make_shared<Work>([this, operation, timeout] { execute(operation, timeout, false); });
+  const Call call = call_of(operation);
+  check_usable(call);
+  const Ticks now = ticks_now();
+  auto work = std::make_shared<Work>(
+      [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now);
   const std::lock_guard lock(queue_mutex_);
   if (queue_.size() >= limits::kQueuedWorks)
     throw InvalidArgument(
@@ -163,19 +178,39 @@ void Communicator::run_progress() {
   }
 }
 
-void Communicator::execute(const Operation& operation, Millis timeout, bool interruptible) {
+// What waits behind the operation that runs; not all of a long queue.
+std::vector<OperationRecord> Communicator::queued() {
+  const std::lock_guard lock(queue_mutex_);
+  std::vector<OperationRecord> records;
+  for (const auto& work : queue_) {
+    if (records.size() >= kQueuedShown) break;
+    OperationRecord& record = records.emplace_back();
+    record.state = OperationState::kQueued;
+    record.call = work->call;
+    record.queued = work->queued;
+  }
+  return records;
+}
+
+// `queued`: when it was submitted, if it was; then this is no user's thread.
+void Communicator::execute(const Operation& operation, Millis timeout, Ticks queued) {
   const Call call = call_of(operation);
   check_usable(call);
   const std::uint64_t seq = ++seq_;
   group_->begin_call(seq);
-  transport::Idle idle(*group_, timeout, interruptible);
+  transport::Idle idle(*group_, timeout, queued == 0);
   idle.waits_in(call, seq);
+  OperationRing::Slot* record = logbook_->collectives.begin(call, seq, queued);
+  idle.records_in(record);
   try {
     engine_.execute(operation, call, seq, idle);
+    logbook_->collectives.end(record, OperationState::kFinished);
   } catch (const InvalidArgument&) {
     --seq_;  // Nothing was sent: the call has not happened.
+    logbook_->collectives.end(record, OperationState::kFailed);
     throw;
   } catch (...) {
+    logbook_->collectives.end(record, OperationState::kFailed);
     fail(call, seq, std::current_exception(), timeout);
   }
 }
@@ -186,7 +221,7 @@ void Communicator::fail(const Call& call, std::uint64_t seq, const std::exceptio
       find_cause(*world_, *group_, call, seq, error, engine_.waited_for(), timeout);
   group_->fail(failure);
   group_->note_told();
-  failure.raise();
+  logbook_->noted(failure).raise();
 }
 
 std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Millis timeout) {
@@ -267,7 +302,8 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
 
 std::shared_ptr<Communicator> Communicator::make_child(std::uint64_t id,
                                                        std::vector<Rank> members) {
-  return std::make_shared<Communicator>(world_, world_->make_group(id, std::move(members)));
+  return std::make_shared<Communicator>(world_, world_->make_group(id, std::move(members)),
+                                        recorder_);
 }
 
 void Communicator::close() {
@@ -280,6 +316,7 @@ void Communicator::close() {
     queue_filled_.notify_all();
     progress = std::move(progress_);
   }
+  recorder_->close(logbook_);
   if (progress.joinable()) progress.join();
   point_to_point_.stop();
   const std::lock_guard drive(

@@ -13,6 +13,7 @@
 
 #include "base/turn.h"
 #include "collectives/engine.h"
+#include "collectives/flight_recorder.h"
 #include "collectives/point_to_point.h"
 #include "collectives/work.h"
 
@@ -21,7 +22,8 @@ namespace gradring::collectives {
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> join(const transport::JoinOptions& options);
-  Communicator(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group);
+  Communicator(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
+               std::shared_ptr<FlightRecorder> recorder);
   ~Communicator();
 
   Rank rank() const { return rank_; }
@@ -43,6 +45,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<SharedArray> share_memory(std::uint64_t bytes, Millis timeout);
 
   PointToPoint& point_to_point() { return point_to_point_; }
+  FlightRecorder& recorder() { return *recorder_; }
 
   // Collective. Members with one color form a communicator, ordered by (key, rank). A negative
   // color gets none.
@@ -63,14 +66,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   DriveLock lock_drive();
   void let_queue_go_first(const Operation& operation);
-  void execute(const Operation& operation, Millis timeout, bool interruptible);
+  void execute(const Operation& operation, Millis timeout, Ticks queued = 0);
   [[noreturn]] void fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
                          Millis timeout);
   void run_progress();
+  std::vector<OperationRecord> queued();
   std::shared_ptr<Communicator> make_child(std::uint64_t id, std::vector<Rank> members);
 
   std::shared_ptr<transport::World> world_;
   std::shared_ptr<transport::Group> group_;
+  std::shared_ptr<FlightRecorder> recorder_;
+  std::shared_ptr<Logbook> logbook_;
   Rank rank_;
   PointToPoint point_to_point_;
 

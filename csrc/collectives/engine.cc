@@ -15,6 +15,8 @@ constexpr std::size_t kPlansKept = 32;
 constexpr std::size_t kStreamsShown = 4;
 // Below it the extra steps inside the hosts cost more than the bytes they save on the network.
 constexpr std::uint64_t kHierarchicalBytes = 64 * 1024;
+// What comes before the first wait of an operation of this size takes less than reading a clock.
+constexpr std::uint64_t kStampLaterBytes = 1024;
 
 bool is_same(const Request& a, const Request& b) {
   return a.op == b.op && a.dtype == b.dtype && a.root == b.root && a.count == b.count &&
@@ -88,6 +90,9 @@ void Engine::execute(const Operation& asked, const Call& call, std::uint64_t seq
   if (operation.divisor_at != nullptr)
     operation.request.divisor = whole_divisor(*operation.divisor_at);
   const Request request = complete(operation);
+  // A short one is stamped when it first waits, which costs nothing then.
+  if (auto* record = idle.record(); record != nullptr && bytes_of(request) > kStampLaterBytes)
+    record->stamp();
   if (request.world_size == 1) return run_local(request, operation);
   const Algorithm algorithm = decide(request, operation.algorithm);
   if (algorithm == Algorithm::kFlat) return run_flat(request, operation, call, seq, idle);
@@ -114,16 +119,33 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
   request.world_size = static_cast<Rank>(group_->members.size());
   PlanRun run(plan, call, seq, reduction_of(request),
               {operation.input, operation.output, scratch(plan.scratch_bytes)});
+  PlanRun::Traffic before;  // An operation may be made of several plans.
+  if (auto* record = idle.record()) {
+    record->stamp();
+    before = {record->sent(), 0, record->received(), 0};
+    record->expect(run.traffic().to_send, run.traffic().to_receive);
+  }
   try {
     while (!run.advance(mesh_)) {
       if (run.has_moved()) idle.reset();
       run.interests(mesh_, interests_);
+      record_progress(run, before, idle);
       idle.on_links(interests_);
     }
+    record_progress(run, before, idle);
   } catch (...) {
+    record_progress(run, before, idle);
     note_progress(run);
     throw;
   }
+}
+
+void Engine::record_progress(const PlanRun& run, const PlanRun::Traffic& before, Idle& idle) {
+  auto* record = idle.record();
+  if (record == nullptr) return;
+  const PlanRun::Traffic now = run.traffic();
+  record->set_moved(before.sent + now.sent, before.received + now.received);
+  idle.waits_for(run.awaited());
 }
 
 void Engine::run_hierarchy(const Operation& operation, const Call& call, std::uint64_t seq,

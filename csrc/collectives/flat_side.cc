@@ -16,6 +16,7 @@ void FlatSide::wait_longer(Rank peer, Word& word, std::uint32_t target, transpor
 
 void FlatSide::wait_a_little(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle) {
   awaited_.store(peer, std::memory_order_relaxed);
+  idle.waits_for(peer);
   throw_if_gone(peer, word, target, idle);
   const std::uint32_t seen = word.value.load(std::memory_order_relaxed);
   if (!word.has_reached(target)) idle.on_word(word.value, seen, word.sleepers);

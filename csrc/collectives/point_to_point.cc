@@ -17,10 +17,12 @@ constexpr Millis kForGood{std::chrono::hours(24 * 365)};
 }  // namespace
 
 PointToPoint::PointToPoint(std::shared_ptr<transport::World> world,
-                           std::shared_ptr<transport::Group> group, Rank rank)
+                           std::shared_ptr<transport::Group> group, Rank rank,
+                           std::shared_ptr<Logbook> logbook)
     : world_(world),
       group_(group),
       rank_(rank),
+      logbook_(std::move(logbook)),
       mesh_(world, group, kLane),
       peers_(group->members.size()) {}
 
@@ -46,6 +48,14 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
   {
     const std::lock_guard lock(mutex_);
     posted_.push_back(transfer);
+    transfer->record = logbook_->messages.begin(transfer->call, 0);
+    if (transfer->record != nullptr) {
+      transfer->record->stamp();
+      transfer->record->set_message(group_->members[static_cast<std::size_t>(transfer->peer)],
+                                    transfer->tag);
+      transfer->record->expect(transfer->is_recv ? 0 : transfer->bytes,
+                               transfer->is_recv ? transfer->bytes : 0);
+    }
     if (in_background) {
       ++background_;
       if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
@@ -104,7 +114,7 @@ Failure PointToPoint::give_up(const Transfer& transfer, const std::exception_ptr
   group_->note_told();
   if (!seat.owns_lock()) seat.lock();
   fail_all(failure);
-  return failure;
+  return logbook_->noted(failure);
 }
 
 void PointToPoint::run_background() {
@@ -188,6 +198,8 @@ bool PointToPoint::push(Rank rank, Peer& peer) {
   const transport::Io io = link->send_some(head, body);
   if (io.closed) throw LinkClosed{rank, false, of_body, transfer.bytes};
   peer.sent += io.bytes;
+  if (transfer.record != nullptr && peer.sent >= wire::kOpHeaderBytes)
+    transfer.record->set_moved(peer.sent - wire::kOpHeaderBytes, 0);
   if (peer.sent == wire::kOpHeaderBytes + transfer.bytes) {
     finish(transfer);
     peer.sends.pop_front();
@@ -213,6 +225,8 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
   const transport::Io io =
       link->recv_some({}, std::span(data + peer.received, std::min(left, kTurnBytes)));
   peer.received += io.bytes;
+  if (peer.target && peer.target->record != nullptr)
+    peer.target->record->set_moved(0, peer.received);
   if (peer.received == peer.arriving.bytes)
     finish_payload(peer);
   else if (io.closed)
@@ -319,6 +333,11 @@ void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
   if (transfer.is_done) return;
   transfer.failure = failure;
   transfer.is_done = true;
+  if (transfer.record != nullptr && !failure)
+    transfer.record->set_moved(transfer.is_recv ? 0 : transfer.bytes,
+                               transfer.is_recv ? transfer.bytes : 0);
+  logbook_->messages.end(transfer.record,
+                         failure ? OperationState::kFailed : OperationState::kFinished);
   changed_.notify_all();
 }
 

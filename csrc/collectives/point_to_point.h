@@ -14,6 +14,7 @@
 
 #include "base/call.h"
 #include "base/turn.h"
+#include "collectives/flight_recorder.h"
 #include "transport/idle.h"
 #include "transport/mesh.h"
 #include "wire/op_header.h"
@@ -31,6 +32,7 @@ struct Transfer {
   std::uint64_t bytes = 0;
 
   // Guarded by PointToPoint::mutex_.
+  OperationRing::Slot* record = nullptr;
   bool is_done = false;
   Failure failure;
 };
@@ -38,7 +40,7 @@ struct Transfer {
 class PointToPoint {
  public:
   PointToPoint(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
-               Rank rank);
+               Rank rank, std::shared_ptr<Logbook> logbook);
   ~PointToPoint();
 
   // Starts a transfer; it advances while any thread waits or, if `in_background`, on a thread of
@@ -97,6 +99,7 @@ class PointToPoint {
   std::shared_ptr<transport::World> world_;
   std::shared_ptr<transport::Group> group_;
   Rank rank_;
+  std::shared_ptr<Logbook> logbook_;  // Its ring of messages is written under mutex_.
 
   Turn drive_;  // The driver's seat: guards mesh_, peers_, interests_.
   transport::Mesh mesh_;

@@ -194,6 +194,26 @@ void PlanRun::interests(transport::Peers& peers,
       find(peers.link(stream.peer)).wants_send = true;
 }
 
+PlanRun::Traffic PlanRun::traffic() const {
+  Traffic traffic;
+  for (const Stream& stream : sends_) {
+    traffic.sent += stream.total_bytes;
+    traffic.to_send += stream.expected_bytes;
+  }
+  for (const Stream& stream : recvs_) {
+    traffic.received += stream.total_bytes;
+    traffic.to_receive += stream.expected_bytes;
+  }
+  return traffic;
+}
+
+Rank PlanRun::awaited() const {
+  for (const auto* streams : {&recvs_, &sends_})
+    for (const Stream& stream : *streams)
+      if (!stream.is_done()) return stream.peer;
+  return -1;
+}
+
 std::vector<StreamProgress> PlanRun::unfinished() const {
   std::vector<StreamProgress> progress;
   for (const Stream& stream : recvs_)

@@ -67,6 +67,15 @@ class PlanRun {
   bool has_moved() const { return has_moved_; }  // The last advance() made progress.
   // What to wait for after advance() returned false.
   void interests(transport::Peers& peers, std::vector<transport::Interest>& interests) const;
+  // Payload that went over the links so far, and that will have gone in the end.
+  struct Traffic {
+    std::uint64_t sent = 0;
+    std::uint64_t to_send = 0;
+    std::uint64_t received = 0;
+    std::uint64_t to_receive = 0;
+  };
+  Traffic traffic() const;
+  Rank awaited() const;  // The first that something has still to come from, or go to; -1: none.
   // The streams that are not through yet, the ones that block first.
   std::vector<StreamProgress> unfinished() const;
 

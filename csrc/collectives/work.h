@@ -7,15 +7,21 @@
 #include <functional>
 #include <mutex>
 
+#include "base/call.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/ticks.h"
 
 namespace gradring::collectives {
 
 class Work {
  public:
   // `carry_out` runs the operation to its end on the calling thread; it throws what went wrong.
-  explicit Work(std::function<void()> carry_out) : carry_out_(std::move(carry_out)) {}
+  Work(std::function<void()> carry_out, const Call& submitted, Ticks when)
+      : call(submitted), queued(when), carry_out_(std::move(carry_out)) {}
+
+  const Call call;
+  const Ticks queued;
 
   void run();  // Once, by the thread that took it from the queue. Never throws.
   void cancel(const Failure& failure);  // Instead of run().

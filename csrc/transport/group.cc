@@ -1,6 +1,7 @@
 #include "transport/group.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace gradring::transport {
 
@@ -17,11 +18,22 @@ bool Group::has_member(Rank world_rank) const {
 }
 
 void Group::fail(const Failure& failure) {
-  state_.with([&](State& state) {
-    if (!state.failure) state.failure = failure;
+  const auto tell = state_.with([&](State& state) -> std::function<void(const Failure&)> {
+    if (state.failure) return nullptr;
+    state.failure = failure;
+    return std::exchange(state.tell, nullptr);
   });
   is_failed_.store(true, std::memory_order_release);
   wake();
+  if (tell) tell(failure);
+}
+
+void Group::on_failure(std::function<void(const Failure&)> tell) {
+  const Failure failure = state_.with([&](State& state) {
+    if (!state.failure) state.tell = tell;
+    return state.failure;
+  });
+  if (failure) tell(failure);
 }
 
 Failure Group::failure() const {

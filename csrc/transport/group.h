@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -51,6 +52,9 @@ class Group {
   void fail(const Failure& failure);
   bool is_failed() const { return is_failed_.load(std::memory_order_acquire); }
   Failure failure() const;
+  // `tell` hears of the first failure, at once if there is one already, on the thread that brings
+  // it; it must not block.
+  void on_failure(std::function<void(const Failure&)> tell);
   // The user hears of the failure now. True the first time.
   bool note_told() { return !is_told_.exchange(true, std::memory_order_relaxed); }
 
@@ -84,6 +88,7 @@ class Group {
     std::vector<Arrival> arrivals;
     wire::CallState call;  // The last published.
     std::optional<std::vector<Rank>> survivors;
+    std::function<void(const Failure&)> tell;
   };
   Guarded<State> state_;
   std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed.

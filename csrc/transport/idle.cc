@@ -43,6 +43,12 @@ void Idle::publish() {
   is_published_ = true;
 }
 
+void Idle::record_wait() {
+  if (record_ == nullptr) return;
+  record_->stamp();
+  if (awaited_ >= 0) record_->set_peer(group_.members[static_cast<std::size_t>(awaited_)]);
+}
+
 void Idle::start_clock() {
   if (deadline_ == Time{}) deadline_ = Clock::now() + timeout_;
 }
@@ -68,6 +74,7 @@ bool Idle::yield() {
 }
 
 void Idle::check() {
+  record_wait();
   if (group_.is_failed()) group_.failure().raise();
   start_clock();
   if (Clock::now() >= deadline_) throw DeadlinePassed{};

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/clock.h"
+#include "base/record.h"
 #include "transport/group.h"
 #include "transport/link.h"
 
@@ -44,9 +45,16 @@ class Idle {
     seq_ = seq;
   }
 
+  // Where this operation is recorded, or nullptr. Outlives the Idle.
+  void records_in(OperationRing::Slot* slot) { record_ = slot; }
+  OperationRing::Slot* record() const { return record_; }
+  // The next wait is for this member. Recorded only when it gets long.
+  void waits_for(Rank group_rank) { awaited_ = group_rank; }
+
   // Progress was made: the next wait starts with yields again, and its deadline anew. So a timeout
   // is the longest time without progress, and moving gigabytes over a slow link is none.
   void reset() {
+    if (record_ != nullptr) record_->stamp();
     yields_ = 0;
     deadline_ = {};
   }
@@ -68,12 +76,15 @@ class Idle {
   bool yield();
   void start_clock();
   void publish();
+  void record_wait();
   Millis slice() const;
 
   Group& group_;
   Millis timeout_;
   bool interruptible_;
   const Call* call_ = nullptr;
+  OperationRing::Slot* record_ = nullptr;
+  Rank awaited_ = -1;
   std::uint64_t seq_ = 0;
   bool is_published_ = false;
   int yields_ = 0;

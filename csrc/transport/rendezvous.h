@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/record.h"
 #include "transport/door.h"
 #include "transport/socket.h"
 #include "wire/messages.h"
@@ -29,6 +30,7 @@ struct JoinOptions {
   TransportMode mode = TransportMode::kAuto;
   Millis timeout{30000};
   Millis heartbeat_timeout{5000};
+  RecordOptions record;
   std::function<void()> check_interrupt;  // Called a few times a second while waiting; may throw.
 };
 

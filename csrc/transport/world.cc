@@ -45,7 +45,8 @@ std::uint64_t fork_generation() {
 std::shared_ptr<World> World::join(const JoinOptions& options) {
   watch_forks();
   if (options.world_size == 1)
-    return std::shared_ptr<World>(new World(options, {wire::Member{0, "", "", "self"}}, {}));
+    return std::shared_ptr<World>(
+        new World(options, {wire::Member{0, "", "", "self"}}, random_session()));
   Meeting meeting = meet(options);
   check_shm_possible(options, meeting.members);
   std::shared_ptr<World> world(new World(options, meeting.members, meeting.session));
@@ -60,12 +61,12 @@ World::World(const JoinOptions& options, std::vector<wire::Member> members, wire
       fork_generation_(fork_generation()) {}
 
 World::~World() {
-  if (monitor_ && fork_generation() != fork_generation_) {
-    // A forked child: the monitor's thread and locks may be in any state; only let go of the
-    // descriptors.
-    monitor_->abandon();
-    [[maybe_unused]] const Monitor* leaked = monitor_.release();
-  }
+  if (fork_generation() == fork_generation_) return;
+  // A forked child: threads and locks may be in any state; only let go of the descriptors.
+  [[maybe_unused]] const Scribe* lost_scribe = scribe_.release();
+  if (!monitor_) return;
+  monitor_->abandon();
+  [[maybe_unused]] const Monitor* lost_monitor = monitor_.release();
 }
 
 void World::check_process() const {
@@ -106,7 +107,9 @@ void World::drop_group(std::uint64_t id) {
 }
 
 void World::leave() {
-  if (users_.fetch_sub(1) == 1 && monitor_) monitor_->stop();
+  if (users_.fetch_sub(1) != 1) return;
+  if (monitor_) monitor_->stop();
+  scribe_->stop();
 }
 
 void World::report(const wire::Abort& abort) {

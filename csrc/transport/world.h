@@ -10,6 +10,7 @@
 
 #include "transport/link.h"
 #include "transport/monitor.h"
+#include "transport/scribe.h"
 #include "transport/shared_memory.h"
 
 namespace gradring::transport {
@@ -26,6 +27,9 @@ class World {
   bool shares_memory(Rank a, Rank b) const;  // On one host, and allowed to use it.
   bool shares_host(Rank a, Rank b) const;
   std::string describe(Rank rank) const;  // "rank 2 (10.0.0.3:41822)"
+  const wire::SessionId& session() const { return session_; }
+  const RecordOptions& record_options() const { return options_.record; }
+  Scribe& scribe() { return *scribe_; }
 
   std::shared_ptr<Group> make_group(std::uint64_t id, std::vector<Rank> members);
   void drop_group(std::uint64_t id);
@@ -60,7 +64,8 @@ class World {
   std::vector<wire::Member> members_;
   wire::SessionId session_;
   std::uint64_t fork_generation_;
-  std::atomic<int> users_{0};         // Only counted.
+  std::atomic<int> users_{0};  // Only counted.
+  std::unique_ptr<Scribe> scribe_ = std::make_unique<Scribe>();
   std::unique_ptr<Monitor> monitor_;  // None in a world of one.
 };
 

@@ -75,6 +75,9 @@ def join(
     interface: str,
     listen_fd: int,
     host_label: str = "",
+    record_operations: int = 1024,
+    record_directory: str = "",
+    trace_directory: str = "",
 ) -> Communicator: ...
 def quick(
     communicator: Communicator, name: str, method: Callable[..., Any]

@@ -11,6 +11,7 @@ import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gradring.errors import InvalidArgument
 
@@ -18,6 +19,8 @@ TRANSPORTS = ("auto", "shm", "tcp")
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_HEARTBEAT_TIMEOUT = 10.0
+DEFAULT_RECORD_OPERATIONS = 1024
+MOST_RECORD_OPERATIONS = 1 << 20
 
 # Name -> what it says. A variable that is not in here does not exist.
 VARIABLES: Mapping[str, str] = {
@@ -32,6 +35,8 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_TIMEOUT": "seconds an operation may take",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
+    "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
+    "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_DATA": "folder of the examples' data sets",
 }
 
@@ -45,12 +50,16 @@ class Settings:
         timeout: Seconds an operation may take.
         heartbeat_timeout: Seconds of silence after which a rank counts as lost.
         interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
+        record: Folder for the record that a failure leaves; ``{job}`` stands for the job's id.
+        record_operations: How many operations a communicator's record keeps.
     """
 
     transport: str = "auto"
     timeout: float = DEFAULT_TIMEOUT
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_TIMEOUT
     interface: str | None = None
+    record: str = ""
+    record_operations: int = DEFAULT_RECORD_OPERATIONS
 
     @classmethod
     def from_environ(
@@ -77,7 +86,14 @@ class Settings:
                 "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
             ),
             interface=_interface(interface_from, interface_text) if interface_text else None,
+            record=_folder(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
+            record_operations=_count("GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS),
         )
+
+
+def default_record_folder(environ: Mapping[str, str]) -> str:
+    """Return where records go unless GRADRING_RECORD says otherwise."""
+    return f"{environ.get('TMPDIR') or '/tmp'}/gradring-{{job}}"
 
 
 def variables_in_force(environ: Mapping[str, str]) -> dict[str, str]:
@@ -114,6 +130,20 @@ def _seconds(
     if not (math.isfinite(seconds) and seconds > 0):
         raise InvalidArgument(f"{source}={text!r} is not a positive number of seconds")
     return seconds
+
+
+def _count(name: str, environ: Mapping[str, str], default: int) -> int:
+    text = environ.get(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text) <= MOST_RECORD_OPERATIONS):
+        raise InvalidArgument(f"{name}={text!r} is not a number from 0 to {MOST_RECORD_OPERATIONS}")
+    return int(text)
+
+
+def _folder(text: str) -> str:
+    # What the script does to its working directory must not move it.
+    return str(Path(text).absolute())
 
 
 def _interface(source: str, text: str) -> str:

@@ -70,6 +70,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         heartbeat_timeout_ms=round(settings.heartbeat_timeout * 1000),
         interface=settings.interface or "",
         listen_fd=-1 if listen_fd is None else listen_fd,
+        record_operations=settings.record_operations,
+        record_directory=settings.record,
     )
     communicator = Communicator(core)
     _joined[:] = [other for other in _joined if not other.is_closed]

@@ -13,6 +13,14 @@ from thread_ranks import ThreadWorld
 GetWorld = Callable[[int, str], ThreadWorld]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the records of failures that tests bring about out of the system's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADRING_RECORD", str(tmp_path_factory.mktemp("records") / "{job}"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def _worlds() -> Iterator[dict[tuple[int, str], ThreadWorld]]:
     worlds: dict[tuple[int, str], ThreadWorld] = {}

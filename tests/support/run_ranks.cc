@@ -23,6 +23,7 @@ std::vector<JoinOptions> options_for(const Job& job) {
     options.mode = job.mode;
     options.timeout = job.timeout;
     options.heartbeat_timeout = job.heartbeat_timeout;
+    options.record = job.record;
     all.push_back(std::move(options));
   }
   all[0].listen_fd = ::dup(listener.get());

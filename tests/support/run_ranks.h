@@ -21,6 +21,7 @@ struct Job {
   TransportMode mode = TransportMode::kAuto;
   Millis timeout{20'000};
   Millis heartbeat_timeout{5000};
+  RecordOptions record = {};
 };
 
 // What a rank passes to join; rank 0's brings a listening socket along.
