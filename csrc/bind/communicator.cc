@@ -78,7 +78,8 @@ py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
 py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
                     const py::object& array, int dtype, Rank peer, std::int32_t tag,
                     std::int64_t timeout_ms, bool in_background) {
-  if (peer < 0 || peer >= self->world_size())
+  const bool is_from_any = is_recv && peer == collectives::kAnyPeer;
+  if (!is_from_any && (peer < 0 || peer >= self->world_size()))
     throw InvalidArgument(str(is_recv ? "recv" : "send", ": rank ", peer, " is not a rank of 0..",
                               self->world_size() - 1));
   Buffer buffer(array, dtype, is_recv);
@@ -123,7 +124,8 @@ Operation operation_of(std::uint8_t op, std::uint8_t reduce_op, Rank root, std::
 void register_communicator(py::module_& module) {
   py::class_<PendingWork>(module, "Work")
       .def("wait", &PendingWork::wait, py::arg("timeout_ms") = -1)
-      .def("done", &PendingWork::done);
+      .def("done", &PendingWork::done)
+      .def_property_readonly("source", &PendingWork::source);
 
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
       .def_property_readonly("rank", &Communicator::rank)
@@ -167,6 +169,8 @@ void register_communicator(py::module_& module) {
             return self.split(color, key, timeout_of(self, timeout_ms));
           },
           py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1)
+      .def("subgroup", &Communicator::subgroup, py::arg("ranks"), py::arg("name"),
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "shrink",
           [](Communicator& self, std::int64_t timeout_ms) {

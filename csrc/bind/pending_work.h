@@ -31,6 +31,8 @@ struct PendingWork {
     else
       communicator->point_to_point().wait(transfer, timeout);
   }
+  // The sender of a message; -1 before a recv from anyone has found one, and for collectives.
+  Rank source() const { return transfer && done() ? transfer->peer : -1; }
   bool done() const {
     return work ? work->is_done() : communicator->point_to_point().is_done(*transfer);
   }

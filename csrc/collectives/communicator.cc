@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -273,6 +274,24 @@ std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64
   for (Rank& rank : group_ranks) rank = group_->members[static_cast<std::size_t>(rank)];
   return make_child(transport::derive_id(group_->id, nth, static_cast<std::uint64_t>(color)),
                     std::move(group_ranks));
+}
+
+std::shared_ptr<Communicator> Communicator::subgroup(std::vector<Rank> ranks, std::uint64_t name) {
+  world_->check_process();
+  if (group_->is_failed()) {
+    const Failure failure = group_->failure();
+    throw Closed(str("subgroup: this communicator is closed since: ", failure.text), failure);
+  }
+  std::set<Rank> seen;
+  for (Rank& rank : ranks) {
+    if (rank < 0 || rank >= world_size() || !seen.insert(rank).second)
+      throw InvalidArgument(
+          str("subgroup: rank ", rank, " is listed twice or not one of 0..", world_size() - 1));
+    rank = group_->members[static_cast<std::size_t>(rank)];
+  }
+  if (!seen.contains(rank_))
+    throw InvalidArgument(str("subgroup: rank ", rank_, " is not one of the ranks listed"));
+  return make_child(transport::derive_id(group_->id, ~std::uint64_t{2}, name), std::move(ranks));
 }
 
 std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {

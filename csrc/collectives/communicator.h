@@ -50,6 +50,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Collective. Members with one color form a communicator, ordered by (key, rank). A negative
   // color gets none.
   std::shared_ptr<Communicator> split(std::int64_t color, std::int64_t key, Millis timeout);
+  // Not collective: only the members call it, each with the same group ranks and the same name,
+  // which no other group made from this one may have.
+  std::shared_ptr<Communicator> subgroup(std::vector<Rank> ranks, std::uint64_t name);
   // After a PeerLost: the living members agree on who is left and get a new communicator of those.
   // This one is closed.
   std::shared_ptr<Communicator> shrink(Millis timeout);

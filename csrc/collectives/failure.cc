@@ -76,7 +76,7 @@ Failure find_cause(World& world, Group& group, const Call& call, std::uint64_t s
     return from_link(world, group, link, seq, operation, progress);
   } catch (const transport::DeadlinePassed&) {
     const Failure failure{ErrorKind::kTimedOut, -1,
-                          str(operation, ": not finished after ",
+                          str(operation, ": not finished within its timeout of ",
                               seconds_between(Time{}, Time{timeout}), " s", progress)};
     return report(world, group, seq, failure);
   } catch (const Interrupted& interrupt) {

@@ -156,16 +156,13 @@ void PointToPoint::take_posted() {
     posted.swap(posted_);
   }
   for (const auto& transfer : posted) {
-    Peer& peer = peers_[static_cast<std::size_t>(transfer->peer)];
-    if (transfer->peer == rank_ && !transfer->is_recv) {
+    transfer->nth = ++posted_count_;
+    if (transfer->is_recv)
+      post_recv(transfer);
+    else if (transfer->peer == rank_)
       send_to_self(transfer);
-    } else if (!transfer->is_recv) {
-      peer.sends.push_back(transfer);
-    } else if (!match_unexpected(peer, transfer)) {
-      peer.recvs.push_back(transfer);
-      if (peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target && peer.kept == nullptr)
-        match_arriving(peer);
-    }
+    else
+      peers_[static_cast<std::size_t>(transfer->peer)].sends.push_back(transfer);
   }
 }
 
@@ -177,10 +174,22 @@ bool PointToPoint::drive_once() {
     if (rank == rank_) continue;
     if (!peer.sends.empty()) moved |= push(rank, peer);
     // Existing links are read even without a recv, so that a peer that sends first can finish.
-    if (!peer.recvs.empty() || peer.target || mesh_.existing(rank) != nullptr)
+    if (!peer.recvs.empty() || !any_.empty() || peer.target || mesh_.existing(rank) != nullptr)
       moved |= pull(rank, peer);
   }
+  if (!any_.empty()) check_not_alone();
   return moved;
+}
+
+// Whoever waits for a message from anyone waits in vain when everybody has left.
+void PointToPoint::check_not_alone() const {
+  Rank closed = -1;
+  for (const Peer& peer : peers_) {
+    if (rank_of(peer) == rank_) continue;
+    if (!peer.is_closed) return;
+    closed = rank_of(peer);
+  }
+  if (closed >= 0) throw LinkClosed{closed, true, 0, any_.front()->bytes};
 }
 
 bool PointToPoint::push(Rank rank, Peer& peer) {
@@ -214,6 +223,11 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
     if (peer.recvs.empty() && !peer.target) return false;
     const Transfer& waiting = peer.target ? *peer.target : *peer.recvs.front();
     throw LinkClosed{rank, true, peer.received, waiting.bytes};
+  }
+  if (peer.recvs.empty() && !peer.target && mesh_.existing(rank) == nullptr &&
+      group_->left(group_->members[static_cast<std::size_t>(rank)])) {
+    peer.is_closed = true;  // Asked only for a recv from anyone, and others may still send.
+    return false;
   }
   transport::Link* link = mesh_.link(rank);
   if (link == nullptr) return false;
@@ -249,85 +263,6 @@ bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
   return true;
 }
 
-// Decides where the payload of the message whose header has come goes.
-void PointToPoint::match_arriving(Peer& peer) {
-  const auto wanted = std::find_if(peer.recvs.begin(), peer.recvs.end(), [&](const auto& transfer) {
-    return transfer->tag == peer.arriving.tag;
-  });
-  if (wanted != peer.recvs.end()) {
-    peer.target = *wanted;
-    peer.recvs.erase(wanted);
-    check_fit(peer.arriving, *peer.target);
-  } else if (peer.arriving.bytes <= limits::kUnexpectedBytes - peer.unexpected_bytes) {
-    peer.unexpected_bytes += peer.arriving.bytes;
-    peer.unexpected.push_back({peer.arriving, std::vector<std::byte>(peer.arriving.bytes), false});
-    peer.kept = &peer.unexpected.back();
-  } else {
-    return;
-  }
-  if (peer.arriving.bytes == 0) finish_payload(peer);
-}
-
-void PointToPoint::finish_payload(Peer& peer) {
-  peer.in_header_bytes = 0;
-  if (peer.target) {
-    finish(*peer.target);
-    peer.target.reset();
-    return;
-  }
-  peer.kept->is_complete = true;
-  peer.kept = nullptr;
-  match_posted(peer);
-}
-
-// A recv that was posted while its message was arriving into our own memory.
-void PointToPoint::match_posted(Peer& peer) {
-  for (auto transfer = peer.recvs.begin(); transfer != peer.recvs.end();) {
-    const auto current = transfer++;
-    if (match_unexpected(peer, *current)) peer.recvs.erase(current);
-  }
-}
-
-bool PointToPoint::match_unexpected(Peer& peer, const std::shared_ptr<Transfer>& transfer) {
-  const auto message =
-      std::find_if(peer.unexpected.begin(), peer.unexpected.end(),
-                   [&](const Message& kept) { return kept.header.tag == transfer->tag; });
-  // Only the first with this tag counts, even if it is still arriving: messages with one tag keep
-  // their order.
-  if (message == peer.unexpected.end() || !message->is_complete) return false;
-  deliver(*message, *transfer);
-  peer.unexpected_bytes -= message->data.size();
-  peer.unexpected.erase(message);
-  if (peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target && peer.kept == nullptr)
-    match_arriving(peer);
-  return true;
-}
-
-// What sender and receiver must agree on.
-void PointToPoint::check_fit(const wire::OpHeader& theirs, const Transfer& mine) const {
-  if (theirs.bytes == mine.bytes && theirs.call.dtype == mine.call.dtype) return;
-  const auto of = [](const Call& call) { return str(name(call.dtype), " x ", call.count); };
-  throw Mismatch(str("recv from rank ", group_->members[static_cast<std::size_t>(mine.peer)],
-                     " with tag ", mine.tag, ": it sends ", of(theirs.call), ", rank ",
-                     world_->rank(), " expects ", of(mine.call)));
-}
-
-void PointToPoint::deliver(Message& message, Transfer& transfer) {
-  check_fit(message.header, transfer);
-  if (transfer.bytes > 0) std::memcpy(transfer.data, message.data.data(), transfer.bytes);
-  finish(transfer);
-}
-
-void PointToPoint::send_to_self(const std::shared_ptr<Transfer>& transfer) {
-  Peer& self = peers_[static_cast<std::size_t>(rank_)];
-  Message message{{transfer->call, self.messages_out++, transfer->tag, transfer->bytes}, {}, true};
-  message.data.assign(transfer->data, transfer->data + transfer->bytes);
-  self.unexpected_bytes += message.data.size();
-  self.unexpected.push_back(std::move(message));
-  finish(*transfer);
-  match_posted(self);
-}
-
 void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
   const std::lock_guard lock(mutex_);
   if (transfer.is_done) return;
@@ -351,16 +286,18 @@ void PointToPoint::fail_all(const Failure& failure) {
     peer.recvs.clear();
     peer.target.reset();
   }
+  for (const auto& transfer : any_) finish(*transfer, failure);
+  any_.clear();
 }
 
 std::string PointToPoint::describe_wait(const Transfer& transfer) const {
-  if (transfer.peer < 0) return "";
+  if (transfer.peer < 0)
+    return transfer.is_recv ? str("; from any rank, tag ", transfer.tag) : std::string();
   const Peer& peer = peers_[static_cast<std::size_t>(transfer.peer)];
   const Rank member = group_->members[static_cast<std::size_t>(transfer.peer)];
   std::string text = str("; ", transfer.is_recv ? "from " : "to ", world_->describe(member),
                          ", tag ", transfer.tag);
-  if (transfer.is_recv && peer.in_header_bytes == wire::kOpHeaderBytes && !peer.target &&
-      peer.kept == nullptr)
+  if (transfer.is_recv && is_stuck(peer))
     text +=
         str("; its next message has tag ", peer.arriving.tag, ", nobody has asked for that, and ",
             peer.unexpected_bytes, " bytes of earlier ones wait already");
@@ -386,6 +323,7 @@ bool PointToPoint::has_active() const {
     if (is_stopping_) return false;
     if (!posted_.empty()) return true;
   }
+  if (!any_.empty()) return true;
   return std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
     return !peer.sends.empty() || !peer.recvs.empty() || peer.target != nullptr;
   });

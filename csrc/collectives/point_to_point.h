@@ -21,15 +21,19 @@
 
 namespace gradring::collectives {
 
+// The peer of a recv that takes a message from whoever sends one.
+inline constexpr Rank kAnyPeer = -1;
+
 // One message under way. `send` and `recv` of a communicator; memory is the caller's until the
 // transfer is done.
 struct Transfer {
   bool is_recv = false;
-  Rank peer = -1;
+  Rank peer = kAnyPeer;  // Of a recv from anyone: the sender, once a message is matched.
   std::int32_t tag = 0;
   Call call;  // kSend or kRecv, dtype and count.
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
+  std::uint64_t nth = 0;  // Order of posting. Under the driver's seat.
 
   // Guarded by PointToPoint::mutex_.
   OperationRing::Slot* record = nullptr;
@@ -80,11 +84,16 @@ class PointToPoint {
   bool push(Rank rank, Peer& peer);
   bool pull(Rank rank, Peer& peer);
   bool pull_header(Rank rank, Peer& peer, transport::Link& link);
+  void post_recv(const std::shared_ptr<Transfer>& transfer);
+  std::shared_ptr<Transfer> claim(Rank rank, std::int32_t tag);
   void match_arriving(Peer& peer);
   bool match_unexpected(Peer& peer, const std::shared_ptr<Transfer>& transfer);
   void match_posted(Peer& peer);
   void finish_payload(Peer& peer);
   void send_to_self(const std::shared_ptr<Transfer>& transfer);
+  bool is_stuck(const Peer& peer) const;
+  void check_not_alone() const;
+  Rank rank_of(const Peer& peer) const { return static_cast<Rank>(&peer - peers_.data()); }
   void check_fit(const wire::OpHeader& theirs, const Transfer& mine) const;
   void deliver(Message& message, Transfer& transfer);
   void finish(Transfer& transfer, const Failure& failure = {});
@@ -101,9 +110,11 @@ class PointToPoint {
   Rank rank_;
   std::shared_ptr<Logbook> logbook_;  // Its ring of messages is written under mutex_.
 
-  Turn drive_;  // The driver's seat: guards mesh_, peers_, interests_.
+  Turn drive_;  // The driver's seat: guards mesh_, peers_, any_, posted_count_, interests_.
   transport::Mesh mesh_;
   std::vector<Peer> peers_;
+  std::list<std::shared_ptr<Transfer>> any_;  // Recvs from anyone, not matched yet, in order.
+  std::uint64_t posted_count_ = 0;
   std::vector<transport::Interest> interests_;
 
   mutable std::mutex mutex_;  // Guards posted_, flags of transfers and the background thread's.

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import math
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,25 @@ class Communicator(Reductions, Exchanges, Messages):
         if memory is None or count == 0:
             return np.empty(sizes, wanted)
         return np.frombuffer(memoryview(memory), wanted, count).reshape(sizes)
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
+        """Make a group of some ranks without asking the others.
+
+        Only its members call it, at any time, each with the same arguments. Nothing is sent.
+
+        Args:
+            ranks: Of this communicator, in the order of their new ranks.
+            name: What no other group made from this communicator is called.
+
+        Returns:
+            The group's communicator, to be closed by itself.
+
+        Raises:
+            InvalidArgument: A rank is none of ours or listed twice, or this one is not listed.
+            Closed: This communicator has failed or was closed.
+        """
+        digest = hashlib.sha256(name.encode()).digest()
+        return Communicator(self._core.subgroup(list(ranks), int.from_bytes(digest[:8], "big")))
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Go on without the ranks that were lost; every surviving rank calls it.

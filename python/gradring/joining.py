@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 
 from gradring import _core, config, job_secret, roles
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who a process is in its job, and what it has to know.
+
+    Attributes:
+        rank: From 0.
+        world_size: Number of ranks.
+        rendezvous: host:port where rank 0 listens; empty in a world of one.
+        secret: The job's.
+    """
+
+    rank: int
+    world_size: int
+    rendezvous: str
+    secret: str | bytes = field(repr=False)
+
 
 # Kept until closed: to the other ranks, one that is garbage-collected would have left the job.
 _joined: list[Communicator] = []
@@ -60,10 +79,28 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         secret = job_secret.secret_for(role, os.environ)
     if listen_fd is None and role is not None and role.listen_fd is not None:
         listen_fd = role.listen_fd
+    place = Place(0, 1, "", secret)
+    if role is not None:
+        place = Place(role.rank, role.world_size, role.rendezvous, secret)
+    return join(place, settings, listen_fd=listen_fd)
+
+
+def join(place: Place, settings: config.Settings, *, listen_fd: int | None = None) -> Communicator:
+    """Join a job whose place and settings are known; what `init` and torch's backend end in.
+
+    Args:
+        place: Who this process is.
+        settings: How to talk.
+        listen_fd: As for `init`.
+
+    Raises:
+        InvalidArgument: As `init`, and so for every other error.
+    """
+    secret = place.secret
     core = _core.join(
-        rank=0 if role is None else role.rank,
-        world_size=1 if role is None else role.world_size,
-        rendezvous="" if role is None else role.rendezvous,
+        rank=place.rank,
+        world_size=place.world_size,
+        rendezvous=place.rendezvous,
         secret=secret.encode() if isinstance(secret, str) else secret,
         transport=settings.transport,
         timeout_ms=round(settings.timeout * 1000),

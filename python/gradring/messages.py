@@ -7,6 +7,8 @@ from typing import Any
 from gradring import arrays, calling
 from gradring.errors import InvalidArgument
 
+_ANY = -1  # The core's name for a message from any rank.
+
 
 class Messages(calling.Caller):
     """The pairwise methods of `gradring.Communicator`."""
@@ -44,7 +46,7 @@ class Messages(calling.Caller):
     def recv(
         self,
         x: Any,
-        src: int,
+        src: int | None,
         tag: int = 0,
         *,
         async_op: bool = False,
@@ -54,9 +56,9 @@ class Messages(calling.Caller):
 
         Args:
             x: Dtype and size of the message; written in place. May be strided.
-            src: Rank; may be this one.
+            src: Rank; may be this one. ``None`` takes the first message that comes from any rank.
             tag: What the sender gave.
-            async_op: Return a `Work` at once.
+            async_op: Return a `Work` at once; when done, its ``source`` says who sent.
             timeout: As for `all_reduce`.
 
         Returns:
@@ -70,7 +72,10 @@ class Messages(calling.Caller):
             Closed: As `all_reduce`.
         """
         view = arrays.view(x, "x", writes=True)
-        return self._transfer(view, x, src, tag, is_recv=True, async_op=async_op, timeout=timeout)
+        if src is not None and src < 0:
+            raise InvalidArgument(f"recv: rank {src} is not a rank of 0..{self.world_size - 1}")
+        peer = _ANY if src is None else src
+        return self._transfer(view, x, peer, tag, is_recv=True, async_op=async_op, timeout=timeout)
 
     def _transfer(
         self,

@@ -40,6 +40,12 @@ class Work:
             self._unpack = None
         return self._result
 
+    @property
+    def source(self) -> int | None:
+        """Rank that sent the message, for a `recv` that is done; else ``None``."""
+        rank = self._core.source
+        return None if rank < 0 else rank
+
     def done(self) -> bool:
         """Tell, without waiting, whether it has ended, well or not."""
         return self._core.done()

@@ -113,6 +113,26 @@ TEST_CASE("threads of one rank may call at the same time as long as all ranks ca
   });
 }
 
+TEST_CASE("subgroup is called by its members alone, in the order of ranks they give") {
+  for (const TransportMode mode : {TransportMode::kTcp, TransportMode::kShm}) {
+    run_ranks({.ranks = 4, .mode = mode}, [](Communicator& comm) {
+      if (comm.rank() == 1) return;
+      for (const std::uint64_t name : {7u, 8u}) {
+        const auto child = comm.subgroup({3, 0, 2}, name);
+        CHECK(child->world_size() == 3);
+        CHECK(child->rank() == (comm.rank() == 3 ? 0 : comm.rank() == 0 ? 1 : 2));
+        Ints data(5, comm.rank());
+        all_reduce(*child, data);
+        CHECK(data == Ints(5, 5));
+        child->close();
+      }
+      CHECK_THROWS_AS(comm.subgroup({1, 2}, 9), InvalidArgument);
+      CHECK_THROWS_AS(comm.subgroup({comm.rank(), comm.rank()}, 9), InvalidArgument);
+      CHECK_THROWS_AS(comm.subgroup({comm.rank(), 4}, 9), InvalidArgument);
+    });
+  }
+}
+
 TEST_CASE("split makes one communicator a color, ordered by key, and none for a negative color") {
   for (const TransportMode mode : kModes) {
     run_ranks({.ranks = 5, .mode = mode}, [](Communicator& comm) {

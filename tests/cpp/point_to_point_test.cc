@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -190,6 +191,70 @@ TEST_CASE("waiting for a message from a rank that leaves is a PeerLost that name
       CHECK(ends[rank].kind == ErrorKind::kPeerLost);
       CHECK(ends[rank].rank == 2);
     }
+  }
+}
+
+TEST_CASE("a recv from anyone takes every rank's message once, and says who sent it") {
+  for (const TransportMode mode : kModes) {
+    run_ranks({.ranks = 4, .mode = mode}, [](Communicator& comm) {
+      Ints data(1000, comm.rank());
+      if (comm.rank() != 0) {
+        send(comm, data, 0, 5);
+        return;
+      }
+      std::vector<Ints> got(3, Ints(1000));
+      std::vector<std::shared_ptr<collectives::Transfer>> recvs;
+      for (Ints& one : got) {
+        recvs.push_back(message(true, collectives::kAnyPeer, 5, one));
+        comm.point_to_point().start(recvs.back(), true);
+      }
+      Ints senders;
+      for (std::size_t i = 0; i < 3; ++i) {
+        comm.point_to_point().wait(recvs[i], kPlenty);
+        CHECK(got[i] == Ints(1000, recvs[i]->peer));
+        senders.push_back(recvs[i]->peer);
+      }
+      std::sort(senders.begin(), senders.end());
+      CHECK(senders == ramp(1, 3));
+    });
+  }
+}
+
+TEST_CASE("of a recv from anyone and one from the sender the one posted first gets the message") {
+  for (const TransportMode mode : kModes) {
+    run_ranks({.ranks = 2, .mode = mode}, [](Communicator& comm) {
+      if (comm.rank() == 1) {
+        for (std::int64_t number : {1, 2}) {
+          Ints data(1, number);
+          send(comm, data, 0);
+        }
+        barrier(comm);
+        return;
+      }
+      Ints any(1);
+      Ints own(1);
+      const auto from_any = message(true, collectives::kAnyPeer, 0, any);
+      const auto from_one = message(true, 1, 0, own);
+      comm.point_to_point().start(from_any, true);
+      comm.point_to_point().start(from_one, true);
+      comm.point_to_point().wait(from_one, kPlenty);
+      comm.point_to_point().wait(from_any, kPlenty);
+      CHECK(any[0] == 1);
+      CHECK(own[0] == 2);
+      barrier(comm);
+    });
+  }
+}
+
+TEST_CASE("a recv from anyone ends with PeerLost when everybody else has left") {
+  for (const TransportMode mode : kModes) {
+    const std::vector<Failure> ends =
+        end_of_ranks({.ranks = 3, .mode = mode}, [](Communicator& comm) {
+          barrier(comm);
+          Ints data(1);
+          if (comm.rank() == 0) recv(comm, data, collectives::kAnyPeer);
+        });
+    CHECK(ends[0].kind == ErrorKind::kPeerLost);
   }
 }
 

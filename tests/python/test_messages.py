@@ -125,3 +125,19 @@ def test_wrong_peers_and_tags_are_refused_before_anything_is_sent(
         comm.barrier()
 
     world(2, transport).run(try_all)
+
+
+def test_a_message_from_any_rank_says_who_sent_it(world: GetWorld, transport: str) -> None:
+    def exchange(comm: Any) -> list[Any]:
+        if comm.rank != 2:
+            comm.send(np.array([comm.rank]), 2, 4)
+            return []
+        got: list[Any] = []
+        for _ in range(2):
+            x = np.zeros(1, np.int64)
+            work = comm.recv(x, None, 4, async_op=True)
+            assert work.wait() is x
+            got.append((work.source, int(x[0])))
+        return sorted(got)
+
+    assert world(3, transport).run(exchange) == [[], [], [(0, 0), (1, 1)]]

@@ -179,3 +179,16 @@ def test_shrink_ends_the_operations_of_ranks_that_still_wait(
             return int(smaller.all_reduce(np.array([1]))[0])
 
     assert fresh_world(3, transport).run(shrink) == [3] * 3
+
+
+def test_a_subgroup_is_made_by_its_members_alone(world: GetWorld, transport: str) -> None:
+    def make(comm: Any) -> Any:
+        if comm.rank == 1:
+            return None
+        with comm.subgroup([2, 0], "pair") as sub:
+            gathered = sub.all_gather(np.array([comm.rank])).ravel().tolist()
+            with pytest.raises(gr.InvalidArgument, match="not one of the ranks listed"):
+                comm.subgroup([1], "other")
+            return sub.rank, gathered
+
+    assert world(3, transport).run(make) == [(1, [2, 0]), None, (0, [2, 0])]

@@ -1,5 +1,7 @@
 """PyTorch: one call makes any optimizer of a script train on all ranks.
 
+Importing it also registers the backend "gradring" of torch.distributed (docs/torch.md).
+
 Needs PyTorch: ``pip install 'gradring[torch]'``. Nothing outside this package imports it.
 """
 
@@ -12,7 +14,10 @@ except ModuleNotFoundError as _error:
         "gradring.torch needs PyTorch: pip install 'gradring[torch]'", name="torch"
     ) from None
 
+from gradring.torch import c10d as _c10d
 from gradring.torch.optimizer import DistributedOptimizer, distributed
 from gradring.torch.sampler import Sampler
 
 __all__ = ["DistributedOptimizer", "Sampler", "distributed"]
+
+_c10d.register()

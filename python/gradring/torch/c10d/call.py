@@ -1,0 +1,123 @@
+"""`Call`: one call of a process group, from its tensors to its `Work`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from gradring import errors
+from gradring.torch.c10d import tensors
+from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.work import FOR_GOOD, Flight, Watcher, Work
+from gradring.work import Work as CoreWork
+
+
+class Call:
+    """Collects what a call starts; as a context manager it raises errors as torch knows them.
+
+    Attributes:
+        is_async: Whether the caller wants to wait later.
+        timeout: Seconds.
+        work: The handle; after the block.
+    """
+
+    def __init__(
+        self,
+        options: Any,
+        result: Any,
+        *,
+        timeout: float,
+        watcher: Watcher,
+        patience: float = FOR_GOOD,
+    ) -> None:
+        """Read torch's options.
+
+        Args:
+            options: An ``...Options`` object of torch.distributed, or ``None``.
+            result: The tensors that will hold the results.
+            timeout: The group's, in seconds.
+            watcher: See `Flight`.
+            patience: See `Flight`.
+        """
+        self.is_async = bool(getattr(options, "asyncOp", True))
+        asked = getattr(options, "timeout", timedelta(0)).total_seconds()
+        self.timeout = asked if asked > 0 else timeout
+        self._result = result
+        self._watcher = watcher
+        self._patience = patience
+        self._pending: list[CoreWork] = []
+        self._finishers: list[Callable[[], None]] = []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every operation of the core is given."""
+        return {"async_op": self.is_async, "timeout": self.timeout}
+
+    def __enter__(self) -> Call:
+        """Begin the block that starts the operations."""
+        return self
+
+    def __exit__(
+        self, _kind: Any, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        """Make `work`, or raise what went wrong."""
+        if error is None:
+            self.work = Work(self._flight(self._finishers))
+            return
+        if self._pending:  # Some operations of the call have started.
+            self._flight([]).abandon()
+        if isinstance(error, errors.Error):
+            raise for_torch(error) from error.__cause__
+
+    def _flight(self, finishers: Sequence[Callable[[], None]]) -> Flight:
+        return Flight(self._pending, finishers, self._result, self._patience, self._watcher)
+
+    def started(self, pending: Any) -> None:
+        """Note an operation; what a blocking one returned is not needed."""
+        if isinstance(pending, CoreWork):
+            self._pending.append(pending)
+
+    def finally_do(self, finish: Callable[[], None] | None) -> None:
+        """Note what has to be done when the operations are."""
+        if finish is not None:
+            self._finishers.append(finish)
+
+    def input(self, tensor: Tensor, *, reduces: bool = False, copies: bool = False) -> Tensor:
+        """Stage a tensor that is only read."""
+        return tensors.stage(tensor, reads=True, writes=False, reduces=reduces, copies=copies).host
+
+    def output(self, tensor: Tensor, *, reduces: bool = False) -> Tensor:
+        """Stage a tensor that is only written."""
+        return self._take(tensors.stage(tensor, reads=False, writes=True, reduces=reduces))
+
+    def both(self, tensor: Tensor, *, reduces: bool = False, copies: bool = False) -> Tensor:
+        """Stage a tensor that is read and written."""
+        return self._take(
+            tensors.stage(tensor, reads=True, writes=True, reduces=reduces, copies=copies)
+        )
+
+    def inputs(
+        self, parts: Sequence[Tensor], *, reduces: bool = False, copies: bool = False
+    ) -> Tensor:
+        """Stage tensors that are only read, as one."""
+        return tensors.packed(parts, reads=True, writes=False, reduces=reduces, copies=copies).host
+
+    def outputs(self, parts: Sequence[Tensor], *, reduces: bool = False) -> Tensor:
+        """Stage tensors that are only written, as one."""
+        return self._take(tensors.packed(parts, reads=False, writes=True, reduces=reduces))
+
+    def boths(
+        self, parts: Sequence[Tensor], *, reduces: bool = False, copies: bool = False
+    ) -> Tensor:
+        """Stage tensors that are read and written, as one."""
+        return self._take(
+            tensors.packed(parts, reads=True, writes=True, reduces=reduces, copies=copies)
+        )
+
+    def _take(self, staged: tensors.Staged) -> Tensor:
+        self.finally_do(staged.write_back)
+        return staged.host

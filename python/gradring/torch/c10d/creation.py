@@ -1,0 +1,66 @@
+"""From torch's store and options to a `ProcessGroup`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+
+from gradring.communicator import Communicator
+from gradring.errors import Error
+from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.process_group import ProcessGroup
+from gradring.torch.c10d.rendezvous import meet
+
+# How often this process has made a group of that name: torch uses names again once a group is
+# destroyed. Every member counts alike, since all make the same groups.
+_made: Counter[str] = Counter()
+
+
+def create(options: Any) -> ProcessGroup:
+    """Make the process group that torch asks for; its members all do.
+
+    A subgroup of a group of ours is made from its communicator, without talking; any other meets
+    through torch's store.
+
+    Args:
+        options: ``torch.distributed._DistributedBackendOptions``.
+
+    Raises:
+        TimedOut: Not all ranks came.
+        Closed: The default group has failed.
+        InvalidArgument: The ranks do not agree about the secret, or a variable makes no sense.
+        AuthError: As `gradring.init`.
+        PeerLost: As `gradring.init`.
+    """
+    ranks = [int(rank) for rank in options.global_ranks_in_group]
+    timeout = _timeout(options.timeout.total_seconds())
+    nth = _made[options.group_id]
+    _made[options.group_id] += 1
+    try:
+        parent = _default_communicator() if ranks else None
+        if parent is not None:
+            comm = parent.subgroup(ranks, f"{options.group_id} {nth}")
+        else:
+            comm = meet(
+                options.store, f"gradring/{nth}", options.group_rank, options.group_size, timeout
+            )
+    except Error as error:
+        raise for_torch(error) from error.__cause__
+    return ProcessGroup(comm, ranks or range(options.group_size), timeout)
+
+
+def _default_communicator() -> Communicator | None:
+    if not dist.is_initialized():
+        return None
+    default = dist.group.WORLD
+    return default.comm if isinstance(default, ProcessGroup) else None
+
+
+def _timeout(asked: float) -> float:
+    # torch always gives a timeout. Its default is no wish of the user, GRADRING_TIMEOUT is.
+    is_default = asked == dist.constants.default_pg_timeout.total_seconds()
+    own = os.environ.get("GRADRING_TIMEOUT")
+    return float(own) if is_default and own else asked

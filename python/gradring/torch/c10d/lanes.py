@@ -1,0 +1,103 @@
+"""Threads that wait for operations which nobody else waits for.
+
+A future that was asked for has to be completed, and an operation whose handle was dropped has to be
+kept alive until it is done. Collectives end in the order they were started, so one thread waits for
+them one by one; messages end in any order, so another looks at all of them. Both start when first
+needed and end with their group.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+Task = Callable[[], None]
+
+_LOOK_EVERY = 0.0005  # Seconds between two looks at messages under way.
+
+
+class Pending(Protocol):
+    """What a `Watch` looks at."""
+
+    def is_ready(self) -> bool:
+        """Tell whether `complete` would not wait."""
+
+    def complete(self) -> None:
+        """Do what is left to do; never raises."""
+
+
+class Lane:
+    """One thread that carries out tasks in order. A task must not raise."""
+
+    def __init__(self, name: str) -> None:
+        """Name the thread; it starts with the first task."""
+        self._name = name
+        self._tasks: deque[Task] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def add(self, task: Task) -> None:
+        """Queue a task; callable from any thread."""
+        with self._changed:
+            self._tasks.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread after the tasks that are queued; does not wait for it."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._tasks:
+                    if self._is_stopping:
+                        self._thread = None
+                        return
+                    self._changed.wait()
+                task = self._tasks.popleft()
+            task()
+            del task  # It may be all that keeps an operation's tensors.
+
+
+class Watch:
+    """Completes what is under way as it gets ready, in any order."""
+
+    def __init__(self, name: str) -> None:
+        """Name the thread; it starts with the first one to watch."""
+        self._lane = Lane(name)
+        self._lock = threading.Lock()
+        self._watched: list[tuple[Pending, float]] = []
+
+    def add(self, pending: Pending, timeout: float) -> None:
+        """Complete it when it is ready, or fail it when ``timeout`` seconds have passed."""
+        with self._lock:
+            self._watched.append((pending, time.monotonic() + timeout))
+            if len(self._watched) > 1:
+                return
+        self._lane.add(self._look)
+
+    def stop(self) -> None:
+        """End the thread when nothing is left to watch."""
+        self._lane.stop()
+
+    def _look(self) -> None:
+        while True:
+            now = time.monotonic()
+            with self._lock:
+                due = [item for item in self._watched if item[0].is_ready() or now >= item[1]]
+            for pending, _ in due:
+                pending.complete()
+            with self._lock:
+                self._watched = [item for item in self._watched if item not in due]
+                if not self._watched:
+                    return
+            time.sleep(_LOOK_EVERY)

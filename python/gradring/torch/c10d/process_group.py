@@ -1,0 +1,146 @@
+"""`ProcessGroup`: a `gradring.Communicator` as torch.distributed sees it.
+
+Python calls its methods directly; torch's C++ (DDP, functional collectives) finds them by name. It
+has both the names of torch 2.13 and those before. Callable from any thread, also from autograd's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradring.communicator import Communicator
+from gradring.errors import Error
+from gradring.torch.c10d import BACKEND
+from gradring.torch.c10d.call import Call
+from gradring.torch.c10d.collectives import Collectives
+from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.gathering import Gathering
+from gradring.torch.c10d.lanes import Lane, Watch
+from gradring.torch.c10d.messages import Messages
+from gradring.torch.c10d.monitored import MonitoredBarrier
+from gradring.torch.c10d.sparse import SparseReducer
+from gradring.torch.c10d.work import Flight
+
+
+class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type: ignore[misc]
+    """A group of ranks under torch.distributed.
+
+    Attributes:
+        comm: Its communicator; closing the group closes it.
+        global_ranks: Rank in the job of each rank of the group.
+    """
+
+    def __init__(self, comm: Communicator, global_ranks: Sequence[int], timeout: float) -> None:
+        """Wrap a communicator.
+
+        Args:
+            comm: To be used by nobody else.
+            global_ranks: Rank in the job of each rank of the group.
+            timeout: Seconds that a call may take where it does not say.
+        """
+        super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
+        self.comm = comm
+        self.global_ranks = list(global_ranks)
+        self._timeout = timeout
+        self._name = ""
+        self._desc = ""
+        self._sparse = SparseReducer(comm, "group")
+        self._monitored = MonitoredBarrier(comm, "group")
+        self._lane = Lane("gradring collectives")
+        self._watch = Watch("gradring messages")
+
+    def _call(self, options: Any, result: Any) -> Call:
+        return Call(options, result, timeout=self._timeout, watcher=self._complete_in_order)
+
+    def _message(self, result: Any) -> Call:
+        return Call(
+            None, result, timeout=self._timeout, watcher=self._complete_any, patience=self._timeout
+        )
+
+    def _complete_in_order(self, flight: Flight) -> None:
+        self._lane.add(flight.complete)
+
+    def _complete_any(self, flight: Flight) -> None:
+        self._watch.add(flight, flight.patience)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until every rank has come here, and say who has not.
+
+        Args:
+            timeout: ``None`` is the group's.
+            wait_all_ranks: Name all ranks that are missing, not only the first.
+
+        Raises:
+            TimedOut: On rank 0, names the missing ranks; the group stays usable.
+            PeerLost: A rank died, froze or left.
+        """
+        seconds = self._timeout if timeout is None else timeout.total_seconds()
+        try:
+            self._monitored.wait(seconds, self.global_ranks, wait_all_ranks=wait_all_ranks)
+        except Error as error:
+            raise for_torch(error) from error.__cause__
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long calls from now on may take without progress."""
+        self._timeout = timeout.total_seconds()
+
+    def abort(self) -> None:
+        """Close; operations that run or wait fail, here and on the other ranks."""
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Leave in good order; operations that still run here fail with `Closed`."""
+        self._sparse.close()
+        self._monitored.close()
+        self.comm.close()
+        self._lane.stop()
+        self._watch.stop()
+
+    def getBackendName(self) -> str:  # noqa: N802 - C++ looks for these names
+        """Return the backend's name."""
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the group's name."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Note the group's name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the group's description."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Note the group's description."""
+        self._desc = desc
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """The group's name; torch makes it."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """The group's description; torch makes it."""
+        return self._desc
+
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether torch may split a group instead of making one; it need not."""
+        return False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]

@@ -1,0 +1,120 @@
+"""How the ranks of a torch job find each other: through torch's store.
+
+Rank 0 listens on a port of its own and leaves the address in the store, with a word about the
+job's secret. The secret itself goes through the store only where nothing better is known
+(docs/torch.md): whoever can read the store could then join the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gradring import config, job_secret, joining, machine
+from gradring.address import format_address, is_loopback
+from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument, TimedOut
+
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 1024
+
+# Where the ranks have the secret from.
+_VARIABLE = "GRADRING_SECRET"
+_USER = "the user's own secret"
+_STORE = "the store"
+
+
+def meet(store: Any, key: str, rank: int, world_size: int, timeout: float) -> Communicator:
+    """Join the group's other ranks; blocks until all have come.
+
+    Args:
+        store: torch's, of this group.
+        key: Nobody has used it in this store before.
+        rank: In the group.
+        world_size: Of the group.
+        timeout: Seconds; later also that of the communicator's calls.
+
+    Raises:
+        TimedOut: Not all ranks came.
+        InvalidArgument: The ranks do not agree about the secret, or a variable makes no sense.
+    """
+    settings = config.Settings.from_environ(os.environ, timeout=timeout)
+    if world_size == 1:
+        return joining.join(joining.Place(0, 1, "", secrets.token_hex(16)), settings)
+    if rank == 0:
+        return _host(store, key, world_size, settings)
+    try:
+        store.wait([key], timedelta(seconds=timeout))
+        told = json.loads(store.get(key))
+    except dist.DistStoreError as error:
+        raise TimedOut(
+            f"rank {rank} of {world_size}: rank 0 left no address in the store within "
+            f"{timeout:g} s; is it running? ({error})"
+        ) from None
+    secret = _secret(told["secret_from"], told["word"])
+    return joining.join(joining.Place(rank, world_size, told["address"], secret), settings)
+
+
+def _host(store: Any, key: str, world_size: int, settings: config.Settings) -> Communicator:
+    host = _listen_host(store, settings.interface, world_size)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as server:
+        address = format_address(host, server.getsockname()[1])
+        source = _secret_source(host)
+        word = secrets.token_hex(32)
+        secret = _secret(source, word)
+        store.set(key, json.dumps({"address": address, "secret_from": source, "word": word}))
+        place = joining.Place(0, world_size, address, secret)
+        communicator = joining.join(place, settings, listen_fd=server.detach())
+    store.delete_key(key)  # Everybody has read it.
+    return communicator
+
+
+def _secret_source(host: str) -> str:
+    if os.environ.get(_VARIABLE):
+        return _VARIABLE
+    return _USER if is_loopback(host) else _STORE
+
+
+def _secret(source: str, word: str) -> str:
+    own = os.environ.get(_VARIABLE)
+    if source == _VARIABLE:
+        if not own:
+            raise InvalidArgument("rank 0 has GRADRING_SECRET, this rank has not; set it on all")
+        return own
+    if own:
+        raise InvalidArgument("this rank has GRADRING_SECRET, rank 0 has not; set it on all")
+    if source == _USER:
+        kept = job_secret.user_secret(job_secret.state_directory(os.environ))
+        return hmac.new(kept.encode(), word.encode(), hashlib.sha256).hexdigest()
+    return word
+
+
+def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
+    if interface is not None:
+        chosen = machine.chosen_interface(machine.interfaces(), interface, None)
+        if chosen is None:
+            raise InvalidArgument(f"no interface has the name or network '{interface}'")
+        return str(chosen.ip)
+    store_host = _store_host(store)
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size) or store_host is None:
+        return _LOOPBACK  # All ranks are on this host.
+    if is_loopback(store_host):
+        return _LOOPBACK
+    return machine.route_source(store_host, 1) or _LOOPBACK
+
+
+def _store_host(store: Any) -> str | None:
+    """Return where the job's other ranks reach the store's host; ``None`` for a file."""
+    while hasattr(store, "underlying_store"):  # A PrefixStore.
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    return host if host is not None else os.environ.get("MASTER_ADDR")
