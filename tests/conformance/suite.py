@@ -13,9 +13,12 @@ ours. Every group that a test makes is ours.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 import unittest
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +52,8 @@ def load(backend: str, gates: str) -> type[unittest.TestCase]:
     os.environ["INIT_METHOD"] = "file://"  # Of each test's own, see below.
     os.environ["WORLD_SIZE"] = str(WORLD_SIZE)
     os.environ["MASTER_ADDR"] = "127.0.0.1"
+    if importlib.util.find_spec("torchvision") is None:
+        sys.path.append(str(Path(__file__).with_name("standin")))
     from torch.testing._internal.distributed import distributed_test as tests
 
     if gate != backend:
