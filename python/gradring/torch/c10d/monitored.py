@@ -19,6 +19,7 @@ from gradring.work import Work
 
 _PASS, _FAIL = 1, 2
 _LOOK_EVERY = 0.001  # Seconds.
+_ANSWER_SECONDS = 5.0  # Whoever is answered is waiting for it.
 
 
 class MonitoredBarrier:
@@ -59,6 +60,7 @@ class MonitoredBarrier:
         others = range(1, self._comm.world_size)
         calls = {rank: self._receive(rank) for rank in others}
         missing: list[int] = []
+        answers: list[Work] = []
         for rank, (work, _) in calls.items():
             if not _is_done_by(work, deadline):
                 missing.append(rank)
@@ -67,9 +69,11 @@ class MonitoredBarrier:
         for rank, (work, buffer) in calls.items():
             if work.done():
                 work.wait()
-                self._send(rank, _FAIL if missing else _PASS)
+                answers.append(self._send(rank, _FAIL if missing else _PASS))
             else:
                 self._late.append((work, buffer))
+        for answer in answers:  # Or closing the group at once would take them back.
+            _is_done_by(answer, time.monotonic() + _ANSWER_SECONDS)
         if missing:
             names = ", ".join(str(ranks[rank]) for rank in missing)
             raise _timed_out(
@@ -93,11 +97,13 @@ class MonitoredBarrier:
         if answer[0] != _PASS:
             raise _timed_out(f"{reached}: its error names who is missing")
 
-    def _send(self, rank: int, text: int) -> None:
+    def _send(self, rank: int, text: int) -> Work:
         assert self._side is not None
         buffer = np.full(1, text, np.int64)
         self._late = [late for late in self._late if not late[0].done()]
-        self._late.append((self._side.send(buffer, rank, self._count, async_op=True), buffer))
+        work: Work = self._side.send(buffer, rank, self._count, async_op=True)
+        self._late.append((work, buffer))
+        return work
 
     def _receive(self, rank: int) -> tuple[Work, Any]:
         assert self._side is not None
