@@ -126,28 +126,54 @@ std::vector<std::byte> ServerHandshake::receive(std::span<const std::byte> bytes
   return joined(mac_of(*secret_, "accept", client_nonce_, nonce_, intro), {});
 }
 
+ClientHandshake::ClientHandshake(const std::string& secret, const Nonce& nonce, const Intro& intro)
+    : secret_(&secret), nonce_(nonce), intro_(encode(intro)) {}
+
+std::vector<std::byte> ClientHandshake::hello() const {
+  std::vector<std::byte> bytes(kHelloBytes);
+  std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
+  std::memcpy(bytes.data() + kMagic.size(), nonce_.data(), kNonceBytes);
+  return bytes;
+}
+
+std::size_t ClientHandshake::wants() const {
+  switch (step_) {
+    case Step::kAnswer: return kAnswerBytes;
+    case Step::kAccept: return kMacBytes;
+    case Step::kDone: return 0;
+  }
+  return 0;
+}
+
+std::vector<std::byte> ClientHandshake::receive(std::span<const std::byte> bytes) {
+  GRADRING_ASSERT(bytes.size() == wants() && step_ != Step::kDone);
+  if (step_ == Step::kAnswer) {
+    std::memcpy(server_nonce_.data(), bytes.data(), kNonceBytes);
+    if (!is_equal(mac_of(*secret_, "server", nonce_, server_nonce_, {}),
+                  bytes.subspan(kNonceBytes)))
+      throw AuthError(
+          "it does not know this job's secret: GRADRING_SECRET differs between the two processes");
+    step_ = Step::kAccept;
+    return joined(intro_, mac_of(*secret_, "client", nonce_, server_nonce_, intro_));
+  }
+  if (!is_equal(mac_of(*secret_, "accept", nonce_, server_nonce_, intro_), bytes))
+    throw AuthError("it did not accept this connection properly");
+  step_ = Step::kDone;
+  return {};
+}
+
 void shake_hands(int fd, const std::string& secret, const Intro& intro, Time deadline) {
-  const Nonce nonce = random_nonce();
-  send_all(fd, joined(std::as_bytes(std::span(kMagic)), nonce), deadline);
-
-  std::array<std::byte, kAnswerBytes> answer{};
-  recv_all(fd, answer, deadline);
-  Nonce server_nonce;
-  std::memcpy(server_nonce.data(), answer.data(), kNonceBytes);
-  if (!is_equal(mac_of(secret, "server", nonce, server_nonce, {}),
-                std::span(answer).subspan(kNonceBytes)))
-    throw AuthError(
-        str(peer_text(fd),
-            " does not know this job's secret: GRADRING_SECRET differs between the two processes"));
-
-  const IntroBytes intro_bytes = encode(intro);
-  send_all(fd, joined(intro_bytes, mac_of(secret, "client", nonce, server_nonce, intro_bytes)),
-           deadline);
-
-  Mac accept{};
-  recv_all(fd, accept, deadline);
-  if (!is_equal(mac_of(secret, "accept", nonce, server_nonce, intro_bytes), accept))
-    throw AuthError(str(peer_text(fd), " did not accept this connection properly"));
+  ClientHandshake client(secret, random_nonce(), intro);
+  send_all(fd, client.hello(), deadline);
+  while (!client.is_done()) {
+    std::vector<std::byte> bytes(client.wants());
+    recv_all(fd, bytes, deadline);
+    try {
+      send_all(fd, client.receive(bytes), deadline);
+    } catch (const AuthError& error) {
+      throw AuthError(str(peer_text(fd), ": ", error.what()));
+    }
+  }
 }
 
 }  // namespace gradring::transport

@@ -73,8 +73,29 @@ class ServerHandshake {
   Step step_ = Step::kHello;
 };
 
-// The client's half, blocking until `deadline`. Throws AuthError (the secrets differ), TimedOut,
-// ProtocolError.
+// The client's half, of the same kind.
+class ClientHandshake {
+ public:
+  ClientHandshake(const std::string& secret, const Nonce& nonce, const Intro& intro);
+  ClientHandshake(std::string&& secret, const Nonce& nonce, const Intro& intro) = delete;
+
+  std::vector<std::byte> hello() const;  // What to send first.
+  std::size_t wants() const;             // 0 when finished.
+  // Takes exactly wants() bytes and returns what to send. Throws AuthError: the secrets differ.
+  std::vector<std::byte> receive(std::span<const std::byte> bytes);
+  bool is_done() const { return step_ == Step::kDone; }
+
+ private:
+  enum class Step : std::uint8_t { kAnswer, kAccept, kDone };
+  const std::string* secret_;  // Outlives this.
+  Nonce nonce_;
+  Nonce server_nonce_{};
+  std::array<std::byte, kIntroBytes> intro_;
+  Step step_ = Step::kAnswer;
+};
+
+// The client's half over a socket, blocking until `deadline`. Throws AuthError (the secrets
+// differ), TimedOut, ProtocolError.
 void shake_hands(int fd, const std::string& secret, const Intro& intro, Time deadline);
 
 }  // namespace gradring::transport

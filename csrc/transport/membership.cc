@@ -88,38 +88,59 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
   forgive_own_pause(now);
   peer(settings_.rank).last_heard = now;
   peer(settings_.rank).calls = calls;
-  const auto is_silent = [&](Rank rank) {
-    return rank != settings_.rank && is_alive(rank) &&
-           now - peer(rank).last_heard > settings_.heartbeat_timeout;
-  };
-  const auto give_up = [&](Rank rank) {
-    const double silence = seconds_between(peer(rank).last_heard, now);
+  if (is_coordinator()) {
+    watch_followers(now, actions);
+    check_calls(actions);
+    return;
+  }
+  const Rank leader = coordinator();
+  if (is_silent(leader, now))
+    give_up(leader, now, actions);
+  else if (peer(leader).is_connected)
+    actions.send.emplace_back(leader, wire::Heartbeat{calls});
+  else
+    actions.connect = leader;  // Again: it may be about to become reachable.
+}
+
+// Where nobody at all is heard it is rather this rank that is cut off. It waits for a sign of life
+// of one of them, and then or in the end acts, but tells nobody about the others any more: what it
+// sent now would be believed by whoever hears it before giving this rank up.
+void Membership::watch_followers(Time now, Actions& actions) {
+  std::vector<Rank> silent;
+  std::size_t living = 0;
+  Time newest{};
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    if (rank == settings_.rank || !is_alive(rank)) continue;
+    ++living;
+    newest = std::max(newest, peer(rank).last_heard);
+    if (is_silent(rank, now)) silent.push_back(rank);
+  }
+  const bool hears_nobody = living > 1 && now - newest > 2 * beat_interval();
+  if (hears_nobody && silent.size() < living) silent.clear();
+  if (hears_nobody)
+    for (const Rank rank : silent) peer(rank).is_connected = false;
+  for (const Rank rank : silent) give_up(rank, now, actions);
+  spread(wire::Heartbeat{}, -1, actions);
+}
+
+bool Membership::is_silent(Rank rank, Time now) const {
+  const Peer& entry = peers_[static_cast<std::size_t>(rank)];
+  return now - entry.last_heard > settings_.heartbeat_timeout;
+}
+
+void Membership::give_up(Rank rank, Time now, Actions& actions) {
+  const double silence = seconds_between(peer(rank).last_heard, now);
+  if (peer(rank).is_connected)
     actions.send.emplace_back(
         rank, wire::Lost{rank, false,
                          str("rank ", settings_.rank, " gave this rank up after ",
                              std::setprecision(2), silence, " s without a heartbeat")});
-    lose({rank, false,
-          str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
-              " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
-              " s): it is frozen, or the network to it is down")},
-         now, actions);
-    actions.disconnect.push_back(rank);
-  };
-  if (!is_coordinator()) {
-    const Rank leader = coordinator();
-    if (is_silent(leader))
-      give_up(leader);
-    else if (peer(leader).is_connected)
-      actions.send.emplace_back(leader, wire::Heartbeat{calls});
-    return;
-  }
-  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
-    if (is_silent(rank))
-      give_up(rank);
-    else if (rank != settings_.rank && is_alive(rank) && peer(rank).is_connected)
-      actions.send.emplace_back(rank, wire::Heartbeat{});
-  }
-  check_calls(actions);
+  actions.disconnect.push_back(rank);
+  lose({rank, false,
+        str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
+            " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
+            " s): it is frozen, or the network to it is down")},
+       now, actions);
 }
 
 // The coordinator's word counts. Anybody else's may come from a rank that is itself cut off.
@@ -131,15 +152,12 @@ void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions&
       hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
     return;
   }
-  // This rank was frozen or cut off. A coordinator knows when all the others say so.
-  peer(from).gave_us_up = true;
-  bool is_given_up = from == coordinator();
-  if (is_coordinator()) {
-    is_given_up = true;
-    for (Rank rank = 0; rank < settings_.world_size; ++rank)
-      if (rank != settings_.rank && is_alive(rank) && !peer(rank).gave_us_up) is_given_up = false;
-  }
-  if (is_given_up) actions.gone.push_back(lost);
+  // This rank was frozen or cut off.
+  if (from != coordinator() && !is_coordinator()) return;
+  actions.gone.push_back(lost);
+  // A coordinator that one rank has left behind steps down for all: they must follow that rank to
+  // the next one, or there would be two.
+  if (is_coordinator()) spread(lost, from, actions);
 }
 
 // Where the whole job was stopped (Ctrl-Z, a paused virtual machine), nobody could beat meanwhile.
@@ -216,10 +234,7 @@ void Membership::handle_abort(wire::Abort abort, Rank from, Actions& actions) {
 
 void Membership::leave(Actions& actions) {
   is_leaving_ = true;
-  if (is_coordinator())
-    spread(wire::Bye{}, -1, actions);
-  else if (peer(coordinator()).is_connected)
-    actions.send.emplace_back(coordinator(), wire::Bye{});
+  spread(wire::Bye{}, -1, actions);  // Also to ranks that see in this one the next coordinator.
 }
 
 // Two ranks that are in the same operation of the same communicator with different calls wait for

@@ -29,8 +29,8 @@ class Membership {
   struct Actions {
     std::vector<std::pair<Rank, wire::Message>> send;
     std::vector<Rank> disconnect;
-    std::optional<Rank>
-        connect;  // Open a control connection to this rank, then say on_connected or on_closed.
+    std::optional<Rank> connect;  // Open a control connection to this rank, then say on_connected
+                                  // or on_refused. Asked for again in each tick until then.
     std::vector<wire::Lost>
         gone;  // For the user: these ranks died or left. May name this rank itself.
     std::vector<wire::Abort> aborted;       // For the user: these communicators are over.
@@ -62,7 +62,6 @@ class Membership {
   struct Peer {
     bool is_alive = true;
     bool is_connected = false;
-    bool gave_us_up = false;
     Time last_heard{};
     wire::Lost farewell;                 // Why it is not alive.
     std::vector<wire::CallState> calls;  // Coordinator: its last heartbeat.
@@ -75,6 +74,9 @@ class Membership {
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
   void forgive_own_pause(Time now);
+  void watch_followers(Time now, Actions& actions);
+  bool is_silent(Rank rank, Time now) const;
+  void give_up(Rank rank, Time now, Actions& actions);
   void lose(wire::Lost lost, Time now, Actions& actions);
   void take_over(Actions& actions);
   void check_calls(Actions& actions);

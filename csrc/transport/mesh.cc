@@ -22,7 +22,7 @@ Link* Mesh::link(Rank peer) {
   const Purpose purpose =
       world_->shares_memory(world_->rank(), theirs) ? Purpose::kSharedLink : Purpose::kLink;
   if (auto arrival = group_->take(purpose, lane_, theirs)) {
-    slot = world_->accept(std::move(*arrival));
+    slot = world_->accept(*group_, std::move(*arrival));
     return slot.get();
   }
   // It left before it ever connected to us, so it never will.

@@ -141,6 +141,7 @@ void Monitor::wait() {
   for (const auto& [rank, control] : controls_)
     polls.push_back(
         {control.fd.get(), static_cast<short>(control.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+  if (knock_) polls.push_back(knock_->wants());
   const auto left = std::chrono::duration_cast<Millis>(next_beat_ - Clock::now()).count();
   ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 1000)));
   eventfd_t count = 0;
@@ -156,6 +157,7 @@ void Monitor::step(Membership::Actions& actions) {
   });
   for (Arrival& arrival : meeting_.door->work(Clock::now()))
     take_arrival(std::move(arrival), actions);
+  advance_knock(actions);
   read_controls(actions);
   for (const wire::Abort& abort : orders.aborts) membership_.abort(abort, actions);
   for (const wire::ShrinkRequest& request : orders.shrinks) membership_.shrink(request, actions);
@@ -183,7 +185,10 @@ void Monitor::carry_out(Membership::Actions& actions) {
     Membership::Actions more;
     flush_controls(more);
     for (const Rank rank : actions.disconnect) controls_.erase(rank);
-    if (actions.connect) connect(*actions.connect, more);
+    if (actions.connect) {
+      connect(*actions.connect);
+      advance_knock(more);
+    }
     const bool is_done = more.send.empty() && more.disconnect.empty() && !more.connect &&
                          more.gone.empty() && more.aborted.empty() && more.shrunk.empty();
     if (is_done) return;
@@ -237,31 +242,26 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
   });
 }
 
-void Monitor::connect(Rank peer, Membership::Actions& actions) {
-  const wire::Member& member = meeting_.members[static_cast<std::size_t>(peer)];
-  std::string why;
-  bool has_ended = false;
-  try {
-    // Short, because heartbeats wait for it: a living coordinator answers in a round trip.
-    const Time deadline = Clock::now() + Millis{1000};
-    Fd fd = connect_tcp(parse_host_port(member.tcp_address), deadline, why, &has_ended);
-    if (fd) {
-      shake_hands(fd.get(), secret_, {Purpose::kControl, 0, rank_, peer, 0, meeting_.session},
-                  deadline);
-      controls_[peer] = Control{std::move(fd), {}, {}};
-      membership_.on_connected(peer, Clock::now(), actions);
-      return;
-    }
-  } catch (const ProtocolError& error) {
-    why = error.what();  // It closed the connection: its process ended just now.
-    has_ended = true;
-  } catch (const Error& error) {
-    why = error.what();
-  }
-  if (has_ended)
-    membership_.on_refused(peer, Clock::now(), actions);
-  else
-    membership_.on_closed(peer, Clock::now(), str("cannot be reached: ", why), actions);
+void Monitor::connect(Rank peer) {
+  if (knock_ && knock_->to() == peer) return;
+  knock_.emplace(meeting_.members[static_cast<std::size_t>(peer)], secret_,
+                 Intro{Purpose::kControl, 0, rank_, peer, 0, meeting_.session});
+}
+
+// A connection that breaks on the way says nothing about who is there: the next tick asks again,
+// and the heartbeat timeout has the last word.
+void Monitor::advance_knock(Membership::Actions& actions) {
+  if (!knock_) return;
+  const Rank peer = knock_->to();
+  if (!membership_.is_alive(peer)) return knock_.reset();
+  const Knock::Outcome outcome = knock_->advance();
+  if (outcome == Knock::Outcome::kWaiting) return;
+  Fd fd = knock_->take();
+  knock_.reset();
+  if (outcome == Knock::Outcome::kRefused) membership_.on_refused(peer, Clock::now(), actions);
+  if (outcome != Knock::Outcome::kThrough) return;
+  controls_[peer] = Control{std::move(fd), {}, {}};
+  membership_.on_connected(peer, Clock::now(), actions);
 }
 
 void Monitor::read_controls(Membership::Actions& actions) {
@@ -334,6 +334,14 @@ void Monitor::flush_controls(Membership::Actions& actions) {
 // it.
 void Monitor::say_goodbye() {
   const Time deadline = Clock::now() + kGoodbyeTime;
+  // A coordinator that is only being found is told too: on_connected says goodbye.
+  while (knock_ && Clock::now() < deadline) {
+    pollfd entry = knock_->wants();
+    ::poll(&entry, 1, 10);
+    Membership::Actions actions;
+    advance_knock(actions);
+    carry_out(actions);
+  }
   for (auto& [rank, control] : controls_) {
     try {
       send_all(control.fd.get(), control.out, deadline);

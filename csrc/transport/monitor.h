@@ -6,12 +6,14 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "base/guarded.h"
 #include "transport/group.h"
+#include "transport/knock.h"
 #include "transport/membership.h"
 #include "transport/rendezvous.h"
 
@@ -56,7 +58,8 @@ class Monitor {
   void carry_out(Membership::Actions& actions);
   void tell_groups(const Membership::Actions& actions);
   void take_arrival(Arrival arrival, Membership::Actions& actions);
-  void connect(Rank peer, Membership::Actions& actions);
+  void connect(Rank peer);
+  void advance_knock(Membership::Actions& actions);
   void read_controls(Membership::Actions& actions);
   bool read_control(Rank peer, Control& control, std::string& why, Membership::Actions& actions);
   void flush_controls(Membership::Actions& actions);
@@ -70,6 +73,7 @@ class Monitor {
   std::string secret_;
   Membership membership_;
   std::map<Rank, Control> controls_;
+  std::optional<Knock> knock_;  // At the coordinator's door.
   Time next_beat_{};
 
   Guarded<Orders> orders_;

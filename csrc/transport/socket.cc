@@ -23,10 +23,6 @@ namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-std::string errno_text(int error) {
-  return std::strerror(error);
-}
-
 AddressList resolve(const HostPort& address, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -94,7 +90,20 @@ bool wait_for(int fd, short events, Time deadline) {
   }
 }
 
+// 0, EINPROGRESS or why not.
+int start_connecting(const addrinfo& entry, Fd& fd) {
+  fd = Fd(::socket(entry.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return errno;
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  if (::connect(fd.get(), entry.ai_addr, entry.ai_addrlen) == 0) return 0;
+  return errno == EINTR ? EINPROGRESS : errno;
+}
+
 }  // namespace
+
+std::string errno_text(int error) {
+  return std::strerror(error);
+}
 
 HostPort parse_host_port(const std::string& text) {
   const auto colon = text.rfind(':');
@@ -201,32 +210,42 @@ Fd accept_one(int listener) {
   }
 }
 
-Fd connect_tcp(const HostPort& to, Time deadline, std::string& why, bool* is_refused) {
+Fd connect_tcp(const HostPort& to, Time deadline, std::string& why) {
   const AddressList list = resolve(to, 0);
   if (!list) {
     why = str("the name '", to.host, "' does not resolve");
     return {};
   }
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
-    Fd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd) continue;
-    int error = ::connect(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS || error == EINTR) {
+    Fd fd;
+    int error = start_connecting(*entry, fd);
+    if (error == EINPROGRESS) {
       if (!wait_writable(fd.get(), deadline)) {
         why = "no answer";
         continue;
       }
-      socklen_t length = sizeof error;
-      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      error = connect_error(fd.get());
     }
-    if (error == 0) {
-      set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-      return fd;
-    }
+    if (error == 0) return fd;
     why = errno_text(error);
-    if (is_refused != nullptr) *is_refused = error == ECONNREFUSED;
   }
   return {};
+}
+
+Fd begin_connect_tcp(const HostPort& to, int& error) {
+  const AddressList list = resolve(to, AI_NUMERICHOST);
+  error = EADDRNOTAVAIL;
+  Fd fd;
+  if (list) error = start_connecting(*list, fd);
+  if (error == EINPROGRESS) error = 0;
+  return error == 0 ? std::move(fd) : Fd();
+}
+
+int connect_error(int fd) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  return error;
 }
 
 Fd connect_unix(const std::string& name, std::string& why) {

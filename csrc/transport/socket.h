@@ -39,9 +39,14 @@ std::string peer_text(int fd);  // "10.0.0.3:41822" or "a local process"; never 
 Fd accept_one(int listener);
 
 // Connects, waiting until `deadline`. An empty Fd means "nobody listens there (yet)"; `why` says
-// what happened, `is_refused` that the host is there and no process listens.
-Fd connect_tcp(const HostPort& to, Time deadline, std::string& why, bool* is_refused = nullptr);
+// what happened.
+Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
 Fd connect_unix(const std::string& name, std::string& why);
+// The same without waiting, to a numeric address: the connection is there, or has failed, when the
+// socket is writable; connect_error then says which (0: it is there).
+Fd begin_connect_tcp(const HostPort& to, int& error);
+int connect_error(int fd);
+std::string errno_text(int error);
 
 // Data connections: large buffers; reno instead of a pacing congestion control where both ends are
 // on this host or subnet.

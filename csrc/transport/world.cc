@@ -1,13 +1,17 @@
 #include "transport/world.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "base/config.h"
 #include "base/error.h"
+#include "transport/idle.h"
+#include "transport/knock.h"
 #include "transport/shm_link.h"
 #include "transport/tcp_link.h"
 
@@ -130,20 +134,40 @@ auto World::or_lost(Rank peer, const Talk& talk) const {
   }
 }
 
-Fd World::open(const Group& group, Rank peer, const Intro& intro, Time deadline) const {
-  std::string why;
-  const bool is_local = intro.purpose == Purpose::kSharedLink || intro.purpose == Purpose::kSegment;
-  Fd fd = is_local ? connect_unix(member(peer).unix_name, why)
-                   : connect_tcp(parse_host_port(member(peer).tcp_address), deadline, why);
-  if (!fd) {
-    const auto left = group.left(peer);
-    throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", why));
+// Waits until `entry` is ready. What the group hears meanwhile ends the wait: a frozen rank answers
+// nothing, and the heartbeat knows that long before the deadline does.
+void World::await(Group& group, Rank peer, pollfd entry, Time deadline) const {
+  while (true) {
+    std::array<pollfd, 2> polls{entry, {group.wake_fd(), POLLIN, 0}};
+    const int ready =
+        ::poll(polls.data(), polls.size(), static_cast<int>(limits::kSleepSlice.count()));
+    if (ready < 0) {
+      run_interrupt_check();
+    } else if (polls[0].revents != 0) {
+      return;
+    }
+    group.clear_wake();
+    if (group.is_failed()) group.failure().raise();
+    if (const auto left = group.left(peer)) throw PeerLost(peer, *left);
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("no answer from ", describe(peer), " to a new connection"));
   }
-  or_lost(peer, [&] { shake_hands(fd.get(), options_.secret, intro, deadline); });
-  return fd;
 }
 
-std::unique_ptr<Link> World::connect(const Group& group, Rank peer, std::uint8_t lane) {
+Fd World::open(Group& group, Rank peer, const Intro& intro, Time deadline) const {
+  Knock knock(member(peer), options_.secret, intro);
+  while (true) {
+    const Knock::Outcome outcome = knock.advance();
+    if (outcome == Knock::Outcome::kThrough) return knock.take();
+    if (outcome != Knock::Outcome::kWaiting) {
+      const auto left = group.left(peer);
+      throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", knock.why()));
+    }
+    await(group, peer, knock.wants(), deadline);
+  }
+}
+
+std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane) {
   const Time deadline = Clock::now() + kConnectTime;
   const bool is_local = shares_memory(rank(), peer);
   const Purpose purpose = is_local ? Purpose::kSharedLink : Purpose::kLink;
@@ -154,28 +178,29 @@ std::unique_ptr<Link> World::connect(const Group& group, Rank peer, std::uint8_t
   return std::make_unique<ShmLink>(std::move(memory), std::move(fd), true);
 }
 
-std::unique_ptr<Link> World::accept(Arrival arrival) const {
+std::unique_ptr<Link> World::accept(Group& group, Arrival arrival) const {
   if (arrival.intro.purpose == Purpose::kLink)
     return std::make_unique<TcpLink>(std::move(arrival.fd));
-  Fd memory = receive_memory(arrival);
+  Fd memory = receive_memory(group, arrival);
   return std::make_unique<ShmLink>(SharedMemory::attach(std::move(memory), ShmLink::kMemoryBytes),
                                    std::move(arrival.fd), false);
 }
 
-void World::give_segment(const Group& group, Rank peer, const SharedMemory& memory) {
+void World::give_segment(Group& group, Rank peer, const SharedMemory& memory) {
   const Time deadline = Clock::now() + kConnectTime;
   const Fd fd =
       open(group, peer, {Purpose::kSegment, 0, rank(), peer, group.id, session_}, deadline);
   or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
 }
 
-SharedMemory World::take_segment(Arrival arrival, std::size_t bytes) const {
-  return SharedMemory::attach(receive_memory(arrival), bytes);
+SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t bytes) const {
+  return SharedMemory::attach(receive_memory(group, arrival), bytes);
 }
 
-Fd World::receive_memory(const Arrival& arrival) const {
-  return or_lost(arrival.intro.from,
-                 [&] { return recv_fd(arrival.fd.get(), Clock::now() + kPassTime); });
+Fd World::receive_memory(Group& group, const Arrival& arrival) const {
+  const Time deadline = Clock::now() + kPassTime;
+  await(group, arrival.intro.from, {arrival.fd.get(), POLLIN, 0}, deadline);
+  return or_lost(arrival.intro.from, [&] { return recv_fd(arrival.fd.get(), deadline); });
 }
 
 }  // namespace gradring::transport

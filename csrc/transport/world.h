@@ -40,13 +40,14 @@ class World {
   void enter() { users_.fetch_add(1); }
   void leave();
 
-  // The pair's lower rank connects, the higher one waits for the arrival. Both block for a round
-  // trip at most.
-  std::unique_ptr<Link> connect(const Group& group, Rank peer, std::uint8_t lane);
-  std::unique_ptr<Link> accept(Arrival arrival) const;
+  // The pair's lower rank connects, the higher one waits for the arrival. Both block until the
+  // other side's monitor has answered, the group has failed (its failure is thrown) or `peer` has
+  // left (PeerLost).
+  std::unique_ptr<Link> connect(Group& group, Rank peer, std::uint8_t lane);
+  std::unique_ptr<Link> accept(Group& group, Arrival arrival) const;
   // Passes a segment's descriptor to a rank on this host / takes one.
-  void give_segment(const Group& group, Rank peer, const SharedMemory& memory);
-  SharedMemory take_segment(Arrival arrival, std::size_t bytes) const;
+  void give_segment(Group& group, Rank peer, const SharedMemory& memory);
+  SharedMemory take_segment(Group& group, Arrival arrival, std::size_t bytes) const;
 
   // Throws Closed in a process forked from the one that joined: its threads and turns belong to the
   // parent.
@@ -55,8 +56,9 @@ class World {
 
  private:
   World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);
-  Fd open(const Group& group, Rank peer, const Intro& intro, Time deadline) const;
-  Fd receive_memory(const Arrival& arrival) const;
+  void await(Group& group, Rank peer, pollfd entry, Time deadline) const;
+  Fd open(Group& group, Rank peer, const Intro& intro, Time deadline) const;
+  Fd receive_memory(Group& group, const Arrival& arrival) const;
   template <typename Talk>
   auto or_lost(Rank peer, const Talk& talk) const;
 

@@ -58,7 +58,7 @@ struct Abort {  // Rank -> coordinator -> everyone: a communicator is over, and 
   Rank origin = -1;
   Failure failure;
 };
-struct Bye {};  // Rank -> coordinator, or coordinator -> everyone: I leave in good order.
+struct Bye {};  // Rank -> everyone it has a control connection to: I leave in good order.
 
 // Shrink: the living members of a communicator agree on who is still there. Rank -> coordinator.
 struct ShrinkRequest {

@@ -102,6 +102,21 @@ TEST_CASE("a frozen coordinator is replaced, and learns it from all when it wake
   CHECK(cluster.gone(0)[0] == 0);
 }
 
+TEST_CASE(
+    "a coordinator that hears nobody any more gives up alone, and tells nobody about others") {
+  Cluster cluster(4);
+  for (Rank rank = 1; rank < 4; ++rank) cluster.freeze(rank);  // Nothing of theirs comes through.
+  cluster.pass(Cluster::kHeartbeatTimeout * 2);
+  CHECK(cluster.gone(0) == Ranks{1, 2, 3});
+  for (Rank rank = 1; rank < 4; ++rank) cluster.thaw(rank);
+  cluster.pass(Cluster::kHeartbeatTimeout * 2);
+  for (Rank rank = 1; rank < 4; ++rank) {
+    CAPTURE(rank);
+    CHECK(cluster.gone(rank) == Ranks{0});
+    CHECK(cluster.seat(rank).membership.coordinator() == 1);
+  }
+}
+
 TEST_CASE("one rank that has lost the coordinator does not make the others lose it") {
   Cluster cluster(5);
   cluster.cut(0, 3);
@@ -126,13 +141,42 @@ TEST_CASE("what a rank says after it was given up counts for nobody") {
   CHECK(cluster.seat(1).aborted.empty());
 }
 
-TEST_CASE("one follower's word does not depose the coordinator") {
+TEST_CASE("a coordinator that one rank has given up takes the others along to the next one") {
   Cluster cluster(4);
   cluster.say(2, 0, wire::Lost{0, false, "you were silent"});
-  CHECK(cluster.gone(0).empty());
-  cluster.say(1, 0, wire::Lost{0, false, "you were silent"});
-  cluster.say(3, 0, wire::Lost{0, false, "you were silent"});
   CHECK(cluster.gone(0) == Ranks{0});
+  CHECK(cluster.gone(1) == Ranks{0});
+  CHECK(cluster.gone(3) == Ranks{0});
+  CHECK(cluster.are_connected(1, 3));
+}
+
+TEST_CASE("a follower's word about another follower deposes nobody") {
+  Cluster cluster(4);
+  cluster.connect(3, 1);
+  cluster.say(3, 1, wire::Lost{1, false, "you were silent"});
+  cluster.say(2, 0, wire::Lost{1, false, "it was silent"});
+  for (Rank rank = 0; rank < 4; ++rank) CHECK(cluster.gone(rank).empty());
+}
+
+TEST_CASE("a coordinator that cannot be reached yet is tried again until its time is up") {
+  Cluster cluster(3);
+  cluster.freeze(1);
+  cluster.kill(0);
+  CHECK(cluster.gone(2) == Ranks{0});
+  cluster.pass(Cluster::kHeartbeatTimeout / 2);
+  CHECK(cluster.gone(2) == Ranks{0});
+  cluster.thaw(1);
+  cluster.pass(Cluster::kHeartbeatTimeout * 3);
+  CHECK(cluster.gone(2) == Ranks{0});
+  CHECK(cluster.are_connected(1, 2));
+}
+
+TEST_CASE("a goodbye goes to every rank that is connected, whoever leads") {
+  Cluster cluster(3);
+  cluster.connect(2, 1);  // It has lost the coordinator already, rank 1 has not.
+  cluster.leave(1);
+  REQUIRE(cluster.gone(2) == Ranks{1});
+  CHECK(cluster.seat(2).gone[0].has_left);
 }
 
 TEST_CASE("two ranks that go home one after the other are not taken for dead") {

@@ -139,5 +139,34 @@ TEST_CASE("a wait for others can be interrupted") {
   CHECK_THROWS_AS(World::join(options[0]), Interrupted);
 }
 
+TEST_CASE("a new connection to a rank that is frozen ends with the heartbeat's verdict") {
+  for (const auto mode : {transport::TransportMode::kTcp, transport::TransportMode::kShm}) {
+    CAPTURE(static_cast<int>(mode));
+    std::vector<JoinOptions> options =
+        options_for({.ranks = 2, .mode = mode, .heartbeat_timeout = Millis{200}});
+    transport::Meeting frozen;
+    const auto errors = run_threads(2, [&](int i) {
+      if (i == 1) {  // It comes, and then does nothing: nobody answers its door.
+        frozen = transport::meet(options[1]);
+        return;
+      }
+      const auto world = World::join(options[0]);
+      world->enter();
+      const auto group = world->make_group(1, {0, 1});
+      const Time before = Clock::now();
+      try {
+        world->connect(*group, 1, 0);
+        FAIL("somebody answered");
+      } catch (const PeerLost& lost) {
+        CHECK(lost.rank == 1);
+        CHECK(contains(lost.what(), "no heartbeat"));
+      }
+      CHECK(Clock::now() - before < Millis{5000});  // A connection may take 10 s.
+      world->leave();
+    });
+    for (const auto& error : errors) CHECK(text_of(error) == "");
+  }
+}
+
 }  // namespace
 }  // namespace gradring::testing

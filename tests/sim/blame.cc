@@ -1,5 +1,7 @@
 #include "sim/blame.h"
 
+#include <algorithm>
+
 namespace gradring::sim {
 namespace {
 
@@ -51,20 +53,25 @@ void Blame::cut(Rank a, Rank b) {
   is_cut_[index(b)] = true;
 }
 
+bool Blame::may_be_split() const {
+  return std::any_of(splits_.begin(), splits_.end(), [&](const auto& split) {
+    return is_hit_[index(split.second)] || may_have_left(split.second);
+  });
+}
+
 std::string Blame::objection(Rank rank, const Failure& failure) const {
   switch (failure.kind) {
     case ErrorKind::kMismatch:
       return scenario_.wrong_call ? "" : "a mismatch, though everybody made the same calls";
     case ErrorKind::kTimedOut: {
       const bool is_short_time = scenario_.operation_timeout < scenario_.heartbeat_timeout * 2;
-      // A wrong last call may have needed nobody: that rank is done, and not in a call any more.
-      const bool is_last_wrong = scenario_.wrong_call &&
-                                 scenario_.wrong_call->operation + 1 == scenario_.operations.size();
-      if (is_short_time || is_last_wrong || is_impaired(rank)) return "";
+      // A wrong call may leave ranks waiting in different operations, where nothing can be
+      // compared.
+      if (is_short_time || scenario_.wrong_call || is_impaired(rank)) return "";
       return "it timed out before the heartbeat spoke";
     }
     case ErrorKind::kPeerLost: {
-      if (is_impaired(rank)) return "";
+      if (is_impaired(rank) || may_be_split()) return "";
       const std::size_t named = index(failure.rank);
       if (is_hit_[named] || has_left_[named] || is_cut_[named]) return "";
       // Who was done went home, and was missed by those who were held up.

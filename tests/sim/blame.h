@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -18,6 +19,11 @@ class Blame {
   void hit(Rank rank, Time now, bool is_for_good);
   void leave(Rank rank, Time now);  // In good order, though others may still need it.
   void cut(Rank a, Rank b);         // A data connection between them broke.
+  // `follower` alone lost its coordinator. If that goes too before everybody has heard which of the
+  // two to believe, there may be two halves, each sure of itself; only a majority could tell, and
+  // there is none in a world of two.
+  void split(Rank follower, Rank leader) { splits_.emplace_back(follower, leader); }
+  bool may_be_split() const;
   void end_in_good_order(Rank rank) { has_finished_[index(rank)] = true; }
 
   // A fault this short is to go unnoticed, all such faults taken together.
@@ -49,6 +55,7 @@ class Blame {
   std::vector<bool> has_finished_;
   std::vector<bool> is_cut_;
   std::vector<std::optional<Time>> hit_at_;
+  std::vector<std::pair<Rank, Rank>> splits_;
 };
 
 }  // namespace gradring::sim

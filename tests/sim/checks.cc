@@ -10,7 +10,7 @@ void Simulation::check_gone(Rank rank) {
   const std::vector<wire::Lost>& gone = each.monitor->gone();
   for (; each.gone_seen < gone.size(); ++each.gone_seen) {
     const wire::Lost& lost = gone[each.gone_seen];
-    if (blame_.is_impaired(rank)) continue;
+    if (blame_.is_impaired(rank) || blame_.may_be_split()) continue;
     const bool is_true =
         blame_.may_be_given_up(lost.rank) || (lost.has_left && blame_.may_have_left(lost.rank));
     if (!is_true)
@@ -33,6 +33,7 @@ void Simulation::judge(Rank rank) {
   const Failure& failure = worker.failure();
   const std::string objection = blame_.objection(rank, failure);
   if (!objection.empty()) return complain(rank, str(objection, ": ", failure.text));
+  if (failure.kind == ErrorKind::kTimedOut) check_calls(rank);
   if (failure.kind != ErrorKind::kPeerLost || blame_.is_impaired(rank)) return;
   const auto hit = blame_.first_hit(failure.rank);
   if (!hit) return;
@@ -40,6 +41,22 @@ void Simulation::judge(Rank rank) {
   if (network_.now() > knowable + blame_.patience())
     complain(rank, str("learns of rank ", failure.rank, " ",
                        seconds_between(knowable, network_.now()), " s late"));
+}
+
+// Different calls that were long enough in the heartbeats of one operation are found there.
+void Simulation::check_calls(Rank rank) {
+  const Time shown = network_.now() - Millis{scenario_.heartbeat_timeout};
+  const Worker* first = nullptr;
+  for (Rank other = 0; other < scenario_.world_size; ++other) {
+    const Worker* worker = host(other).worker.get();
+    if (other == rank || worker == nullptr || blame_.is_impaired(other)) continue;
+    if (!worker->waits_since(shown)) continue;
+    if (first != nullptr && first->seq() == worker->seq() && first->call() != worker->call())
+      complain(rank, str("timed out, though the heartbeats showed ",
+                         describe(first->call(), first->seq()), " and ",
+                         describe(worker->call(), worker->seq())));
+    first = worker;
+  }
 }
 
 // No rank hangs.
@@ -57,6 +74,7 @@ void Simulation::check_progress(bool moved) {
 
 // The survivors agree on who is still there, and know of everybody who is not.
 void Simulation::check_truth() {
+  if (blame_.may_be_split()) return;
   for (Rank observer = 0; observer < scenario_.world_size; ++observer) {
     if (!network_.process(observer).runs() || blame_.is_impaired(observer)) continue;
     for (Rank rank = 0; rank < scenario_.world_size; ++rank) {

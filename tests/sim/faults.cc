@@ -12,7 +12,7 @@ void Simulation::strike() {
     const Fault& fault = planned.fault;
     if (planned.state == Planned::State::kArmed) {
       if (fault.kind == FaultKind::kDropData) {
-        if (!network_.is_broken(fault.rank, fault.other, 1)) continue;
+        if (!network_.is_broken(fault.rank, fault.other, kFirstGroup)) continue;
         blame_.cut(fault.rank, fault.other);
         planned.state = Planned::State::kOver;
         continue;
@@ -50,8 +50,8 @@ void Simulation::start(Planned& planned) {
       blame_.hit(fault.rank, network_.now(), true);
       network_.end(fault.rank, true);
       break;
-    case FaultKind::kFreeze: process.is_frozen = true; break;
-    case FaultKind::kCutOff: network_.set_cut_off(fault.rank, true); break;
+    case FaultKind::kFreeze: ++process.freezes; break;
+    case FaultKind::kCutOff: network_.cut_off(fault.rank, 1); break;
     case FaultKind::kLeave:
       blame_.leave(fault.rank, network_.now());
       if (host(fault.rank).worker) host(fault.rank).worker->leave();
@@ -67,8 +67,8 @@ void Simulation::stop(Planned& planned) {
   planned.state = Planned::State::kOver;
   const Fault& fault = planned.fault;
   trace_.note(network_.now(), fault.rank, str("the end of: ", name(fault.kind)));
-  if (fault.kind == FaultKind::kFreeze) network_.process(fault.rank).is_frozen = false;
-  if (fault.kind == FaultKind::kCutOff) network_.set_cut_off(fault.rank, false);
+  if (fault.kind == FaultKind::kFreeze) --network_.process(fault.rank).freezes;
+  if (fault.kind == FaultKind::kCutOff) network_.cut_off(fault.rank, -1);
   if (fault.kind == FaultKind::kStorm && --storms_ == 0)
     network_.weather.max_delay = scenario_.max_delay;
 }
@@ -79,6 +79,7 @@ void Simulation::drop_control(Rank rank, Rank other) {
   const Rank follower = rank == leader ? other : rank;
   if (follower == leader || !host(leader).monitor->is_connected(follower)) return;
   blame_.hit(follower, network_.now(), false);
+  blame_.split(follower, leader);
   network_.reset(leader, follower, kControl);
 }
 

@@ -10,7 +10,6 @@ namespace gradring::sim {
 namespace {
 
 // As in transport/monitor.cc.
-constexpr Millis kConnectTime{1000};
 constexpr Millis kGoodbyeTime{200};
 
 bool is_empty(const transport::Membership::Actions& actions) {
@@ -59,21 +58,16 @@ bool Monitor::step() {
   if (has_left_) return false;
   Actions actions;
   bool moved = false;
-  if (attempt_ != nullptr) {
-    moved = finish_connecting(actions);
-    if (attempt_ != nullptr) return moved;
-  } else if (leaves_at_ != Time{}) {
-    return say_goodbye();
-  } else {
-    moved |= answer_door(actions);
-    moved |= read_controls(actions);
-    for (const wire::Abort& abort : std::exchange(aborts_, {})) membership_.abort(abort, actions);
-    for (const auto& request : std::exchange(shrinks_, {})) membership_.shrink(request, actions);
-    moved |= tick(actions);
-    if (is_leaving_) {
-      membership_.leave(actions);
-      leaves_at_ = network_.now() + kGoodbyeTime;
-    }
+  if (leaves_at_ != Time{}) return say_goodbye();
+  moved |= answer_door(actions);
+  moved |= finish_connecting(actions);
+  moved |= read_controls(actions);
+  for (const wire::Abort& abort : std::exchange(aborts_, {})) membership_.abort(abort, actions);
+  for (const auto& request : std::exchange(shrinks_, {})) membership_.shrink(request, actions);
+  moved |= tick(actions);
+  if (is_leaving_) {
+    membership_.leave(actions);
+    leaves_at_ = network_.now() + kGoodbyeTime;
   }
   moved |= !is_empty(actions);
   carry_out(actions);
@@ -82,7 +76,6 @@ bool Monitor::step() {
 
 Time Monitor::next_event() const {
   if (has_left_) return Time::max();
-  if (attempt_ != nullptr) return attempt_until_;
   return leaves_at_ != Time{} ? leaves_at_ : next_beat_;
 }
 
@@ -102,20 +95,22 @@ bool Monitor::answer_door(Actions& actions) {
 }
 
 bool Monitor::finish_connecting(Actions& actions) {
-  const Attempt::State state = network_.answer(*attempt_);
-  if (state == Attempt::State::kWaiting && network_.now() < attempt_until_) return false;
+  if (attempt_ == nullptr) return false;
   const Rank peer = attempt_->to;
+  const Attempt::State state = network_.answer(*attempt_);
+  const bool is_wanted = membership_.is_alive(peer);
+  if (is_wanted && state == Attempt::State::kWaiting) return false;
+  auto link = std::move(attempt_->near);
+  network_.give_up(std::exchange(attempt_, nullptr));
+  if (!is_wanted) return true;
   if (state == Attempt::State::kConnected) {
-    controls_[peer] = Control{std::move(attempt_->near), {}, {}};
+    controls_[peer] = Control{std::move(link), {}, {}};
     membership_.on_connected(peer, network_.now(), actions);
-  } else if (state == Attempt::State::kRefused) {
-    membership_.on_refused(peer, network_.now(), actions);
   } else {
-    membership_.on_closed(peer, network_.now(), "cannot be reached", actions);
+    membership_.on_refused(peer, network_.now(), actions);
   }
   trace_.note(network_.now(), rank_,
               str(state == Attempt::State::kConnected ? "connected to " : "cannot reach ", peer));
-  network_.give_up(std::exchange(attempt_, nullptr));
   return true;
 }
 
@@ -143,10 +138,10 @@ void Monitor::carry_out(Actions& actions) {
   }
   flush_controls();
   for (const Rank peer : actions.disconnect) controls_.erase(peer);
-  if (!actions.connect) return;
+  if (!actions.connect || (attempt_ != nullptr && attempt_->to == *actions.connect)) return;
+  if (attempt_ != nullptr) network_.give_up(attempt_);
   attempt_ = network_.connect(rank_, *actions.connect, kControl,
                               {.capacity_bytes = limits::kControlFrameBytes});
-  attempt_until_ = network_.now() + kConnectTime;
 }
 
 void Monitor::tell_groups(const Actions& actions) {
@@ -228,8 +223,12 @@ bool Monitor::flush_controls() {
 }
 
 bool Monitor::say_goodbye() {
-  const bool moved = flush_controls();
-  const bool is_said = std::all_of(controls_.begin(), controls_.end(),
+  Actions actions;
+  bool moved = finish_connecting(actions);
+  carry_out(actions);
+  moved |= flush_controls();
+  const bool is_said = attempt_ == nullptr &&
+                       std::all_of(controls_.begin(), controls_.end(),
                                    [](const auto& entry) { return entry.second.out.empty(); });
   if (!is_said && network_.now() < leaves_at_) return moved;
   has_left_ = true;

@@ -68,8 +68,7 @@ class Monitor {
   std::vector<wire::Abort> aborts_;
   std::vector<wire::ShrinkRequest> shrinks_;
   Time next_beat_{};
-  Attempt* attempt_ = nullptr;  // It does nothing else meanwhile.
-  Time attempt_until_{};
+  Attempt* attempt_ = nullptr;
   bool is_leaving_ = false;
   Time leaves_at_{};  // Once the goodbye is on its way.
   bool has_left_ = false;

@@ -19,7 +19,7 @@ Attempt* Network::connect(Rank from, Rank to, std::uint64_t communicator,
   attempt.near = std::move(near);
   attempt.far = std::move(far);
   // The kernel of a host that is there answers for a process that is not.
-  if (process(to).has_ended && !process(to).is_cut_off && !process(from).is_cut_off) {
+  if (process(to).has_ended && !process(to).is_cut_off() && !process(from).is_cut_off()) {
     attempt.state = Attempt::State::kRefused;
     attempt.answered = attempt.arrives;
   }
@@ -38,7 +38,7 @@ void Network::give_up(Attempt* attempt) {
 std::vector<Attempt*> Network::arrived(Rank at) {
   std::vector<Attempt*> found;
   for (Attempt& attempt : attempts_) {
-    const bool is_reachable = !process(at).is_cut_off && !process(attempt.from).is_cut_off;
+    const bool is_reachable = !process(at).is_cut_off() && !process(attempt.from).is_cut_off();
     if (attempt.to == at && attempt.state == Attempt::State::kWaiting && attempt.arrives <= now() &&
         is_reachable && !process(attempt.from).has_ended)
       found.push_back(&attempt);
@@ -56,7 +56,7 @@ std::pair<std::unique_ptr<MemoryLink>, std::unique_ptr<MemoryLink>> Network::joi
     Rank a, Rank b, std::uint64_t communicator, MemoryScript script) {
   script.seed = dice_.any();
   auto wire = std::make_shared<MemoryWire>(weather, script);
-  wire->set_silent(process(a).is_cut_off || process(b).is_cut_off);
+  wire->set_silent(process(a).is_cut_off() || process(b).is_cut_off());
   cables_.push_back({a, b, communicator, wire});
   return {std::make_unique<MemoryLink>(wire, 0), std::make_unique<MemoryLink>(wire, 1)};
 }
@@ -71,17 +71,17 @@ void Network::end(Rank rank, bool is_killed) {
   }
   for (Attempt& attempt : attempts_) {
     if (attempt.to != rank || attempt.state != Attempt::State::kWaiting) continue;
-    if (process(rank).is_cut_off || process(attempt.from).is_cut_off) continue;
+    if (process(rank).is_cut_off() || process(attempt.from).is_cut_off()) continue;
     attempt.state = Attempt::State::kRefused;
     attempt.answered = after_a_delay();
   }
 }
 
-void Network::set_cut_off(Rank rank, bool is_cut_off) {
-  process(rank).is_cut_off = is_cut_off;
+void Network::cut_off(Rank rank, int cuts) {
+  process(rank).cuts += cuts;
   for (Cable& cable : cables_)
     if (cable.a == rank || cable.b == rank)
-      cable.wire->set_silent(process(cable.a).is_cut_off || process(cable.b).is_cut_off);
+      cable.wire->set_silent(process(cable.a).is_cut_off() || process(cable.b).is_cut_off());
 }
 
 void Network::reset(Rank a, Rank b, std::uint64_t communicator) {

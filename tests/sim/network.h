@@ -18,9 +18,10 @@ namespace gradring::sim {
 
 struct Process {
   bool has_ended = false;
-  bool is_frozen = false;
-  bool is_cut_off = false;
-  bool runs() const { return !has_ended && !is_frozen; }
+  int freezes = 0;  // Several faults may overlap.
+  int cuts = 0;
+  bool runs() const { return !has_ended && freezes == 0; }
+  bool is_cut_off() const { return cuts > 0; }
 };
 
 inline constexpr std::uint64_t kControl = 0;  // As a communicator id.
@@ -62,7 +63,7 @@ class Network {
       Rank a, Rank b, std::uint64_t communicator, transport::MemoryScript script);
 
   void end(Rank rank, bool is_killed);  // Its connections close, or are reset.
-  void set_cut_off(Rank rank, bool is_cut_off);
+  void cut_off(Rank rank, int cuts);    // 1: one more, -1: one less.
   void reset(Rank a, Rank b, std::uint64_t communicator);
   bool is_broken(Rank a, Rank b, std::uint64_t communicator) const;
 

@@ -9,10 +9,8 @@
 namespace gradring::sim {
 namespace {
 
-constexpr std::uint64_t kFirstGroup = 1;
 constexpr int kIdleRounds = 6;  // A transfer that got nothing may get something next time.
 constexpr Time kStart = Time{} + std::chrono::hours(1);
-constexpr std::chrono::minutes kLongest{20};
 
 }  // namespace
 

@@ -60,6 +60,7 @@ class Simulation {
 
   void check_gone(Rank rank);
   void judge(Rank rank);
+  void check_calls(Rank rank);
   void check_progress(bool moved);
   void check_truth();
   void complain(Rank rank, const std::string& text);

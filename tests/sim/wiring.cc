@@ -42,6 +42,7 @@ transport::Link* Wiring::link(Rank peer) {
 transport::MemoryScript Wiring::script_for(Rank peer) const {
   transport::MemoryScript script;
   script.capacity_bytes = scenario_.link_bytes;
+  if (group_->id != kFirstGroup) return script;
   for (const Fault& fault : scenario_.faults) {
     const bool is_ours = (fault.rank == rank_ && fault.other == peer) ||
                          (fault.rank == peer && fault.other == rank_);

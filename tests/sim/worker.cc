@@ -12,7 +12,6 @@ using collectives::Algorithm;
 using collectives::LinkClosed;
 using testing::PlanCase;
 
-constexpr std::uint64_t kFirstGroup = 1;
 constexpr std::uint64_t kShrunkGroup = 2;
 
 // As in collectives/failure.cc.

@@ -16,6 +16,8 @@
 
 namespace gradring::sim {
 
+inline constexpr std::uint64_t kFirstGroup = 1;  // As in collectives/communicator.cc.
+
 // One collective with everybody's memory before it and the right results after it.
 struct Exercise {
   testing::PlanCase call;
@@ -77,6 +79,13 @@ class Worker {
   const std::string& complaint() const { return complaint_; }  // A promise was broken.
   std::size_t operation() const { return operation_; }
   Time began() const { return began_; }
+  std::uint64_t seq() const { return seq_; }
+  const Call& call() const { return call_; }
+  // It has been in one wait, and said so in its heartbeats, since then at least.
+  bool waits_since(Time time) const {
+    return state_ == State::kRunning && deadline_ &&
+           *deadline_ - Millis{scenario_.operation_timeout} < time;
+  }
   // Whom it went on with after a loss.
   const std::vector<Rank>& survivors() const { return survivors_; }
 

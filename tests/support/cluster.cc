@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace gradring::testing {
 
@@ -12,6 +13,7 @@ Cluster::Cluster(Rank ranks) {
     seats_.push_back({.membership = Membership({rank, ranks, kHeartbeatTimeout, {}}, now_),
                       .calls = {},
                       .inbox = {},
+                      .hung_up = {},
                       .gone = {},
                       .aborted = {},
                       .shrunk = {}});
@@ -38,10 +40,6 @@ void Cluster::carry_out(Rank rank, Actions actions) {
     act(rank, [&](Membership& m, Actions& more) { m.on_refused(*actions.connect, now_, more); });
   else if (!seat(*actions.connect).is_frozen)
     connect(rank, *actions.connect);
-  else
-    act(rank, [&](Membership& m, Actions& more) {
-      m.on_closed(*actions.connect, now_, "cannot be reached", more);
-    });
 }
 
 void Cluster::say(Rank from, Rank to, const wire::Message& message) {
@@ -65,8 +63,10 @@ void Cluster::connect(Rank from, Rank to) {
 // Only the side `at` has to be told.
 void Cluster::close(Rank a, Rank b, Rank at, const std::string& why) {
   links_.erase({std::min(a, b), std::max(a, b)});
+  const Rank other = at == a ? b : a;
+  if (seat(at).is_frozen) seat(at).hung_up.insert(other);
   if (seat(at).is_dead || seat(at).is_frozen) return;
-  act(at, [&](Membership& m, Actions& more) { m.on_closed(at == a ? b : a, now_, why, more); });
+  act(at, [&](Membership& m, Actions& more) { m.on_closed(other, now_, why, more); });
 }
 
 void Cluster::pass(Millis time) {
@@ -100,18 +100,13 @@ void Cluster::thaw(Rank rank) {
       m.on_message(sender, wire::decode_message(message), now_, more);
     });
   }
-  for (Rank other = 0; other < ranks(); ++other)
-    if (other != rank && !are_connected(rank, other) && !seat(rank).is_frozen)
-      act(rank, [&](Membership& m, Actions& more) { m.on_closed(other, now_, "closed", more); });
+  for (const Rank other : std::exchange(seat(rank).hung_up, {}))
+    act(rank, [&](Membership& m, Actions& more) { m.on_closed(other, now_, "closed", more); });
 }
 
 void Cluster::cut(Rank a, Rank b) {
-  links_.erase({std::min(a, b), std::max(a, b)});
-  for (const auto& [rank, other] : {std::pair{a, b}, std::pair{b, a}})
-    if (!seat(rank).is_dead && !seat(rank).is_frozen)
-      act(rank, [&, peer = other](Membership& m, Actions& more) {
-        m.on_closed(peer, now_, "closed its control connection", more);
-      });
+  close(a, b, a, "closed its control connection");
+  close(a, b, b, "closed its control connection");
 }
 
 void Cluster::abort(Rank rank, std::uint64_t communicator, const Failure& failure) {

@@ -22,6 +22,7 @@ class Cluster {
     bool is_frozen = false;
     std::vector<wire::CallState> calls;
     std::deque<std::pair<Rank, std::vector<std::byte>>> inbox;  // While frozen.
+    std::set<Rank> hung_up;                                     // The same.
     // What its user was told.
     std::vector<wire::Lost> gone;
     std::vector<wire::Abort> aborted;
