@@ -58,7 +58,7 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_TIMEOUT
     interface: str | None = None
-    record: str = ""
+    record: str = "/tmp/gradring-{job}"
     record_operations: int = DEFAULT_RECORD_OPERATIONS
 
     @classmethod
