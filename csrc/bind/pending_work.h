@@ -22,6 +22,7 @@ struct PendingWork {
   std::shared_ptr<collectives::Transfer> transfer;
   Buffer input;
   Buffer output;
+  Buffer beside = {};
 
   void wait(std::int64_t timeout_ms) {
     const pybind11::gil_scoped_release release;

@@ -115,8 +115,30 @@ std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis ti
   const Call call = call_of(operation);
   check_usable(call);
   const Ticks now = ticks_now();
-  auto work = std::make_shared<Work>(
-      [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now);
+  return enqueue(std::make_shared<Work>(
+      [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now));
+}
+
+std::shared_ptr<Work> Communicator::submit(const Compressed& what, Millis timeout) {
+  Call call;
+  call.op = OpKind::kAllReduce;
+  call.dtype = DType::kFloat32;
+  call.count = what.count;
+  check_usable(call);
+  const Ticks now = ticks_now();
+  const auto carry_out = [this, what, call, timeout, now] {
+    try {
+      all_reduce_compressed(what, rank_, world_size(),
+                            [&](const Operation& operation) { execute(operation, timeout, now); });
+    } catch (const Mismatch&) {
+      if (group_->is_failed()) throw;
+      fail(call, seq_, std::current_exception(), timeout);
+    }
+  };
+  return enqueue(std::make_shared<Work>(carry_out, call, now));
+}
+
+std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
   const std::lock_guard lock(queue_mutex_);
   if (queue_.size() >= limits::kQueuedWorks)
     throw InvalidArgument(

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/turn.h"
+#include "collectives/compressed.h"
 #include "collectives/engine.h"
 #include "collectives/flight_recorder.h"
 #include "collectives/point_to_point.h"
@@ -37,6 +38,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Blocks until this rank's part is done. Throws any public error.
   void run(const Operation& operation, Millis timeout);
   std::shared_ptr<Work> submit(const Operation& operation, Millis timeout);
+  // Several collectives in a row, and arithmetic between them, as one.
+  std::shared_ptr<Work> submit(const Compressed& what, Millis timeout);
   // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on).
   void wait(Work& work, Millis timeout);
 
@@ -67,6 +70,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   using DriveLock = std::unique_lock<Turn>;
 
+  std::shared_ptr<Work> enqueue(std::shared_ptr<Work> work);
   DriveLock lock_drive();
   void let_queue_go_first(const Operation& operation);
   void execute(const Operation& operation, Millis timeout, Ticks queued = 0);

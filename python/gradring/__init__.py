@@ -25,6 +25,7 @@ from gradring.errors import (
 if TYPE_CHECKING:
     from gradring import optim
     from gradring.communicator import Communicator
+    from gradring.compression import TopK
     from gradring.joining import init
     from gradring.modes import Sync
     from gradring.optim.sync import SyncOptimizer
@@ -45,6 +46,7 @@ __all__ = [
     "Sync",
     "SyncOptimizer",
     "TimedOut",
+    "TopK",
     "Work",
     "init",
     "optim",
@@ -53,6 +55,7 @@ __all__ = [
 
 _LAZY = {
     "Communicator": "gradring.communicator",
+    "TopK": "gradring.compression",
     "Sync": "gradring.modes",
     "SyncOptimizer": "gradring.optim.sync",
     "Work": "gradring.work",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gradring import arrays, calling
+import numpy as np
+
+from gradring import arrays, calling, compression
+from gradring.errors import InvalidArgument
 from gradring.fusion import reduce_many
 from gradring.work import Work
 
@@ -184,6 +187,66 @@ class Reductions(calling.Caller):
             count=count,
             **options,
         )
+
+    def all_reduce_compressed(
+        self,
+        x: Any,
+        compress: compression.Compression,
+        residual: Any = None,
+        *,
+        op: Literal["sum", "avg"] = "sum",
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine ``x`` over all ranks with fewer bytes; every rank gets the same bits.
+
+        Each rank sends the others their parts of ``x``, encoded; the owner of a part adds them to
+        its own values in rank order, encodes the sum and sends that to all. What the encodings
+        leave out is put into ``residual`` and takes part in the next call (`gradring.compression`).
+
+        Args:
+            x: Contiguous float32, the same size on every rank; written in place.
+            compress: ``"bf16" "fp16" "int8"`` or `TopK`, the same on every rank.
+            residual: float32 like ``x``, zeros before the first call, then kept by the caller from
+                call to call. Over all ranks, result + residuals is the sum of all ``x`` and earlier
+                residuals, but for the rounding of additions. ``None``: what is left out is lost.
+            op: ``avg`` divides the decoded sum by the number of ranks.
+            async_op: As for `all_reduce`; ``residual`` must not be touched either.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            ``x``, or with ``async_op`` a `Work`.
+
+        Raises:
+            InvalidArgument: As `all_reduce`, or something is not contiguous float32.
+            Mismatch: As `all_reduce`, or the ranks chose different codecs.
+            PeerLost: As `all_reduce`, and so for TimedOut and Closed.
+        """
+        if op not in ("sum", "avg"):
+            raise InvalidArgument(f"op '{op}' is neither 'sum' nor 'avg'")
+        total = np.array([self.world_size if op == "avg" else 0], np.float64)
+        work = self.average_compressed(x, total, compress, residual, timeout=timeout)
+        return work if async_op else work.wait()
+
+    def average_compressed(
+        self,
+        bucket: Any,
+        total: Any,
+        compress: compression.Compression,
+        residual: Any,
+        *,
+        timeout: float | None = None,
+    ) -> Work:
+        """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`."""
+        values = arrays.view(bucket, "x", writes=True)
+        rest = None if residual is None else arrays.view(residual, "residual", writes=True)
+        if values.unpack is not None or (rest is not None and rest.unpack is not None):
+            raise InvalidArgument("only contiguous arrays can be compressed")
+        pending = self._core.all_reduce_compressed(
+            values.buffer, *compression.code_of(compress), None if rest is None else rest.buffer,
+            total, calling.milliseconds(timeout),
+        )  # fmt: skip
+        return Work(pending, bucket, None)
 
     def average_bucket(self, bucket: Any, total: Any) -> Work:
         """Add up a bucket in the background and divide it by ``total``; for the optimizers.

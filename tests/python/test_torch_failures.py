@@ -45,6 +45,43 @@ def test_losing_a_rank_in_backward_fails_every_other_rank_with_peer_lost(
         assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
 
 
+# The others say whether it came out of backward itself.
+STEP_AND_TELL = """
+def train_and_tell():
+    while True:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        try:
+            loss.backward()
+        except gr.Error:
+            say("in backward")
+            raise
+        optimizer.step()
+train_and_tell()
+"""
+
+FREEZE_IN_BACKWARD = DIE_IN_BACKWARD.replace("SIGKILL", "SIGSTOP")
+
+
+@pytest.mark.parametrize(("code", "options"), [
+    (DIE_IN_BACKWARD, {}), (FREEZE_IN_BACKWARD, {"heartbeat_timeout": 2.0}),
+], ids=["killed", "frozen"])  # fmt: skip
+def test_a_rank_killed_or_frozen_in_backward_is_named_out_of_the_others_backward(
+    job: Callable[..., Job], code: str, options: dict[str, float]
+) -> None:
+    ranks = job(3, **options)
+    ranks.call(SETUP)
+    victim, survivors = ranks.ranks[2], ranks.others(2)
+    for rank in survivors:
+        rank.begin(STEP_AND_TELL)
+    victim.begin(code)
+    for rank in survivors:
+        rank.expect("in backward")
+    for outcome in ranks.outcomes(survivors):
+        assert (outcome.error, outcome.lost) == ("PeerLost", 2), outcome
+        assert "rank 2" in outcome.text
+
+
 def test_losing_a_rank_between_steps_fails_the_next_backward_with_peer_lost(
     job: Callable[..., Job],
 ) -> None:

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from gradring.communicator import Communicator
+from gradring.compression import Compression, wire_bytes
 from gradring.errors import Closed, Error, InvalidArgument
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch.backward import at_the_end_of_backward, is_outermost_backward
-from gradring.torch.buckets import lay_out, make_buckets
+from gradring.torch.buckets import Bucket, lay_out, make_buckets
 from gradring.torch.parameters import Named
 from gradring.work import Work
 
@@ -39,10 +40,18 @@ class GradientAverager:
         comm: The ranks; carries nothing but gradients.
         is_done: Whether the parameters' gradients are this step's averages.
         is_accumulating: Whether backward only adds up gradients here.
+        sent_bytes: What this rank had to send for gradients so far.
+        uncompressed_bytes: What it would have been without compression.
     """
 
     def __init__(
-        self, named: Named, comm: Communicator, *, bucket_bytes: int, overlap: bool
+        self,
+        named: Named,
+        comm: Communicator,
+        *,
+        bucket_bytes: int,
+        overlap: bool,
+        compress: Compression | None,
     ) -> None:
         """Lay out the buckets; with ``overlap`` listen to the parameters' gradients.
 
@@ -52,6 +61,7 @@ class GradientAverager:
             bucket_bytes: Most bytes in a bucket.
             overlap: Start buckets during backward rather than in `finish`, and finish in the end
                 of backward.
+            compress: How gradients are encoded on their way.
         """
         self.comm = comm
         self._named = named
@@ -60,6 +70,8 @@ class GradientAverager:
         self._params = list(trainable.values())
         self._left_out = [name for name in named if name not in trainable]
         self._bucket_bytes = bucket_bytes
+        self._compress = compress
+        self._buckets: list[Bucket] = []
         self._layout: list[list[int]] = []
         # Until it is known better: backward begins at the end.
         self._lay_out(range(len(self._params) - 1, -1, -1))
@@ -70,6 +82,9 @@ class GradientAverager:
         self._total = np.zeros(1)
         self._weighing: Work | None = None  # The round's first operation; None: no round is open.
         self._reducing: list[Work] = []
+        self._sent = 0  # Buckets of this round.
+        self.sent_bytes = 0
+        self.uncompressed_bytes = 0
         self.is_done = False
         self.is_accumulating = False
         self._handles = []
@@ -77,6 +92,19 @@ class GradientAverager:
             self._handles = [
                 _listen(param, _listener(self, index)) for index, param in enumerate(self._params)
             ]
+
+    def take_residuals(self, other: GradientAverager) -> None:
+        """Go on from what compression has left out in another averager."""
+        if self._compress is None:
+            return
+        known = {id(param): index for index, param in enumerate(self._params)}
+        earlier = {
+            known[id(other._params[index])]: residual
+            for index, residual in other._residuals().items()
+            if id(other._params[index]) in known
+        }
+        for bucket in self._buckets:
+            bucket.keep_residual(earlier)
 
     def stop_listening(self) -> None:
         """Leave the parameters alone from now on."""
@@ -140,7 +168,9 @@ class GradientAverager:
         if total == 0:
             self._reset_buckets()
             raise no_examples()
-        is_divided = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
+        is_divided = self._compress is not None or (
+            total == int(total) and 1 <= total <= _WHOLE_DIVISORS
+        )
         for bucket in self._buckets:
             if not is_divided:
                 bucket.values.div_(total)
@@ -178,12 +208,35 @@ class GradientAverager:
         self._bucket_of[index].put(index, self._params[index], self._weight)
 
     def _start_full_buckets(self) -> None:
-        while len(self._reducing) < len(self._buckets):
-            bucket = self._buckets[len(self._reducing)]
+        while self._sent < len(self._buckets):
+            bucket = self._buckets[self._sent]
             if bucket.missing:
                 return
-            # The total is there when its turn has come: operations run in their order.
-            self._reducing.append(self._start(self.comm.average_bucket, bucket.buffer, self._total))
+            self._sent += 1
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        # The total is there when its turn has come: operations run in their order.
+        whole = bucket.buffer
+        if self._compress is not None:
+            values = bucket.values.numpy()
+            compressed = self._start(
+                self.comm.average_compressed, values, self._total, self._compress, bucket.residual
+            )
+            self._reducing.append(compressed)
+            whole = bucket.marks
+        self._reducing.append(self._start(self.comm.average_bucket, whole, self._total))
+        self._count_bytes(bucket)
+
+    def _count_bytes(self, bucket: Bucket) -> None:
+        count = bucket.values.numel()
+        rank, world_size = self.comm.rank, self.comm.world_size
+        items = bucket.buffer.itemsize / 4
+        plain = round(items * wire_bytes(count, None, rank, world_size))
+        self.uncompressed_bytes += plain
+        if self._compress is not None:
+            plain = wire_bytes(count, self._compress, rank, world_size)
+        self.sent_bytes += plain
 
     def _end_round(self) -> float:
         for index, is_ready in enumerate(self._is_ready):
@@ -194,6 +247,7 @@ class GradientAverager:
             work.wait()
         self._weighing = None
         self._reducing.clear()
+        self._sent = 0
         self._is_ready = [False] * len(self._params)
         return float(self._total[0])
 
@@ -206,8 +260,19 @@ class GradientAverager:
         if layout == self._layout:
             return
         self._layout = layout
+        earlier = self._residuals()
         self._buckets = make_buckets(layout, self._params, self.comm)
+        if self._compress is not None:
+            for bucket in self._buckets:
+                bucket.keep_residual(earlier)
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
+
+    def _residuals(self) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for bucket in self._buckets:
+            if bucket.residual is not None:
+                found |= bucket.residuals()
+        return found
 
     def _learn_order(self) -> None:
         self._rounds_to_learn -= 1

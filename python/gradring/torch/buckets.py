@@ -8,9 +8,10 @@ all. Owned by `gradring.torch.averaging`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradring.communicator import Communicator
@@ -37,6 +38,8 @@ class Bucket:
         members: Indices of its parameters in the optimizer's list.
         buffer: The flat tensor as a NumPy array over the same memory: what travels.
         values: The part of it that holds gradients.
+        marks: The other part.
+        residual: What compression has left out of ``values`` so far (`keep_residual`).
         missing: Number of gradients that are not in it yet.
     """
 
@@ -50,7 +53,8 @@ class Bucket:
         flat = torch.from_numpy(memory[: (count + len(tensors)) * item_bytes]).view(wire_dtype)
         self.buffer: Any = flat.numpy()
         self.values = flat[:count]
-        self._marks = self.buffer[count:]
+        self.marks: Any = self.buffer[count:]
+        self.residual: Any = None
         parts = torch.split(self.values, [tensor.numel() for tensor in tensors])
         self._slots = {
             index: part.view(tensor.shape)
@@ -64,13 +68,29 @@ class Bucket:
         }
         self.reset()
 
+    def keep_residual(self, earlier: Mapping[int, Any]) -> None:
+        """Compress from now on; ``earlier`` are residuals to go on from, by parameter."""
+        self.residual = np.zeros(self.values.numel(), np.float32)
+        for index, part in self.residuals().items():
+            if index in earlier:
+                part[:] = earlier[index]
+
+    def residuals(self) -> dict[int, Any]:
+        """Return each parameter's part of the residual."""
+        sizes = [self._slots[index].numel() for index in self.members]
+        ends = np.cumsum(sizes)
+        return {
+            index: self.residual[end - size : end]
+            for index, size, end in zip(self.members, sizes, ends, strict=True)
+        }
+
     def put(self, index: int, param: torch.Tensor, weight: float) -> None:
         """Take a parameter's gradient, or that there is none here."""
         slot, grad = self._slots[index], param.grad
         self.missing -= 1
         if grad is None or weight == 0:
             slot.zero_()
-            self._marks[self._places[index]] = 0
+            self.marks[self._places[index]] = 0
             return
         if grad is not slot:
             grad = _as_real(grad.detach() if grad.requires_grad else grad)
@@ -87,9 +107,9 @@ class Bucket:
 
     def give(self, params: Sequence[torch.Tensor]) -> None:
         """Let every ``.grad`` be the average, or stay absent where no rank had a gradient."""
-        has_gaps = not self._marks.all()
+        has_gaps = not self.marks.all()
         for index in self.members:
-            if has_gaps and self._marks[self._places[index]] == 0:
+            if has_gaps and self.marks[self._places[index]] == 0:
                 continue
             param = params[index]
             if self._is_grad[index]:
@@ -103,7 +123,7 @@ class Bucket:
     def reset(self) -> None:
         """Wait for every gradient anew."""
         self.missing = len(self.members)
-        self._marks[:] = 1
+        self.marks[:] = 1
 
 
 def make_buckets(
@@ -148,6 +168,11 @@ def lay_out(
 def can_travel(param: torch.Tensor) -> bool:
     """Tell whether gradients of this dtype can be averaged."""
     return param.dtype in _WIRE_DTYPES
+
+
+def can_be_compressed(param: torch.Tensor) -> bool:
+    """Tell whether gradients of this dtype travel as float32."""
+    return _WIRE_DTYPES.get(param.dtype) == torch.float32
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from gradring.communicator import Communicator
+from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
 from gradring.joining import current
 from gradring.modes import Sync
@@ -35,16 +36,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _model: torch.nn.Module | None
     _averager: GradientAverager | None  # None in a world of one.
     _options: dict[str, Any]
+    _clip_norm: float | None
+    grad_norm: torch.Tensor | None = None  # Of the last step, before clipping.
 
     def connect(
         self,
         comm: Communicator,
         gradients_comm: Communicator | None,
         model: torch.nn.Module | None,
+        clip_norm: float | None,
         **options: Any,
     ) -> None:
         """Take what is needed to step together; called once, by `distributed`."""
         self._comm = comm
+        self._clip_norm = clip_norm
         self._model = model
         self._options = options
         self._averager = None
@@ -72,16 +77,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if weight is not None:
             self.set_weight(weight)
         averager = self._averager
-        if averager is None:
-            return super().step(closure)
-        if closure is None:
-            averager.finish()
-            result: Any = super().step()
+        if closure is not None:
+            result: Any = super().step(self._averaged(closure))
         else:
-            result = super().step(_averaged(averager, closure))
-        averager.begin()
-        averager.set_weight(1)
+            self._finish()
+            result = super().step()
+        if averager is not None:
+            averager.begin()
+            averager.set_weight(1)
         return result
+
+    def _finish(self) -> None:
+        if self._averager is not None:
+            self._averager.finish()
+        if self._clip_norm is not None:
+            params = [param for group in self.param_groups for param in group["params"]]
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+
+    def _averaged(self, closure: Closure) -> Closure:
+        averager = self._averager
+
+        def closure_on_all_ranks() -> Any:
+            if averager is not None and averager.is_done:
+                averager.begin()
+            loss = closure()
+            self._finish()
+            if loss is None or averager is None:
+                return loss
+            value = loss.item() if torch.is_tensor(loss) else float(loss)
+            mean = averager.average_number(value)
+            return torch.as_tensor(mean, dtype=loss.dtype) if torch.is_tensor(loss) else mean
+
+        return closure_on_all_ranks
 
     def synchronize(self) -> None:
         """Wait until every ``.grad`` is the average over all ranks, to look at it before `step`.
@@ -100,6 +127,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._averager is not None:
             self._averager.begin()
         super().zero_grad(set_to_none)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank had to send for gradients so far, over links or shared memory."""
+        return 0 if self._averager is None else self._averager.sent_bytes
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """What `sent_bytes` would be without compression."""
+        return 0 if self._averager is None else self._averager.uncompressed_bytes
 
     def set_weight(self, weight: float) -> None:
         """Say how many examples stand behind this rank's next gradients; before backward.
@@ -170,8 +207,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if self._averager.is_open:
             raise InvalidArgument("a step has begun; call step() or zero_grad() before")
-        self._averager.stop_listening()
-        self._averager = self._listening(self._averager.comm)
+        before = self._averager
+        before.stop_listening()
+        self._averager = self._listening(before.comm)
+        self._averager.take_residuals(before)
 
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers (running means, say), before an evaluation or a save.
@@ -200,6 +239,8 @@ def distributed(
     comm: Communicator | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     overlap: bool = True,
+    compress: Compression | None = None,
+    clip_norm: float | None = None,
 ) -> Any:
     """Make an optimizer train on all ranks; a collective call.
 
@@ -216,6 +257,10 @@ def distributed(
         comm: ``None`` is the communicator that `init` made, or makes now.
         bucket_bytes: Most bytes of gradients in one operation.
         overlap: Start buckets during backward. Without it weights may be given to ``step``.
+        compress: ``"bf16" "fp16" "int8"`` or ``gradring.TopK(ratio)``: gradients travel in fewer
+            bytes. What that leaves out is kept, and travels with the next step's.
+        clip_norm: Largest norm of all averaged gradients together; in `step` they are scaled down
+            to it, after a `torch.amp.GradScaler` has unscaled them. ``grad_norm`` is what it was.
 
     Returns:
         ``optimizer``, now also a `DistributedOptimizer`.
@@ -226,9 +271,12 @@ def distributed(
         Mismatch: The ranks have different models; names the first parameter that differs.
     """
     _require_ready(optimizer, mode, bucket_bytes)
+    _require_usable(compress, clip_norm)
     comm = current() if comm is None else comm
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)
+    if compress is not None:
+        parameters.require_compressible(named)
     shared = {id(tensor): (name, tensor) for name, tensor in named.items()}
     shared |= {id(tensor): (name, tensor) for name, tensor in parameters.model_tensors(model)}
 
@@ -239,7 +287,10 @@ def distributed(
     kind = type(optimizer)
     optimizer.__class__ = type(f"Distributed{kind.__name__}", (DistributedOptimizer, kind), {})
     result = cast(DistributedOptimizer, optimizer)
-    result.connect(comm, gradients_comm, model, bucket_bytes=bucket_bytes, overlap=overlap)
+    result.connect(
+        comm, gradients_comm, model, clip_norm,
+        bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
+    )  # fmt: skip
     return result
 
 
@@ -258,16 +309,8 @@ def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
         raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
 
 
-def _averaged(averager: GradientAverager, closure: Closure) -> Closure:
-    def closure_on_all_ranks() -> Any:
-        if averager.is_done:
-            averager.begin()
-        loss = closure()
-        averager.finish()
-        if loss is None:
-            return None
-        value = loss.item() if torch.is_tensor(loss) else float(loss)
-        mean = averager.average_number(value)
-        return torch.as_tensor(mean, dtype=loss.dtype) if torch.is_tensor(loss) else mean
-
-    return closure_on_all_ranks
+def _require_usable(compress: Compression | None, clip_norm: float | None) -> None:
+    if compress is not None:
+        code_of(compress)
+    if clip_norm is not None and not clip_norm > 0:
+        raise InvalidArgument(f"clip_norm must be positive, got {clip_norm}")

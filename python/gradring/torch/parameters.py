@@ -10,7 +10,7 @@ import torch
 from gradring.communicator import Communicator
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.same_shapes import require_same_shapes
-from gradring.torch.buckets import can_travel
+from gradring.torch.buckets import can_be_compressed, can_travel
 
 Named = dict[str, torch.Tensor]
 
@@ -51,6 +51,17 @@ def require_averageable(named: Named) -> None:
             )
         if param.requires_grad and not can_travel(param):
             raise InvalidArgument(f"{name} has dtype {param.dtype}, which cannot be averaged")
+
+
+def require_compressible(named: Named) -> None:
+    """Refuse parameters whose gradients do not travel as float32.
+
+    Raises:
+        InvalidArgument: One does not; names it.
+    """
+    for name, param in named.items():
+        if param.requires_grad and not can_be_compressed(param):
+            raise InvalidArgument(f"{name} has dtype {param.dtype}, which cannot be compressed")
 
 
 def share(comm: Communicator, named: Named) -> None:
