@@ -46,21 +46,21 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   GRADRING_ASSERT(request.world_size == side_.ranks && request.rank == side_.rank);
   GRADRING_ASSERT(supports(request));
   shape_.set(request);
+  if (side_.ranks > 1) free_post(idle);
   ++round_;
   const std::size_t largest =
       request.op == OpKind::kAllGather ? shape_.largest_part_bytes() : shape_.bytes();
   if (side_.ranks == 1) {
     copy_to(output, input, shape_.bytes());
   } else if (largest <= kShortBytes) {
-    post(call, seq, input, payload_bytes(request, shape_, side_.rank));
-    check_posts(call, seq, idle);
+    run_short(request, call, seq, input, idle);
     finish_short(request, input, output);
   } else if (reduces(request.op)) {
     // What lies in shared memory on this rank may not on another: that is known from the posts.
     post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
     FlatReduce reduce(side_, shape_, request, input, output);
     if (!shared.array) reduce.begin(idle);
-    check_posts(call, seq, idle);
+    check_posts(idle);
     if (shared.array && all_share(shared.place))
       shared.array->reduce_in_place(side_, shape_, shared.place.offset, round_, idle);
     else
@@ -69,13 +69,40 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
     post(call, seq, nullptr, 0);
     FlatGather gather(side_, shape_, request, input, output);
     gather.begin(idle);
-    check_posts(call, seq, idle);
+    check_posts(idle);
     gather.finish(idle);
   }
 }
 
-// The post was last read in the operation before the previous one; that all ranks have finished it
-// is known since the previous one's posts.
+// Posts, and waits for those whose posts this rank needs.
+void Flat::run_short(const Request& request, const Call& call, std::uint64_t seq,
+                     const std::byte* input, transport::Idle& idle) {
+  post(call, seq, input, payload_bytes(request, shape_, side_.rank));
+  const bool is_root = side_.rank == request.root;
+  if (request.op == OpKind::kBroadcast) {
+    if (!is_root) await_post(request.root, idle);
+  } else if (request.op != OpKind::kReduce || is_root) {
+    check_posts(idle);
+  }
+}
+
+// Before this rank's next operation: the others have read all they need of the post that it will
+// write over, which they show by having begun an operation after it. What could not be compared in
+// the last operation is compared now if it has come: another rank's post of that operation stays as
+// it is until this one begins the next.
+void Flat::free_post(transport::Idle& idle) {
+  if (in_step_ == round_) return;
+  look_back(idle);
+  const std::uint32_t begun = round_ + 2 - FlatMemory::kPosts;
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    side_.wait(peer, side_.memory.post(peer, begun).round, begun, idle);
+}
+
+void Flat::look_back(const transport::Idle& idle) const {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    if (side_.memory.post(peer, round_).round.has_reached(round_)) compare_post(peer, idle);
+}
+
 void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes) {
   Post& mine = side_.memory.post(side_.rank, round_);
   mine.seq = seq;
@@ -84,17 +111,27 @@ void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, s
   FlatSide::publish(mine.round, round_);
 }
 
-void Flat::check_posts(const Call& call, std::uint64_t seq, transport::Idle& idle) {
-  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer)) {
-    Post& theirs = side_.memory.post(peer, round_);
-    side_.wait(peer, theirs.round, round_, idle);
-    if (theirs.seq == seq && theirs.call == call) continue;
-    const auto& members = idle.group().members;
-    throw Mismatch(str("the ranks made different calls: rank ",
-                       members[static_cast<std::size_t>(side_.rank)], " called ",
-                       describe(call, seq), ", rank ", members[static_cast<std::size_t>(peer)],
-                       " called ", describe(theirs.call, theirs.seq)));
-  }
+void Flat::check_posts(transport::Idle& idle) {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    await_post(peer, idle);
+  in_step_ = round_;
+}
+
+void Flat::await_post(Rank peer, transport::Idle& idle) {
+  side_.wait(peer, side_.memory.post(peer, round_).round, round_, idle);
+  compare_post(peer, idle);
+}
+
+void Flat::compare_post(Rank peer, const transport::Idle& idle) const {
+  const Post& mine = side_.memory.post(side_.rank, round_);
+  const Post& theirs = side_.memory.post(peer, round_);
+  if (theirs.seq == mine.seq && theirs.call == mine.call) [[likely]]
+    return;
+  const auto& members = idle.group().members;
+  throw Mismatch(
+      str("the ranks made different calls: rank ", members[static_cast<std::size_t>(side_.rank)],
+          " called ", describe(mine.call, mine.seq), ", rank ",
+          members[static_cast<std::size_t>(peer)], " called ", describe(theirs.call, theirs.seq)));
 }
 
 bool Flat::all_share(const SharedPlace& place) const {

@@ -3,8 +3,11 @@
 // Short operations: every rank writes its call and its whole payload into a post, one round of
 // flags, and every rank computes what it needs. Long ones: flat_reduce.h and flat_gather.h pass
 // pieces through slots. Counters go on from one operation to the next: nothing is ever reset.
-// A Flat belongs to one rank and is driven by one thread at a time, under the communicator's drive
-// lock. Several ranks may be threads of one process, each with its own Flat.
+// Who needs nothing from the others waits for nobody: the root of a short broadcast, and those who
+// only send in a short reduce. They may be kPosts - 1 operations ahead. The calls of two ranks are
+// compared all the same: if not in the operation itself, then by the one that starts its next
+// later. A Flat belongs to one rank and is driven by one thread at a time, under the communicator's
+// drive lock. Several ranks may be threads of one process, each with its own Flat.
 #pragma once
 
 #include <cstdint>
@@ -40,14 +43,21 @@ class Flat {
   void leave() { side_.leave(); }
 
  private:
+  void run_short(const Request& request, const Call& call, std::uint64_t seq,
+                 const std::byte* input, transport::Idle& idle);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
-  void check_posts(const Call& call, std::uint64_t seq, transport::Idle& idle);
+  void free_post(transport::Idle& idle);
+  void check_posts(transport::Idle& idle);
+  void await_post(Rank peer, transport::Idle& idle);
+  void compare_post(Rank peer, const transport::Idle& idle) const;
+  void look_back(const transport::Idle& idle) const;
   bool all_share(const SharedPlace& place) const;
   void finish_short(const Request& request, const std::byte* input, std::byte* output);
 
   FlatSide side_;
   FlatShape shape_;
-  std::uint32_t round_ = 0;  // Operations so far; also the next post's flag.
+  std::uint32_t round_ = 0;    // Operations so far; also the last post's flag.
+  std::uint32_t in_step_ = 0;  // The last round of which all ranks' posts were compared with ours.
 };
 
 }  // namespace gradring::collectives

@@ -23,7 +23,7 @@ std::size_t entry_bytes_for(std::size_t ranks) {
 
 std::size_t FlatMemory::bytes(Rank ranks) {
   const auto n = static_cast<std::size_t>(ranks);
-  return n * (sizeof(Counters) + 2 * kPostBytes + kSlots * n * entry_bytes_for(n));
+  return n * (sizeof(Counters) + kPosts * kPostBytes + kSlots * n * entry_bytes_for(n));
 }
 
 FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
@@ -34,7 +34,7 @@ FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
   const auto n = static_cast<std::size_t>(ranks);
   counters_ = reinterpret_cast<Counters*>(memory_.data());
   posts_ = memory_.data() + n * sizeof(Counters);
-  slots_ = posts_ + n * 2 * kPostBytes;
+  slots_ = posts_ + n * kPosts * kPostBytes;
 }
 
 }  // namespace gradring::collectives

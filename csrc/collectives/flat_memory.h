@@ -2,7 +2,7 @@
 // inside the segment whatever another process wrote into it, because nothing read from the segment
 // takes part in computing one. Used by the thread that drives a Flat.
 //   counters   per rank: how far it is in long operations
-//   posts      2 per rank, used in turn: what it calls, and a short operation's whole payload
+//   posts      kPosts per rank, used in turn: what it calls, and a short operation's whole payload
 //   slots      kSlots per rank, used in turn: a long operation's payload, one entry per rank
 #pragma once
 
@@ -51,6 +51,8 @@ static_assert(sizeof(Post) == kLineBytes);
 class FlatMemory {
  public:
   static constexpr std::uint32_t kSlots = 2;
+  // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others.
+  static constexpr std::uint32_t kPosts = 8;
   static constexpr std::size_t kPayloadBytes = 32 * 1024;  // The largest of a post.
 
   static std::size_t bytes(Rank ranks);
@@ -80,7 +82,7 @@ class FlatMemory {
   static constexpr std::size_t kPostBytes = sizeof(Post) + kPayloadBytes;
 
   static std::size_t post_index(Rank rank, std::uint32_t round) {
-    return 2 * static_cast<std::size_t>(rank) + round % 2;
+    return kPosts * static_cast<std::size_t>(rank) + round % kPosts;
   }
 
   transport::SharedMemory memory_;

@@ -47,9 +47,10 @@ void FlatSide::leave() {
   publish(mine().gone, 1);
   Counters& counters = mine();
   for (Word* word : {static_cast<Word*>(&counters.staged), static_cast<Word*>(&counters.reduced),
-                     static_cast<Word*>(&counters.consumed), &memory.post(rank, 0).round,
-                     &memory.post(rank, 1).round})
+                     static_cast<Word*>(&counters.consumed)})
     wake_sleepers(*word);
+  for (std::uint32_t round = 0; round < FlatMemory::kPosts; ++round)
+    wake_sleepers(memory.post(rank, round).round);
 }
 
 }  // namespace gradring::collectives

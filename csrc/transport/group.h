@@ -40,10 +40,10 @@ class Group {
   // run on this host. Set before the group is shared.
   int looks_before_yield = 0;
 
-  // A yield has just given the core to strangers for long: waits sleep at once until then.
-  void prefer_sleep(Time until) {
-    sleep_until_.store(until.time_since_epoch().count(), std::memory_order_relaxed);
-  }
+  // A yield has just given the core to strangers for long: waits sleep at once for a while. For
+  // longer each time if strangers are back soon after: a passer-by should cost little, a process
+  // that stays should cost few yields.
+  void note_theft(Time now);
   Time sleep_until() const {
     return Time{Clock::duration{sleep_until_.load(std::memory_order_relaxed)}};
   }
@@ -91,7 +91,8 @@ class Group {
     std::function<void(const Failure&)> tell;
   };
   Guarded<State> state_;
-  std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed.
+  std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed, as is the next.
+  std::atomic<Clock::rep> sleep_time_{0};
   std::atomic<bool> is_failed_{
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.
   std::atomic<bool> is_told_{false};      // Guards nothing.

@@ -19,7 +19,6 @@ constexpr std::chrono::microseconds kYieldTime{50};
 // A rank of ours works for less than this between two looks; a stranger keeps a core for
 // milliseconds.
 constexpr std::chrono::microseconds kStolenTime{500};
-constexpr std::chrono::milliseconds kSleepFirstTime{50};
 
 std::atomic<void (*)()> interrupt_check{nullptr};  // Set once at import, before any wait.
 
@@ -69,7 +68,7 @@ bool Idle::yield() {
   // Whoever got the core was no rank of ours: for a while a sleep is better, since the wake-up from
   // it takes the core back at once.
   const Time after = Clock::now();
-  if (after - before > kStolenTime) group_.prefer_sleep(after + kSleepFirstTime);
+  if (after - before > kStolenTime) group_.note_theft(after);
   return true;
 }
 
