@@ -37,15 +37,24 @@ void FlatGather::finish(transport::Idle& idle) {
       take();
     } else if (staged_ < steps_ && blocks_stage() < 0) {
       stage();
-    } else if (taken_ < staged_) {
-      side_.wait_a_little(blocks_taking, side_.memory.counters(blocks_taking).staged,
-                          counted(taken_ + 1), idle);
-    } else if (const Rank peer = blocks_stage(); peer >= 0) {
-      side_.wait_a_little(peer, side_.memory.counters(peer).consumed,
-                          counted(staged_ + 1) - FlatMemory::kSlots, idle);
+    } else {
+      wait(blocks_taking, idle);
+      continue;
     }
+    idle.reset();
   }
   side_.finish(counted(steps_));
+}
+
+// `blocks_taking` may have staged its part meanwhile: then this returns at once.
+void FlatGather::wait(Rank blocks_taking, transport::Idle& idle) {
+  if (taken_ < staged_) {
+    side_.wait_a_little(blocks_taking, side_.memory.counters(blocks_taking).staged,
+                        counted(taken_ + 1), idle);
+  } else if (const Rank peer = blocks_stage(); peer >= 0) {
+    side_.wait_a_little(peer, side_.memory.counters(peer).consumed,
+                        counted(staged_ + 1) - FlatMemory::kSlots, idle);
+  }
 }
 
 Rank FlatGather::blocks_stage() const {

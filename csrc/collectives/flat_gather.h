@@ -22,7 +22,7 @@ class FlatGather {
  private:
   void stage();
   void take();
-  void keep_own(FlatPart piece);
+  void wait(Rank blocks_taking, transport::Idle& idle);
   Rank blocks_stage() const;
   Rank blocks_take() const;
   // What `from` contributes in one step, in bytes of the output.
