@@ -12,12 +12,18 @@ namespace gradring::collectives {
 
 namespace {
 
-// A further link in the same step costs this much of a step: its send and receive, but no waiting
-// of its own.
-constexpr double kFurtherLink = 0.7;
+// A further link in the same step costs this much of a step. Where every rank sends and receives on
+// all of them, the wake-ups and system calls add up to as much as a step of its own.
+constexpr double kFurtherLink = 0.95;
+// One rank's further sends, with nothing to receive.
+constexpr double kFurtherSend = 0.35;
 // Sending a whole vector and then receiving one takes twice as long as a stream of pieces both
 // ways.
 constexpr double kNotStreamed = 2.0;
+// Halving adds what it received before it can send the half of it: streams with gaps.
+constexpr double kHalvingGaps = 1.2;
+// Streams on several links at once get in each other's way.
+constexpr double kManyStreams = 1.1;
 // With more ranks than this all at once, links start to lose packets or wake-ups to each other.
 constexpr double kCrowd = 16.0;
 
@@ -27,7 +33,8 @@ struct Effort {
   double links = 1;        // Used in each step.
   double moved_bytes = 0;  // Sent, or received if that is more.
   double reduced_bytes = 0;
-  bool is_streamed = true;
+  double slowdown = 1;  // Of the moving, against streams that never pause.
+  double further_link = kFurtherLink;
 };
 
 struct World {
@@ -71,37 +78,42 @@ Effort doubling(OpKind op, const World& w) {
   switch (op) {
     case OpKind::kAllReduce: {
       const double steps = w.levels + 2 * w.lent;
-      return {steps, 1, steps * w.bytes, (w.levels + w.lent) * w.bytes, false};
+      return {steps, 1, steps * w.bytes, (w.levels + w.lent) * w.bytes, kNotStreamed};
     }
     case OpKind::kBroadcast:
-      return {w.log2_up, 1, w.log2_up * w.bytes};       // The root has that many children.
-    default: return {w.log2_up, 1, w.share, 0, false};  // all_gather, barrier
+      return {w.log2_up, 1, w.log2_up * w.bytes};              // The root has that many children.
+    default: return {w.log2_up, 1, w.share, 0, kNotStreamed};  // all_gather, barrier
   }
 }
 
 // Halving-doubling: the ring's bytes in 2 log2(n) steps, and two whole vectors if ranks lend
 // theirs.
 Effort halving(const World& w) {
-  return {2 * (w.levels + w.lent), 1, 2 * (w.share + w.lent * w.bytes), w.share + w.lent * w.bytes};
+  return {2 * (w.levels + w.lent), 1, 2 * (w.share + w.lent * w.bytes), w.share + w.lent * w.bytes,
+          kHalvingGaps};
 }
 
 // Direct: the ring's bytes in one step (adding or passing on) or two (both), on all links at once.
 Effort direct(OpKind op, const World& w) {
   const double links = w.n - 1;
   const double crowd = std::max(1.0, w.n / kCrowd);
+  const double slowdown = links > 1 ? kManyStreams : 1;
   switch (op) {
     case OpKind::kAllReduce:
-    case OpKind::kReduce: return {2, links * crowd, 2 * w.share * crowd, w.share};
-    case OpKind::kReduceScatter: return {1, links * crowd, w.share * crowd, w.share};
-    case OpKind::kBroadcast: return {1, links * crowd, links * w.bytes * crowd};
-    default: return {1, links * crowd, w.share * crowd};  // all_gather, gather, scatter, all_to_all
+    case OpKind::kReduce: return {2, links * crowd, 2 * w.share * crowd, w.share, slowdown};
+    case OpKind::kReduceScatter: return {1, links * crowd, w.share * crowd, w.share, slowdown};
+    case OpKind::kBroadcast:
+      return {1, links * crowd, links * w.bytes * crowd, 0, slowdown, kFurtherSend};
+    default:
+      return {1, links * crowd, w.share * crowd, 0,
+              slowdown};  // all_gather, gather, scatter, all_to_all
   }
 }
 
 // Gather: one step, but every vector travels whole and is added by whoever wants the result.
 Effort gather(const World& w) {
   const double links = w.n - 1;
-  return {1, links * std::max(1.0, w.n / kCrowd), links * w.bytes, links * w.bytes, false};
+  return {1, links * std::max(1.0, w.n / kCrowd), links * w.bytes, links * w.bytes, kNotStreamed};
 }
 
 Effort effort_of(const Request& request, Algorithm algorithm) {
@@ -135,9 +147,9 @@ double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts&
   if (request.world_size == 1) return 0;
   constexpr double kBytesPerUs = 1e3;  // One GB/s.
   const Effort effort = effort_of(request, algorithm);
-  const double step_us = costs.latency_us * (1 + kFurtherLink * (effort.links - 1));
-  const double moved_us = effort.moved_bytes * (effort.is_streamed ? 1 : kNotStreamed) /
-                          (costs.bandwidth_gb_s * kBytesPerUs);
+  const double step_us = costs.latency_us * (1 + effort.further_link * (effort.links - 1));
+  const double moved_us =
+      effort.moved_bytes * effort.slowdown / (costs.bandwidth_gb_s * kBytesPerUs);
   return effort.steps * step_us + moved_us +
          effort.reduced_bytes / (costs.reduce_gb_s * kBytesPerUs);
 }

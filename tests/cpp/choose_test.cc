@@ -71,7 +71,9 @@ TEST_CASE("choose: a crowd goes round in a ring") {
   CHECK(over_loopback(OpKind::kAllGather, 64, 64 * kMiB) == Algorithm::kRing);
 }
 
-TEST_CASE("choose: short vectors are broadcast down a tree, long ones along a chain") {
+TEST_CASE(
+    "choose: short vectors are broadcast by the root or down a tree, long ones along a chain") {
+  CHECK(over_loopback(OpKind::kBroadcast, 4, kKiB) == Algorithm::kDirect);
   CHECK(over_loopback(OpKind::kBroadcast, 8, kKiB) == Algorithm::kDoubling);
   CHECK(over_loopback(OpKind::kBroadcast, 8, 64 * kMiB) == Algorithm::kRing);
   CHECK(over_loopback(OpKind::kAllGather, 8, kKiB) == Algorithm::kDoubling);

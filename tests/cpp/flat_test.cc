@@ -186,12 +186,47 @@ TEST_CASE("flat: ranks that make different calls all get Mismatch with both call
       }
     }
   }
+}
+
+// Neither root waits for anybody, so each learns of the other when it calls the next operation.
+TEST_CASE("flat: two roots of a short broadcast are a mismatch in the next operation") {
+  FlatTeam team(3);
   const PlanCase rooted{.op = OpKind::kBroadcast, .world_size = 3, .count = 9, .root = 0};
   PlanCase other_root = rooted;
   other_root.root = 2;
-  for (const Thrown& thrown : thrown_by_calls(3, 2, rooted, other_root)) {
+  auto memory = random_memory(rooted, 1);
+  const auto first = team.run([&](Rank rank) {
+    team.call(rank, rank == 2 ? other_root : rooted, memory[static_cast<std::size_t>(rank)]);
+  });
+  for (const auto& error : first) CHECK(thrown_by(error).text == "");
+  const PlanCase next{.op = OpKind::kBarrier, .world_size = 3};
+  Memory nothing;
+  for (const auto& error : team.run([&](Rank rank) { team.call(rank, next, nothing); })) {
+    const Thrown thrown = thrown_by(error);
     CHECK(thrown.kind == ErrorKind::kMismatch);
-    CHECK(thrown.text.find("root 2") != std::string::npos);
+    CHECK(thrown.text.find("broadcast #1 (float32 x 9, root 0)") != std::string::npos);
+    CHECK(thrown.text.find("broadcast #1 (float32 x 9, root 2)") != std::string::npos);
+  }
+}
+
+TEST_CASE("flat: who needs nothing from the others is ahead of them by less than its posts") {
+  constexpr int kAhead = static_cast<int>(collectives::FlatMemory::kPosts) - 1;
+  for (const OpKind op : {OpKind::kBroadcast, OpKind::kReduce}) {
+    CAPTURE(name(op));
+    FlatTeam team(2);
+    // Rank 0 only gives: it is the broadcast's root, and not the reduce's.
+    const PlanCase c{.op = op, .world_size = 2, .count = 5, .root = op == OpKind::kReduce ? 1 : 0};
+    std::vector<std::vector<Memory>> memory;
+    for (int i = 0; i <= kAhead; ++i)
+      memory.push_back(random_memory(c, static_cast<std::uint64_t>(i)));
+    std::vector<Outputs> expected;
+    for (const auto& one : memory) expected.push_back(expected_outputs(c, one));
+    for (std::size_t i = 0; i < kAhead; ++i) team.call(0, c, memory[i][0]);
+    CHECK_THROWS_AS(team.call(0, c, memory[kAhead][0], Millis{20}), transport::DeadlinePassed);
+    for (std::size_t i = 0; i < kAhead; ++i) {
+      team.call(1, c, memory[i][1]);
+      CHECK((memory[i][1].output() == expected[i][1]));
+    }
   }
 }
 
