@@ -1,6 +1,7 @@
 # What a reader types. Every target sets up what it needs (tools/setup.sh) and does nothing twice.
 #   make demo      build, install into .venv, train on two local workers
 #   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, Python tests
+#   make conformance   PyTorch's own tests of a torch.distributed backend, on ours (about 4 minutes)
 #   make soak      a thousand seeds of the simulation with faults (SEEDS=...)
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside Gloo and Open MPI, into bench/results (BENCH_COMPARE=--quick)
@@ -10,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
-.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel soak bench bench-compare format \
+.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel conformance soak bench bench-compare format \
         stubs fuzz clean setup setup-demo
 
 JOBS ?= $(shell nproc)
@@ -61,6 +62,10 @@ wheel: setup-demo
 	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON
 	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
+
+conformance: setup wheel
+	@$(BIN)/pip install --quiet --disable-pip-version-check expecttest==0.3.0
+	$(BIN)/python tests/conformance/run.py
 
 soak: setup
 	$(CMAKE) --preset release

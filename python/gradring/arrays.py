@@ -142,16 +142,32 @@ def _from_torch(x: Any, name: str) -> tuple[Array, int]:
         raise DeviceError(
             f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first"
         )
-    tensor = x.detach()
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if kind == "bfloat16":
-        import torch
-
-        return tensor.view(torch.int16).numpy().view(np.uint16), BFLOAT16
+    kind = str(x.dtype).removeprefix("torch.")
     if kind not in DTYPE_CODES:
         known = ", ".join(DTYPE_CODES)
         raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
-    return tensor.numpy(), DTYPE_CODES[kind]
+    stored = np.dtype("uint16" if kind == "bfloat16" else kind)
+    if x.numel() == 0:
+        return np.empty(tuple(x.shape), stored), DTYPE_CODES[kind]
+    return np.asarray(_TorchMemory(x, stored)), DTYPE_CODES[kind]
+
+
+class _TorchMemory:
+    """A tensor's memory, for NumPy to view; not by ``Tensor.numpy()``.
+
+    That would forbid for good to resize the tensor's storage, which FSDP does.
+    """
+
+    def __init__(self, tensor: Any, stored: np.dtype[Any]) -> None:
+        self._tensor = tensor  # Lives as long as the view.
+        item = stored.itemsize
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": stored.str,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * item for stride in tensor.stride()),
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:

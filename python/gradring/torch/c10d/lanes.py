@@ -2,8 +2,12 @@
 
 A future that was asked for has to be completed, and an operation whose handle was dropped has to be
 kept alive until it is done. Collectives end in the order they were started, so one thread waits for
-them one by one; messages end in any order, so another looks at all of them. Both start when first
+them one by one; messages end in any order, so another looks at all of them. They start when first
 needed and end with their group.
+
+A future's callbacks run on the thread that completes it, in order, and may themselves start an
+operation and wait for its future, as PowerSGD's do. So each such thread has a level, and what is
+asked for on it is completed by threads of the next.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from typing import Protocol
 Task = Callable[[], None]
 
 _LOOK_EVERY = 0.0005  # Seconds between two looks at messages under way.
+
+_here = threading.local()
 
 
 class Pending(Protocol):
@@ -32,9 +38,10 @@ class Pending(Protocol):
 class Lane:
     """One thread that carries out tasks in order. A task must not raise."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, level: int = 1) -> None:
         """Name the thread; it starts with the first task."""
         self._name = name
+        self._level = level
         self._tasks: deque[Task] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -56,6 +63,7 @@ class Lane:
             self._changed.notify()
 
     def _run(self) -> None:
+        _here.level = self._level
         while True:
             with self._changed:
                 while not self._tasks:
@@ -71,9 +79,9 @@ class Lane:
 class Watch:
     """Completes what is under way as it gets ready, in any order."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, level: int = 1) -> None:
         """Name the thread; it starts with the first one to watch."""
-        self._lane = Lane(name)
+        self._lane = Lane(name, level)
         self._lock = threading.Lock()
         self._watched: list[tuple[Pending, float]] = []
 
@@ -101,3 +109,36 @@ class Watch:
                 if not self._watched:
                     return
             time.sleep(_LOOK_EVERY)
+
+
+class Completion:
+    """The threads of one group: a `Lane` and a `Watch` for each level."""
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._lock = threading.Lock()
+        self._lanes: list[tuple[Lane, Watch]] = []
+
+    def in_order(self, pending: Pending) -> None:
+        """Complete a collective, after those that were given before."""
+        self._next_level()[0].add(pending.complete)
+
+    def when_ready(self, pending: Pending, timeout: float) -> None:
+        """Complete a message as soon as it is ready; see `Watch`."""
+        self._next_level()[1].add(pending, timeout)
+
+    def stop(self) -> None:
+        """End the threads when nothing is left to complete."""
+        for lane, watch in self._lanes:
+            lane.stop()
+            watch.stop()
+
+    def _next_level(self) -> tuple[Lane, Watch]:
+        level: int = getattr(_here, "level", 0)
+        with self._lock:
+            while len(self._lanes) <= level:
+                here = len(self._lanes) + 1
+                self._lanes.append(
+                    (Lane(f"gradring collectives {here}", here), Watch(f"messages {here}", here))
+                )
+            return self._lanes[level]

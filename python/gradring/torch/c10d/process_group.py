@@ -20,11 +20,12 @@ from gradring.torch.c10d.call import Call
 from gradring.torch.c10d.collectives import Collectives
 from gradring.torch.c10d.errors import for_torch
 from gradring.torch.c10d.gathering import Gathering
-from gradring.torch.c10d.lanes import Lane, Watch
+from gradring.torch.c10d.lanes import Completion
 from gradring.torch.c10d.messages import Messages
 from gradring.torch.c10d.monitored import MonitoredBarrier
 from gradring.torch.c10d.sparse import SparseReducer
-from gradring.torch.c10d.work import Flight
+from gradring.torch.c10d.untraced import leave_untraced
+from gradring.torch.c10d.work import Flight, Work
 
 
 class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type: ignore[misc]
@@ -51,22 +52,18 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         self._desc = ""
         self._sparse = SparseReducer(comm, "group")
         self._monitored = MonitoredBarrier(comm, "group")
-        self._lane = Lane("gradring collectives")
-        self._watch = Watch("gradring messages")
+        self._completion = Completion()
 
     def _call(self, options: Any, result: Any) -> Call:
-        return Call(options, result, timeout=self._timeout, watcher=self._complete_in_order)
+        return Call(options, result, timeout=self._timeout, watcher=self._completion.in_order)
 
     def _message(self, result: Any) -> Call:
         return Call(
             None, result, timeout=self._timeout, watcher=self._complete_any, patience=self._timeout
         )
 
-    def _complete_in_order(self, flight: Flight) -> None:
-        self._lane.add(flight.complete)
-
     def _complete_any(self, flight: Flight) -> None:
-        self._watch.add(flight, flight.patience)
+        self._completion.when_ready(flight, flight.patience)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -100,8 +97,7 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         self._sparse.close()
         self._monitored.close()
         self.comm.close()
-        self._lane.stop()
-        self._watch.stop()
+        self._completion.stop()
 
     def getBackendName(self) -> str:  # noqa: N802 - C++ looks for these names
         """Return the backend's name."""
@@ -144,3 +140,6 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+
+leave_untraced(Collectives, Gathering, Messages, ProcessGroup, Work)
