@@ -6,8 +6,12 @@ and not ten. What a rank returns must be plain values or NumPy arrays; `plain` m
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
+import runpy
+import sys
 import tempfile
 import time
 import traceback
@@ -36,24 +40,35 @@ def on_ranks(size: int, job: Job, *arguments: Any, backend: str = "gradring") ->
     """
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
-        pipes, processes = [], []
-        for rank in range(size):
-            ours, theirs = _server.Pipe(duplex=False)
-            process = _server.Process(
-                target=_rank_main,
-                args=(theirs, backend, rank, size, store, job, arguments),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        try:
-            return _collect(pipes)
-        finally:
-            for process in processes:
-                process.join(5)
-                process.kill()
+        return _fork(size, _rank_main, (backend, size, store, job, arguments))
+
+
+def script_on_ranks(size: int, script: Path, *arguments: str) -> list[str]:
+    """Run a script as torchrun would on every rank; what each prints."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environ = {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GRADRING_DATA": os.environ.get("GRADRING_DATA", ""),
+    }  # fmt: skip
+    return _fork(size, _script_main, (environ, script, arguments))
+
+
+def _fork(size: int, main: Job, arguments: Any) -> list[Any]:
+    pipes, processes = [], []
+    for rank in range(size):
+        ours, theirs = _server.Pipe(duplex=False)
+        process = _server.Process(target=main, args=(theirs, rank, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        return _collect(pipes)
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
 
 
 def _collect(pipes: list[Any]) -> list[Any]:
@@ -75,8 +90,23 @@ def _collect(pipes: list[Any]) -> list[Any]:
     return results
 
 
+def _script_main(pipe: Any, rank: int, environ: dict[str, str], script: Path, options: Any) -> None:
+    warnings.simplefilter("ignore")
+    os.environ.update(environ, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    sys.argv = [str(script), *options]
+    sys.path.insert(0, str(script.parent))
+    error, output = "", io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output):
+            runpy.run_path(str(script), run_name="__main__")
+    except BaseException:  # noqa: BLE001 - told to the test
+        error = traceback.format_exc()
+    pipe.send((error, output.getvalue()))
+
+
 def _rank_main(
-    pipe: Any, backend: str, rank: int, size: int, store: Path, job: Job, arguments: Any
+    pipe: Any, rank: int, backend: str, size: int, store: Path, job: Job, arguments: Any
 ) -> None:
     warnings.simplefilter("ignore")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
