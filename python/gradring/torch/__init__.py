@@ -15,9 +15,16 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from gradring.torch import c10d as _c10d
+from gradring.torch.hook import CompressedGradients, compressed_gradients
 from gradring.torch.optimizer import DistributedOptimizer, distributed
 from gradring.torch.sampler import Sampler
 
-__all__ = ["DistributedOptimizer", "Sampler", "distributed"]
+__all__ = [
+    "CompressedGradients",
+    "DistributedOptimizer",
+    "Sampler",
+    "compressed_gradients",
+    "distributed",
+]
 
 _c10d.register()

@@ -1,0 +1,69 @@
+"""The hook that compresses the gradients of PyTorch's own DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.parallel import DistributedDataParallel
+
+import gradring as gr
+import gradring.torch as gt
+from torch_models import batch, mlp, values
+from torch_ranks import on_ranks
+
+STEPS = 40
+
+
+def train(codec: Any) -> Any:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = mlp()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.0002)
+    state = None
+    if codec is not None:
+        state = gt.CompressedGradients(codec)
+        ddp.register_comm_hook(state, gt.compressed_gradients)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    x, y = (t[rank * 4 : rank * 4 + 4] for t in batch(0, 4 * size))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.mse_loss(ddp(x), y).backward()
+        optimizer.step()
+    ratio = 1.0
+    if state is not None:
+        ratio = state.uncompressed_bytes / state.sent_bytes
+        state.close()
+    return values(model), ratio
+
+
+@pytest.mark.parametrize("backend", ["gloo", "gradring"])
+def test_ddp_trains_with_every_codec_and_ranks_agree_in_bits(backend: str) -> None:
+    (expected, _), _ = on_ranks(2, train, None, backend=backend)
+    for codec, tolerance in (("bf16", 0.01), ("fp16", 0.01), ("int8", 0.03), (gr.TopK(0.5), 0.3)):
+        (ours, ratio), (others, _) = on_ranks(2, train, codec, backend=backend)
+        for mine, theirs, wanted in zip(ours, others, expected, strict=True):
+            assert np.array_equal(mine, theirs)
+            assert np.abs(mine - wanted).max() < tolerance
+        assert isinstance(codec, gr.TopK) or ratio > 1
+
+
+def refuse() -> str:
+    model = DistributedDataParallel(mlp(dtype=torch.float64))
+    state = gt.CompressedGradients("bf16")
+    model.register_comm_hook(state, gt.compressed_gradients)
+    try:
+        model(batch(0, 2, torch.float64)[0]).sum().backward()
+    except gr.InvalidArgument as error:
+        return str(error)
+    finally:
+        state.close()
+    return ""
+
+
+def test_other_dtypes_are_refused() -> None:
+    for text in on_ranks(2, refuse):
+        assert "float64 cannot be compressed" in text
