@@ -13,7 +13,8 @@ namespace gradring::limits {
 // A frame on a control connection: the largest is the welcome, about 100 bytes a rank.
 inline constexpr std::size_t kControlFrameBytes = std::size_t{4} << 20;
 inline constexpr std::uint32_t kWorldSize = 1u << 14;
-inline constexpr std::size_t kTextBytes = 4096;  // Any string on the wire.
+inline constexpr std::size_t kRecordBytes = std::size_t{256} << 20;  // A rank's record, asked for.
+inline constexpr std::size_t kTextBytes = 4096;                      // Any string on the wire.
 
 // Strangers: connections that have not proved themselves yet. When one more comes, the oldest goes.
 inline constexpr std::size_t kHandshakesPending = 256;

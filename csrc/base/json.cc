@@ -79,6 +79,16 @@ JsonWriter& JsonWriter::value(bool truth) {
   return *this;
 }
 
+JsonWriter& JsonWriter::micros(std::int64_t nanos) {
+  separate();
+  if (nanos < 0) text_ += '-';
+  const std::string digits = std::to_string(nanos < 0 ? -nanos : nanos);
+  const std::string padded =
+      digits.size() < 4 ? std::string(4 - digits.size(), '0') + digits : digits;
+  text_ += padded.substr(0, padded.size() - 3) + '.' + padded.substr(padded.size() - 3);
+  return *this;
+}
+
 JsonWriter& JsonWriter::null() {
   separate();
   text_ += "null";

@@ -24,6 +24,7 @@ class JsonWriter {
   JsonWriter& value(std::int32_t number) { return value(std::int64_t{number}); }
   JsonWriter& value(bool truth);
   JsonWriter& null();
+  JsonWriter& micros(std::int64_t nanos);  // As microseconds with three decimals.
   JsonWriter& new_line();  // Between the members of a long list, for the reader's sake.
 
   template <typename Value>

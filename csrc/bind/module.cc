@@ -7,6 +7,7 @@
 #include <string>
 
 #include "collectives/communicator.h"
+#include "transport/inspection.h"
 
 namespace {
 
@@ -47,6 +48,22 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   return gradring::collectives::Communicator::join(options);
 }
 
+// A rank's record, and how far its clock is ahead of ours, in nanoseconds, give or take the last.
+py::tuple inspect(const std::string& address, const py::bytes& secret, std::int64_t timeout_ms) {
+  constexpr int kQuestions = 8;
+  const std::string known = secret;
+  std::string record;
+  gradring::transport::ClockOffset clock;
+  {
+    const py::gil_scoped_release release;
+    gradring::transport::Inspection rank(address, known,
+                                         gradring::Clock::now() + Millis{timeout_ms});
+    clock = rank.clock(kQuestions);
+    record = rank.record();
+  }
+  return py::make_tuple(py::bytes(record), clock.offset, clock.error);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
@@ -55,8 +72,10 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_gradients(module);
   gradring::bind::register_quick(module);
   gradring::bind::register_interrupts();
+  gradring::bind::register_spans(module);
   module.attr("version") = GRADRING_VERSION;
   module.attr("compiler") = __VERSION__;
+  module.def("inspect", &inspect, py::arg("address"), py::arg("secret"), py::arg("timeout_ms"));
   module.def("join", &join, py::kw_only(), py::arg("rank"), py::arg("world_size"),
              py::arg("rendezvous"), py::arg("secret"), py::arg("transport"), py::arg("timeout_ms"),
              py::arg("heartbeat_timeout_ms"), py::arg("interface"), py::arg("listen_fd"),

@@ -16,6 +16,9 @@ using transport::World;
 constexpr std::uint64_t kWorldGroup = 1;
 constexpr Millis kForGood{std::chrono::hours(24 * 365)};
 constexpr std::size_t kQueuedShown = 64;
+// Clocks that are well kept drift apart by a few microseconds a second, one that is being set right
+// by up to 500.
+constexpr Millis kClockPause{2000};
 
 Rank index_of(const std::vector<Rank>& members, Rank world_rank) {
   return static_cast<Rank>(std::find(members.begin(), members.end(), world_rank) - members.begin());
@@ -29,6 +32,14 @@ std::shared_ptr<Communicator> Communicator::join(const transport::JoinOptions& o
   for (std::size_t rank = 0; rank < members.size(); ++rank) members[rank] = static_cast<Rank>(rank);
   auto group = world->make_group(kWorldGroup, std::move(members));
   auto recorder = std::make_shared<FlightRecorder>(*world, world->record_options());
+  world->set_report([known = std::weak_ptr(recorder)] {
+    const auto found = known.lock();
+    return found ? found->report({}) : std::string();
+  });
+  if (recorder->traces())
+    world->scribe().repeat(kClockPause, [known = std::weak_ptr(recorder), world = world.get()] {
+      if (const auto found = known.lock()) found->note_clock(world->compare_clocks());
+    });
   return std::make_shared<Communicator>(std::move(world), std::move(group), std::move(recorder));
 }
 
@@ -225,6 +236,7 @@ void Communicator::execute(const Operation& operation, Millis timeout, Ticks que
   idle.waits_in(call, seq);
   OperationRing::Slot* record = logbook_->collectives.begin(call, seq, queued);
   idle.records_in(record);
+  if (logbook_->stamps_at_once && record != nullptr) record->stamp();
   try {
     engine_.execute(operation, call, seq, idle);
     logbook_->collectives.end(record, OperationState::kFinished);
@@ -371,7 +383,9 @@ void Communicator::close() {
     work->cancel({ErrorKind::kClosed, -1, "the communicator was closed"});
   engine_.leave();
   world_->drop_group(group_->id);
-  if (!std::exchange(has_left_, true)) world_->leave();
+  if (std::exchange(has_left_, true)) return;
+  recorder_->finish();
+  world_->leave();
 }
 
 }  // namespace gradring::collectives

@@ -13,6 +13,10 @@ namespace {
 
 // Of communicators that are over: what they did last may be what the survivors' failure is about.
 constexpr std::ptrdiff_t kClosedKept = 4;
+// With a trace: rings of 4 MiB, of which only what is used takes memory.
+constexpr std::size_t kTraceOperations = 1 << 15;
+constexpr std::ptrdiff_t kClosedTraced = 32;
+constexpr std::size_t kClockReadings = 1024;
 
 std::string in_job(std::string directory, const std::string& job) {
   static constexpr std::string_view kJob = "{job}";
@@ -36,6 +40,7 @@ Logbook::Logbook(FlightRecorder& recorder, std::shared_ptr<transport::Group> gro
                  std::size_t size, Queue queue)
     : collectives(size),
       messages(size),
+      stamps_at_once(recorder.traces()),
       recorder_(recorder),
       group_(std::move(group)),
       queue_(std::move(queue)) {}
@@ -53,6 +58,8 @@ FlightRecorder::FlightRecorder(const transport::World& world, RecordOptions opti
   for (Rank rank = 0; rank < world.world_size(); ++rank)
     addresses_.push_back(world.member(rank).tcp_address);
   options_.directory = in_job(options_.directory, job_);
+  options_.trace_directory = in_job(options_.trace_directory, job_);
+  if (traces()) options_.operations = std::max(options_.operations, kTraceOperations);
   scale_.add(TickAnchor::read());
 }
 
@@ -69,7 +76,8 @@ void FlightRecorder::close(const std::shared_ptr<Logbook>& logbook) {
   const std::lock_guard lock(mutex_);
   logbook->queue_ = nullptr;
   const auto is_closed = [](const auto& entry) { return entry->queue_ == nullptr; };
-  if (std::count_if(logbooks_.begin(), logbooks_.end(), is_closed) > kClosedKept)
+  if (std::count_if(logbooks_.begin(), logbooks_.end(), is_closed) >
+      (traces() ? kClosedTraced : kClosedKept))
     logbooks_.erase(std::find_if(logbooks_.begin(), logbooks_.end(), is_closed));
 }
 
@@ -84,7 +92,37 @@ std::string FlightRecorder::report(const Failure& failure) const {
     }
     text.add(*logbook->group_, logbook->queue_ == nullptr, operations, logbook->messages.read());
   }
-  return text.finish();
+  return text.finish(Spans::of_process().read());
+}
+
+void FlightRecorder::note_clock(const std::optional<transport::ClockOffset>& clock) {
+  const TickAnchor now = TickAnchor::read();
+  const std::lock_guard lock(mutex_);
+  scale_.add(now);
+  if (clock && clock_.size() < kClockReadings) clock_.push_back({now.nanos, *clock});
+}
+
+void FlightRecorder::finish() noexcept {
+  if (!traces()) return;
+  try {
+    std::string path;
+    std::string text;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& logbook : logbooks_)
+        if (logbook->queue_) return;
+      TraceText trace({job_, rank_, addresses_, scale_});
+      for (const auto& logbook : logbooks_)
+        trace.add(*logbook->group_, logbook->collectives, logbook->messages);
+      trace.add(Spans::of_process().read());
+      text = trace.finish(clock_);
+    }
+    const std::string problem =
+        write_file(str(options_.trace_directory, "/rank-", rank_, ".trace.json"), text);
+    if (!problem.empty()) log_warning(rank_, str("cannot write the trace: ", problem));
+  } catch (const std::exception& error) {
+    log_warning_once(rank_, "trace", str("cannot make the trace: ", error.what()));
+  }
 }
 
 std::string FlightRecorder::save(const Failure& failure) noexcept {

@@ -8,11 +8,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/record.h"
+#include "collectives/trace_text.h"
 #include "transport/world.h"
 
 namespace gradring::collectives {
@@ -33,6 +35,9 @@ class Logbook {
 
   OperationRing collectives;
   OperationRing messages;
+  // A trace must show causes before effects: what is stamped in its first wait, after the others
+  // were told, may be stamped too late for that.
+  const bool stamps_at_once;
 
  private:
   friend class FlightRecorder;
@@ -49,6 +54,13 @@ class FlightRecorder {
   // The communicator is over. Its last operations are kept for a while.
   void close(const std::shared_ptr<Logbook>& logbook);
 
+  // Whether a trace is made, and so the clock has to be compared now and then.
+  bool traces() const { return !options_.trace_directory.empty(); }
+  // Rank 0's clock, compared with ours; nothing where it could not be.
+  void note_clock(const std::optional<transport::ClockOffset>& clock);
+  // Writes the trace once the last communicator is closed.
+  void finish() noexcept;
+
   // `failure` may be none: somebody just asks.
   std::string report(const Failure& failure) const;
   // Writes the report; the file's name, or "" where there is nowhere to write it to. Never throws.
@@ -60,9 +72,10 @@ class FlightRecorder {
   Rank rank_;
   std::vector<std::string> addresses_;  // By world rank.
 
-  mutable std::mutex mutex_;  // Guards the next two and the logbooks' queues.
+  mutable std::mutex mutex_;  // Guards the next three and the logbooks' queues.
   std::vector<std::shared_ptr<Logbook>> logbooks_;
   TickScale scale_;
+  std::vector<ClockReading> clock_;
   std::mutex file_mutex_;  // One writes at a time.
 };
 

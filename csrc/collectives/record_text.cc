@@ -8,15 +8,6 @@
 namespace gradring::collectives {
 namespace {
 
-std::string hex(std::uint64_t id) {
-  return str(std::hex, std::setw(16), std::setfill('0'), id);
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
-
 bool has_payload(OpKind op) {
   return op != OpKind::kBarrier && op != OpKind::kSplit;
 }
@@ -29,7 +20,18 @@ bool is_message(OpKind op) {
   return op == OpKind::kSend || op == OpKind::kRecv;
 }
 
+constexpr std::size_t kSpansShown = 64;
+
 }  // namespace
+
+std::string hex_id(std::uint64_t id) {
+  return str(std::hex, std::setw(16), std::setfill('0'), id);
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
 
 RecordText::RecordText(RecordHead head, const Failure& failure) : head_(std::move(head)) {
   const TickAnchor now = TickAnchor::read();
@@ -69,7 +71,7 @@ void RecordText::add_failure(const Failure& failure) {
 void RecordText::add(const transport::Group& group, bool is_closed,
                      const std::vector<OperationRecord>& collectives,
                      const std::vector<OperationRecord>& messages) {
-  json_.new_line().open_object().member("id", hex(group.id)).key("ranks").open_array();
+  json_.new_line().open_object().member("id", hex_id(group.id)).key("ranks").open_array();
   for (const Rank rank : group.members) json_.value(rank);
   json_.close_array().member("is_closed", is_closed).key("failure");
   add_failure(group.failure());
@@ -97,7 +99,7 @@ void RecordText::add_operation(const OperationRecord& record) {
   if (has_payload(call.op)) json_.member("dtype", name(call.dtype)).member("count", call.count);
   if (reduces(call.op)) json_.member("reduce_op", name(call.reduce_op));
   if (call.root >= 0) json_.member("root", call.root);
-  if (call.counts_hash != 0) json_.member("counts", hex(call.counts_hash));
+  if (call.counts_hash != 0) json_.member("counts", hex_id(call.counts_hash));
   add_time("queued", record.queued);
   add_time("begin", record.begun);
   add_time("end", record.ended);
@@ -113,7 +115,16 @@ void RecordText::add_time(std::string_view name, Ticks ticks) {
   if (ticks != 0) json_.member(name, head_.scale.nanos(ticks));
 }
 
-std::string RecordText::finish() {
+std::string RecordText::finish(const std::vector<SpanRecord>& spans) {
+  json_.close_array().key("spans").open_array();
+  for (std::size_t index = 0; index < spans.size(); ++index) {
+    const SpanRecord& span = spans[index];
+    if (span.ended != 0 && index + kSpansShown < spans.size()) continue;
+    json_.new_line().open_object().member("name", span.name).member("thread", span.thread);
+    add_time("begin", span.begun);
+    add_time("end", span.ended);
+    json_.close_object();
+  }
   json_.close_array().close_object();
   return json_.take();
 }

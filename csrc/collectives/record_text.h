@@ -8,12 +8,16 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/record.h"
+#include "base/spans.h"
 #include "transport/group.h"
 
 namespace gradring::collectives {
 
 // Goes up when a reader of the one before could misunderstand the text.
 inline constexpr int kRecordVersion = 1;
+
+std::string hex_id(std::uint64_t id);  // Of a communicator.
+std::string host_name();
 
 struct RecordHead {
   std::string job;
@@ -29,7 +33,8 @@ class RecordText {
   void add(const transport::Group& group, bool is_closed,
            const std::vector<OperationRecord>& collectives,
            const std::vector<OperationRecord>& messages);
-  std::string finish();
+  // The last ones, and all that go on.
+  std::string finish(const std::vector<SpanRecord>& spans);
 
  private:
   void add_failure(const Failure& failure);

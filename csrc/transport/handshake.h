@@ -24,7 +24,13 @@
 
 namespace gradring::transport {
 
-enum class Purpose : std::uint8_t { kControl = 0, kLink = 1, kSharedLink = 2, kSegment = 3 };
+enum class Purpose : std::uint8_t {
+  kControl = 0,
+  kLink = 1,
+  kSharedLink = 2,
+  kSegment = 3,
+  kInspect = 4,  // Not from a rank: somebody who asks for the record (inspection.h).
+};
 
 // What a connection is for. Covered by the client's proof.
 struct Intro {

@@ -31,10 +31,11 @@ Failure to_failure(const wire::Lost& lost, Rank self) {
 
 }  // namespace
 
-Monitor::Monitor(Meeting meeting, const JoinOptions& options)
+Monitor::Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Fd)> inspect)
     : meeting_(std::move(meeting)),
       rank_(options.rank),
       secret_(options.secret),
+      inspect_(std::move(inspect)),
       membership_({options.rank, options.world_size, options.heartbeat_timeout,
                    addresses_of(meeting_.members)},
                   Clock::now()),
@@ -219,6 +220,7 @@ void Monitor::tell_groups(const Membership::Actions& actions) {
 
 void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
   const Intro& intro = arrival.intro;
+  if (intro.purpose == Purpose::kInspect) return inspect_(std::move(arrival.fd));
   const bool is_ours = intro.session == meeting_.session && intro.to == rank_ && intro.from >= 0 &&
                        intro.from < static_cast<Rank>(meeting_.members.size()) &&
                        intro.from != rank_;

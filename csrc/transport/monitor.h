@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,7 +22,8 @@ namespace gradring::transport {
 
 class Monitor {
  public:
-  Monitor(Meeting meeting, const JoinOptions& options);
+  // `inspect` takes the connections of those who ask for the record; it must not block.
+  Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Fd)> inspect);
   ~Monitor() { stop(); }
 
   void stop();  // Says goodbye and ends the thread. Once; what is asked of it later is not done.
@@ -71,6 +73,7 @@ class Monitor {
   Meeting meeting_;
   Rank rank_;
   std::string secret_;
+  std::function<void(Fd)> inspect_;
   Membership membership_;
   std::map<Rank, Control> controls_;
   std::optional<Knock> knock_;  // At the coordinator's door.

@@ -83,6 +83,7 @@ std::string objection(const JoinOptions& options, const wire::Join& join,
 }
 
 void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
+  if (arrival.intro.purpose == Purpose::kInspect) return;  // Nothing has happened yet.
   if (arrival.intro.purpose != Purpose::kControl) {
     meeting.early.push_back(std::move(arrival));
     return;

@@ -3,10 +3,15 @@
 #include <utility>
 
 namespace gradring::transport {
+namespace {
+
+constexpr std::size_t kJobsWaiting = 256;
+
+}  // namespace
 
 void Scribe::post(std::function<void()> job) {
   const std::lock_guard lock(mutex_);
-  if (is_stopping_) return;
+  if (is_stopping_ || jobs_.size() >= kJobsWaiting) return;
   jobs_.push_back(std::move(job));
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   changed_.notify_one();
@@ -23,10 +28,26 @@ void Scribe::stop() {
   if (thread.joinable()) thread.join();
 }
 
+void Scribe::repeat(Millis pause, std::function<void()> job) {
+  {
+    const std::lock_guard lock(mutex_);
+    repeated_ = job;
+    pause_ = pause;
+    next_ = Clock::now() + pause;
+  }
+  post(std::move(job));
+}
+
 void Scribe::run() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return is_stopping_ || !jobs_.empty(); });
+    const auto has_job = [&] { return is_stopping_ || !jobs_.empty(); };
+    if (!repeated_) {
+      changed_.wait(lock, has_job);
+    } else if (!changed_.wait_until(lock, next_, has_job)) {
+      jobs_.push_back(repeated_);
+      next_ = Clock::now() + pause_;
+    }
     if (jobs_.empty()) return;
     const auto job = std::move(jobs_.front());
     jobs_.pop_front();

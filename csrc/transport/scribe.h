@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
+
 namespace gradring::transport {
 
 class Scribe {
@@ -18,8 +20,11 @@ class Scribe {
   Scribe(const Scribe&) = delete;
   Scribe& operator=(const Scribe&) = delete;
 
-  // Callable from any thread. A job never throws. Nothing is taken after stop().
+  // Callable from any thread. A job never throws. Nothing is taken after stop(),
+  // nor where hundreds wait already.
   void post(std::function<void()> job);
+  // Now and then again after each `pause`, until stop(). Once a scribe.
+  void repeat(Millis pause, std::function<void()> job);
   void stop();  // Does what was posted before, then ends the thread.
 
  private:
@@ -29,6 +34,9 @@ class Scribe {
   std::condition_variable changed_;
   std::deque<std::function<void()>> jobs_;
   bool is_stopping_ = false;
+  std::function<void()> repeated_;
+  Millis pause_{0};
+  Time next_{};  // Of repeated_.
   std::thread thread_;
 };
 

@@ -20,6 +20,7 @@ namespace {
 
 constexpr Millis kConnectTime{10000};
 constexpr Millis kPassTime{5000};
+constexpr Millis kClockTime{1000};
 
 std::atomic<std::uint64_t> forks{0};  // Written in the only thread of a fresh child.
 
@@ -54,7 +55,9 @@ std::shared_ptr<World> World::join(const JoinOptions& options) {
   Meeting meeting = meet(options);
   check_shm_possible(options, meeting.members);
   std::shared_ptr<World> world(new World(options, meeting.members, meeting.session));
-  world->monitor_ = std::make_unique<Monitor>(std::move(meeting), options);
+  world->monitor_ = std::make_unique<Monitor>(
+      std::move(meeting), options,
+      [world = world.get()](Fd guest) { world->answer(std::move(guest)); });
   return world;
 }
 
@@ -114,6 +117,28 @@ void World::leave() {
   if (users_.fetch_sub(1) != 1) return;
   if (monitor_) monitor_->stop();
   scribe_->stop();
+}
+
+void World::set_report(std::function<std::string()> report) {
+  report_.with([&](auto& kept) { kept = std::move(report); });
+}
+
+std::optional<ClockOffset> World::compare_clocks() const {
+  constexpr int kQuestions = 16;
+  if (shares_host(rank(), 0)) return ClockOffset{};
+  try {
+    return Inspection(member(0).tcp_address, options_.secret, Clock::now() + kClockTime)
+        .clock(kQuestions);
+  } catch (const Error&) {
+    return std::nullopt;  // It has left; the readings before have to do.
+  }
+}
+
+void World::answer(Fd guest) {
+  scribe_->post([this, guest = std::make_shared<Fd>(std::move(guest))] {
+    const auto report = report_.with([](const auto& kept) { return kept; });
+    if (report) answer_inspection(guest->get(), report);
+  });
 }
 
 void World::report(const wire::Abort& abort) {

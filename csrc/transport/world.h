@@ -4,10 +4,13 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "transport/inspection.h"
 #include "transport/link.h"
 #include "transport/monitor.h"
 #include "transport/scribe.h"
@@ -30,6 +33,10 @@ class World {
   const wire::SessionId& session() const { return session_; }
   const RecordOptions& record_options() const { return options_.record; }
   Scribe& scribe() { return *scribe_; }
+  // How far rank 0's clock is ahead of ours; nothing if it does not answer. Blocks for round trips.
+  std::optional<ClockOffset> compare_clocks() const;
+  // What to tell those who ask for this rank's record. Called on the scribe's thread.
+  void set_report(std::function<std::string()> report);
 
   std::shared_ptr<Group> make_group(std::uint64_t id, std::vector<Rank> members);
   void drop_group(std::uint64_t id);
@@ -59,6 +66,7 @@ class World {
   void await(Group& group, Rank peer, pollfd entry, Time deadline) const;
   Fd open(Group& group, Rank peer, const Intro& intro, Time deadline) const;
   Fd receive_memory(Group& group, const Arrival& arrival) const;
+  void answer(Fd guest);
   template <typename Talk>
   auto or_lost(Rank peer, const Talk& talk) const;
 
@@ -67,6 +75,7 @@ class World {
   wire::SessionId session_;
   std::uint64_t fork_generation_;
   std::atomic<int> users_{0};  // Only counted.
+  Guarded<std::function<std::string()>> report_;
   std::unique_ptr<Scribe> scribe_ = std::make_unique<Scribe>();
   std::unique_ptr<Monitor> monitor_;  // None in a world of one.
 };

@@ -23,7 +23,7 @@ from gradring.errors import (
 )
 
 if TYPE_CHECKING:
-    from gradring import optim
+    from gradring import optim, trace
     from gradring.communicator import Communicator
     from gradring.compression import TopK
     from gradring.joining import init
@@ -51,6 +51,7 @@ __all__ = [
     "init",
     "optim",
     "shard",
+    "trace",
 ]
 
 _LAZY = {
@@ -65,8 +66,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optim":
-        return import_module("gradring.optim")
+    if name in {"optim", "trace"}:
+        return import_module(f"gradring.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'gradring' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)

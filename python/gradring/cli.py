@@ -85,9 +85,18 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gradring import doctor
+    from gradring import doctor, job_doctor
 
+    if options.job is not None:
+        return job_doctor.main(options.job, as_json=options.json)
     return doctor.main(as_json=options.json)
+
+
+def _trace_merge(options: argparse.Namespace) -> int:
+    from gradring import trace
+
+    print(trace.merge_folder(options.folder, options.output))
+    return 0
 
 
 def _version(_options: argparse.Namespace) -> int:
@@ -110,7 +119,15 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="show what gradring finds on this machine, and what to change"
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument(
+        "--job",
+        metavar="PID|HOST:PORT|FOLDER",
+        help="show instead what each rank of a job does: a running one by the process id of "
+        "`gradring run` or of a rank, or by rank 0's address (with GRADRING_SECRET set); one that "
+        "failed by the folder of its records",
+    )
     doctor.set_defaults(action=_doctor)
+    _add_trace(commands)
     for name, text in _DELEGATED.items():
         commands.add_parser(name, help=text)
     commands.add_parser("version", help="print the version").set_defaults(action=_version)
@@ -121,6 +138,19 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.set_defaults(action=no_command)
     return parser
+
+
+def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    trace = commands.add_parser("trace", help="put the traces of all ranks together")
+    actions = trace.add_subparsers(title="actions", metavar="ACTION", required=True)
+    merge = actions.add_parser(
+        "merge",
+        help="one file of what the ranks wrote into GRADRING_TRACE",
+        description="Writes one Chrome trace, on rank 0's clock: for https://ui.perfetto.dev",
+    )
+    merge.add_argument("folder", type=Path, metavar="FOLDER", help="what GRADRING_TRACE was")
+    merge.add_argument("-o", dest="output", type=Path, metavar="FILE", required=True)
+    merge.set_defaults(action=_trace_merge)
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -37,6 +37,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
     "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
+    "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
     "GRADRING_DATA": "folder of the examples' data sets",
 }
 
@@ -52,6 +53,7 @@ class Settings:
         interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
         record: Folder for the record that a failure leaves; ``{job}`` stands for the job's id.
         record_operations: How many operations a communicator's record keeps.
+        trace: Folder for traces; ``None`` makes none.
     """
 
     transport: str = "auto"
@@ -60,6 +62,7 @@ class Settings:
     interface: str | None = None
     record: str = "/tmp/gradring-{job}"
     record_operations: int = DEFAULT_RECORD_OPERATIONS
+    trace: str | None = None
 
     @classmethod
     def from_environ(
@@ -88,6 +91,7 @@ class Settings:
             interface=_interface(interface_from, interface_text) if interface_text else None,
             record=_folder(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
             record_operations=_count("GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS),
+            trace=_folder(environ["GRADRING_TRACE"]) if environ.get("GRADRING_TRACE") else None,
         )
 
 

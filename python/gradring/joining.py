@@ -109,6 +109,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         listen_fd=-1 if listen_fd is None else listen_fd,
         record_operations=settings.record_operations,
         record_directory=settings.record,
+        trace_directory=settings.trace or "",
     )
     communicator = Communicator(core)
     _joined[:] = [other for other in _joined if not other.is_closed]

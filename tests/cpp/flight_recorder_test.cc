@@ -91,7 +91,8 @@ TEST_CASE("the record shows what waits in the queue, and messages with their oth
     std::vector<std::shared_ptr<collectives::Work>> works;
     for (int i = 0; i < 3; ++i)
       works.push_back(comm.submit(operation_on(OpKind::kAllReduce, data), kPlenty));
-    const auto wanted = message(true, 1, 5, data);
+    Ints received(10);  // The reductions write to the other one meanwhile.
+    const auto wanted = message(true, 1, 5, received);
     comm.point_to_point().start(wanted, true);
     while (!contains(report_of(comm), "\"state\":\"started\"")) std::this_thread::yield();
     const std::string text = report_of(comm);
@@ -167,6 +168,31 @@ TEST_CASE("recording can be switched off") {
     recv(comm, data, comm.rank());
     CHECK(contains(report_of(comm), "\"operations\":[],\"messages\":[]"));
   });
+}
+
+TEST_CASE("the trace is written when the last communicator closes, with rank 0's clock in it") {
+  const Folder folder;
+  Job job{.ranks = 2};
+  job.record.trace_directory = folder.path.string();
+  auto options = options_for(job);
+  options[1].host_label = "another";  // So that the clocks are compared by asking.
+  const auto errors = run_threads(2, [&](int rank) {
+    const auto comm = Communicator::join(options[static_cast<std::size_t>(rank)]);
+    const auto child = comm->split(0, 0, kPlenty);
+    Ints data(1000, 1);
+    all_reduce(*child, data);
+    // The clock's first reading is under way since joining; it ends before a scribe stops.
+    barrier(*comm);
+    comm->close();
+    CHECK(!std::filesystem::exists(folder.path / str("rank-", rank, ".trace.json")));
+    child->close();
+  });
+  for (const auto& error : errors) CHECK(error == nullptr);
+  const std::string own = folder.read("rank-0.trace.json");
+  CHECK(contains(own, "\"name\":\"all_reduce\",\"ph\":\"X\",\"pid\":0"));
+  CHECK(contains(own, "\"offset\":0,\"error\":0}"));
+  CHECK(contains(own, "\"lost\":0"));
+  CHECK(contains(folder.read("rank-1.trace.json"), "\"name\":\"barrier\""));
 }
 
 TEST_CASE("a communicator that is closed is told of for a while, and then forgotten") {

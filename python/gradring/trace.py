@@ -1,0 +1,193 @@
+"""Traces: what every rank did when, on one clock.
+
+With ``GRADRING_TRACE=folder`` each rank writes its operations, messages and spans there when its
+last communicator closes, as Chrome trace events. `merge` puts the ranks' traces onto rank 0's
+clock; https://ui.perfetto.dev and chrome://tracing show the result. See docs/flight_recorder.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gradring.errors import InvalidArgument
+
+Event = dict[str, Any]
+
+
+class span:  # noqa: N801 - reads like the function it is used as: with span("forward")
+    """A stretch of code with a name, to be seen in records and traces.
+
+    A context manager; may be entered again after it was left. Costs about a microsecond, also
+    where no trace is made: `gradring doctor --job` shows the spans that a rank is in.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Name it. Names should be few: "forward", not "forward of step 17"."""
+        from gradring import _core
+
+        self._span = _core.Span(name)
+
+    def __enter__(self) -> span:
+        """Begin."""
+        self._span.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End."""
+        self._span.end()
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank's trace as it wrote it.
+
+    Attributes:
+        rank: Of the job.
+        events: Chrome trace events; ``ts`` in microseconds of the rank's steady clock.
+        other: The ``otherData`` of the file: job, clock readings and so on.
+    """
+
+    rank: int
+    events: list[Event]
+    other: dict[str, Any]
+
+
+def read(folder: Path) -> list[RankTrace]:
+    """Return the traces of the job that wrote there last, by rank.
+
+    Raises:
+        InvalidArgument: There are none, or one is no trace of ours.
+    """
+    files = sorted(folder.glob("rank-*.trace.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not files:
+        raise InvalidArgument(f"{folder} holds no traces (rank-0.trace.json, ...)")
+    traces = [_read_one(path) for path in files]
+    job = traces[-1].other["job"]
+    return sorted((trace for trace in traces if trace.other["job"] == job), key=lambda t: t.rank)
+
+
+def merge(traces: Sequence[RankTrace]) -> dict[str, Any]:
+    """Put traces onto rank 0's clock, and say of each collective how unevenly the ranks came.
+
+    Returns:
+        A Chrome trace whose first event is at 0. A collective that several ranks recorded has
+        ``args.arrival_us``, how long after the first rank this one came, and ``args.last``, who
+        came last. ``otherData.clock_error_us`` is how far off each rank's times may be.
+    """
+    events: list[Event] = []
+    for trace in traces:
+        correction = _correction(trace.other["clock"])
+        for event in trace.events:
+            moved = dict(event)
+            if "ts" in event:
+                moved["ts"] = event["ts"] + correction.micros(event["ts"])
+            events.append(moved)
+    begin = min((event["ts"] for event in events if "ts" in event), default=0.0)
+    for event in events:
+        if "ts" in event:
+            event["ts"] = round(event["ts"] - begin, 3)
+    _compare_arrivals(events)
+    events.sort(key=lambda event: event.get("ts", -1.0))
+    return {
+        "displayTimeUnit": "ns",
+        "traceEvents": events,
+        "otherData": {
+            "format": "gradring-trace-merged",
+            "job": traces[0].other["job"],
+            "ranks": [trace.rank for trace in traces],
+            "clock_error_us": {
+                str(trace.rank): _correction(trace.other["clock"]).error for trace in traces
+            },
+            "lost": {str(trace.rank): trace.other["lost"] for trace in traces},
+        },
+    }
+
+
+def merge_folder(folder: Path, output: Path) -> str:
+    """Merge what is in a folder into one file, and return a line that says what was done.
+
+    Raises:
+        InvalidArgument: As `read`; or the file cannot be written.
+    """
+    traces = read(folder)
+    merged = merge(traces)
+    try:
+        output.write_text(json.dumps(merged))
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {output}: {error}") from error
+    missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
+    gone = f"; no trace of rank {', '.join(map(str, sorted(missing)))}" if missing else ""
+    worst = max(merged["otherData"]["clock_error_us"].values())
+    return (
+        f"{output}: {len(merged['traceEvents'])} events of {len(traces)} ranks, clocks to within "
+        f"{worst:.1f} us{gone}"
+    )
+
+
+@dataclass(frozen=True)
+class _Correction:
+    """What to add to a rank's times, by straight lines between readings, in microseconds."""
+
+    at: list[float]
+    offset: list[float]
+    error: float
+
+    def micros(self, time: float) -> float:
+        if not self.at:
+            return 0.0
+        after = bisect.bisect(self.at, time)
+        if after == 0 or after == len(self.at):
+            return self.offset[min(after, len(self.at) - 1)]
+        begin, end = self.at[after - 1], self.at[after]
+        share = (time - begin) / (end - begin)
+        return self.offset[after - 1] * (1 - share) + self.offset[after] * share
+
+
+def _correction(readings: Iterable[dict[str, int]]) -> _Correction:
+    # A reading that took long says little: it is left out where quicker ones are near.
+    known = list(readings)
+    quickest = min((reading["error"] for reading in known), default=0)
+    good = [reading for reading in known if reading["error"] <= 3 * quickest + 1000]
+    return _Correction(
+        [reading["at"] / 1e3 for reading in good],
+        [reading["offset"] / 1e3 for reading in good],
+        max((reading["error"] for reading in good), default=0) / 1e3,
+    )
+
+
+def _compare_arrivals(events: Sequence[Event]) -> None:
+    calls: dict[tuple[str, int], dict[int, Event]] = {}
+    for event in events:
+        if event.get("cat") == "collective":
+            key = (event["args"]["communicator"], event["args"]["seq"])
+            calls.setdefault(key, {})[event["pid"]] = event
+    for of_rank in calls.values():
+        if len(of_rank) < 2:
+            continue
+        first = min(event["ts"] for event in of_rank.values())
+        last = max(of_rank, key=lambda rank: float(of_rank[rank]["ts"]))
+        for event in of_rank.values():
+            event["args"]["arrival_us"] = round(event["ts"] - first, 3)
+            event["args"]["last"] = last
+
+
+def _read_one(path: Path) -> RankTrace:
+    try:
+        text = json.loads(path.read_text())
+        other = text["otherData"]
+        if (other["format"], other["version"]) == ("gradring-trace", 1):
+            return RankTrace(other["rank"], text["traceEvents"], other)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"{path} is no trace: {error}") from error
+    raise InvalidArgument(f"{path} is no trace of this version of gradring")

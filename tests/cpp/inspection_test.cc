@@ -1,0 +1,100 @@
+// A rank tells its record and its time to who knows the secret, whatever its own threads do.
+#include "transport/inspection.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "base/ticks.h"
+#include "support/operations.h"
+#include "support/run_ranks.h"
+#include "transport/handshake.h"
+#include "transport/socket.h"
+
+namespace gradring::testing {
+namespace {
+
+using collectives::Communicator;
+using transport::ClockSample;
+using transport::Inspection;
+
+constexpr const char* kSecret = "a secret of this test";  // As run_ranks has it.
+
+std::string address_of(const Communicator& comm, Rank rank) {
+  const std::string text = comm.describe(rank);  // "rank 1 (127.0.0.1:41822)"
+  const std::size_t begin = text.find('(') + 1;
+  return text.substr(begin, text.size() - begin - 1);
+}
+
+TEST_CASE("a rank that is stuck in a call tells its record to who asks") {
+  std::atomic<bool> has_seen{false};
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    barrier(comm);
+    if (comm.rank() == 1) {
+      const std::string asked = address_of(comm, 0);
+      std::string record;
+      while (record.find("\"awaited\":1") == std::string::npos)
+        record = Inspection(asked, kSecret, Clock::now() + kPlenty).record();
+      CHECK(record.find("\"rank\":0,") != std::string::npos);
+      CHECK(record.find("\"failure\":null") != std::string::npos);
+      has_seen = true;
+    }
+    barrier(comm);
+    CHECK(has_seen);
+  });
+}
+
+TEST_CASE("who does not know the secret learns nothing") {
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      CHECK_THROWS_AS(Inspection(address_of(comm, 0), "another", Clock::now() + kPlenty),
+                      AuthError);
+    }
+    barrier(comm);
+  });
+}
+
+TEST_CASE("a guest that asks nonsense is sent away, and the next one is answered") {
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      std::string why;
+      const Time deadline = Clock::now() + kPlenty;
+      const transport::Fd fd =
+          transport::connect_tcp(transport::parse_host_port(address_of(comm, 0)), deadline, why);
+      REQUIRE(fd);
+      transport::shake_hands(fd.get(), kSecret, {transport::Purpose::kInspect, 0, -1, -1, 0, {}},
+                             deadline);
+      std::array<std::byte, 8> nonsense{};
+      nonsense.fill(std::byte{0xff});
+      transport::send_all(fd.get(), nonsense, deadline);
+      CHECK_THROWS_AS(transport::recv_all(fd.get(), nonsense, deadline), ProtocolError);
+      CHECK(!Inspection(address_of(comm, 0), kSecret, deadline).record().empty());
+    }
+    barrier(comm);
+  });
+}
+
+TEST_CASE("an offset comes from the quickest answer, and its error covers what it cannot know") {
+  // Their clock is 1000 ahead. The slow answer spent all its time on the way there.
+  const std::array<ClockSample, 3> samples = {
+      ClockSample{0, 1500, 500}, ClockSample{600, 1610, 620}, ClockSample{700, 1700, 900}};
+  const transport::ClockOffset clock = transport::estimate_offset(samples);
+  CHECK(clock.offset == 1000);
+  CHECK(clock.error == 11);
+}
+
+TEST_CASE("two ranks of one host find that they have one clock") {
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      const auto clock = Inspection(address_of(comm, 0), kSecret, Clock::now() + kPlenty).clock(16);
+      CHECK(std::abs(clock.offset) <= clock.error);
+    }
+    barrier(comm);
+  });
+}
+
+}  // namespace
+}  // namespace gradring::testing
