@@ -51,8 +51,10 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
     transfer->record = logbook_->messages.begin(transfer->call, 0);
     if (transfer->record != nullptr) {
       transfer->record->stamp();
-      transfer->record->set_message(group_->members[static_cast<std::size_t>(transfer->peer)],
-                                    transfer->tag);
+      const Rank peer = transfer->peer == kAnyPeer
+                            ? kAnyPeer
+                            : group_->members[static_cast<std::size_t>(transfer->peer)];
+      transfer->record->set_message(peer, transfer->tag);
       transfer->record->expect(transfer->is_recv ? 0 : transfer->bytes,
                                transfer->is_recv ? transfer->bytes : 0);
     }
