@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <utility>
 
 #include "bind/arrays.h"
 #include "collectives/communicator.h"
@@ -15,14 +16,28 @@ inline Millis timeout_of(const collectives::Communicator& communicator, std::int
 }
 
 // An operation in flight and the buffers it uses, which stay exported (and so alive and in place)
-// until it is done.
+// until it is done, even if nobody holds this any more. Made and destroyed with the GIL held.
 struct PendingWork {
+  PendingWork(std::shared_ptr<collectives::Communicator> used_communicator,
+              std::shared_ptr<collectives::Work> started_work,
+              std::shared_ptr<collectives::Transfer> started_transfer, Buffer in, Buffer out,
+              Buffer third = {})
+      : communicator(std::move(used_communicator)),
+        work(std::move(started_work)),
+        transfer(std::move(started_transfer)),
+        input(std::move(in)),
+        output(std::move(out)),
+        beside(std::move(third)) {}
+  PendingWork(PendingWork&&) = default;
+  PendingWork& operator=(PendingWork&&) = delete;
+  ~PendingWork();
+
   std::shared_ptr<collectives::Communicator> communicator;
   std::shared_ptr<collectives::Work> work;
   std::shared_ptr<collectives::Transfer> transfer;
   Buffer input;
   Buffer output;
-  Buffer beside = {};
+  Buffer beside;
 
   void wait(std::int64_t timeout_ms) {
     const pybind11::gil_scoped_release release;

@@ -15,6 +15,7 @@ Call call_of(const Operation& operation) {
   const Request& request = operation.request;
   Call call;
   call.op = request.op;
+  if (request.op == OpKind::kBarrier) return call;  // Whatever else stands there means nothing.
   call.dtype = request.dtype;
   call.reduce_op = request.reduce_op;
   call.algorithm = static_cast<std::uint8_t>(static_cast<unsigned>(operation.algorithm) |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,54 @@ def test_a_blocking_call_comes_after_the_works_started_before_it(
         return float(x[0])
 
     assert world(3, transport).run(run) == [9.0] * 3
+
+
+def test_the_arrays_of_a_work_that_nobody_keeps_live_until_it_is_done(
+    world: GetWorld, transport: str
+) -> None:
+    dropped = threading.Event()
+
+    def run(comm: Any) -> tuple[bool, bool]:
+        if comm.rank == 1:
+            assert dropped.wait(20)
+            comm.all_reduce(np.ones(100_000))
+            comm.recv(np.empty(400_000), 0)
+            comm.barrier()
+            comm.barrier()
+            return True, True
+        arrays = [np.ones(100_000), np.ones(400_000)]
+        alive = [weakref.ref(array) for array in arrays]
+        comm.all_reduce(arrays[0], async_op=True)
+        comm.send(arrays[1], 1, async_op=True)
+        arrays.clear()
+        gc.collect()
+        were_alive = all(ref() is not None for ref in alive)
+        dropped.set()
+        comm.barrier()
+        comm.barrier(async_op=True).wait()  # A work that ends lets go of those that have ended.
+        gc.collect()
+        return were_alive, all(ref() is None for ref in alive)
+
+    assert world(2, transport).run(run) == [(True, True)] * 2
+
+
+def test_a_call_in_the_background_meets_a_blocking_one(world: GetWorld, transport: str) -> None:
+    def run(comm: Any) -> list[float]:
+        x, y = np.ones(8), np.full(8, 1.0 + comm.rank)
+        is_async = comm.rank == 1
+        parts = np.empty((2, 8))
+        for call in (
+            lambda: comm.barrier(async_op=is_async),
+            lambda: comm.all_reduce(x, async_op=is_async),
+            lambda: comm.broadcast(y, 1, async_op=is_async),
+            lambda: comm.all_gather(x, parts, async_op=is_async),
+        ):
+            result = call()
+            if is_async:
+                result.wait()
+        return [x[0], y[0], parts[1, 0]]
+
+    assert world(2, transport).run(run) == [[2.0, 2.0, 2.0]] * 2
 
 
 def test_every_collective_can_run_in_the_background(world: GetWorld, transport: str) -> None:
