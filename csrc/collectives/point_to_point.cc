@@ -226,8 +226,9 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
     const Transfer& waiting = peer.target ? *peer.target : *peer.recvs.front();
     throw LinkClosed{rank, true, peer.received, waiting.bytes};
   }
-  if (peer.recvs.empty() && !peer.target && mesh_.existing(rank) == nullptr &&
-      group_->left(group_->members[static_cast<std::size_t>(rank)])) {
+  if (peer.recvs.empty() && !peer.target &&
+      group_->left(group_->members[static_cast<std::size_t>(rank)]) &&
+      mesh_.accepted(rank) == nullptr) {
     peer.is_closed = true;  // Asked only for a recv from anyone, and others may still send.
     return false;
   }

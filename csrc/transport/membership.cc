@@ -8,6 +8,13 @@
 #include "base/error.h"
 
 namespace gradring::transport {
+namespace {
+
+bool is_member(const wire::Left& left, Rank rank) {
+  return std::find(left.members.begin(), left.members.end(), rank) != left.members.end();
+}
+
+}  // namespace
 
 Membership::Membership(Settings settings, Time now) : settings_(std::move(settings)) {
   peers_.resize(static_cast<std::size_t>(settings_.world_size));
@@ -41,8 +48,12 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
   for (const Peer& other : peers_)
     if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
   for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
-  if (who == coordinator())
+  for (const wire::Left& left : lefts_)
+    if (who == coordinator() || is_member(left, who)) actions.send.emplace_back(who, left);
+  if (who == coordinator()) {
+    for (const auto& [communicator, reply] : settled_) actions.send.emplace_back(who, reply);
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
+  }
   if (is_leaving_) actions.send.emplace_back(who, wire::Bye{});  // It came too late for leave().
 }
 
@@ -78,9 +89,10 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
   } else if (const auto* request = std::get_if<wire::ShrinkRequest>(&message)) {
     request_shrink(*request, from, actions);
   } else if (const auto* reply = std::get_if<wire::ShrinkReply>(&message)) {
-    std::erase_if(own_shrinks_,
-                  [&](const auto& own) { return own.communicator == reply->communicator; });
-    actions.shrunk.push_back(*reply);
+    settle(*reply, actions);
+    settle_shrinks(actions);
+  } else if (const auto* left = std::get_if<wire::Left>(&message)) {
+    hear_left(*left, from, actions);
   }
 }
 
@@ -200,6 +212,7 @@ void Membership::take_over(Actions& actions) {
   for (const Peer& other : peers_)
     if (!other.is_alive) spread(other.farewell, -1, actions);
   for (const auto& [communicator, abort] : aborts_) spread(abort, -1, actions);
+  for (const wire::Left& left : lefts_) tell_members(left, left.rank, actions);
   for (const auto& request : std::vector(own_shrinks_))
     request_shrink(request, settings_.rank, actions);
 }
@@ -304,20 +317,50 @@ void Membership::settle_shrinks(Actions& actions) {
       if (std::find(shrink.asked.begin(), shrink.asked.end(), rank) == shrink.asked.end())
         is_complete = false;
     }
-    if (!is_complete) {
+    // What a coordinator before this one has answered stands, even if somebody has died since.
+    const auto known = settled_.find(entry->first);
+    if (known != settled_.end()) reply = known->second;
+    if (!is_complete && known == settled_.end()) {
       ++entry;
       continue;
     }
-    for (const Rank rank : reply.survivors) {
-      if (rank != settings_.rank) {
-        actions.send.emplace_back(rank, reply);
-        continue;
-      }
-      std::erase_if(own_shrinks_,
-                    [&](const auto& own) { return own.communicator == reply.communicator; });
-      actions.shrunk.push_back(reply);
-    }
+    for (const Rank rank : shrink.asked)
+      if (rank != settings_.rank && is_alive(rank)) actions.send.emplace_back(rank, reply);
     entry = shrinks_.erase(entry);
+    settle(reply, actions);
+  }
+}
+
+void Membership::settle(const wire::ShrinkReply& reply, Actions& actions) {
+  std::erase_if(own_shrinks_,
+                [&](const auto& own) { return own.communicator == reply.communicator; });
+  if (settled_.contains(reply.communicator)) return;
+  if (settled_.size() >= limits::kCommunicators) settled_.erase(settled_.begin());
+  settled_.emplace(reply.communicator, reply);
+  actions.shrunk.push_back(reply);
+}
+
+void Membership::leave_group(const wire::Left& left, Actions& actions) {
+  hear_left(left, settings_.rank, actions);
+}
+
+void Membership::hear_left(const wire::Left& left, Rank from, Actions& actions) {
+  for (const wire::Left& known : lefts_)
+    if (known.communicator == left.communicator && known.rank == left.rank) return;
+  if (lefts_.size() >= limits::kCommunicators) lefts_.pop_front();
+  lefts_.push_back(left);
+  if (from != settings_.rank && is_member(left, settings_.rank)) actions.left.push_back(left);
+  if (is_coordinator())
+    tell_members(left, from, actions);
+  else if (from == settings_.rank && peer(coordinator()).is_connected)
+    actions.send.emplace_back(coordinator(), left);
+}
+
+void Membership::tell_members(const wire::Left& left, Rank except, Actions& actions) {
+  for (const Rank rank : left.members) {
+    if (rank < 0 || rank >= settings_.world_size || rank == settings_.rank || rank == except)
+      continue;
+    if (is_alive(rank) && peer(rank).is_connected) actions.send.emplace_back(rank, left);
   }
 }
 

@@ -6,6 +6,7 @@
 // seed.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -35,6 +36,7 @@ class Membership {
         gone;  // For the user: these ranks died or left. May name this rank itself.
     std::vector<wire::Abort> aborted;       // For the user: these communicators are over.
     std::vector<wire::ShrinkReply> shrunk;  // For the user: these groups agreed on their survivors.
+    std::vector<wire::Left> left;           // For the user: these ranks closed a communicator.
   };
 
   Membership(Settings settings, Time now);
@@ -51,6 +53,7 @@ class Membership {
   void abort(const wire::Abort& abort,
              Actions& actions);  // A local communicator failed: tell the others.
   void leave(Actions& actions);  // Say goodbye.
+  void leave_group(const wire::Left& left, Actions& actions);  // It closed one communicator.
   void shrink(const wire::ShrinkRequest& request, Actions& actions);
 
   Rank coordinator() const;
@@ -84,6 +87,9 @@ class Membership {
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);
   void request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions);
   void settle_shrinks(Actions& actions);
+  void settle(const wire::ShrinkReply& reply, Actions& actions);
+  void hear_left(const wire::Left& left, Rank from, Actions& actions);
+  void tell_members(const wire::Left& left, Rank except, Actions& actions);
   std::string who_is_not_in(const wire::Abort& abort) const;
   std::string describe_rank(Rank rank) const;
 
@@ -94,6 +100,9 @@ class Membership {
   std::vector<std::pair<Rank, wire::Lost>> hearsay_;
   std::map<std::uint64_t, wire::Abort> aborts_;  // By communicator; repeated to a new coordinator.
   std::map<std::uint64_t, Shrink> shrinks_;      // Coordinator only, by communicator.
+  // By communicator; repeated to a new coordinator, which may not have heard the old one's answer.
+  std::map<std::uint64_t, wire::ShrinkReply> settled_;
+  std::deque<wire::Left> lefts_;  // The last ones; repeated as well.
   Time last_tick_;
   bool is_leaving_ = false;
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.

@@ -19,15 +19,22 @@ Link* Mesh::link(Rank peer) {
     slot = world_->connect(*group_, theirs, lane_);
     return slot.get();
   }
+  const auto left = group_->left(theirs);  // Asked first: its connections came before its goodbye.
+  if (Link* link = accepted(peer)) return link;
+  // It left before it ever connected to us, so it never will.
+  if (left) throw PeerLost(theirs, *left);
+  return nullptr;
+}
+
+Link* Mesh::accepted(Rank peer) {
+  auto& slot = links_[static_cast<std::size_t>(peer)];
+  const Rank theirs = group_->members[static_cast<std::size_t>(peer)];
+  if (slot || world_->rank() < theirs) return slot.get();
   const Purpose purpose =
       world_->shares_memory(world_->rank(), theirs) ? Purpose::kSharedLink : Purpose::kLink;
-  if (auto arrival = group_->take(purpose, lane_, theirs)) {
+  if (auto arrival = group_->take(purpose, lane_, theirs))
     slot = world_->accept(*group_, std::move(*arrival));
-    return slot.get();
-  }
-  // It left before it ever connected to us, so it never will.
-  if (const auto text = group_->left(theirs)) throw PeerLost(theirs, *text);
-  return nullptr;
+  return slot.get();
 }
 
 void Mesh::hang_up() {

@@ -23,6 +23,8 @@ class Mesh final : public Peers {
   Mesh(std::shared_ptr<World> world, std::shared_ptr<Group> group, std::uint8_t lane);
 
   Link* link(Rank peer) override;
+  // The link if there is one, or if the other side has connected; never connects.
+  Link* accepted(Rank peer);
   // The links there are already, by group rank; never connects.
   Link* existing(Rank peer) const { return links_[static_cast<std::size_t>(peer)].get(); }
   // This rank leaves: whoever waits for it here learns so.

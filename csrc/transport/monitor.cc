@@ -15,7 +15,7 @@ namespace gradring::transport {
 namespace {
 
 constexpr Millis kGoodbyeTime{200};
-constexpr std::size_t kUnclaimed = 4096;
+constexpr std::size_t kUnclaimed = 4096;  // Of each kind.
 
 std::vector<std::string> addresses_of(const std::vector<wire::Member>& members) {
   std::vector<std::string> addresses;
@@ -27,6 +27,10 @@ Failure to_failure(const wire::Lost& lost, Rank self) {
   if (lost.rank == self)
     return {ErrorKind::kPeerLost, self, str("this rank was given up by the others: ", lost.text)};
   return {ErrorKind::kPeerLost, lost.rank, lost.text};
+}
+
+void mark_left(Group& group, const wire::Left& left) {
+  group.mark_left(left.rank, str("rank ", left.rank, " has left: it closed this communicator"));
 }
 
 }  // namespace
@@ -70,6 +74,10 @@ void Monitor::add(std::shared_ptr<Group> group) {
       if (!group->has_member(lost.rank)) continue;
       lost.has_left ? group->mark_left(lost.rank, lost.text) : group->fail(to_failure(lost, rank_));
     }
+    std::erase_if(groups.lefts, [&](const wire::Left& left) {
+      if (left.communicator == group->id) mark_left(*group, left);
+      return left.communicator == group->id;
+    });
     for (auto arrival = groups.unclaimed.begin(); arrival != groups.unclaimed.end();) {
       if (arrival->intro.communicator != group->id) {
         ++arrival;
@@ -82,13 +90,19 @@ void Monitor::add(std::shared_ptr<Group> group) {
 }
 
 void Monitor::remove(std::uint64_t group_id) {
+  std::vector<Rank> members;
   groups_.with([&](Groups& groups) {
     groups.closed.insert(group_id);
     const auto group = groups.by_id.find(group_id);
     if (group == groups.by_id.end()) return;
+    members = group->second->members;
     group->second->turn_away_arrivals();
     groups.by_id.erase(group);
   });
+  if (members.size() < 2) return;
+  // Who waits for a connection of this rank's there would not see it close.
+  orders_.with([&](Orders& orders) { orders.lefts.push_back({group_id, rank_, members}); });
+  wake();
 }
 
 void Monitor::report(const wire::Abort& abort) {
@@ -162,6 +176,7 @@ void Monitor::step(Membership::Actions& actions) {
   read_controls(actions);
   for (const wire::Abort& abort : orders.aborts) membership_.abort(abort, actions);
   for (const wire::ShrinkRequest& request : orders.shrinks) membership_.shrink(request, actions);
+  for (const wire::Left& left : orders.lefts) membership_.leave_group(left, actions);
   const Time now = Clock::now();
   if (now < next_beat_) return;
   membership_.on_tick(now, calls(), actions);
@@ -191,7 +206,8 @@ void Monitor::carry_out(Membership::Actions& actions) {
       advance_knock(more);
     }
     const bool is_done = more.send.empty() && more.disconnect.empty() && !more.connect &&
-                         more.gone.empty() && more.aborted.empty() && more.shrunk.empty();
+                         more.gone.empty() && more.aborted.empty() && more.shrunk.empty() &&
+                         more.left.empty();
     if (is_done) return;
     actions = std::move(more);
   }
@@ -214,6 +230,13 @@ void Monitor::tell_groups(const Membership::Actions& actions) {
       }
       for (const wire::ShrinkReply& reply : actions.shrunk)
         if (reply.communicator == id) group->settle_shrink(reply.survivors);
+    }
+    for (const wire::Left& left : actions.left) {
+      const auto group = groups.by_id.find(left.communicator);
+      if (group != groups.by_id.end())
+        mark_left(*group->second, left);
+      else if (!groups.closed.contains(left.communicator) && groups.lefts.size() < kUnclaimed)
+        groups.lefts.push_back(left);
     }
   });
 }

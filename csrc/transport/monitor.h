@@ -45,6 +45,7 @@ class Monitor {
   struct Orders {
     std::vector<wire::Abort> aborts;
     std::vector<wire::ShrinkRequest> shrinks;
+    std::vector<wire::Left> lefts;
     bool is_leaving = false;
   };
   struct Groups {
@@ -52,6 +53,7 @@ class Monitor {
     std::vector<Arrival> unclaimed;  // For communicators that this rank has not made yet.
     std::set<std::uint64_t> closed;  // Whoever connects for one of these is turned away.
     std::vector<wire::Lost> gone;
+    std::vector<wire::Left> lefts;  // Of communicators that this rank has not made yet.
   };
 
   void run();

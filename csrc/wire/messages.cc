@@ -105,6 +105,11 @@ struct Encoder {
     out.put(m.communicator);
     put(out, m.survivors);
   }
+  void operator()(const Left& m) const {
+    out.put(m.communicator);
+    out.put(m.rank);
+    put(out, m.members);
+  }
 };
 
 Welcome get_welcome(Reader& in) {
@@ -169,6 +174,13 @@ Message get_message(Reader& in, std::uint8_t type) {
       ShrinkReply m;
       m.communicator = in.get<std::uint64_t>();
       m.survivors = get_ranks(in);
+      return m;
+    }
+    case 9: {
+      Left m;
+      m.communicator = in.get<std::uint64_t>();
+      m.rank = in.get<Rank>();
+      m.members = get_ranks(in);
       return m;
     }
     default: throw ProtocolError(str("control message of unknown type ", int{type}));

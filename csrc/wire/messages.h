@@ -58,6 +58,11 @@ struct Abort {  // Rank -> coordinator -> everyone: a communicator is over, and 
   Rank origin = -1;
   Failure failure;
 };
+struct Left {  // Rank -> coordinator -> members: I close this communicator, in good order.
+  std::uint64_t communicator = 0;
+  Rank rank = -1;
+  std::vector<Rank> members;  // World ranks.
+};
 struct Bye {};  // Rank -> everyone it has a control connection to: I leave in good order.
 
 // Shrink: the living members of a communicator agree on who is still there. Rank -> coordinator.
@@ -70,8 +75,8 @@ struct ShrinkReply {  // Coordinator -> every survivor.
   std::vector<Rank> survivors;
 };
 
-using Message =
-    std::variant<Join, Welcome, Refused, Heartbeat, Lost, Abort, Bye, ShrinkRequest, ShrinkReply>;
+using Message = std::variant<Join, Welcome, Refused, Heartbeat, Lost, Abort, Bye, ShrinkRequest,
+                             ShrinkReply, Left>;
 
 std::vector<std::byte> encode(const Message& message);
 // Throws ProtocolError.

@@ -307,6 +307,47 @@ TEST_CASE("a request to shrink outlives the coordinator, and finds one that does
   }
 }
 
+TEST_CASE("a shrink that was answered to one rank stands when the coordinator is gone") {
+  for (const Rank told : {1, 2}) {  // The next coordinator, or one that has to tell it.
+    CAPTURE(told);
+    Cluster cluster(4);
+    const Ranks members{0, 1, 2, 3};
+    cluster.freeze(0);
+    for (const Rank rank : {1, 2, 3}) cluster.shrink(rank, 7, members);
+    cluster.say(0, told, wire::ShrinkReply{7, members});
+    cluster.kill(0);
+    for (const Rank rank : {1, 2, 3}) {
+      CAPTURE(rank);
+      REQUIRE(cluster.seat(rank).shrunk.size() == 1);
+      CHECK(cluster.seat(rank).shrunk[0].survivors == members);
+    }
+  }
+}
+
+TEST_CASE("who closes a communicator is told to its members only, once") {
+  Cluster cluster(5);
+  cluster.leave_group(3, 7, {1, 2, 3});
+  for (Rank rank = 0; rank < 5; ++rank) {
+    CAPTURE(rank);
+    const bool is_told = rank == 1 || rank == 2;
+    REQUIRE(cluster.seat(rank).left.size() == (is_told ? 1 : 0));
+    CHECK(cluster.gone(rank).empty());
+    if (is_told) CHECK(cluster.seat(rank).left[0].rank == 3);
+  }
+  cluster.leave_group(0, 8, {0, 4});
+  CHECK(cluster.seat(4).left.size() == 1);
+  CHECK(cluster.seat(1).left.size() == 1);
+}
+
+TEST_CASE("the closing of a communicator that died with the coordinator is told by the next one") {
+  Cluster cluster(4);
+  cluster.freeze(0);
+  cluster.leave_group(3, 7, {1, 2, 3});
+  CHECK(cluster.seat(2).left.empty());
+  cluster.kill(0);
+  for (const Rank rank : {1, 2}) CHECK(cluster.seat(rank).left.size() == 1);
+}
+
 TEST_CASE("a loss of a rank that does not exist is refused") {
   Cluster cluster(2);
   CHECK_THROWS_AS(cluster.say(0, 1, wire::Lost{2, false, ""}), ProtocolError);

@@ -56,6 +56,7 @@ std::vector<Message> all_messages() {
       Bye{},
       ShrinkRequest{9, {0, 1, 2, 5}},
       ShrinkReply{9, {}},
+      Left{9, 2, {0, 2, 5}},
   };
 }
 
@@ -107,7 +108,7 @@ TEST_CASE("a message cut anywhere is refused, and so is one with more behind it"
 
 TEST_CASE("an unknown kind of message and an unknown value of an enum are refused") {
   std::vector<std::byte> bye = encode(Message{Bye{}});
-  bye[0] = std::byte{9};
+  bye[0] = std::byte{10};
   CHECK_THROWS_AS(decode_message(bye), ProtocolError);
   bye[0] = std::byte{255};
   CHECK_THROWS_AS(decode_message(bye), ProtocolError);
@@ -124,7 +125,7 @@ TEST_CASE("a count over its limit is refused before memory is taken for it") {
   };
   const Lie lies[] = {
       {Welcome{}, 1 + 16},      {Refused{}, 1},         {Heartbeat{}, 1},
-      {ShrinkRequest{}, 1 + 8}, {ShrinkReply{}, 1 + 8},
+      {ShrinkRequest{}, 1 + 8}, {ShrinkReply{}, 1 + 8}, {Left{}, 1 + 8 + 4},
   };
   for (const Lie& lie : lies) {
     CAPTURE(lie.message.index());

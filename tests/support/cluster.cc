@@ -16,7 +16,8 @@ Cluster::Cluster(Rank ranks) {
                       .hung_up = {},
                       .gone = {},
                       .aborted = {},
-                      .shrunk = {}});
+                      .shrunk = {},
+                      .left = {}});
   for (Rank rank = 1; rank < ranks; ++rank) connect(rank, 0);
 }
 
@@ -30,6 +31,7 @@ void Cluster::carry_out(Rank rank, Actions actions) {
   Seat& mine = seat(rank);
   mine.gone.insert(mine.gone.end(), actions.gone.begin(), actions.gone.end());
   mine.aborted.insert(mine.aborted.end(), actions.aborted.begin(), actions.aborted.end());
+  mine.left.insert(mine.left.end(), actions.left.begin(), actions.left.end());
   mine.shrunk.insert(mine.shrunk.end(), actions.shrunk.begin(), actions.shrunk.end());
   for (const auto& [to, message] : actions.send)
     if (are_connected(rank, to)) say(rank, to, message);
@@ -111,6 +113,12 @@ void Cluster::cut(Rank a, Rank b) {
 
 void Cluster::abort(Rank rank, std::uint64_t communicator, const Failure& failure) {
   act(rank, [&](Membership& m, Actions& more) { m.abort({communicator, 1, rank, failure}, more); });
+}
+
+void Cluster::leave_group(Rank rank, std::uint64_t communicator, std::vector<Rank> members) {
+  act(rank, [&](Membership& m, Actions& more) {
+    m.leave_group({communicator, rank, std::move(members)}, more);
+  });
 }
 
 void Cluster::shrink(Rank rank, std::uint64_t communicator, std::vector<Rank> members) {

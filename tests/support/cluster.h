@@ -27,6 +27,7 @@ class Cluster {
     std::vector<wire::Lost> gone;
     std::vector<wire::Abort> aborted;
     std::vector<wire::ShrinkReply> shrunk;
+    std::vector<wire::Left> left;
   };
 
   explicit Cluster(Rank ranks);
@@ -45,6 +46,7 @@ class Cluster {
   // `from` goes to `to` as to a coordinator, whatever it believes.
   void connect(Rank from, Rank to);
   void abort(Rank rank, std::uint64_t communicator, const Failure& failure);
+  void leave_group(Rank rank, std::uint64_t communicator, std::vector<Rank> members);
   void shrink(Rank rank, std::uint64_t communicator, std::vector<Rank> members);
   void say(Rank from, Rank to, const wire::Message& message);
 
