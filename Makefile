@@ -1,7 +1,7 @@
 # What a reader types. Every target sets up what it needs (tools/setup.sh) and does nothing twice.
 #   make demo      build, install into .venv, train on two local workers
-#   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, Python tests
-#   make conformance   PyTorch's own tests of a torch.distributed backend, on ours (about 4 minutes)
+#   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, PyTorch's backend tests, Python tests
+#   make conformance   PyTorch's own tests of a torch.distributed backend, on ours (about 2 minutes)
 #   make soak      a thousand seeds of the simulation with faults (SEEDS=...)
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside Gloo and Open MPI, into bench/results (BENCH_COMPARE=--quick)
@@ -30,7 +30,7 @@ CPP_SOURCES = $(shell find csrc tests bench -name '*.cc' -o -name '*.h' -o -name
 demo: setup-demo wheel
 	$(BIN)/gradring demo
 
-test: lint test-cpp test-asan test-tsan test-python
+test: lint test-cpp test-asan test-tsan conformance test-python
 
 setup:
 	@tools/setup.sh test
