@@ -27,6 +27,17 @@ inline constexpr std::size_t kCommunicators = 4096;  // Per world.
 inline constexpr std::size_t kQueuedWorks =
     1u << 16;  // Asynchronous operations waiting in one communicator.
 
+// The parameter server. A frame's payload: a dense table's part on one shard, at the most.
+inline constexpr std::size_t kPsPayloadBytes = std::size_t{1} << 31;
+inline constexpr std::uint32_t kPsShards = 1024;
+inline constexpr std::uint32_t kPsDim = 1u << 16;
+inline constexpr std::size_t kPsTables = 4096;       // Per shard.
+inline constexpr std::size_t kPsClients = 1u << 14;  // Per shard.
+// Larger pushes and pulls are cut into parts, so that client, wire and table work at once.
+inline constexpr std::size_t kPsPartBytes = std::size_t{512} << 10;
+// Failed outcomes that are kept per client, to answer a repeated request as the first time.
+inline constexpr std::size_t kPsOutcomes = 64;
+
 // Shared memory between two ranks: one ring each way.
 inline constexpr std::size_t kRingBytes = std::size_t{1} << 20;
 

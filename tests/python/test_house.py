@@ -26,7 +26,8 @@ from source_tree import (
 )
 
 ARROWS = {
-    "bind": {"collectives", "kernels", "transport", "base"},
+    "bind": {"collectives", "ps", "kernels", "transport", "base"},
+    "ps": {"transport", "wire", "kernels", "base"},
     "collectives": {"transport", "kernels", "base"},
     "transport": {"wire", "base"},
     "kernels": {"base"},

@@ -1,0 +1,53 @@
+// One shard's part of a dense table: a run of floats with its rule's state. Owned by its shard's
+// thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ps/partition.h"
+#include "ps/spec.h"
+
+namespace gradring::ps {
+
+class DenseTable {
+ public:
+  // Weights start at the initializer, counted from the table's first float: the same values for
+  // any number of shards.
+  DenseTable(TableSpec spec, std::uint32_t shard, std::uint32_t shards);
+
+  const TableSpec& spec() const { return spec_; }
+  DenseRange range() const { return range_; }
+  std::size_t count() const { return weights_.size(); }  // On this shard.
+  std::span<const float> weights() const { return weights_; }
+  std::span<const float> state() const { return state_; }
+  std::uint64_t stamp() const { return stamp_; }
+  std::uint64_t steps() const { return steps_; }
+  std::uint64_t version() const { return steps_; }
+
+  // One step. `gradient` (count()) is scratch. False: it was not finite and nothing changed.
+  bool apply(float* gradient);
+  // Replaces weights, and state and steps where given.
+  void write(std::span<const float> weights, std::span<const float> state, std::uint64_t steps);
+
+  // As SparseTable's. The snapshot is a copy made at once.
+  void begin_snapshot(std::uint64_t since);
+  bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
+  void end_snapshot();
+  // Pieces may come from tables with other ranges; what is not ours is left out.
+  void load_piece(std::span<const std::byte> piece);
+
+ private:
+  TableSpec spec_;
+  DenseRange range_;
+  std::vector<float> weights_;
+  std::vector<float> state_;  // Whole fields one after the other, each as long as weights_.
+  std::uint64_t steps_ = 0;
+  std::uint64_t stamp_ = 0;
+  std::vector<std::byte> snapshot_;  // What is still to be read out.
+  std::size_t snapshot_at_ = 0;
+};
+
+}  // namespace gradring::ps

@@ -1,0 +1,102 @@
+// Shard: the server's protocol logic. It is told of frames, connections and the time, and says what
+// to answer; it does no I/O and reads no clock, so that a seeded simulator can drive it. One thread
+// owns each shard: the server's shard thread, or the simulator.
+//
+// What changes a shard's state are exactly the numbered requests, and a few events of its own
+// (a worker given up); all of them go through the journal before anything of them is seen outside,
+// and feeding the journal to a new shard makes the same state.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "ps/dense_table.h"
+#include "ps/sparse_table.h"
+#include "wire/ps_frames.h"
+
+namespace gradring::ps {
+
+struct Frame {
+  wire::PsHeader header;
+  std::vector<std::byte> payload;
+};
+
+// A connection of one client to this shard, numbered by whoever owns it; never reused.
+using Connection = std::uint64_t;
+
+struct Answer {
+  Connection to = 0;
+  Frame frame;
+};
+
+// Where the changes go. The owner of the shard makes them durable (Log) before it sends answers.
+class Journal {
+ public:
+  virtual ~Journal() = default;
+  virtual void append(const wire::PsHeader& header, std::span<const std::byte> payload,
+                      std::uint32_t client, std::uint64_t incarnation) = 0;
+};
+
+struct ShardOptions {
+  std::uint32_t shard = 0;
+  std::uint32_t shards = 1;
+  std::uint64_t incarnation = 0;  // Of this server process; random.
+  Millis client_grace{5000};      // A worker without a connection for so long is given up.
+};
+
+// What the shard's owner has to do outside: write or read a part of a checkpoint.
+struct Job {
+  std::uint64_t cut = 0;
+  bool is_load = false;
+  std::string text;  // From kCut or kLoad, as the client wrote it: JSON that only Python reads.
+};
+
+class Shard {
+ public:
+  Shard(const ShardOptions& options, Journal& journal);
+  ~Shard();
+
+  void connected(Connection connection, Time now);
+  void disconnected(Connection connection, Time now);
+  // Whether a frame of this connection may be handed in now; false holds its sender back.
+  bool takes_from(Connection connection) const;
+  // Throws ProtocolError if the frame makes no sense: drop the connection.
+  void receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers);
+  // To be called by next_tick() at the latest.
+  void tick(Time now, std::vector<Answer>& answers);
+  Time next_tick() const;
+
+  // Feeds one record of the journal back in, before anybody connects.
+  void replay(const wire::PsHeader& header, std::span<const std::byte> payload,
+              std::uint32_t client, std::uint64_t incarnation);
+
+  // Jobs that kCut or kLoad brought, for the owner to carry out and report.
+  std::vector<Job> take_jobs();
+  void finish_job(std::uint64_t cut, const std::string& result, const Failure& failure,
+                  std::vector<Answer>& answers);
+
+  // The snapshot of a cut, in pieces: tables, dedup windows, domains (ps/snapshot.h has the
+  // format). Pieces are whole records; false once there is no more.
+  bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
+  void end_snapshot();
+  // The inverse: into an empty shard, or beside what is there until `commit_load`.
+  void begin_load();
+  void load_piece(std::span<const std::byte> piece);
+  void commit_load();
+  void abandon_load();
+
+  std::string stats() const;  // JSON: tables, clients, domains.
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gradring::ps

@@ -1,0 +1,108 @@
+// Frames between a client of the parameter server and a shard: a header of 64 bytes and a payload.
+// Pure: structs <-> bytes; every length is checked before memory is taken (docs/wire.md).
+//
+// A client numbers the requests that change something (kMakeTable, kPush, kPushDense, kWriteRows,
+// kClock, kTick, kShrink, kLeave) from 1 for each shard: `seq`. A shard does them in that order,
+// each once: what it has done already is answered again, what comes too early is answered with
+// kOutOfOrder. In all other requests `seq` is the last number that must have been done before
+// (reading one's own writes).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace gradring::wire {
+
+// The values are part of the wire format and of logs: append, never renumber.
+enum class PsType : std::uint8_t {
+  // Requests.                     a, b, count; payload
+  kHello = 0,        // -; client u32, incarnation u64, rank text
+  kMakeTable = 1,    // -; [tail] spec
+  kPull = 2,         // b: 1 = versions too; count ids; [gate] ids
+  kPullDense = 3,    // a: answer only if the stamp differs (0: always); [gate]
+  kPullChanged = 4,  // a: since this stamp, b: at most so many rows; -
+  kPush = 5,         // a: pushes seen, b: number of the push; count ids; [tail] [round] ids rows
+  kPushDense = 6,    // the same, count floats; [tail] [round] floats
+  kWriteRows = 7,    // count rows; [tail] metas floats   (dense: count floats; weights state)
+  kClock = 8,        // a: domain, b: clock; [tail] workers u32, kind u8, weight f64
+  kLeave = 9,        // a: domain (0: all); [tail]
+  kTick = 10,        // a: tick; [tail]
+  kShrink = 11,      // a: unseen ticks; [tail] least score f32
+  kReadRows = 12,    // a: cursor, b: at most so many rows; -   (dense: all of it)
+  kStats = 13,       // -
+  kFreeze = 14,      // a: cut, b: milliseconds after which it melts by itself
+  kAdvance = 15,     // a: cut; targets
+  kCut = 16,         // a: cut; job text
+  kThaw = 17,        // a: cut
+  kLoad = 18,        // a: cut; job text
+  kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
+  kGoodbye = 20,
+  // Answers.
+  kWelcome = 32,     // a: server's incarnation, b: last seq done; shard u32, shards u32
+  kDone = 33,        // a: pushes of the table, b: its stamp; numbers
+  kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions]
+  kDense = 35,       // the same; floats
+  kChanged = 36,     // a: ask with this next, b: 1 = there are more; count ids; ids rows
+  kWholeRows = 37,   // a: next cursor, b: 1 = there are more; count rows; metas floats
+  kText = 38,        // text
+  kFrozen = 39,      // positions
+  kOutOfOrder = 40,  // b: last seq done
+  kError = 41,       // a: ErrorKind, b: rank; text
+};
+inline constexpr std::uint8_t kLastPsRequest = 20;
+
+// What rows look like on the wire. The values are kernels::CodecKind + 1.
+enum class RowCodec : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+
+// Bits of PsHeader::flags.
+inline constexpr std::uint8_t kHasGate = 1;
+inline constexpr std::uint8_t kHasRound = 2;     // A contribution to a round of a domain.
+inline constexpr std::uint8_t kReturnsRows = 4;  // The answer has the rows as they are afterwards.
+inline constexpr std::uint8_t kIsDense = 8;      // kWriteRows, kReadRows.
+inline constexpr std::uint8_t kIsLastPart = 16;  // Of a push, on this shard.
+
+struct PsHeader {
+  PsType type = PsType::kHello;
+  std::uint8_t flags = 0;
+  RowCodec codec = RowCodec::kFloat32;
+  std::uint32_t count = 0;
+  std::uint64_t request = 0;  // The client's; answers repeat it.
+  std::uint64_t seq = 0;
+  std::uint64_t table = 0;
+  std::uint64_t a = 0;
+  std::uint64_t b = 0;
+  std::uint64_t payload_bytes = 0;
+};
+inline constexpr std::size_t kPsHeaderBytes = 64;
+using PsHeaderBytes = std::array<std::byte, kPsHeaderBytes>;
+
+PsHeaderBytes encode(const PsHeader& header);
+// Throws ProtocolError on a wrong magic, version, enum or a payload over limits::kPsPayloadBytes.
+PsHeader decode_ps_header(std::span<const std::byte, kPsHeaderBytes> bytes);
+
+// For each shard the seq of this client's last request that belongs to one push (or clock, ...)
+// with this one: when this one is done, so must those be, in any consistent cut.
+using Tail = std::vector<std::uint64_t>;
+
+// A pull that waits: until every living worker of the domain has come to `clock`, or (is_round) the
+// domain's rounds before `clock` are applied.
+struct Gate {
+  std::uint64_t domain = 0;
+  std::uint64_t clock = 0;
+  std::uint32_t wait_ms = 0;  // Then it is answered with TimedOut that names who is missing.
+  bool is_round = false;
+};
+
+// The round that a push contributes to.
+struct Round {
+  std::uint64_t domain = 0;
+  std::uint64_t clock = 0;
+};
+
+}  // namespace gradring::wire
