@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "ps/dense_table.h"
@@ -24,8 +25,8 @@
 namespace gradring::ps {
 
 struct Frame {
-  wire::PsHeader header;
-  std::vector<std::byte> payload;
+  wire::PsHeader header;  // payload_bytes is the payload's size.
+  Bytes payload;
 };
 
 // A connection of one client to this shard, numbered by whoever owns it; never reused.

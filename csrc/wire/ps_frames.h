@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -44,8 +45,8 @@ enum class PsType : std::uint8_t {
   kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
   kGoodbye = 20,
   // Answers.
-  kWelcome = 32,     // a: server's incarnation, b: last seq done; shard u32, shards u32
-  kDone = 33,        // a: pushes of the table, b: its stamp; numbers
+  kWelcome = 32,     // a: server's incarnation, b: last seq done; see ps/payloads.h
+  kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]
   kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions]
   kDense = 35,       // the same; floats
   kChanged = 36,     // a: ask with this next, b: 1 = there are more; count ids; ids rows
@@ -56,9 +57,12 @@ enum class PsType : std::uint8_t {
   kError = 41,       // a: ErrorKind, b: rank; text
 };
 inline constexpr std::uint8_t kLastPsRequest = 20;
+std::string_view name(PsType type);  // "push", "pull", ...: as errors say it.
+bool is_numbered(PsType type);       // Changes something: carries a seq of its own.
 
 // What rows look like on the wire. The values are kernels::CodecKind + 1.
 enum class RowCodec : std::uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+inline constexpr std::uint8_t kRowCodecCount = 4;
 
 // Bits of PsHeader::flags.
 inline constexpr std::uint8_t kHasGate = 1;

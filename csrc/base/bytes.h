@@ -1,0 +1,30 @@
+// Bytes: memory for payloads, not zeroed when it grows: it is about to be written anyway.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace gradring {
+
+template <typename T>
+struct Uninitialized : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Uninitialized<U>;
+  };
+  template <typename U>
+  void construct(U* where) noexcept {
+    ::new (static_cast<void*>(where)) U;
+  }
+  template <typename U, typename... Values>
+  void construct(U* where, Values&&... values) {
+    ::new (static_cast<void*>(where)) U(std::forward<Values>(values)...);
+  }
+};
+
+using Bytes = std::vector<std::byte, Uninitialized<std::byte>>;
+using Floats = std::vector<float, Uninitialized<float>>;
+
+}  // namespace gradring
