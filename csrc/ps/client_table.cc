@@ -1,0 +1,100 @@
+#include "ps/client_table.h"
+
+#include <algorithm>
+
+#include "base/config.h"
+
+namespace gradring::ps {
+namespace {
+
+constexpr std::uint32_t kFirstNobody = 1u << 31;  // From here on: clients that are no workers.
+constexpr std::size_t kErrorKindCount = 11;
+
+}  // namespace
+
+ClientState& ClientTable::enter(std::uint32_t client, std::uint64_t incarnation) {
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) {
+    if (clients_.size() >= limits::kPsClients && !make_room())
+      throw InvalidArgument(str("this server has ", clients_.size(), " clients already"));
+    ClientState& state = clients_[client];
+    state.incarnation = incarnation;
+    return state;
+  }
+  ClientState& state = found->second;
+  if (incarnation < state.incarnation)
+    throw Closed(str("a later process took over as client ", client,
+                     "; this one's requests are not taken any more"));
+  if (incarnation > state.incarnation) {
+    state = ClientState{};
+    state.incarnation = incarnation;
+  }
+  return state;
+}
+
+ClientState* ClientTable::find(std::uint32_t client) {
+  const auto found = clients_.find(client);
+  return found == clients_.end() ? nullptr : &found->second;
+}
+
+bool ClientTable::make_room() {
+  // Workers have few numbers and keep theirs; the others come and go, and the longest gone goes.
+  auto oldest = clients_.end();
+  for (auto entry = clients_.lower_bound(kFirstNobody); entry != clients_.end(); ++entry) {
+    if (entry->second.connection) continue;
+    if (oldest == clients_.end() || entry->second.away_since < oldest->second.away_since)
+      oldest = entry;
+  }
+  if (oldest == clients_.end()) return false;
+  clients_.erase(oldest);
+  return true;
+}
+
+void ClientTable::note_failure(ClientState& state, std::uint64_t seq, const Failure& failure) {
+  state.failed[seq] = failure;
+  if (state.failed.size() > limits::kPsOutcomes) state.failed.erase(state.failed.begin());
+}
+
+void ClientTable::save(Bytes& out) const {
+  wire::Writer writer;
+  writer.put(static_cast<std::uint32_t>(clients_.size()));
+  for (const auto& [client, state] : clients_) {
+    writer.put(client);
+    writer.put(state.incarnation);
+    writer.put(state.seq);
+    writer.put(static_cast<std::uint8_t>(state.is_given_up));
+    writer.put(static_cast<std::uint32_t>(state.tail.size()));
+    for (const std::uint64_t seq : state.tail) writer.put(seq);
+    writer.put(static_cast<std::uint32_t>(state.failed.size()));
+    for (const auto& [seq, failure] : state.failed) {
+      writer.put(seq);
+      writer.put(failure.kind);
+      writer.put(failure.rank);
+      writer.put_text(failure.text);
+    }
+  }
+  put_bytes(out, writer.take());
+}
+
+void ClientTable::restore(wire::Reader& in) {
+  const std::uint32_t count = in.get_count(limits::kPsClients);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto client = in.get<std::uint32_t>();
+    ClientState state;
+    state.incarnation = in.get<std::uint64_t>();
+    state.seq = in.get<std::uint64_t>();
+    state.is_given_up = in.get<std::uint8_t>() != 0;
+    state.tail.resize(in.get_count(limits::kPsShards));
+    for (std::uint64_t& seq : state.tail) seq = in.get<std::uint64_t>();
+    const std::uint32_t failures = in.get_count(limits::kPsOutcomes);
+    for (std::uint32_t k = 0; k < failures; ++k) {
+      Failure& failure = state.failed[in.get<std::uint64_t>()];
+      failure.kind = in.get_enum<ErrorKind>(kErrorKindCount);
+      failure.rank = in.get<Rank>();
+      failure.text = in.get_text();
+    }
+    clients_.emplace(client, std::move(state));
+  }
+}
+
+}  // namespace gradring::ps

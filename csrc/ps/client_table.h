@@ -1,0 +1,48 @@
+// What a shard remembers of its clients: how far each has come, so that every numbered request is
+// done once (promise P6). Owned by its shard.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "ps/payloads.h"
+
+namespace gradring::ps {
+
+struct ClientState {
+  std::uint64_t incarnation = 0;
+  std::uint64_t seq = 0;                    // Last one done.
+  wire::Tail tail;                          // Of that one.
+  std::map<std::uint64_t, Failure> failed;  // The last limits::kPsOutcomes that failed, by seq.
+  // Where it is now; nothing while it is away, since `away_since`.
+  std::optional<std::uint64_t> connection;
+  Time away_since{};
+  bool is_given_up = false;
+};
+
+class ClientTable {
+ public:
+  // The client's state, made or (for a later incarnation) made anew. Throws Closed for an earlier
+  // incarnation, InvalidArgument if there are too many clients.
+  ClientState& enter(std::uint32_t client, std::uint64_t incarnation);
+  ClientState* find(std::uint32_t client);
+  std::map<std::uint32_t, ClientState>& all() { return clients_; }
+  const std::map<std::uint32_t, ClientState>& all() const { return clients_; }
+
+  static void note_failure(ClientState& state, std::uint64_t seq, const Failure& failure);
+
+  void save(Bytes& out) const;
+  // Adds what is saved; whom we know already stays as it is.
+  void restore(wire::Reader& in);
+
+ private:
+  bool make_room();
+
+  std::map<std::uint32_t, ClientState> clients_;
+};
+
+}  // namespace gradring::ps
