@@ -217,17 +217,18 @@ Domain Domain::restore(wire::Reader& in) {
   return domain;
 }
 
-std::string Domain::stats() const {
-  std::string workers;
+void Domain::stats(JsonWriter& json) const {
+  json.open_object();
+  json.member("rounds", is_round_).member("expected", std::uint64_t{expected_});
+  json.member("applied", applied_).key("workers").open_array();
   for (const auto& [client, worker] : workers_) {
     const char* presence = worker.presence == Presence::kHere   ? "here"
                            : worker.presence == Presence::kLeft ? "left"
                                                                 : "lost";
-    workers += str(workers.empty() ? "" : ", ", "{\"worker\": ", client,
-                   ", \"clock\": ", worker.clock, ", \"presence\": \"", presence, "\"}");
+    json.open_object().member("worker", std::uint64_t{client});
+    json.member("clock", worker.clock).member("presence", presence).close_object();
   }
-  return str("{\"rounds\": ", is_round_ ? "true" : "false", ", \"expected\": ", expected_,
-             ", \"applied\": ", applied_, ", \"workers\": [", workers, "]}");
+  json.close_array().close_object();
 }
 
 }  // namespace gradring::ps

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "ps/payloads.h"
 
 namespace gradring::ps {
@@ -53,7 +54,7 @@ class Domain {
 
   void save(Bytes& out) const;
   static Domain restore(wire::Reader& in);
-  std::string stats() const;  // JSON.
+  void stats(JsonWriter& json) const;
 
  private:
   enum class Presence : std::uint8_t { kHere = 0, kLeft = 1, kLost = 2 };

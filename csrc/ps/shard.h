@@ -50,6 +50,8 @@ struct ShardOptions {
   std::uint32_t shards = 1;
   std::uint64_t incarnation = 0;  // Of this server process; random.
   Millis client_grace{5000};      // A worker without a connection for so long is given up.
+  std::string host_key;           // Told to clients, so that they find the shared memory.
+  std::string unix_name;          // "" if there is none.
 };
 
 // What the shard's owner has to do outside: write or read a part of a checkpoint.
@@ -87,10 +89,13 @@ class Shard {
   // format). Pieces are whole records; false once there is no more.
   bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
   void end_snapshot();
-  // The inverse: into an empty shard, or beside what is there until `commit_load`.
+  // The inverse: beside what is there, until commit_load puts it in its place. Pieces may come from
+  // shards of another layout; what is not ours is left out. A recovery is of this very shard: it
+  // also takes clients and domains as they were. Else clients that are known stay as they are, and
+  // workers begin new domains. Throws ProtocolError on nonsense.
   void begin_load();
   void load_piece(std::span<const std::byte> piece);
-  void commit_load();
+  void commit_load(bool is_recovery);
   void abandon_load();
 
   std::string stats() const;  // JSON: tables, clients, domains.

@@ -81,6 +81,7 @@ class Reader {
     rest_ = rest_.subspan(bytes);
     return taken;
   }
+  std::size_t left() const { return rest_.size(); }
   void finish() const {
     if (!rest_.empty()) throw ProtocolError(str("a message is ", rest_.size(), " bytes too long"));
   }

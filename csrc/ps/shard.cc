@@ -1,0 +1,274 @@
+#include "ps/shard.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/config.h"
+#include "ps/shard_state.h"
+
+namespace gradring::ps {
+
+using wire::PsHeader;
+using wire::PsType;
+
+Shard::Shard(const ShardOptions& options, Journal& journal)
+    : impl_(std::make_unique<Impl>(options, journal)) {}
+Shard::~Shard() = default;
+
+void Shard::connected(Connection connection, Time) {
+  impl_->guests[connection];
+}
+
+void Shard::disconnected(Connection connection, Time now) {
+  impl_->guests.erase(connection);
+  std::erase_if(impl_->parked, [&](const auto& one) { return one.connection == connection; });
+  std::erase_if(impl_->waiting, [&](const auto& one) { return one.connection == connection; });
+  for (auto& [client, state] : impl_->clients.all()) {
+    if (state.connection != connection) continue;
+    state.connection.reset();
+    state.away_since = now;
+  }
+}
+
+bool Shard::takes_from(Connection connection) const {
+  const auto guest = impl_->guests.find(connection);
+  return guest != impl_->guests.end() && !guest->second.held;
+}
+
+void Shard::receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers) {
+  const auto found = impl_->guests.find(connection);
+  if (found == impl_->guests.end()) return;
+  Impl::Guest& guest = found->second;
+  if (static_cast<std::uint8_t>(frame.header.type) > wire::kLastPsRequest)
+    throw ProtocolError("frame: an answer where a request belongs");
+  if (frame.header.type == PsType::kHello) {
+    impl_->hello(connection, guest, frame, answers);
+    return;
+  }
+  if (!guest.client) throw ProtocolError("frame: a request before the hello");
+  const std::uint32_t client = *guest.client;
+  if (wire::is_numbered(frame.header.type)) {
+    if (impl_->is_held(frame, client)) {
+      guest.held = std::move(frame);
+      return;
+    }
+    impl_->change(connection, client, std::move(frame), answers);
+    impl_->settle_advance(answers);
+  } else {
+    impl_->read(connection, client, std::move(frame), now, answers);
+  }
+  if (!impl_->parked.empty()) impl_->open_gates(now, answers);
+}
+
+void Shard::tick(Time now, std::vector<Answer>& answers) {
+  for (auto& [client, state] : impl_->clients.all()) {
+    if (state.connection || state.is_given_up) continue;
+    // Restored from a log: it may come back, from now on.
+    if (state.away_since == Time{}) state.away_since = now;
+    if (now - state.away_since < impl_->options.client_grace) continue;
+    impl_->give_up(client);
+  }
+  if (impl_->frozen) impl_->melt(now, answers);
+  impl_->open_gates(now, answers);
+}
+
+Time Shard::next_tick() const {
+  Time next = Time::max();
+  for (const auto& [client, state] : impl_->clients.all())
+    if (!state.connection && !state.is_given_up)
+      next = std::min(next, state.away_since == Time{}
+                                ? Time{}
+                                : state.away_since + impl_->options.client_grace);
+  if (impl_->frozen)
+    next = std::min(
+        next, impl_->frozen->advancing ? impl_->frozen->advancing->until : impl_->frozen->until);
+  for (const auto& one : impl_->parked) next = std::min(next, one.until);
+  return next;
+}
+
+void Shard::replay(const PsHeader& header, std::span<const std::byte> payload, std::uint32_t client,
+                   std::uint64_t incarnation) {
+  if (header.type == PsType::kCut) return;  // A mark: where a checkpoint was taken.
+  if (header.seq == 0) {
+    impl_->forget(client);
+    return;
+  }
+  ClientState& state = impl_->clients.enter(client, incarnation);
+  if (header.seq != state.seq + 1)
+    throw ProtocolError(
+        str("log: request ", header.seq, " of client ", client, " follows ", state.seq));
+  Bytes bytes;
+  put_bytes(bytes, payload);
+  impl_->accept(header, bytes, client, state, nullptr);
+}
+
+std::string Shard::stats() const {
+  return impl_->stats();
+}
+
+void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame, Answers& answers) {
+  const Hello hello = decode_hello(frame.payload);
+  try {
+    ClientState& state = clients.enter(hello.client, hello.incarnation);
+    state.connection = connection;
+    state.is_given_up = false;
+    guest.client = hello.client;
+    Frame answer = answer_to(frame.header, PsType::kWelcome);
+    answer.header.a = options.incarnation;
+    answer.header.b = state.seq;
+    answer.payload =
+        encode(Welcome{options.shard, options.shards, options.host_key, options.unix_name});
+    answers.push_back({connection, std::move(answer)});
+  } catch (const Error& error) {
+    answers.push_back({connection, error_to(frame.header, Failure::from(error))});
+  }
+}
+
+void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame, Time now,
+                       Answers& answers) {
+  const ClientState* state = clients.find(client);
+  if (state == nullptr || frame.header.seq > state->seq) {
+    // What it wants to see of its own writes has not come yet, or was lost: it sends them again.
+    Frame answer = answer_to(frame.header, PsType::kOutOfOrder);
+    answer.header.b = state == nullptr ? 0 : state->seq;
+    answers.push_back({connection, std::move(answer)});
+    return;
+  }
+  try {
+    switch (frame.header.type) {
+      case PsType::kPull:
+      case PsType::kPullDense: pull(connection, std::move(frame), now, answers); break;
+      case PsType::kPullChanged: answers.push_back({connection, changed_of(frame, client)}); break;
+      case PsType::kReadRows: answers.push_back({connection, whole_rows_of(frame)}); break;
+      case PsType::kStats: {
+        Frame answer = answer_to(frame.header, PsType::kText);
+        answer.payload = encode_text(stats());
+        answers.push_back({connection, std::move(answer)});
+        break;
+      }
+      case PsType::kGoodbye:
+        answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
+        break;
+      default: control(connection, frame, now, answers);
+    }
+  } catch (const ProtocolError&) {
+    throw;
+  } catch (const Error& error) {
+    answers.push_back({connection, error_to(frame.header, Failure::from(error))});
+  }
+}
+
+void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& answers) {
+  const PsHeader header = frame.header;
+  try {
+    std::size_t ids_at = 0;
+    if ((header.flags & wire::kHasGate) != 0) {
+      wire::Reader in(frame.payload);
+      const wire::Gate gate = get_gate(in);
+      ids_at = frame.payload.size() - in.left();
+      const auto domain = domains.find(gate.domain);
+      if (domain == domains.end() && gate.clock > 0)
+        throw Closed(
+            "the domain is over: its workers have left, or were given up when they had no "
+            "connection for too long");
+      if (domain != domains.end() && !domain->second.is_open(gate)) {
+        if (domain->second.is_hopeless(gate)) domain->second.why_closed(gate).raise();
+        parked.push_back({connection, std::move(frame), gate, now + Millis{gate.wait_ms}});
+        return;
+      }
+    }
+    answers.push_back(
+        {connection, header.type == PsType::kPull ? rows_of(frame, ids_at) : dense_of(frame)});
+  } catch (const ProtocolError&) {
+    throw;
+  } catch (const Error& error) {
+    answers.push_back({connection, error_to(header, Failure::from(error))});
+  }
+}
+
+Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
+  Table& table = store.require(request.header.table, TableKind::kSparse);
+  const std::size_t ids_bytes = std::size_t{request.header.count} * sizeof(std::uint64_t);
+  if (request.payload.size() - ids_at != ids_bytes)
+    throw ProtocolError(str("pull: ", request.payload.size() - ids_at, " bytes for ",
+                            request.header.count, " ids"));
+  const std::span ids(reinterpret_cast<const std::uint64_t*>(request.payload.data() + ids_at),
+                      request.header.count);
+  store.require_ours(ids);
+  Frame answer = answer_to(request.header, PsType::kRows);
+  answer.header.count = request.header.count;
+  answer.header.a = table.pushes;
+  answer.header.b = table.stamp();
+  store.read_rows(table, ids, request.header.codec, request.header.b == 1, answer.payload);
+  return answer;
+}
+
+Frame Shard::Impl::dense_of(const Frame& request) {
+  const Table& table = store.require(request.header.table, TableKind::kDense);
+  Frame answer = answer_to(request.header, PsType::kDense);
+  answer.header.a = table.pushes;
+  answer.header.b = table.stamp();
+  if (request.header.a != 0 && request.header.a == table.stamp()) return answer;
+  answer.header.count = static_cast<std::uint32_t>(table.dense->count());
+  store.read_dense(table, request.header.codec, answer.payload);
+  return answer;
+}
+
+Frame Shard::Impl::changed_of(const Frame& request, std::uint32_t client) {
+  Table& table = store.require(request.header.table, TableKind::kSparse);
+  const std::size_t row_bytes =
+      sizeof(std::uint64_t) + encoded_rows_bytes(request.header.codec, table.spec.dim, 1);
+  const std::size_t most = std::min<std::size_t>(
+      request.header.b, std::max<std::size_t>(1, limits::kPsPartBytes * 8 / row_bytes));
+  const auto changed = table.sparse->changed(request.header.a, client, most);
+  Frame answer = answer_to(request.header, PsType::kChanged);
+  answer.header.a = changed.since;
+  answer.header.b = changed.more ? 1 : 0;
+  answer.header.count = static_cast<std::uint32_t>(changed.ids.size());
+  put_bytes(answer.payload, std::as_bytes(std::span(changed.ids)));
+  store.read_rows(table, changed.ids, request.header.codec, false, answer.payload);
+  return answer;
+}
+
+Frame Shard::Impl::whole_rows_of(const Frame& request) {
+  Table& table = store.require(request.header.table);
+  Frame answer = answer_to(request.header, PsType::kWholeRows);
+  if (table.dense) {
+    const std::uint64_t steps = table.dense->steps();
+    answer.header.flags = wire::kIsDense;
+    answer.header.count = static_cast<std::uint32_t>(table.dense->count());
+    put_bytes(answer.payload, std::as_bytes(std::span(&steps, 1)));
+    put_bytes(answer.payload, std::as_bytes(table.dense->weights()));
+    put_bytes(answer.payload, std::as_bytes(table.dense->state()));
+    return answer;
+  }
+  const std::size_t row_bytes = sizeof(RowMeta) + table.sparse->row_floats() * sizeof(float);
+  const std::size_t most = std::min<std::size_t>(
+      request.header.b, std::max<std::size_t>(1, limits::kPsPartBytes * 8 / row_bytes));
+  const auto rows = table.sparse->read(request.header.a, most);
+  answer.header.a = rows.cursor;
+  answer.header.b = rows.more ? 1 : 0;
+  answer.header.count = static_cast<std::uint32_t>(rows.metas.size());
+  put_bytes(answer.payload, std::as_bytes(std::span(rows.metas)));
+  put_bytes(answer.payload, std::as_bytes(std::span(rows.floats)));
+  return answer;
+}
+
+std::string Shard::Impl::stats() const {
+  JsonWriter json;
+  json.open_object().member("shard", std::uint64_t{options.shard});
+  json.member("shards", std::uint64_t{options.shards}).key("tables");
+  store.stats(json);
+  json.key("clients").open_array();
+  for (const auto& [client, state] : clients.all()) {
+    json.open_object().member("client", std::uint64_t{client});
+    json.member("seq", state.seq).member("connected", state.connection.has_value());
+    json.member("given_up", state.is_given_up).close_object();
+  }
+  json.close_array().key("domains").open_array();
+  for (const auto& [id, domain] : domains) domain.stats(json);
+  json.close_array().close_object();
+  return json.take();
+}
+
+}  // namespace gradring::ps

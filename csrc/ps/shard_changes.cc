@@ -1,0 +1,227 @@
+// Numbered requests: each is done once, in its client's order, and goes through the journal first.
+#include <algorithm>
+
+#include "ps/shard_state.h"
+
+namespace gradring::ps {
+namespace {
+
+using wire::PsHeader;
+using wire::PsType;
+
+std::span<const std::uint64_t> get_ids(wire::Reader& in, std::uint32_t count) {
+  const auto bytes = in.take(std::size_t{count} * sizeof(std::uint64_t));
+  return {reinterpret_cast<const std::uint64_t*>(bytes.data()), count};
+}
+
+// What is left of the payload, for the table to use as scratch.
+std::span<std::byte> rest_of(std::span<std::byte> payload, wire::Reader& in) {
+  return payload.last(in.left());
+}
+
+}  // namespace
+
+Frame answer_to(const PsHeader& request, PsType type) {
+  Frame frame;
+  frame.header.type = type;
+  frame.header.request = request.request;
+  frame.header.table = request.table;
+  frame.header.codec = request.codec;
+  return frame;
+}
+
+Frame error_to(const PsHeader& request, const Failure& failure) {
+  Frame frame = answer_to(request, PsType::kError);
+  frame.header.a = static_cast<std::uint64_t>(failure.kind);
+  frame.header.b = static_cast<std::uint64_t>(static_cast<std::int64_t>(failure.rank));
+  frame.payload = encode_text(failure.text);
+  return frame;
+}
+
+Change parse_change(const PsHeader& header, std::span<std::byte> payload) {
+  wire::Reader in(payload);
+  Change change;
+  change.tail = get_tail(in);
+  if ((header.flags & wire::kHasRound) != 0) change.round = get_round(in);
+  switch (header.type) {
+    case PsType::kMakeTable: change.spec = get_spec(in); break;
+    case PsType::kPush: change.ids = get_ids(in, header.count); [[fallthrough]];
+    case PsType::kPushDense:
+    case PsType::kWriteRows: change.values = rest_of(payload, in); break;
+    case PsType::kClock: change.clock = get_clock(in); break;
+    case PsType::kShrink: change.least_score = std::bit_cast<float>(in.get<std::uint32_t>()); break;
+    default: break;
+  }
+  return change;
+}
+
+void Shard::Impl::change(Connection connection, std::uint32_t client, Frame frame,
+                         Answers& answers) {
+  ClientState* state = clients.find(client);
+  if (state == nullptr || state->connection != connection) {
+    answers.push_back({connection, error_to(frame.header, {ErrorKind::kClosed, -1,
+                                                           "a later process took over as this "
+                                                           "client; its requests are not taken"})});
+    return;
+  }
+  const std::uint64_t seq = frame.header.seq;
+  if (seq <= state->seq) {
+    answers.push_back({connection, again(*state, frame)});
+    return;
+  }
+  if (seq != state->seq + 1) {
+    Frame answer = answer_to(frame.header, PsType::kOutOfOrder);
+    answer.header.b = state->seq;
+    answers.push_back({connection, std::move(answer)});
+    return;
+  }
+  Frame answer;
+  accept(frame.header, frame.payload, client, *state, &answer);
+  answers.push_back({connection, std::move(answer)});
+}
+
+Frame Shard::Impl::again(const ClientState& state, const Frame& request) {
+  const auto failed = state.failed.find(request.header.seq);
+  if (failed != state.failed.end()) return error_to(request.header, failed->second);
+  Frame answer = answer_to(request.header, PsType::kDone);
+  put(answer.payload, Outcome{});
+  const auto found = store.all().find(request.header.table);
+  if (found == store.all().end()) return answer;
+  Table& table = found->second;
+  answer.header.a = table.pushes;
+  answer.header.b = table.stamp();
+  if ((request.header.flags & wire::kReturnsRows) == 0) return answer;
+  // The rows as they are now: at least as new as when it was done.
+  Bytes payload = request.payload;
+  const Change change = parse_change(request.header, payload);
+  if (table.sparse && request.header.type == PsType::kPush)
+    store.read_rows(table, change.ids, request.header.codec, false, answer.payload);
+  else if (table.dense && request.header.type == PsType::kPushDense)
+    store.read_dense(table, request.header.codec, answer.payload);
+  return answer;
+}
+
+void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, std::uint32_t client,
+                         ClientState& state, Frame* answer) {
+  const Change change = parse_change(header, payload);
+  journal->append(header, payload, client, state.incarnation);
+  state.seq = header.seq;
+  state.tail = change.tail;
+  state.is_given_up = false;
+  Frame result;
+  try {
+    result = apply(header, change, client);
+  } catch (const InvalidArgument& error) {
+    ClientTable::note_failure(state, header.seq, Failure::from(error));
+    result = error_to(header, Failure::from(error));
+  } catch (const Mismatch& error) {
+    ClientTable::note_failure(state, header.seq, Failure::from(error));
+    result = error_to(header, Failure::from(error));
+  }
+  if (answer != nullptr) *answer = std::move(result);
+}
+
+Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
+                                std::uint32_t client) {
+  Table& table = store.require(
+      header.table, header.type == PsType::kPush ? TableKind::kSparse : TableKind::kDense);
+  const Gradients gradients{change.ids, header.codec, change.values};
+  if (!change.round)
+    return store.push(table, gradients, client, header.a, (header.flags & wire::kIsLastPart) != 0);
+  const auto domain = domains.find(change.round->domain);
+  if (domain == domains.end())
+    throw InvalidArgument(str("push to '", table.spec.name,
+                              "': a contribution to a round that no worker has opened"));
+  store.contribute(table, gradients,
+                   domain->second.contribution(client, change.round->clock, header.table));
+  return {};
+}
+
+Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint32_t client) {
+  Frame answer = answer_to(header, PsType::kDone);
+  Outcome outcome;
+  switch (header.type) {
+    case PsType::kMakeTable: store.make(change.spec); break;
+    case PsType::kPush:
+    case PsType::kPushDense: outcome = apply_push(header, change, client); break;
+    case PsType::kWriteRows:
+      store.write(store.require(header.table), header.count, change.values, client);
+      break;
+    case PsType::kClock: {
+      Domain& domain = domains[header.a];
+      domain.set_clock(client, header.b, change.clock);
+      settle_rounds();
+      outcome.workers = domain.living();
+      break;
+    }
+    case PsType::kLeave:
+      for (auto& [id, domain] : domains)
+        if (header.a == 0 || header.a == id) domain.leave(client);
+      std::erase_if(domains, [](const auto& entry) { return entry.second.is_over(); });
+      break;
+    case PsType::kTick:
+    case PsType::kShrink:
+      for (auto& [id, table] : store.all()) {
+        if (!table.sparse || (header.table != 0 && header.table != id)) continue;
+        outcome.workers +=
+            header.type == PsType::kTick
+                ? table.sparse->set_tick(static_cast<std::uint32_t>(header.a))
+                : table.sparse->shrink(change.least_score, static_cast<std::uint32_t>(header.a));
+      }
+      break;
+    default: throw ProtocolError(str("frame: ", wire::name(header.type), " carries no number"));
+  }
+  put(answer.payload, outcome);
+  const auto found = store.all().find(header.table);
+  if (found == store.all().end()) return answer;
+  answer.header.a = found->second.pushes;
+  answer.header.b = found->second.stamp();
+  if ((header.flags & wire::kReturnsRows) != 0 && header.type == PsType::kPush)
+    store.read_rows(found->second, change.ids, header.codec, false, answer.payload);
+  if ((header.flags & wire::kReturnsRows) != 0 && header.type == PsType::kPushDense)
+    store.read_dense(found->second, header.codec, answer.payload);
+  return answer;
+}
+
+void Shard::Impl::settle_rounds() {
+  for (auto& [id, domain] : domains)
+    while (domain.has_ready_round()) store.apply_round(domain.take_ready_round());
+}
+
+void Shard::Impl::give_up(std::uint32_t client) {
+  ClientState* state = clients.find(client);
+  if (state == nullptr) return;
+  state->is_given_up = true;
+  const bool is_worker = std::any_of(domains.begin(), domains.end(), [client](const auto& entry) {
+    return entry.second.has(client);
+  });
+  if (!is_worker) return;
+  // Rounds and bounds depend on it, so it is part of the history.
+  PsHeader header;
+  header.type = PsType::kLeave;
+  journal->append(header, {}, client, state->incarnation);
+  forget(client);
+}
+
+void Shard::Impl::forget(std::uint32_t client) {
+  for (auto& [id, domain] : domains) domain.lose(client);
+  std::erase_if(domains, [](const auto& entry) { return entry.second.is_over(); });
+}
+
+void Shard::Impl::open_gates(Time at, Answers& answers) {
+  std::vector<Parked> before = std::move(parked);
+  parked.clear();
+  for (Parked& one : before) {
+    const auto domain = domains.find(one.gate.domain);
+    if (domain == domains.end() || domain->second.is_open(one.gate)) {
+      pull(one.connection, std::move(one.frame), at, answers);
+    } else if (one.until <= at || domain->second.is_hopeless(one.gate)) {
+      answers.push_back(
+          {one.connection, error_to(one.frame.header, domain->second.why_closed(one.gate))});
+    } else {
+      parked.push_back(std::move(one));
+    }
+  }
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,196 @@
+// One cut through all shards (promise P11): the saver freezes every shard, finds out how far each
+// client has come on any of them, lets all shards come there, and cuts.
+#include <algorithm>
+
+#include "ps/shard_state.h"
+
+namespace gradring::ps {
+
+using wire::PsHeader;
+using wire::PsType;
+
+namespace {
+
+constexpr std::size_t kEndedKept = 16;
+constexpr std::uint64_t kLongestFreezeMs = 60'000;
+
+}  // namespace
+
+bool Shard::Impl::is_held(const Frame& frame, std::uint32_t client) {
+  if (!frozen) return false;
+  const ClientState* state = clients.find(client);
+  if (state != nullptr && frame.header.seq <= state->seq) return false;  // Done already.
+  const auto target = frozen->targets.find(client);
+  return target == frozen->targets.end() || frame.header.seq > target->second.seq;
+}
+
+void Shard::Impl::control(Connection connection, const Frame& frame, Time now, Answers& answers) {
+  const std::uint64_t cut_id = frame.header.a;
+  switch (frame.header.type) {
+    case PsType::kFreeze: freeze(connection, frame, now, answers); return;
+    case PsType::kAdvance: advance(connection, frame, now, answers); return;
+    case PsType::kCut:
+      answers.push_back({connection, cut(frame)});
+      thaw(answers);
+      return;
+    case PsType::kThaw:
+      if (frozen && frozen->cut == cut_id) thaw(answers);
+      answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
+      return;
+    case PsType::kLoad: {
+      // Asked again after a lost answer: once is enough.
+      const bool is_known =
+          std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return job.cut == cut_id; });
+      if (!is_known) jobs.push_back({cut_id, true, decode_text(frame.payload)});
+      answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
+      return;
+    }
+    case PsType::kJob:
+      waiting.push_back({connection, frame.header, cut_id});
+      answer_job(waiting.back(), answers);
+      return;
+    default: throw ProtocolError(str("frame: nobody expects ", wire::name(frame.header.type)));
+  }
+}
+
+void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, Answers& answers) {
+  const std::uint64_t cut_id = frame.header.a;
+  if (frozen && frozen->cut != cut_id)
+    throw InvalidArgument("another checkpoint is just being taken; try again");
+  if (snapshot) throw InvalidArgument("the last checkpoint is still being written; wait for it");
+  const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
+  if (!frozen) frozen.emplace();
+  frozen->cut = cut_id;
+  frozen->until = now + limit;
+  std::vector<Position> positions;
+  for (const auto& [client, state] : clients.all())
+    if (state.seq > 0) positions.push_back({client, state.incarnation, state.seq, state.tail});
+  Frame answer = answer_to(frame.header, PsType::kFrozen);
+  answer.header.b = lineage;
+  answer.payload = encode(positions);
+  answers.push_back({connection, std::move(answer)});
+}
+
+void Shard::Impl::advance(Connection connection, const Frame& frame, Time now, Answers& answers) {
+  if (!frozen || frozen->cut != frame.header.a)
+    throw TimedOut("the freeze has melted: the checkpoint took too long to gather; try again");
+  frozen->targets.clear();
+  for (const Position& position : decode_positions(frame.payload)) {
+    const ClientState* state = clients.find(position.client);
+    // Of a client that was replaced meanwhile nothing more will come.
+    if (state != nullptr && state->incarnation == position.incarnation)
+      frozen->targets[position.client] = position;
+  }
+  const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
+  frozen->advancing = {connection, frame.header, std::min(now + limit, frozen->until)};
+  release_held(answers);
+  settle_advance(answers);
+}
+
+std::string Shard::Impl::not_there() {
+  std::string text;
+  for (const auto& [client, target] : frozen->targets) {
+    const ClientState* state = clients.find(client);
+    if (state == nullptr || state->incarnation != target.incarnation) continue;
+    if (state->seq < target.seq)
+      text += str(text.empty() ? "" : ", ", "client ", client, " (", target.seq - state->seq,
+                  " requests)");
+  }
+  return text;
+}
+
+void Shard::Impl::settle_advance(Answers& answers) {
+  if (!frozen || !frozen->advancing || !not_there().empty()) return;
+  answers.push_back(
+      {frozen->advancing->connection, answer_to(frozen->advancing->request, PsType::kText)});
+  frozen->advancing.reset();
+}
+
+Frame Shard::Impl::cut(const Frame& frame) {
+  if (!frozen || frozen->cut != frame.header.a)
+    throw TimedOut("the freeze has melted: the checkpoint took too long to gather; try again");
+  // What the base had: only later changes are read out.
+  wire::Reader in(frame.payload);
+  std::map<std::uint64_t, std::uint64_t> since;
+  const std::uint32_t bases = in.get_count(1u << 16);
+  for (std::uint32_t i = 0; i < bases; ++i) {
+    const auto table = in.get<std::uint64_t>();
+    since[table] = in.get<std::uint64_t>();
+  }
+  jobs.push_back({frame.header.a, false, decode_text(in.take(in.left()))});
+
+  PsHeader mark;
+  mark.type = PsType::kCut;
+  mark.a = frame.header.a;
+  journal->append(mark, {}, 0, 0);
+  snapshot.emplace();
+  snapshot->front = front_of_snapshot();
+  Frame answer = answer_to(frame.header, PsType::kDone);
+  wire::Writer stamps;
+  stamps.put(static_cast<std::uint32_t>(store.all().size()));
+  for (auto& [id, table] : store.all()) {
+    stamps.put(id);
+    stamps.put(table.stamp());
+    snapshot->tables.push_back(id);
+    if (table.sparse)
+      table.sparse->begin_snapshot(since[id]);
+    else
+      table.dense->begin_snapshot(since[id]);
+  }
+  put_bytes(answer.payload, stamps.take());
+  return answer;
+}
+
+void Shard::Impl::melt(Time now, Answers& answers) {
+  if (frozen->advancing && now >= frozen->advancing->until) {
+    Frame answer = answer_to(frozen->advancing->request, PsType::kText);
+    answer.payload = encode_text(not_there());
+    answers.push_back({frozen->advancing->connection, std::move(answer)});
+    frozen->advancing.reset();
+  }
+  if (now >= frozen->until) thaw(answers);
+}
+
+void Shard::Impl::thaw(Answers& answers) {
+  frozen.reset();
+  release_held(answers);
+}
+
+void Shard::Impl::release_held(Answers& answers) {
+  for (auto& [connection, guest] : guests) {
+    if (!guest.held || is_held(*guest.held, *guest.client)) continue;
+    Frame frame = std::move(*guest.held);
+    guest.held.reset();
+    change(connection, *guest.client, std::move(frame), answers);
+  }
+}
+
+void Shard::Impl::answer_job(const Waiting& one, Answers& answers) {
+  const auto found = std::find_if(ended.begin(), ended.end(),
+                                  [&](const Ended& end) { return end.cut == one.cut; });
+  if (found == ended.end()) return;
+  if (found->failure) {
+    answers.push_back({one.connection, error_to(one.request, found->failure)});
+  } else {
+    Frame answer = answer_to(one.request, PsType::kText);
+    answer.payload = encode_text(found->result);
+    answers.push_back({one.connection, std::move(answer)});
+  }
+  const std::uint64_t cut_id = one.cut;
+  std::erase_if(waiting, [cut_id](const Waiting& other) { return other.cut == cut_id; });
+}
+
+std::vector<Job> Shard::take_jobs() {
+  return std::exchange(impl_->jobs, {});
+}
+
+void Shard::finish_job(std::uint64_t cut, const std::string& result, const Failure& failure,
+                       std::vector<Answer>& answers) {
+  impl_->ended.push_back({cut, result, failure});
+  if (impl_->ended.size() > kEndedKept) impl_->ended.erase(impl_->ended.begin());
+  const auto before = impl_->waiting;
+  for (const Impl::Waiting& one : before)
+    if (one.cut == cut) impl_->answer_job(one, answers);
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,204 @@
+// What a checkpoint has of a shard: records {kind u64, table u64, bytes u64} and their payload. A
+// layout record comes first, then clients and domains, then for each table its spec and its rows.
+#include <algorithm>
+#include <cstring>
+
+#include "base/config.h"
+#include "ps/shard_state.h"
+
+namespace gradring::ps {
+namespace {
+
+// The values are part of the checkpoint format: append, never renumber.
+enum class RecordKind : std::uint64_t {
+  kLayout = 1,
+  kClients = 2,
+  kDomain = 3,
+  kTable = 4,
+  kPiece = 5,
+};
+constexpr std::size_t kRecordHeader = 24;
+
+template <typename Out>
+void put_record_header(Out& out, RecordKind kind, std::uint64_t table, std::uint64_t bytes) {
+  const std::uint64_t words[3] = {static_cast<std::uint64_t>(kind), table, bytes};
+  const auto raw = std::as_bytes(std::span(words));
+  out.insert(out.end(), raw.begin(), raw.end());
+}
+
+void put_record(Bytes& out, RecordKind kind, std::uint64_t table,
+                std::span<const std::byte> payload) {
+  put_record_header(out, kind, table, payload.size());
+  put_bytes(out, payload);
+}
+
+struct Ours {
+  std::uint32_t shard;
+  std::uint32_t shards;
+};
+
+bool is_ours(void* context, std::uint64_t id) {
+  const auto* ours = static_cast<const Ours*>(context);
+  return shard_of(id, ours->shards) == ours->shard;
+}
+
+}  // namespace
+
+Bytes Shard::Impl::front_of_snapshot() const {
+  Bytes front;
+  wire::Writer layout;
+  layout.put(options.shard);
+  layout.put(options.shards);
+  layout.put(lineage);
+  put_record(front, RecordKind::kLayout, 0, layout.take());
+  Bytes windows;
+  clients.save(windows);
+  put_record(front, RecordKind::kClients, 0, windows);
+  for (const auto& [id, domain] : domains) {
+    Bytes state;
+    domain.save(state);
+    put_record(front, RecordKind::kDomain, id, state);
+  }
+  for (const auto& [id, table] : store.all()) {
+    Bytes payload;
+    wire::Writer counters;
+    for (const std::uint64_t count : {table.pushes, table.steps, table.rows_pushed,
+                                      table.rows_pulled, table.refused, table.not_admitted})
+      counters.put(count);
+    put_bytes(payload, counters.take());
+    put(payload, table.spec);
+    put_record(front, RecordKind::kTable, id, payload);
+  }
+  return front;
+}
+
+bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out) {
+  auto& snapshot = impl_->snapshot;
+  if (!snapshot) return false;
+  if (!snapshot->front.empty()) {
+    out.insert(out.end(), snapshot->front.begin(), snapshot->front.end());
+    snapshot->front.clear();
+    return true;
+  }
+  while (!snapshot->tables.empty()) {
+    const std::uint64_t id = snapshot->tables.back();
+    Table& table = impl_->store.all().at(id);
+    const std::size_t at = out.size();
+    put_record_header(out, RecordKind::kPiece, id, 0);
+    const bool has_more = table.sparse ? table.sparse->next_snapshot_piece(most_bytes, out)
+                                       : table.dense->next_snapshot_piece(most_bytes, out);
+    const std::uint64_t bytes = out.size() - at - kRecordHeader;
+    std::memcpy(out.data() + at + 16, &bytes, sizeof bytes);
+    if (bytes == 0) out.resize(at);
+    if (!has_more) snapshot->tables.pop_back();
+    if (bytes > 0) return true;
+  }
+  return false;
+}
+
+void Shard::end_snapshot() {
+  if (!impl_->snapshot) return;
+  impl_->snapshot.reset();
+  for (auto& [id, table] : impl_->store.all()) {
+    if (table.sparse)
+      table.sparse->end_snapshot();
+    else
+      table.dense->end_snapshot();
+  }
+}
+
+void Shard::begin_load() {
+  impl_->loading.emplace(
+      Impl::Loading{Store(impl_->options.shard, impl_->options.shards), false, 0, {}, {}});
+}
+
+void Shard::abandon_load() {
+  impl_->loading.reset();
+}
+
+void Shard::load_piece(std::span<const std::byte> piece) {
+  GRADRING_ASSERT(impl_->loading);
+  wire::Reader in(piece);
+  while (in.left() > 0) {
+    const auto kind = in.get<std::uint64_t>();
+    const auto table = in.get<std::uint64_t>();
+    const auto bytes = in.get<std::uint64_t>();
+    if (bytes > in.left())
+      throw ProtocolError(str("checkpoint: a record of ", bytes, " bytes in ", in.left()));
+    impl_->load_record(kind, table, in.take(static_cast<std::size_t>(bytes)));
+  }
+}
+
+void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
+                              std::span<const std::byte> payload) {
+  wire::Reader in(payload);
+  switch (static_cast<RecordKind>(kind)) {
+    case RecordKind::kLayout: {
+      const auto shard = in.get<std::uint32_t>();
+      const auto shards = in.get<std::uint32_t>();
+      loading->is_same_layout = shard == options.shard && shards == options.shards;
+      if (loading->is_same_layout) loading->lineage = in.get<std::uint64_t>();
+      if (loading->is_same_layout) loading->domains.clear();
+      return;
+    }
+    case RecordKind::kClients:
+      if (!loading->is_same_layout) return;
+      loading->clients.assign(payload.begin(), payload.end());
+      return;
+    case RecordKind::kDomain:
+      if (!loading->is_same_layout) return;
+      loading->domains.emplace_back();
+      put_bytes(loading->domains.back(), std::as_bytes(std::span(&id, 1)));
+      put_bytes(loading->domains.back(), payload);
+      return;
+    case RecordKind::kTable: {
+      Table before;
+      for (std::uint64_t* count : {&before.pushes, &before.steps, &before.rows_pushed,
+                                   &before.rows_pulled, &before.refused, &before.not_admitted})
+        *count = in.get<std::uint64_t>();
+      Table& table = loading->store.make(get_spec(in));
+      table.pushes = std::max(table.pushes, before.pushes);
+      table.steps = std::max(table.steps, before.steps);
+      if (!loading->is_same_layout) return;
+      table.rows_pushed = before.rows_pushed;
+      table.rows_pulled = before.rows_pulled;
+      table.refused = before.refused;
+      table.not_admitted = before.not_admitted;
+      return;
+    }
+    case RecordKind::kPiece: {
+      Table& table = loading->store.require(id);
+      Ours ours{options.shard, options.shards};
+      if (table.sparse)
+        table.sparse->load_piece(payload, loading->is_same_layout ? nullptr : &is_ours, &ours);
+      else
+        table.dense->load_piece(payload);
+      return;
+    }
+  }
+  throw ProtocolError(str("checkpoint: unknown record kind ", kind));
+}
+
+void Shard::commit_load(bool is_recovery) {
+  GRADRING_ASSERT(impl_->loading);
+  Impl::Loading loaded = std::move(*impl_->loading);
+  impl_->loading.reset();
+  end_snapshot();
+  impl_->store = std::move(loaded.store);
+  if (!loaded.clients.empty()) {
+    wire::Reader in(loaded.clients);
+    impl_->clients.restore(in);
+  }
+  if (!is_recovery) {
+    impl_->lineage = mix_id(impl_->lineage + 1);
+    return;
+  }
+  impl_->lineage = loaded.lineage;
+  for (const Bytes& bytes : loaded.domains) {
+    wire::Reader in(bytes);
+    const auto id = in.get<std::uint64_t>();
+    impl_->domains[id] = Domain::restore(in);
+  }
+}
+
+}  // namespace gradring::ps

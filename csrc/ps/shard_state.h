@@ -1,0 +1,149 @@
+// Shard::Impl: what a shard consists of, for the files that implement it: shard.cc (connections and
+// reading), shard_changes.cc (numbered requests, gates), shard_cuts.cc (freezing, jobs),
+// shard_snapshot.cc (what is read out and in).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ps/client_table.h"
+#include "ps/domain.h"
+#include "ps/row_codec.h"
+#include "ps/shard.h"
+#include "ps/store.h"
+
+namespace gradring::ps {
+
+// A numbered request, taken apart. Its spans point into the frame.
+struct Change {
+  wire::Tail tail;
+  std::optional<wire::Round> round;
+  TableSpec spec;                      // kMakeTable
+  ClockPayload clock;                  // kClock
+  float least_score = 0;               // kShrink
+  std::span<const std::uint64_t> ids;  // kPush
+  std::span<std::byte> values;         // kPush, kPushDense, kWriteRows
+};
+// Throws ProtocolError.
+Change parse_change(const wire::PsHeader& header, std::span<std::byte> payload);
+
+struct Shard::Impl {
+  using Answers = std::vector<Answer>;
+
+  struct Guest {
+    std::optional<std::uint32_t> client;  // After its hello.
+    std::optional<Frame> held;            // Waits for the end of a freeze.
+  };
+  // A pull that waits for a gate.
+  struct Parked {
+    Connection connection = 0;
+    Frame frame;
+    wire::Gate gate;
+    Time until{};
+  };
+  // A freeze: what changes something waits, except what belongs to the cut.
+  struct Freeze {
+    std::uint64_t cut = 0;
+    Time until{};
+    std::map<std::uint32_t, Position> targets;  // From kAdvance.
+    struct Advancing {                          // Who waits for them, and how long.
+      Connection connection = 0;
+      wire::PsHeader request;
+      Time until{};
+    };
+    std::optional<Advancing> advancing;
+  };
+  struct Snapshot {
+    Bytes front;  // Clients, domains, specs as they were; read out before the tables.
+    std::vector<std::uint64_t> tables;  // Still to be read out, the last one first.
+  };
+  // What came with begin_load, until commit_load.
+  struct Loading {
+    Store store;
+    bool is_same_layout = false;  // Of the file that is being read.
+    std::uint64_t lineage = 0;
+    Bytes clients;
+    std::vector<Bytes> domains;
+  };
+  struct Waiting {  // kJob
+    Connection connection = 0;
+    wire::PsHeader request;
+    std::uint64_t cut = 0;
+  };
+  struct Ended {
+    std::uint64_t cut = 0;
+    std::string result;
+    Failure failure;
+  };
+
+  Impl(const ShardOptions& shard_options, Journal& shard_journal)
+      : options(shard_options),
+        journal(&shard_journal),
+        store(shard_options.shard, shard_options.shards),
+        lineage(shard_options.incarnation) {}
+
+  // shard.cc
+  void hello(Connection connection, Guest& guest, const Frame& frame, Answers& answers);
+  void read(Connection connection, std::uint32_t client, Frame frame, Time now, Answers& answers);
+  void pull(Connection connection, Frame frame, Time now, Answers& answers);
+  Frame rows_of(const Frame& request, std::size_t ids_at);
+  Frame dense_of(const Frame& request);
+  Frame changed_of(const Frame& request, std::uint32_t client);
+  Frame whole_rows_of(const Frame& request);
+  std::string stats() const;
+
+  // shard_changes.cc
+  void change(Connection connection, std::uint32_t client, Frame frame, Answers& answers);
+  Frame again(const ClientState& state, const Frame& request);
+  Frame apply(const wire::PsHeader& header, const Change& change, std::uint32_t client);
+  Outcome apply_push(const wire::PsHeader& header, const Change& change, std::uint32_t client);
+  void accept(const wire::PsHeader& header, std::span<std::byte> payload, std::uint32_t client,
+              ClientState& state, Frame* answer);
+  void settle_rounds();
+  void give_up(std::uint32_t client);
+  void forget(std::uint32_t client);
+  void open_gates(Time now, Answers& answers);
+
+  // shard_cuts.cc
+  bool is_held(const Frame& frame, std::uint32_t client);
+  void control(Connection connection, const Frame& frame, Time now, Answers& answers);
+  void freeze(Connection connection, const Frame& frame, Time now, Answers& answers);
+  void advance(Connection connection, const Frame& frame, Time now, Answers& answers);
+  void settle_advance(Answers& answers);
+  std::string not_there();  // Clients that have not come to their targets, for people.
+  Frame cut(const Frame& frame);
+  void melt(Time now, Answers& answers);  // What is due.
+  void thaw(Answers& answers);
+  void release_held(Answers& answers);
+  void answer_job(const Waiting& one, Answers& answers);
+
+  // shard_snapshot.cc
+  Bytes front_of_snapshot() const;
+  void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
+
+  ShardOptions options;
+  Journal* journal;
+  Store store;
+  ClientTable clients;
+  std::map<std::uint64_t, Domain> domains;
+  std::map<Connection, Guest> guests;
+  std::vector<Parked> parked;
+  std::optional<Freeze> frozen;
+  std::optional<Snapshot> snapshot;
+  std::vector<Job> jobs;
+  std::vector<Waiting> waiting;
+  std::vector<Ended> ended;  // The last few, for a kJob that comes late or again.
+  std::optional<Loading> loading;
+  // Which history the stamps belong to: kept over restarts, new after a load. An incremental
+  // checkpoint needs a base of the same one.
+  std::uint64_t lineage;
+};
+
+// An answer to `request`.
+Frame answer_to(const wire::PsHeader& request, wire::PsType type);
+Frame error_to(const wire::PsHeader& request, const Failure& failure);
+
+}  // namespace gradring::ps
