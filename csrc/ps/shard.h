@@ -85,6 +85,11 @@ class Shard {
   void finish_job(std::uint64_t cut, const std::string& result, const Failure& failure,
                   std::vector<Answer>& answers);
 
+  // Begins a snapshot of everything as it is now, for the owner's own use: the log starts anew
+  // behind it. False while another one is being read. It gives way to a checkpoint's: before each
+  // piece, ask whether it is still there.
+  bool begin_snapshot();
+  bool has_own_snapshot() const;
   // The snapshot of a cut, in pieces: tables, dedup windows, domains (ps/snapshot.h has the
   // format). Pieces are whole records; false once there is no more.
   bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);

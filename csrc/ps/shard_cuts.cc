@@ -57,7 +57,8 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
   const std::uint64_t cut_id = frame.header.a;
   if (frozen && frozen->cut != cut_id)
     throw InvalidArgument("another checkpoint is just being taken; try again");
-  if (snapshot) throw InvalidArgument("the last checkpoint is still being written; wait for it");
+  if (snapshot && !snapshot->is_owners)
+    throw InvalidArgument("the last checkpoint is still being written; wait for it");
   const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
   if (!frozen) frozen.emplace();
   frozen->cut = cut_id;
@@ -123,22 +124,42 @@ Frame Shard::Impl::cut(const Frame& frame) {
   mark.type = PsType::kCut;
   mark.a = frame.header.a;
   journal->append(mark, {}, 0, 0);
-  snapshot.emplace();
-  snapshot->front = front_of_snapshot();
+  if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
+  begin_snapshot(since);
   Frame answer = answer_to(frame.header, PsType::kDone);
   wire::Writer stamps;
   stamps.put(static_cast<std::uint32_t>(store.all().size()));
-  for (auto& [id, table] : store.all()) {
+  for (const auto& [id, table] : store.all()) {
     stamps.put(id);
     stamps.put(table.stamp());
-    snapshot->tables.push_back(id);
-    if (table.sparse)
-      table.sparse->begin_snapshot(since[id]);
-    else
-      table.dense->begin_snapshot(since[id]);
   }
   put_bytes(answer.payload, stamps.take());
   return answer;
+}
+
+void Shard::Impl::begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since) {
+  snapshot.emplace();
+  snapshot->front = front_of_snapshot();
+  for (auto& [id, table] : store.all()) {
+    const auto found = since.find(id);
+    const std::uint64_t stamp = found == since.end() ? 0 : found->second;
+    snapshot->tables.push_back(id);
+    if (table.sparse)
+      table.sparse->begin_snapshot(stamp);
+    else
+      table.dense->begin_snapshot(stamp);
+  }
+}
+
+bool Shard::begin_snapshot() {
+  if (impl_->snapshot) return false;
+  impl_->begin_snapshot({});
+  impl_->snapshot->is_owners = true;
+  return true;
+}
+
+bool Shard::has_own_snapshot() const {
+  return impl_->snapshot && impl_->snapshot->is_owners;
 }
 
 void Shard::Impl::melt(Time now, Answers& answers) {

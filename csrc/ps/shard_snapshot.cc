@@ -97,9 +97,13 @@ bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& 
 }
 
 void Shard::end_snapshot() {
-  if (!impl_->snapshot) return;
-  impl_->snapshot.reset();
-  for (auto& [id, table] : impl_->store.all()) {
+  impl_->end_snapshot();
+}
+
+void Shard::Impl::end_snapshot() {
+  if (!snapshot) return;
+  snapshot.reset();
+  for (auto& [id, table] : store.all()) {
     if (table.sparse)
       table.sparse->end_snapshot();
     else

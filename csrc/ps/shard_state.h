@@ -57,7 +57,8 @@ struct Shard::Impl {
     std::optional<Advancing> advancing;
   };
   struct Snapshot {
-    Bytes front;  // Clients, domains, specs as they were; read out before the tables.
+    bool is_owners = false;  // Gives way to a checkpoint.
+    Bytes front;             // Clients, domains, specs as they were; read out before the tables.
     std::vector<std::uint64_t> tables;  // Still to be read out, the last one first.
   };
   // What came with begin_load, until commit_load.
@@ -115,6 +116,9 @@ struct Shard::Impl {
   void settle_advance(Answers& answers);
   std::string not_there();  // Clients that have not come to their targets, for people.
   Frame cut(const Frame& frame);
+  // Of what changed after these stamps, for each table; 0 or none: everything.
+  void end_snapshot();
+  void begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since);
   void melt(Time now, Answers& answers);  // What is due.
   void thaw(Answers& answers);
   void release_held(Answers& answers);

@@ -1,0 +1,199 @@
+// The checksum of files, and the framing of a shard's snapshot: what is damaged, cut short, doubled
+// or missing is found by whoever checks, wherever it is.
+#include "ps/snapshot.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "base/crc32c.h"
+#include "base/error.h"
+
+namespace gradring::ps {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+std::vector<std::byte> counting(std::size_t count) {
+  std::vector<std::byte> bytes(count);
+  for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(i * 131 + i / 256);
+  return bytes;
+}
+
+constexpr SnapshotHeader kHeader{.shard = 2, .shards = 5, .cut = 77, .base = 33};
+
+std::vector<std::byte> unsealed() {
+  std::vector<std::byte> out;
+  put_header(out, kHeader);
+  put_block(out, BlockKind::kPiece, bytes_of("some text"));
+  put_block(out, BlockKind::kPiece, counting(100));
+  put_block(out, BlockKind::kPiece, {});
+  return out;
+}
+
+std::vector<std::byte> sealed() {
+  std::vector<std::byte> out = unsealed();
+  Sealer sealer;
+  sealer.seal(out);
+  sealer.finish(out);
+  return out;
+}
+
+std::string complaint_about(std::span<const std::byte> file) {
+  try {
+    Checker checker;
+    std::size_t needed = 0;
+    const std::size_t whole = whole_blocks(file, needed);
+    checker.check(file.first(whole));
+    checker.finish();
+    if (whole != file.size()) return "bytes are left";
+    return "";
+  } catch (const ProtocolError& error) {
+    return error.what();
+  }
+}
+
+TEST_CASE("the checksum is CRC-32C: the vectors of RFC 3720 and of the CRC catalogue") {
+  std::vector<std::byte> bytes(32);
+  CHECK(crc32c(bytes) == 0x8a9136aa);
+  std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+  CHECK(crc32c(bytes) == 0x62a8ab43);
+  for (std::size_t i = 0; i < 32; ++i) bytes[i] = static_cast<std::byte>(i);
+  CHECK(crc32c(bytes) == 0x46dd794e);
+  for (std::size_t i = 0; i < 32; ++i) bytes[i] = static_cast<std::byte>(31 - i);
+  CHECK(crc32c(bytes) == 0x113fdb5c);
+  CHECK(crc32c(bytes_of("123456789")) == 0xe3069283);
+  CHECK(crc32c({}) == 0);
+}
+
+TEST_CASE("the checksum is the same with and without the CPU's instruction, in any pieces") {
+  const std::vector<std::byte> bytes = counting(20011);
+  for (const std::size_t count : {0, 1, 7, 8, 9, 63, 2048, 6143, 6144, 6145, 12289, 20011}) {
+    CAPTURE(count);
+    const auto part = std::span(bytes).first(count);
+    const std::uint32_t whole = crc32c_by_table(part);
+    CHECK(crc32c(part) == whole);
+    for (const std::size_t cut : {std::size_t{1}, count / 3, count / 2 + 1}) {
+      if (cut > count) continue;
+      CHECK(crc32c(part.subspan(cut), crc32c(part.first(cut))) == whole);
+    }
+  }
+}
+
+TEST_CASE("a snapshot's blocks come back as they were put, with a header that says what it is") {
+  const std::vector<std::byte> file = sealed();
+  CHECK(complaint_about(file) == "");
+
+  Checker checker;
+  CHECK_FALSE(checker.has_header());
+  checker.check(file);
+  checker.finish();
+  REQUIRE(checker.has_header());
+  CHECK((checker.header() == kHeader));
+  CHECK(checker.bytes() == file.size());
+
+  std::span<const std::byte> rest = file;
+  Block block;
+  REQUIRE(next_block(rest, block));
+  CHECK((decode_snapshot_header(block.payload) == kHeader));
+  REQUIRE(next_block(rest, block));
+  CHECK(block.kind == BlockKind::kPiece);
+  CHECK(std::string(reinterpret_cast<const char*>(block.payload.data()), block.payload.size()) ==
+        "some text");
+  REQUIRE(next_block(rest, block));
+  CHECK(block.kind == BlockKind::kPiece);
+  const std::vector<std::byte> rows = counting(100);
+  CHECK(std::equal(block.payload.begin(), block.payload.end(), rows.begin(), rows.end()));
+  CHECK(reinterpret_cast<std::uintptr_t>(block.payload.data()) % 8 == 0);
+  REQUIRE(next_block(rest, block));
+  CHECK(block.payload.empty());
+  REQUIRE(next_block(rest, block));
+  CHECK(block.kind == BlockKind::kFooter);
+  CHECK_FALSE(next_block(rest, block));
+}
+
+TEST_CASE("checksums do not depend on how the blocks are handed over") {
+  std::vector<std::byte> piecewise;
+  std::vector<std::byte> all = unsealed();
+  Sealer sealer;
+  std::span<const std::byte> rest = all;
+  Block block;
+  while (!rest.empty()) {
+    const std::size_t begin = all.size() - rest.size();
+    next_block(rest, block);
+    sealer.seal(std::span(all).subspan(begin, all.size() - rest.size() - begin));
+  }
+  sealer.finish(all);
+  CHECK((all == sealed()));
+}
+
+TEST_CASE("a snapshot cut short at any byte is refused") {
+  const std::vector<std::byte> file = sealed();
+  for (std::size_t length = 0; length < file.size(); ++length) {
+    CAPTURE(length);
+    CHECK(complaint_about(std::span(file).first(length)) != "");
+  }
+}
+
+TEST_CASE("a snapshot with any bit flipped is refused") {
+  std::vector<std::byte> file = sealed();
+  for (std::size_t at = 0; at < file.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      file[at] ^= static_cast<std::byte>(1 << bit);
+      CAPTURE(at);
+      CHECK(complaint_about(file) != "");
+      file[at] ^= static_cast<std::byte>(1 << bit);
+    }
+  }
+}
+
+TEST_CASE("a block that is missing, doubled or behind the footer is found, and where") {
+  const std::vector<std::byte> file = sealed();
+  std::vector<std::size_t> begins;
+  std::span<const std::byte> rest = file;
+  Block block;
+  while (!rest.empty()) {
+    begins.push_back(file.size() - rest.size());
+    next_block(rest, block);
+  }
+  begins.push_back(file.size());
+  for (std::size_t i = 0; i + 1 < begins.size(); ++i) {
+    CAPTURE(i);
+    const auto begin = file.begin() + static_cast<std::ptrdiff_t>(begins[i]);
+    const auto end = file.begin() + static_cast<std::ptrdiff_t>(begins[i + 1]);
+    std::vector<std::byte> without(file.begin(), begin);
+    without.insert(without.end(), end, file.end());
+    CHECK(complaint_about(without) != "");
+    std::vector<std::byte> doubled(file.begin(), end);
+    doubled.insert(doubled.end(), begin, file.end());
+    CHECK(complaint_about(doubled).find("damaged at byte ") == 0);
+  }
+}
+
+TEST_CASE("pieces that end inside a block say how much is needed for the next whole one") {
+  const std::vector<std::byte> file = sealed();
+  std::size_t needed = 0;
+  CHECK(whole_blocks(std::span(file).first(20), needed) == 0);
+  CHECK(needed == kBlockHeaderBytes);
+  CHECK(whole_blocks(std::span(file).first(40), needed) == 0);
+  CHECK(needed == 64);  // The header's payload has 32 bytes.
+  CHECK(whole_blocks(std::span(file).first(64), needed) == 64);
+  CHECK(whole_blocks(file, needed) == file.size());
+}
+
+TEST_CASE("a block over the limit is refused before anybody takes memory for it") {
+  std::vector<std::byte> out;
+  put_block(out, BlockKind::kPiece, counting(8));
+  const std::uint64_t huge = std::uint64_t{1} << 40;
+  std::memcpy(out.data() + 16, &huge, sizeof huge);
+  std::span<const std::byte> rest = out;
+  Block block;
+  CHECK_THROWS_AS(next_block(rest, block), ProtocolError);
+}
+
+}  // namespace
+}  // namespace gradring::ps
