@@ -61,17 +61,19 @@ std::size_t state_floats(const Rule& rule, std::size_t dim);
 // Writes a new row's state.
 void initialize_state(const Rule& rule, std::size_t dim, float* state);
 // "exp_avg", "exp_avg_sq": torch's name of each run of floats in the state and its length for
-// `dim` (dim, or 1 for one a row), in order; count of runs returned. At most 4.
+// `dim` (dim, or 1 for one a row), in order; count of runs returned.
 struct StateField {
   std::string_view name;
   std::size_t floats = 0;
 };
-std::size_t state_fields(const Rule& rule, std::size_t dim, StateField (&fields)[4]);
+inline constexpr std::size_t kMaxStateFields = 4;
+std::size_t state_fields(const Rule& rule, std::size_t dim, StateField (&fields)[kMaxStateFields]);
 
 bool is_finite(const float* values, std::size_t count);
 
-// One step of one row. `step` counts from 1 and is this step's. `gradient` is scratch: it is
-// written (clipping, weight decay). Everything is finite, and nothing overlaps.
+// One step of one row. `step` counts from 1 and is this step's: the row's own, but the table's for
+// kSparseAdam. `gradient` is scratch: it is written (clipping, weight decay). Everything is finite,
+// and nothing overlaps. For many rows updater.h has a faster form.
 void update_row(const Rule& rule, std::uint64_t step, std::size_t dim, float* weights, float* state,
                 float* gradient);
 

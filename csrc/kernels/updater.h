@@ -1,0 +1,53 @@
+// Updater: a rule made ready for many rows of one length. It works out once what update_row works
+// out for every row; the results are the same bits. Owned by one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/update.h"
+#include "kernels/update_table.h"
+
+namespace gradring::kernels {
+
+// `Float` is float or double.
+template <typename Float>
+class Updater {
+ public:
+  // Throws InvalidArgument if the rule is not valid.
+  Updater(const Rule& rule, std::size_t dim);
+
+  const Rule& rule() const { return rule_; }
+  std::size_t dim() const { return dim_; }
+
+  // As update_row.
+  void update(std::uint64_t step, Float* weights, Float* state, Float* gradient);
+  // The same with the fields of the state where they lie.
+  void update_fields(std::uint64_t step, Float* weights, Float* const* fields, Float* gradient);
+
+ private:
+  // What a rule makes of the number of steps. Rows differ in it, but not much: remembered by its
+  // last digits.
+  struct OfStep {
+    std::uint64_t step = 0;
+    Float descent = 0;
+    Float root_correction = 1;
+  };
+  static constexpr std::size_t kRemembered = 64;
+
+  void set_step(std::uint64_t step);
+
+  Rule rule_;
+  std::size_t dim_;
+  UpdateKernel<Float> kernel_;
+  Scalars<Float> scalars_;
+  bool depends_on_step_;
+  std::uint64_t step_ = 0;  // That scalars_ are for.
+  std::size_t offsets_[kMaxStateFields] = {};
+  OfStep remembered_[kRemembered];
+};
+
+extern template class Updater<float>;
+extern template class Updater<double>;
+
+}  // namespace gradring::kernels
