@@ -80,6 +80,10 @@ def _run(options: argparse.Namespace) -> int:
             verbose=options.verbose,
             keep_going=options.keep_going,
             bind=options.bind,
+            servers=options.servers,
+            server_log=options.server_log,
+            restart_servers=options.restart_servers,
+            server_options=options.server_options,
         )
     )
 
@@ -209,8 +213,26 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add("--no-prefix", dest="prefix", action="store_false", help="show output as it is")
     add("--quiet", action="store_true", help="no status line")
     add("--verbose", action="store_true", help="tell what is started where")
+    _add_servers(run)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(action=_run)
+
+
+def _add_servers(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument_group("parameter servers").add_argument
+    add("--servers", type=int, default=0, metavar="S", help="how many to start")
+    add("--server-log", type=Path, metavar="DIR", help="where servers keep logs of what they do")
+    add(
+        "--restart-servers",
+        action="store_true",
+        help="start a server that dies again from its log, and go on",
+    )
+    add(
+        "--server-options",
+        default="",
+        metavar="TEXT",
+        help="for each `gradring serve`, as '--threads 2 --fsync always'",
+    )
 
 
 if __name__ == "__main__":

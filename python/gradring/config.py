@@ -31,6 +31,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_RENDEZVOUS": "host:port where rank 0 listens; IPv6 in brackets",
     "GRADRING_LISTEN_FD": "rank 0: an inherited socket that already listens there",
     "GRADRING_SECRET": "the job's secret, the same on every rank; never printed",
+    "GRADRING_SERVERS": "host:port of every parameter server, with commas between",
     "GRADRING_TRANSPORT": "auto, shm or tcp",
     "GRADRING_TIMEOUT": "seconds an operation may take",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",

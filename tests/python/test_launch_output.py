@@ -61,7 +61,7 @@ def test_frames_do_not_depend_on_how_they_are_cut_and_chatter_before_them_is_dro
     for size in (1, 2, 5, len(stream)):
         reader = FrameReader()
         pieces = [stream[i : i + size] for i in range(0, len(stream), size)]
-        got = [(f.kind, f.rank, f.payload) for piece in pieces for f in reader.feed(piece)]
+        got = [(f.kind, f.number, f.payload) for piece in pieces for f in reader.feed(piece)]
         assert got == frames
 
 

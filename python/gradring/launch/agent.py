@@ -1,6 +1,6 @@
-"""What runs on each host of a job: starts its ranks, carries their output, ends them all.
+"""What runs on each host of a job: starts its ranks and servers, carries their output, ends them.
 
-The launcher starts one agent a host, as a plain file on its own machine and as `python -m
+The launcher starts one agent a host, without site-packages on its own machine and as `python -m
 gradring.launch.agent` through ssh elsewhere, and talks to it over its standard input (one JSON
 command a line) and output (frames, below). The end of standard input means that the launcher is
 gone, by whatever death, and ends the job here as well. Standard library only and one thread: it
@@ -10,7 +10,6 @@ starts in a moment, and preexec_fn is safe.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -22,13 +21,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from gradring.launch import processes
+from gradring.launch.numbers import is_server, server_index
 
 # A login shell may print before we do; what comes before this line is not ours.
 GREETING = b"gradring-agent 1\n"
 
-# kind, rank (0 for events), bytes that follow.
+# kind, number of the process (0 for events), bytes that follow.
 HEADER = struct.Struct(">cII")
 STDOUT, STDERR, EVENT = b"o", b"e", b"j"
 
@@ -38,19 +39,15 @@ BACKLOG_BYTES = 1 << 20
 # After SIGKILL only a process stuck in the kernel is still there.
 UNKILLABLE_SECONDS = 5.0
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
+class Child:
+    """A rank or a server. It leads its own session, so its group is it and its children."""
 
-class Worker:
-    """One rank's process. It leads its own session, so its group is it and its children."""
-
-    def __init__(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
         """Take the process just started."""
         assert process.stdout is not None
         assert process.stderr is not None
-        self.rank = rank
+        self.number = number
         self.process = process
         self.pipes = {process.stdout.fileno(): STDOUT, process.stderr.fileno(): STDERR}
         for descriptor in self.pipes:
@@ -67,21 +64,22 @@ class Agent:
         self._partial = b""
         self._outgoing: deque[bytes] = deque([GREETING])
         self._outgoing_bytes = len(GREETING)
-        self._listener: socket.socket | None = None
-        self._workers: dict[int, Worker] = {}  # By process id, those still running.
-        self._pipes: dict[int, tuple[Worker, bytes]] = {}
+        self._listeners: dict[int, socket.socket] = {}  # By the number of who will inherit it.
+        self._children: dict[int, Child] = {}  # By process id, those still running.
+        self._pipes: dict[int, tuple[Child, bytes]] = {}
+        self._command: dict[str, Any] = {}  # What ranks and servers were started by.
         self._grace = 5.0
         self._signals: deque[tuple[float, int]] = deque()  # (when, which), soonest first.
         self._give_up_at = 0.0
         self._is_ending = False
+        self._spares_servers = False  # They are needed until the last rank has ended.
         self._is_launcher_gone = False
         self._is_over = False
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Serve one job and return when none of its processes is left."""
-        # Orphans come to us instead of to init: no grandchild escapes.
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        processes.adopt_orphans()
         wake, wakened = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -119,14 +117,16 @@ class Agent:
     def _obey(self, command: dict[str, Any]) -> None:
         try:
             if command["do"] == "listen":
-                self._listen(command["host"], command["port"])
+                self._listen(command["number"], command["host"], command["port"])
             elif command["do"] == "start":
                 self._start(command)
+            elif command["do"] == "restart" and not self._is_ending:
+                self._spawn_server(command["number"])
             elif command["do"] == "stop":
-                self._stop(command["signal"])
+                self._stop(command["signal"], servers=command["servers"])
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="refused", text=f"cannot {command['do']}: {error}")
-            self._stop(signal.SIGTERM)
+            self._stop(signal.SIGTERM, servers=True)
 
     def _lose_launcher(self) -> None:
         self._is_launcher_gone = True
@@ -136,10 +136,10 @@ class Agent:
     def _tell(self, **event: object) -> None:
         self._queue(EVENT, 0, json.dumps(event).encode())
 
-    def _queue(self, kind: bytes, rank: int, payload: bytes) -> None:
+    def _queue(self, kind: bytes, number: int, payload: bytes) -> None:
         if self._is_launcher_gone:
             return
-        frame = HEADER.pack(kind, rank, len(payload)) + payload
+        frame = HEADER.pack(kind, number, len(payload)) + payload
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
 
@@ -175,20 +175,24 @@ class Agent:
 
     # Starting.
 
-    def _listen(self, host: str, port: int) -> None:
+    def _listen(self, number: int, host: str, port: int) -> None:
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family, backlog=1024)
+            listener = socket.create_server((host, port), family=family, backlog=1024)
         elif socket.has_dualstack_ipv6():
-            self._listener = socket.create_server(
+            listener = socket.create_server(
                 ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
             )
         else:
-            self._listener = socket.create_server(("", port), backlog=1024)
-        self._tell(event="listening", port=self._listener.getsockname()[1])
+            listener = socket.create_server(("", port), backlog=1024)
+        self._listeners[number] = listener
+        self._tell(event="listening", number=number, port=listener.getsockname()[1])
 
     def _start(self, command: dict[str, Any]) -> None:
+        self._command = command
         self._grace = command["grace"]
+        for server in command["servers"]:
+            self._spawn_server(server)
         ranks = command["ranks"]
         environ = {**os.environ, **command["environ"]}
         environ.pop("GRADRING_LISTEN_FD", None)
@@ -201,52 +205,57 @@ class Agent:
                 "GRADRING_LOCAL_RANK": str(local_rank),
                 "GRADRING_LOCAL_WORLD_SIZE": str(len(ranks)),
             }
-            cores = _share_of_cores(local_rank, len(ranks)) if command["bind"] else None
-            self._spawn(rank, command["argv"], command["cwd"], {**environ, **role}, cores)
+            cores = processes.share_of_cores(local_rank, len(ranks)) if command["bind"] else None
+            self._spawn(rank, command["argv"], {**environ, **role}, cores)
         # Ours would keep accepting on behalf of a rank 0 that has died.
-        if self._listener is not None:
-            self._listener.close()
-        pids = {worker.rank: pid for pid, worker in self._workers.items()}
+        if 0 in self._listeners:
+            self._listeners.pop(0).close()
+        pids = {child.number: pid for pid, child in self._children.items()}
         self._tell(event="started", pids=pids, threads=None if is_set else threads)
 
+    def _spawn_server(self, number: int) -> None:
+        # Its listener stays open here, so a server that is started again has the same address and
+        # finds in it who came meanwhile.
+        own = [*self._command["server_argv"], "--index", str(server_index(number))]
+        own += ["--listen-fd", str(self._listeners[number].fileno())]
+        environ = {**os.environ, **self._command["environ"]}
+        self._spawn(number, own, environ, None)
+
     def _spawn(
-        self,
-        rank: int,
-        argv: list[str],
-        cwd: str,
-        environ: dict[str, str],
-        cores: set[int] | None,
+        self, number: int, argv: list[str], environ: dict[str, str], cores: set[int] | None
     ) -> None:
         inherited: tuple[int, ...] = ()
-        if rank == 0 and self._listener is not None:
-            inherited = (self._listener.fileno(),)
+        if number in self._listeners:
+            inherited = (self._listeners[number].fileno(),)
+        if number == 0 and inherited:
             environ["GRADRING_LISTEN_FD"] = str(inherited[0])
+        parent = os.getpid()
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=cwd,
+            cwd=self._command["cwd"],
             env=environ,
             pass_fds=inherited,
             start_new_session=True,
-            preexec_fn=_in_child(os.getpid(), cores),  # noqa: PLW1509 (this process has one thread)
+            preexec_fn=processes.in_child(parent, cores),  # noqa: PLW1509 (we have one thread)
         )
-        worker = Worker(rank, process)
-        self._workers[process.pid] = worker
-        self._pipes.update({fd: (worker, kind) for fd, kind in worker.pipes.items()})
+        child = Child(number, process)
+        self._children[process.pid] = child
+        self._pipes.update({fd: (child, kind) for fd, kind in child.pipes.items()})
 
     # Output and ends.
 
     def _read_pipe(self, descriptor: int) -> bool:
         """Pass on what is there; False once there is no more for now."""
-        worker, kind = self._pipes[descriptor]
+        child, kind = self._pipes[descriptor]
         try:
             data = os.read(descriptor, READ_BYTES)
         except BlockingIOError:
             return False
         if data:
-            self._queue(kind, worker.rank, data)
+            self._queue(kind, child.number, data)
             return True
         if descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
@@ -261,15 +270,14 @@ class Agent:
                 pid = 0
             if pid == 0:
                 break
-            worker = self._workers.pop(pid, None)
-            if worker is None:
+            child = self._children.pop(pid, None)
+            if child is None:
                 continue  # An orphan that came to us.
-            worker.process.returncode = os.waitstatus_to_exitcode(status)
-            for descriptor in worker.pipes:
+            child.process.returncode = os.waitstatus_to_exitcode(status)
+            for descriptor in child.pipes:
                 self._drain(descriptor)
-            self._tell(event="exited", rank=worker.rank, status=worker.process.returncode)
-            if not self._workers:
-                self._stop(signal.SIGTERM)  # For what the ranks left behind.
+            self._tell(event="exited", number=child.number, status=child.process.returncode)
+            self._stop_what_is_left()
 
     def _drain(self, descriptor: int) -> None:
         # What a rank said before it ended is told before its end; a child of it may go on writing.
@@ -277,15 +285,27 @@ class Agent:
             if descriptor not in self._pipes or not self._read_pipe(descriptor):
                 break
 
-    def _stop(self, number: int) -> None:
-        """Ask with ``number``, insist, kill when the grace is over. Only SIGKILL hurries a stop."""
+    def _stop_what_is_left(self) -> None:
+        # Also for what the ranks left behind. Where there are servers, the launcher says when the
+        # last rank of all hosts has ended, unless it is gone itself.
+        if any(not is_server(child.number) for child in self._children.values()):
+            return
+        if not self._command["servers"] or self._is_launcher_gone:
+            self._stop(signal.SIGTERM, servers=True)
+
+    def _stop(self, number: int, *, servers: bool = False) -> None:
+        """Ask with ``number``, insist, kill when the grace is over. Only SIGKILL hurries a stop.
+
+        Servers are spared until the grace is over, unless this stop is meant for them too.
+        """
         now = time.monotonic()
         if number == signal.SIGKILL:
             self._signals = deque([(now, signal.SIGKILL)])
-        elif not self._is_ending:
+        elif not self._is_ending or (servers and self._spares_servers):
             self._signals = deque([(now, number), (now + self._grace, signal.SIGKILL)])
             if number == signal.SIGINT:
                 self._signals.insert(1, (now + self._grace / 2, signal.SIGTERM))
+            self._spares_servers = not servers
         self._is_ending = True
 
     def _seconds_to_next_step(self) -> float | None:
@@ -296,7 +316,7 @@ class Agent:
 
     def _proceed_with_end(self) -> None:
         now = time.monotonic()
-        left = descendants(os.getpid())
+        left = processes.descendants(os.getpid())
         while left and self._signals and self._signals[0][0] <= now:
             _, number = self._signals.popleft()
             self._send(number, left)
@@ -317,8 +337,12 @@ class Agent:
                 group = os.getpgid(pid)
             except ProcessLookupError:
                 continue
-            # A group that its rank still leads is told as one, and once; strays one by one.
-            targets[(os.killpg, group) if group in self._workers else (os.kill, pid)] = None
+            leader = self._children.get(group)
+            is_spared = self._spares_servers and number != signal.SIGKILL
+            if is_spared and leader is not None and is_server(leader.number):
+                continue
+            # A group that its leader still leads is told as one, and once; strays one by one.
+            targets[(os.kill, pid) if leader is None else (os.killpg, group)] = None
         for send, target in targets:
             with contextlib.suppress(ProcessLookupError):
                 send(target, number)
@@ -326,47 +350,10 @@ class Agent:
                     send(target, signal.SIGCONT)  # A stopped process could not hear us.
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Return the processes below ``ancestor``, parents before children, without zombies."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_bytes()
-        except OSError:
-            continue  # Gone meanwhile.
-        state, parent = stat.rpartition(b")")[2].split()[:2]
-        if state not in (b"Z", b"X"):
-            children.setdefault(int(parent), []).append(int(entry.name))
-    found = list(children.get(ancestor, ()))
-    for pid in found:  # Grows while we walk.
-        found.extend(children.get(pid, ()))
-    return found
-
-
-def _share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
-    """Return the cores of one rank; none of its own where there are more ranks than cores.
-
-    Left alone, the kernel often puts two ranks that wait for each other on one core, and every wait
-    then costs a switch behind whatever else runs there.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    if ranks > len(cores):
-        return None
-    return set(cores[local_rank * len(cores) // ranks : (local_rank + 1) * len(cores) // ranks])
-
-
-def _in_child(parent: int, cores: set[int] | None) -> Callable[[], None]:
-    def in_child() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # It died before the line above.
-            os._exit(1)
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-
-    return in_child
+def main() -> None:
+    """Serve the launcher at our standard input and output."""
+    Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
 
 
 if __name__ == "__main__":
-    Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
+    main()

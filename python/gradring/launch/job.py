@@ -1,7 +1,8 @@
-"""Carries out a plan: starts the agents, shows what the ranks write, and ends the job as a whole.
+"""Carries out a plan: starts the agents, shows what is written, and ends the job as a whole.
 
-The first rank that fails decides: it is named with how it ended, all others are stopped, and its
-exit code becomes the launcher's. One thread, one selector; signals arrive through a wake-up pipe.
+The first rank or server that fails decides: it is named with how it ended, all others are stopped,
+and its exit code becomes the launcher's. Servers are stopped when the last rank has ended. One
+thread, one selector; signals arrive through a wake-up pipe.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from gradring.errors import ProtocolError
 from gradring.launch import agent
 from gradring.launch.link import AgentLink, Frame
+from gradring.launch.numbers import is_server, name, server_index, server_number
 from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
 from gradring.launch.output import RankOutput, Screen
 from gradring.launch.plan import Options, Plan, make_plan
@@ -27,6 +29,9 @@ from gradring.launch.plan import Options, Plan, make_plan
 _TEARDOWN_SECONDS = agent.UNKILLABLE_SECONDS + 5.0
 
 _STATUS_SECONDS = 1.0
+
+# A server that ends more often than this will not be helped by one more start.
+_RESTARTS_MAX = 10
 
 
 def run(options: Options) -> int:
@@ -55,6 +60,9 @@ class Job:
         self._links: list[AgentLink] = []
         self._caught: list[int] = []  # Signals, in order.
         self._is_stopping = False
+        self._spares_servers = False  # Of the stop that is under way.
+        self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
+        self._restarts: dict[int, int] = {}
         self._started_at = time.monotonic()
         self._deadline: float | None = None  # For the agents to start, later for them to end.
         self._selector = selectors.DefaultSelector()
@@ -115,15 +123,26 @@ class Job:
                 link.complaints, selectors.EVENT_READ, (link, self._read_complaints)
             )
         plan = self._plan
-        self._links[0].send(do="listen", host=plan.listen_host, port=plan.listen_port)
+        self._links[0].send(do="listen", number=0, host=plan.listen_host, port=plan.listen_port)
+        for link in self._links:
+            address = plan.server_listen_host(link.host)
+            for index in link.host.servers:
+                link.send(do="listen", number=server_number(index), host=address, port=0)
 
-    def _start_ranks(self, port: int) -> None:
-        environ = self._plan.environ_at(port)
+    def _note_port(self, number: int, port: int) -> None:
+        self._ports[number] = port
+        if len(self._ports) == 1 + self._plan.servers:
+            servers = {server_index(n): port for n, port in self._ports.items() if is_server(n)}
+            self._start_processes(self._plan.environ_at(self._ports[0], servers))
+
+    def _start_processes(self, environ: dict[str, str]) -> None:
         for link in self._links:
             link.send(
                 do="start",
                 ranks=link.host.ranks,
+                servers=[server_number(index) for index in link.host.servers],
                 argv=self._plan.argv,
+                server_argv=self._plan.server_argv,
                 cwd=str(Path.cwd()),
                 environ=environ,
                 grace=self._options.grace,
@@ -135,8 +154,8 @@ class Job:
         if all(other.has_started for other in self._links) and not self._is_stopping:
             self._deadline = None
         if self._options.verbose:
-            for rank, pid in pids.items():
-                self._screen.say(f"rank {rank}: process {pid} on {link.host.name}")
+            for number, pid in pids.items():
+                self._screen.say(f"{name(int(number))}: process {pid} on {link.host.name}")
             if threads:
                 self._screen.say(f"{link.host.name}: OMP_NUM_THREADS={threads}")
 
@@ -195,16 +214,16 @@ class Job:
         if frame.kind == agent.EVENT:
             self._take_event(link, json.loads(frame.payload))
         else:
-            self._output.take(frame.rank, 1 if frame.kind == agent.STDOUT else 2, frame.payload)
+            self._output.take(frame.number, 1 if frame.kind == agent.STDOUT else 2, frame.payload)
 
     def _take_event(self, link: AgentLink, event: dict[str, Any]) -> None:
         match event.pop("event"):
             case "listening":
-                self._start_ranks(event["port"])
+                self._note_port(event["number"], event["port"])
             case "started":
                 self._note_start(link, event["pids"], event["threads"])
             case "exited":
-                self._note_end(event["rank"], event["status"])
+                self._note_end(link, event["number"], event["status"])
             case "refused":
                 self._fail(Failure(f"{link.host.name}: {event['text']}", 1))
             case "done":
@@ -215,24 +234,50 @@ class Job:
 
     # How it ends.
 
-    def _note_end(self, rank: int, status: int) -> None:
-        self._outcome.end(rank, status)
-        self._output.finish(rank)
-        if status == 0 or self._is_stopping:
-            return
+    def _note_end(self, link: AgentLink, number: int, status: int) -> None:
+        self._output.finish(number)
         seconds = time.monotonic() - self._started_at
-        where = f"on {self._plan.host_of(rank)} after {seconds:.1f} s"
-        text = f"rank {rank} failed first: {describe(status)}, {where}"
-        self._fail(Failure(text, exit_code(status), rank))
+        how = f"{describe(status)}, on {link.host.name} after {seconds:.1f} s"
+        if is_server(number):
+            self._note_server_end(link, number, status, how)
+            return
+        self._outcome.end(number, status)
+        if status != 0 and not self._is_stopping:
+            self._fail(Failure(f"{name(number)} failed first: {how}", exit_code(status), number))
+        self._release_servers()
+
+    def _note_server_end(self, link: AgentLink, number: int, status: int, how: str) -> None:
+        if self._is_stopping:
+            if status not in (0, -signal.SIGTERM):
+                self._screen.say(f"{name(number)}: {how}")
+            return
+        restarts = self._restarts[number] = self._restarts.get(number, 0) + 1
+        if self._options.restart_servers and restarts <= _RESTARTS_MAX:
+            self._screen.say(f"{name(number)}: {how}; starting it again from its log")
+            link.send(do="restart", number=number)
+        else:
+            self._fail(
+                Failure(f"{name(number)} failed first: {how}", exit_code(status) or 1, number)
+            )
+
+    def _release_servers(self) -> None:
+        """Stop the servers once nobody is left who could need them."""
+        waits = any(
+            link.is_open and not all(map(self._outcome.has_ended, link.host.ranks))
+            for link in self._links
+        )
+        if self._plan.servers and not waits:
+            self._stop(signal.SIGTERM, servers=True)
 
     def _fail(self, failure: Failure) -> None:
         if self._outcome.fail(failure):
             self._screen.say(failure.text)
-            last = [] if failure.rank is None else self._output.last_errors(failure.rank)
-            if last:
-                self._screen.say(f"the last lines of rank {failure.rank}'s standard error:")
+            last = [] if failure.process is None else self._output.last_errors(failure.process)
+            if failure.process is not None and last:
+                self._screen.say(f"the last lines of {name(failure.process)}'s standard error:")
                 self._screen.write(2, [b"    " + line for line in last])
-        if failure.rank is None or not self._options.keep_going:
+        is_rank = failure.process is not None and not is_server(failure.process)
+        if not (is_rank and self._options.keep_going):
             self._stop(signal.SIGTERM)
 
     def _take_signal(self, number: int) -> None:
@@ -247,13 +292,14 @@ class Job:
             self._is_stopping = False
             self._stop(signal.SIGKILL)
 
-    def _stop(self, number: int) -> None:
-        if self._is_stopping:
+    def _stop(self, number: int, *, servers: bool = False) -> None:
+        if self._is_stopping and not (servers and self._spares_servers):
             return
         self._is_stopping = True
+        self._spares_servers = not servers
         self._deadline = time.monotonic() + self._options.grace + _TEARDOWN_SECONDS
         for link in self._links:
-            link.send(do="stop", signal=number)
+            link.send(do="stop", signal=number, servers=servers)
 
     def _close(self, link: AgentLink) -> None:
         self._selector.unregister(link.frames)
@@ -266,6 +312,8 @@ class Job:
             what = "lost" if link.reader.has_greeted else "could not start anything on"
             ranks = name_ranks(list(link.host.ranks))
             self._fail(Failure(f"{what} {link.host.name} ({ranks}): {ending}", 1))
+        if self._is_stopping:
+            self._release_servers()
 
     def _give_up_waiting(self) -> None:
         self._deadline = None

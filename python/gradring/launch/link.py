@@ -28,10 +28,10 @@ _FRAME_BYTES_MAX = 1 << 24
 
 @dataclass(frozen=True)
 class Frame:
-    """One message of an agent: ``kind`` is a stream of ``rank`` or an event."""
+    """One message of an agent: ``kind`` is a stream of process ``number`` or an event."""
 
     kind: bytes
-    rank: int
+    number: int
     payload: bytes
 
 
@@ -59,13 +59,13 @@ class FrameReader:
             self.has_greeted, self._pending = True, rest
         start = 0
         while len(self._pending) - start >= agent.HEADER.size:
-            kind, rank, length = agent.HEADER.unpack_from(self._pending, start)
+            kind, number, length = agent.HEADER.unpack_from(self._pending, start)
             if kind not in (agent.STDOUT, agent.STDERR, agent.EVENT) or length > _FRAME_BYTES_MAX:
                 raise ProtocolError(f"an agent sent a frame of kind {kind!r} and {length} bytes")
             end = start + agent.HEADER.size + length
             if len(self._pending) < end:
                 break
-            yield Frame(kind, rank, self._pending[start + agent.HEADER.size : end])
+            yield Frame(kind, number, self._pending[start + agent.HEADER.size : end])
             start = end
         self._pending = self._pending[start:]
 
@@ -81,7 +81,7 @@ class AgentLink:
         """
         self.host = host
         self.reader = FrameReader()
-        self.has_started = False  # Its ranks run.
+        self.has_started = False  # Its ranks and servers run.
         self.is_done = False  # Its last event has come.
         self.is_open = True  # Its output has not ended.
         self._process = subprocess.Popen(
@@ -146,9 +146,10 @@ class AgentLink:
 
 def _argv(host: HostPlan, options: Options) -> list[str]:
     if host.is_here:
-        # As a plain file and without site-packages: it needs the standard library only and starts
-        # at once.
-        return [sys.executable, "-I", "-S", str(Path(agent.__file__))]
+        # Without site-packages: it needs the standard library only and starts at once.
+        packages = str(Path(agent.__file__).parents[2])
+        start = "import sys; sys.path.append(sys.argv[1]); from gradring.launch.agent import main"
+        return [sys.executable, "-I", "-S", "-c", f"{start}; main()", packages]
     remote = ["env"]
     if "PYTHONPATH" in os.environ:
         remote.append(f"PYTHONPATH={os.environ['PYTHONPATH']}")

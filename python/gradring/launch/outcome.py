@@ -11,11 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong first. ``rank`` is ``None`` where it was a host or ourselves."""
+    """What went wrong first.
+
+    Attributes:
+        text: What to tell.
+        code: The job's exit code.
+        process: The number of the rank or server; ``None`` where it was a host or ourselves.
+    """
 
     text: str
     code: int
-    rank: int | None = None
+    process: int | None = None
 
 
 class Outcome:
@@ -37,6 +43,10 @@ class Outcome:
         """Note that a rank ended."""
         self._ends[rank] = status
 
+    def has_ended(self, rank: int) -> bool:
+        """Tell whether a rank's end was noted."""
+        return rank in self._ends
+
     def fail(self, failure: Failure) -> bool:
         """Note a failure; True when it is the first one, and nobody had asked for the end."""
         if self.failure is not None or self.interrupt is not None:
@@ -57,7 +67,7 @@ class Outcome:
             return ""
         groups: dict[str, list[int]] = {}
         for rank in range(self._world_size):
-            if rank != self.failure.rank:
+            if rank != self.failure.process:
                 groups.setdefault(_became(self._ends.get(rank)), []).append(rank)
         return "; ".join(f"{name_ranks(ranks)} {what}" for what, ranks in groups.items())
 

@@ -1,6 +1,6 @@
-"""What the ranks write, as lines that stay whole, and the one line at the bottom of a terminal.
+"""What ranks and servers write, as whole lines, and the one line at the bottom of a terminal.
 
-Bytes come in pieces, from many ranks; complete lines go out, each with its rank in front. A
+Bytes come in pieces, from many processes; complete lines go out, each with its name in front. A
 progress bar (text that returns to the start of its line) of rank 0 is shown at the bottom until it
 ends its line; else the launcher's status is shown there. Away from a terminal a bar leaves only
 its last state. Launcher's thread only.
@@ -14,6 +14,8 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import BinaryIO
+
+from gradring.launch.numbers import label
 
 ERASE_LINE = b"\r\x1b[K"
 
@@ -77,11 +79,11 @@ class Screen:
             has_colour=is_terminal and sys.stdout.isatty() and not environ.get("NO_COLOR"),
         )
 
-    def prefix(self, rank: int) -> bytes:
-        """Return what a rank's lines start with."""
-        text = f"[{rank}]"
+    def prefix(self, number: int) -> bytes:
+        """Return what the lines of a rank or server start with."""
+        text = f"[{label(number)}]"
         if self._has_colour:
-            text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+            text = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
         return f"{text} ".encode()
 
     def write(self, stream: int, lines: Iterable[bytes]) -> None:
@@ -125,7 +127,7 @@ def _fit(text: bytes, columns: int) -> bytes:
 
 
 class RankOutput:
-    """The lines of all ranks: split, prefixed, shown, and each rank's last errors kept."""
+    """The lines of all processes: split, prefixed, shown, and the last errors of each kept."""
 
     def __init__(self, screen: Screen, *, has_prefix: bool) -> None:
         """Write to ``screen``."""
@@ -134,26 +136,26 @@ class RankOutput:
         self._splitters: dict[tuple[int, int], LineSplitter] = {}
         self._last_errors: dict[int, deque[bytes]] = {}
 
-    def take(self, rank: int, stream: int, data: bytes) -> None:
-        """Take a piece of what a rank wrote to its standard output (1) or error (2)."""
-        splitter = self._splitters.setdefault((rank, stream), LineSplitter())
-        self._show(rank, stream, splitter.feed(data))
+    def take(self, number: int, stream: int, data: bytes) -> None:
+        """Take a piece of what a process wrote to its standard output (1) or error (2)."""
+        splitter = self._splitters.setdefault((number, stream), LineSplitter())
+        self._show(number, stream, splitter.feed(data))
 
-    def finish(self, rank: int) -> None:
-        """Show what a rank wrote without ending the line."""
+    def finish(self, number: int) -> None:
+        """Show what a process wrote without ending the line."""
         for stream in (1, 2):
-            splitter = self._splitters.get((rank, stream))
+            splitter = self._splitters.get((number, stream))
             if splitter is not None:
-                self._show(rank, stream, splitter.finish())
+                self._show(number, stream, splitter.finish())
 
     def finish_all(self) -> None:
         """Show every unfinished line."""
-        for rank in sorted({rank for rank, _ in self._splitters}):
-            self.finish(rank)
+        for number in sorted({number for number, _ in self._splitters}):
+            self.finish(number)
 
-    def last_errors(self, rank: int) -> list[bytes]:
-        """Return the last lines of a rank's standard error."""
-        return list(self._last_errors.get(rank, ()))
+    def last_errors(self, number: int) -> list[bytes]:
+        """Return the last lines of a process's standard error."""
+        return list(self._last_errors.get(number, ()))
 
     @property
     def bar(self) -> bytes:
@@ -164,10 +166,10 @@ class RankOutput:
                 return self._prefix(0) + splitter.bar
         return b""
 
-    def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
+    def _show(self, number: int, stream: int, lines: list[bytes]) -> None:
         if stream == 2:
-            self._last_errors.setdefault(rank, deque(maxlen=LAST_LINES)).extend(lines)
-        self._screen.write(stream, [self._prefix(rank) + line for line in lines])
+            self._last_errors.setdefault(number, deque(maxlen=LAST_LINES)).extend(lines)
+        self._screen.write(stream, [self._prefix(number) + line for line in lines])
 
-    def _prefix(self, rank: int) -> bytes:
-        return self._screen.prefix(rank) if self._has_prefix else b""
+    def _prefix(self, number: int) -> bytes:
+        return self._screen.prefix(number) if self._has_prefix else b""

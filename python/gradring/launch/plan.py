@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gradring.address import format_address, is_loopback, parse_address
@@ -46,6 +47,10 @@ class Options:
         verbose: Whether to tell what was started.
         keep_going: Whether the other ranks go on when one fails.
         bind: Whether each rank of a host gets cores of its own, where there are enough.
+        servers: Number of parameter servers, dealt to the hosts in turn.
+        server_log: Folder for the servers' logs, on the host of each.
+        restart_servers: Whether a server that ends early is started again from its log.
+        server_options: More options for `gradring serve`, as one would type them.
     """
 
     command: tuple[str, ...]
@@ -65,15 +70,20 @@ class Options:
     verbose: bool = False
     keep_going: bool = False
     bind: bool = True
+    servers: int = 0
+    server_log: Path | None = None
+    restart_servers: bool = False
+    server_options: str = ""
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """One host's part of the job."""
+    """One host's part of the job: ranks, and parameter servers by index."""
 
     name: str
     ranks: tuple[int, ...]
     is_here: bool
+    servers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class Plan:
         listen_host: Address rank 0's socket is bound to; empty for all of them.
         listen_port: Its port; 0 picks one.
         rendezvous_host: The name under which the ranks reach it.
+        server_argv: What every server runs; the agent adds which one it is, and its socket.
     """
 
     hosts: tuple[HostPlan, ...]
@@ -96,23 +107,40 @@ class Plan:
     listen_host: str
     listen_port: int
     rendezvous_host: str
+    server_argv: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return sum(len(host.ranks) for host in self.hosts)
 
-    def host_of(self, rank: int) -> str:
-        """Return the name of the host that runs ``rank``."""
-        return next(host.name for host in self.hosts if rank in host.ranks)
+    @property
+    def servers(self) -> int:
+        """Number of parameter servers."""
+        return sum(len(host.servers) for host in self.hosts)
 
-    def environ_at(self, port: int) -> dict[str, str]:
-        """Return the variables for ranks that meet at ``port``."""
-        return {
+    def server_listen_host(self, host: HostPlan) -> str:
+        """Return the address that servers of a host are bound to; empty for all of them."""
+        return _listen_host(self._server_host(host), is_said=False)
+
+    def environ_at(self, port: int, server_ports: Mapping[int, int]) -> dict[str, str]:
+        """Return the variables for ranks that meet at ``port``; servers are told by index."""
+        environ = {
             **self.environ,
             "GRADRING_WORLD_SIZE": str(self.world_size),
             "GRADRING_RENDEZVOUS": format_address(self.rendezvous_host, port),
         }
+        if server_ports:
+            hosts = {index: host for host in self.hosts for index in host.servers}
+            environ["GRADRING_SERVERS"] = ",".join(
+                format_address(self._server_host(hosts[index]), server_ports[index])
+                for index in sorted(server_ports)
+            )
+        return environ
+
+    def _server_host(self, host: HostPlan) -> str:
+        # Where the ranks meet is a name that every host knows the first one by.
+        return self.rendezvous_host if host is self.hosts[0] else host.name
 
 
 def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
@@ -132,9 +160,12 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
         slots = [("localhost", options.count)]
     else:
         slots = read_hosts(options.hosts_file)
-    hosts = place(slots, options.count)
+    hosts = deal_servers(place(slots, options.count), options.servers)
     is_all_here = all(host.is_here for host in hosts)
     host, port = _meeting_point(options, hosts, is_all_here)
+    for other in hosts[1:]:
+        if other.servers and is_loopback(other.name) and not is_all_here:
+            raise InvalidArgument(_no_way_to(other.name))
     return Plan(
         hosts=hosts,
         argv=_argv(options, is_all_here),
@@ -142,6 +173,7 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
         listen_host=_listen_host(host, options.rendezvous is not None),
         listen_port=port,
         rendezvous_host=host,
+        server_argv=_server_argv(options),
     )
 
 
@@ -198,6 +230,20 @@ def place(slots: list[tuple[str, int]], count: int | None) -> tuple[HostPlan, ..
     return tuple(hosts)
 
 
+def deal_servers(hosts: tuple[HostPlan, ...], count: int) -> tuple[HostPlan, ...]:
+    """Give servers to hosts in turn: all hosts serve alike, whoever runs the ranks.
+
+    Raises:
+        InvalidArgument: The number is negative.
+    """
+    if count < 0:
+        raise InvalidArgument(f"--servers {count}: not a number of servers")
+    return tuple(
+        replace(host, servers=tuple(range(place, count, len(hosts))))
+        for place, host in enumerate(hosts)
+    )
+
+
 def is_here(host: str) -> bool:
     """Tell whether the name means this machine, so that no ssh is needed."""
     return is_loopback(host) or host == socket.gethostname()
@@ -211,11 +257,15 @@ def _meeting_point(
     if is_all_here:
         return LOOPBACK, 0
     if is_loopback(hosts[0].name):
-        raise InvalidArgument(
-            f"the other hosts cannot reach {hosts[0].name!r}; name this machine as they know it "
-            "in the hosts file, or give --rendezvous HOST:0"
-        )
+        raise InvalidArgument(f"{_no_way_to(hosts[0].name)}, or give --rendezvous HOST:0")
     return hosts[0].name, 0
+
+
+def _no_way_to(host: str) -> str:
+    return (
+        f"the other hosts cannot reach {host!r}; name this machine as they know it "
+        "in the hosts file"
+    )
 
 
 def _listen_host(rendezvous_host: str, is_said: bool) -> str:
@@ -243,6 +293,18 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
     return options.command
 
 
+def _server_argv(options: Options) -> tuple[str, ...]:
+    if options.restart_servers and options.server_log is None:
+        raise InvalidArgument(
+            "--restart-servers needs --server-log DIR: without a log a server that is started "
+            "again has lost its rows"
+        )
+    argv = [options.python, "-m", "gradring", "serve", "--servers", str(options.servers)]
+    if options.server_log is not None:
+        argv += ["--log", str(options.server_log.absolute())]
+    return (*argv, *shlex.split(options.server_options))
+
+
 def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:
     # Checks the values that the ranks would otherwise refuse one by one.
     Settings.from_environ(
@@ -268,5 +330,8 @@ def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) ->
     result["PYTHONUNBUFFERED"] = environ.get("PYTHONUNBUFFERED") or "1"
     if sys.stderr.isatty() and "COLUMNS" not in environ:
         result["COLUMNS"] = str(max(20, os.get_terminal_size(2).columns - len("[999] ")))
-    result["GRADRING_SECRET"] = secrets.token_hex(32)
+    # Servers that somebody else has started know a secret already.
+    theirs = environ.get("GRADRING_SECRET") if environ.get("GRADRING_SERVERS") else None
+    is_ours = options.servers > 0 or not theirs
+    result["GRADRING_SECRET"] = secrets.token_hex(32) if is_ours else theirs or ""
     return result

@@ -1,0 +1,215 @@
+"""gradring run --servers: they start with the ranks, serve until the last one ends, and may die.
+
+A program stands in for `gradring serve`: it answers each connection with one line about itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradring.errors import InvalidArgument
+from gradring.launch.plan import Options, Plan, make_plan
+from launcher_runs import LIVE, WAIT, Start, is_alive, launching, wait_for_end
+
+# Stands in for the interpreter: `python -m gradring serve ...` becomes this, all else stays.
+FAKE_PYTHON = """#!/bin/sh
+[ "$3" = serve ] || exec {python} "$@"
+shift 3
+exec {python} {server} "$@"
+"""
+
+SERVER = """
+import argparse, os, signal, socket, sys
+parser = argparse.ArgumentParser()
+for option in ("--index", "--servers", "--listen-fd"):
+    parser.add_argument(option, type=int)
+for option in ("--log", "--threads"):
+    parser.add_argument(option)
+options = parser.parse_args()
+assert "GRADRING_RANK" not in os.environ and len(os.environ["GRADRING_SECRET"]) == 64
+def end(number, _):
+    print("server ends by", signal.Signals(number).name, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+listener = socket.socket(fileno=options.listen_fd)
+print("serving with", options.log, options.threads, flush=True)
+while True:
+    peer = listener.accept()[0]
+    word = peer.recv(100).decode()
+    if word == "die":
+        print("dying", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    peer.sendall(f"{options.index} of {options.servers}, {os.getpid()}".encode())
+"""
+
+ASK = LIVE + (
+    "def ask(server, word='who'):\n"
+    "    host, port = os.environ['GRADRING_SERVERS'].split(',')[server].split(':')\n"
+    "    peer = socket.create_connection((host, int(port)))\n"
+    "    peer.sendall(word.encode())\n"
+    "    try: return peer.recv(100).decode()\n"
+    "    except ConnectionResetError: return ''\n"
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with launching(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> tuple[str, ...]:
+    """The option that puts the stand-in into `gradring serve`'s place."""
+    (tmp_path / "server.py").write_text(SERVER)
+    fake = tmp_path / "fake-python"
+    fake.write_text(FAKE_PYTHON.format(python=sys.executable, server=tmp_path / "server.py"))
+    fake.chmod(0o755)
+    return ("--python", str(fake))
+
+
+def test_servers_serve_every_rank_and_end_after_the_last(
+    start: Start, serving: tuple[str, ...]
+) -> None:
+    program = ASK + "print(*(ask(server).partition(',')[0] for server in range(2)))\n"
+    options = ("-n", "3", "--servers", "2", "--server-options", "--threads 4", *serving)
+    code, lines, err = start(program, *options).finish()
+    assert (code, err) == (0, "")
+    for server in range(2):
+        mine = [line for line in lines if line.startswith(f"[s{server}] ")]
+        assert mine == [f"[s{server}] serving with None 4", f"[s{server}] server ends by SIGTERM"]
+    # Both have served everybody before either of them ended.
+    assert sorted(line for line in lines if line[1] != "s") == [
+        f"[{rank}] 0 of 2 1 of 2" for rank in range(3)
+    ]
+
+
+def test_a_server_that_dies_fails_the_job_and_is_named(
+    start: Start, serving: tuple[str, ...]
+) -> None:
+    program = ASK + "ask(1, 'die')\nwhile True: signal.pause()\n"
+    code, _, err = start(program, "-n", "1", "--servers", "2", "--keep-going", *serving).finish()
+    assert code == 128 + signal.SIGKILL
+    assert "gradring: server 1 failed first: killed by SIGKILL" in err
+    assert "the last lines of server 1's standard error:\n    dying\n" in err
+    assert "after that: rank 0 stopped\n" in err
+
+
+def test_a_server_with_a_log_is_started_again_at_the_same_address(
+    start: Start, serving: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = ASK + (
+        "before = ask(0)\n"
+        "ask(0, 'die')\n"
+        "after = ask(0)\n"
+        "assert after.startswith('0 of 1, ') and after != before\n"
+        "print('both answered')\n"
+    )
+    log = tmp_path / "log"
+    options = ("--servers", "1", "--server-log", str(log), "--restart-servers", *serving)
+    code, lines, err = start(program, "-n", "1", *options).finish()
+    assert code == 0
+    assert "[0] both answered" in lines
+    assert lines.count(f"[s0] serving with {log} None") == 2
+    assert "gradring: server 0: killed by SIGKILL" in err
+    assert "starting it again from its log" in err
+
+
+def test_a_server_that_cannot_stay_alive_is_given_up(
+    start: Start, serving: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "server.py").write_text("import sys\nsys.exit('no room for the log')\n")
+    options = ("--servers", "1", "--server-log", "log", "--restart-servers", *serving)
+    code, _, err = start(WAIT, "-n", "1", *options).finish()
+    assert code == 1
+    assert err.count("starting it again") == 10
+    assert "server 0 failed first: exit code 1" in err
+    assert "    no room for the log\n" in err
+
+
+def test_servers_outlive_ranks_that_still_save_when_they_are_interrupted(
+    start: Start, serving: tuple[str, ...]
+) -> None:
+    program = ASK + (
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        "    while True: signal.pause()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('saved at', ask(0).partition(',')[0], flush=True)\n"
+    )
+    run = start(program, "-n", "2", "--servers", "1", "--grace", "60", *serving)
+    run.until("ready", times=2)
+    run.process.send_signal(signal.SIGINT)
+    code, lines, _ = run.finish()
+    assert code == 130
+    assert {"[0] saved at 0 of 1", "[1] saved at 0 of 1"} <= set(lines)
+    assert lines[-1] == "[s0] server ends by SIGTERM"
+
+
+def test_a_failed_rank_ends_the_servers_too(start: Start, serving: tuple[str, ...]) -> None:
+    program = ASK + "print(ask(0))\nif rank == 1: sys.exit(7)\nwhile True: signal.pause()\n"
+    code, lines, err = start(program, "-n", "2", "--servers", "1", *serving).finish()
+    assert code == 7
+    assert "rank 1 failed first" in err
+    assert "[s0] server ends by SIGTERM" in lines
+
+
+def test_sigkill_of_the_launcher_ends_the_servers_too(
+    start: Start, serving: tuple[str, ...]
+) -> None:
+    program = ASK + "print('server', ask(0).split()[-1], flush=True)\nsignal.pause()\n"
+    run = start(program, "-n", "1", "--servers", "1", *serving)
+    server = int(run.until(r"server (\d+)")[0][1])
+    assert is_alive(server)
+    run.process.kill()
+    wait_for_end(server)
+
+
+def plan_of(**options: object) -> Plan:
+    return make_plan(Options(command=("python3",), **options), {})  # type: ignore[arg-type]
+
+
+def test_servers_are_dealt_to_the_hosts_in_turn(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=2\nb\n")
+    plan = plan_of(hosts_file=hosts, servers=3, rendezvous="a.example:0")
+    assert [host.servers for host in plan.hosts] == [(0, 2), (1,)]
+    assert plan.servers == 3
+    assert [plan.server_listen_host(host) for host in plan.hosts] == ["", ""]
+    environ = plan.environ_at(1, {0: 10, 1: 11, 2: 12})
+    assert environ["GRADRING_SERVERS"] == "a.example:10,b:11,a.example:12"
+    assert "GRADRING_SERVERS" not in plan.environ_at(1, {})
+
+
+def test_servers_of_others_keep_their_secret() -> None:
+    environ = {"GRADRING_SERVERS": "db:4000", "GRADRING_SECRET": "known to db"}
+    command = Options(command=("python3",), count=1)
+    assert make_plan(command, environ).environ["GRADRING_SECRET"] == "known to db"
+    own = Options(command=("python3",), count=1, servers=1)
+    assert len(make_plan(own, environ).environ["GRADRING_SECRET"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"count": 1, "servers": -1}, "--servers -1: not a number of servers"),
+        ({"count": 1, "servers": 1, "restart_servers": True}, "needs --server-log DIR"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        plan_of(**options)
+
+
+def test_a_server_on_a_host_that_others_cannot_reach_is_refused(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"{os.uname().nodename}\nlocalhost\nelsewhere\n")
+    with pytest.raises(InvalidArgument, match="the other hosts cannot reach 'localhost'"):
+        plan_of(hosts_file=hosts, servers=2)
