@@ -83,6 +83,67 @@ def view(x: Any, name: str, *, writes: bool) -> View:
     return View(packed, code, array.shape, _unpacker(array, packed) if writes else None)
 
 
+def as_ids(x: Any, name: str = "ids") -> Array:
+    """See whole numbers as row ids: uint64 of any shape, contiguous.
+
+    Args:
+        x: int64 or uint64, taken as they are, bits and all; other integers are widened first.
+        name: What to call it in errors.
+
+    Raises:
+        InvalidArgument: It holds no whole numbers.
+        DeviceError: It lives on a device.
+    """
+    if isinstance(x, (list, tuple, int)):
+        x = np.asarray(x, np.int64) if np.size(x) == 0 else np.asarray(x)
+    array = x if isinstance(x, np.ndarray) else _plain(x, name)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64")
+    if array.dtype.kind == "i":
+        array = array.astype(np.int64, copy=False).view(np.uint64)
+    return np.ascontiguousarray(array, np.uint64)
+
+
+def as_float32(x: Any, name: str) -> Array:
+    """See floating-point numbers as float32, contiguous; float16, bfloat16 and float64 are copied.
+
+    Raises:
+        InvalidArgument: It holds no floating-point numbers.
+        DeviceError: It lives on a device.
+    """
+    array, code = _as_numpy(x, name)
+    if code == BFLOAT16:
+        widened: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return widened
+    if array.dtype.kind != "f":
+        raise InvalidArgument(f"{name} has dtype {array.dtype}; use float32, float16 or bfloat16")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def new_float32(like: Any, shape: tuple[int, ...]) -> Any:
+    """Allocate float32 of the library of ``like``: a torch tensor or a NumPy array."""
+    if _is_torch(like):
+        import torch
+
+        return torch.empty(shape, dtype=torch.float32)
+    return np.empty(shape, np.float32)
+
+
+def _plain(x: Any, name: str) -> Array:
+    if _is_torch(x):
+        _require_cpu(x, name)
+        kind = str(x.dtype).removeprefix("torch.")
+        if not kind.removeprefix("u").startswith("int"):
+            raise InvalidArgument(f"{name} has dtype {kind}; ids are int64 or uint64")
+        return _tensor_memory(x, np.dtype(kind))
+    if hasattr(x, "__dlpack__"):
+        return np.from_dlpack(x)
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        raise InvalidArgument(f"{name} is a {type(x).__name__}; pass an array of ids") from None
+
+
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """Allocate an array of the library and dtype of ``x``; contents undefined."""
     if _is_torch(x):
@@ -138,18 +199,26 @@ def _is_torch(x: Any) -> bool:
 
 
 def _from_torch(x: Any, name: str) -> tuple[Array, int]:
-    if x.device.type != "cpu":
-        raise DeviceError(
-            f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first"
-        )
+    _require_cpu(x, name)
     kind = str(x.dtype).removeprefix("torch.")
     if kind not in DTYPE_CODES:
         known = ", ".join(DTYPE_CODES)
         raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
     stored = np.dtype("uint16" if kind == "bfloat16" else kind)
+    return _tensor_memory(x, stored), DTYPE_CODES[kind]
+
+
+def _require_cpu(x: Any, name: str) -> None:
+    if x.device.type != "cpu":
+        raise DeviceError(
+            f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first"
+        )
+
+
+def _tensor_memory(x: Any, stored: np.dtype[Any]) -> Array:
     if x.numel() == 0:
-        return np.empty(tuple(x.shape), stored), DTYPE_CODES[kind]
-    return np.asarray(_TorchMemory(x, stored)), DTYPE_CODES[kind]
+        return np.empty(tuple(x.shape), stored)
+    return np.asarray(_TorchMemory(x, stored))
 
 
 class _TorchMemory:

@@ -1,13 +1,41 @@
-"""`init()`: from the launcher's variables and the arguments to a communicator."""
+"""`init()`: from the launcher's variables and the arguments to a communicator.
+
+`init` also carries the initializers of tables, `gr.init.Uniform` and so on: users look for both
+under that name.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec, Protocol, TypeVar, cast
 
-from gradring import _core, config, job_secret, roles
+from gradring import _core, config, initial, job_secret, roles
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
+
+_P = ParamSpec("_P")
+_R_co = TypeVar("_R_co", covariant=True)
+
+
+class WithInitializers(Protocol[_P, _R_co]):
+    """A function that has the initializers of tables as attributes."""
+
+    Constant: type[initial.Constant]
+    Uniform: type[initial.Uniform]
+    Normal: type[initial.Normal]
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co:
+        """Call the function."""
+
+
+def _with_initializers(function: Callable[_P, _R_co]) -> WithInitializers[_P, _R_co]:
+    named = cast(WithInitializers[_P, _R_co], function)
+    named.Constant = initial.Constant
+    named.Uniform = initial.Uniform
+    named.Normal = initial.Normal
+    return named
 
 
 @dataclass(frozen=True)
@@ -31,6 +59,7 @@ class Place:
 _joined: list[Communicator] = []
 
 
+@_with_initializers
 def init(  # noqa: PLR0913 - every argument has a variable and a default; none belongs together
     *,
     rank: int | None = None,

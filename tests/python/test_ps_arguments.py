@@ -1,0 +1,186 @@
+"""What tables are given: ids, gradients, addresses, initializers, entry rules. Nothing is sent."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring import arrays
+from gradring.errors import InvalidArgument
+from gradring.ps import addresses, specs
+from gradring.ps.entries import Count, Probability, Slot, Slots
+from gradring.ps.requests import pull_request, push_request
+
+
+def test_ids_keep_their_bits_and_shape() -> None:
+    signed = np.array([[-1, 2], [3, np.iinfo(np.int64).min]])
+    seen = arrays.as_ids(signed)
+    assert (seen.dtype, seen.shape) == (np.uint64, (2, 2))
+    assert seen.ravel().tolist() == [2**64 - 1, 2, 3, 2**63]
+    assert np.shares_memory(seen, signed)
+    huge = np.array([2**64 - 1], np.uint64)
+    assert arrays.as_ids(huge) is huge
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[7, -1], (7, -1), np.array([7, -1], np.int32), np.array([7, 0, -1])[::2], memoryview],
+    ids=["list", "tuple", "int32", "strided", "buffer"],
+)
+def test_ids_come_in_many_forms(ids: object) -> None:
+    given = memoryview(np.array([7, -1])) if ids is memoryview else ids
+    assert arrays.as_ids(given).tolist() == [7, 2**64 - 1]
+
+
+def test_no_ids_are_ids() -> None:
+    assert arrays.as_ids([]).shape == (0,)
+    assert arrays.as_ids(np.empty((0, 3), np.int64)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([0.5], "dtype float64; ids are int64 or uint64"),
+        (np.array([True]), "dtype bool"),
+        ("abc", "pass an array of ids"),
+        ({1, 2}, "is a set"),
+    ],
+)
+def test_what_is_no_id_is_refused(ids: object, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        arrays.as_ids(ids)
+
+
+def test_torch_ids_and_gradients_are_seen_without_a_copy() -> None:
+    torch = pytest.importorskip("torch")
+    ids = torch.tensor([[5, -1]])
+    seen = arrays.as_ids(ids)
+    assert seen.tolist() == [[5, 2**64 - 1]]
+    assert seen.ctypes.data == ids.data_ptr()
+    assert arrays.as_ids(torch.tensor([3], dtype=torch.int32)).tolist() == [3]
+    for wrong in (torch.bfloat16, torch.float32, torch.bool):
+        with pytest.raises(InvalidArgument, match="ids are int64 or uint64"):
+            arrays.as_ids(torch.zeros(2, dtype=wrong))
+    gradient = torch.ones(2, 3)
+    assert arrays.as_float32(gradient, "grads").ctypes.data == gradient.data_ptr()
+    halves = torch.tensor([1.5, -0.25], dtype=torch.bfloat16)
+    assert arrays.as_float32(halves, "grads").tolist() == [1.5, -0.25]
+    rows = arrays.new_float32(ids, (1, 2, 4))
+    assert (type(rows), rows.dtype, tuple(rows.shape)) == (torch.Tensor, torch.float32, (1, 2, 4))
+
+
+def test_gradients_become_float32() -> None:
+    for dtype in (np.float16, np.float32, np.float64):
+        seen = arrays.as_float32(np.array([1.5, -2], dtype), "grads")
+        assert (seen.dtype, seen.tolist()) == (np.float32, [1.5, -2])
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert arrays.as_float32(np.array([1.5], ml_dtypes.bfloat16), "grads").tolist() == [1.5]
+    with pytest.raises(InvalidArgument, match="grads has dtype int64; use float32"):
+        arrays.as_float32(np.array([1, 2]), "grads")
+
+
+def test_a_pull_fits_its_ids() -> None:
+    request = pull_request("user", 4, np.array([[1, 2, 3]]), None)
+    assert (request.ids.tolist(), request.result.shape) == ([1, 2, 3], (1, 3, 4))
+    out = np.zeros((3, 8), np.float32)[:, ::2]
+    request = pull_request("user", 4, [1, 2, 3], out)
+    request.view.buffer[:] = 7
+    assert request.finish() is out
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (np.zeros((3, 4)), "'user': out must be float32"),
+        (
+            np.zeros((4, 3), np.float32),
+            r"out has shape \(4, 3\), ids of shape \(3,\) need \(3, 4\)",
+        ),
+        (np.broadcast_to(np.float32(0), (3, 4)), "out is read-only"),
+    ],
+)
+def test_an_out_that_does_not_fit_is_refused(out: object, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        pull_request("user", 4, [1, 2, 3], out)
+
+
+def test_a_push_has_a_row_for_every_id() -> None:
+    for shape in ((2, 3, 4), (6, 4)):
+        ids, rows = push_request("user", 4, np.ones((2, 3), np.int64), np.ones(shape, np.float16))
+        assert (ids.shape, rows.shape, rows.dtype) == ((6,), (6, 4), np.float32)
+    for shape in ((6,), (6, 5), (5, 4), (3, 2, 4)):
+        with pytest.raises(InvalidArgument, match="push to table 'user': gradients have shape"):
+            push_request("user", 4, np.ones((2, 3), np.int64), np.ones(shape, np.float32))
+
+
+def test_servers_are_found_in_their_variable_and_in_order() -> None:
+    assert addresses.find({}) is None
+    assert addresses.find({"GRADRING_SERVERS": ""}) is None
+    found = addresses.find({"GRADRING_SERVERS": "b:2, [::1]:4000"})
+    assert found == ("b:2", "[::1]:4000")
+    assert addresses.parse(["a:1"], "servers") == ("a:1",)
+
+
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [
+        ("a:1,,b:2", "the address of server 1 of 3 is empty"),
+        ("a:1,b", r"\(server 1\)='b' is not host:port"),
+        ("a:1,b:0", "a port is a number from 1 to 65535"),
+        ("a:1,b:2,a:1", "servers 0 and 2 are both a:1"),
+        ([], "no server in it"),
+    ],
+)
+def test_servers_that_make_no_sense_are_refused(servers: str | list[str], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        addresses.parse(servers, "servers")
+
+
+def test_init_joins_a_job_and_names_the_initializers() -> None:
+    assert inspect.isfunction(gr.init)
+    assert "rendezvous" in inspect.signature(gr.init).parameters
+    assert specs.initializer_spec(None) == (0, 0, 0)
+    assert specs.initializer_spec(0.5) == (0, 0.5, 0)
+    assert specs.initializer_spec(gr.init.Constant(2)) == (0, 2, 0)
+    assert specs.initializer_spec(gr.init.Uniform(0.01)) == (1, -0.01, 0.01)
+    assert specs.initializer_spec(gr.init.Uniform(0, 1)) == (1, 0, 1)
+    assert specs.initializer_spec(gr.init.Normal(1, 0.5)) == (2, 1, 0.5)
+
+
+def test_initializers_and_entry_rules_refuse_nonsense() -> None:
+    for make in (
+        lambda: gr.init.Uniform(2, 1),
+        lambda: gr.init.Normal(0, -1),
+        lambda: gr.init.Constant(float("nan")),
+        lambda: Count(0),
+        lambda: Probability(0),
+        lambda: Probability(1.5),
+        lambda: Slot(lr_scale=-1),
+        lambda: Slots(64),
+        lambda: Slots(62, {4: Slot()}),
+        lambda: specs.initializer_spec("zeros"),  # type: ignore[arg-type]
+        lambda: specs.entry_spec(3),  # type: ignore[arg-type]
+        lambda: specs.codec_number("zip"),
+        lambda: specs.sparse_extras(None, -1, 1, None),
+        lambda: specs.sparse_extras(None, 1, 1.5, None),
+    ):
+        with pytest.raises(InvalidArgument):
+            make()
+
+
+def test_settings_of_features_are_in_the_order_of_their_slots() -> None:
+    slots = Slots(48, {7: Slot(expire_after=9), 2: Slot(lr_scale=0.5, entry=Count(3))})
+    assert specs.sparse_extras(Probability(0.5), 4, 0.9, slots) == {
+        "entry": (0, 0.5),
+        "unseen_ticks": 4,
+        "score_decay": 0.9,
+        "slot_shift": 48,
+        "slots": [
+            {"slot": 2, "lr_scale": 0.5, "entry": (3, 1.0), "unseen_ticks": 0},
+            {"slot": 7, "lr_scale": 1.0, "entry": (0, 1.0), "unseen_ticks": 9},
+        ],
+    }
