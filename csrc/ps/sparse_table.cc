@@ -1,0 +1,232 @@
+#include "ps/sparse_table.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "ps/sparse_table_impl.h"
+
+namespace gradring::ps {
+namespace {
+
+constexpr std::uint64_t kNone = HashIndex::kNone;
+constexpr std::size_t kBlock = 32;       // Rows whose memory is waited for together.
+constexpr std::size_t kAhead = 16;       // Keys whose slots are.
+constexpr std::size_t kLineFloats = 16;  // In a cache line.
+constexpr std::size_t kLinesAhead = 8;   // Of a row; the processor sees a long run by itself.
+
+bool counts_steps_per_table(const kernels::Rule& rule) {
+  return rule.kind == kernels::RuleKind::kSparseAdam;
+}
+
+void prefetch_row(const float* row, std::size_t floats) {
+  const std::size_t lines = std::min(kLinesAhead, (floats + kLineFloats - 1) / kLineFloats);
+  for (std::size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineFloats);
+}
+
+}  // namespace
+
+SparseTable::Impl::Impl(TableSpec table_spec)
+    : spec(std::move(table_spec)),
+      draws(spec.seed, table_id(spec.name)),
+      dim(spec.dim),
+      state(kernels::state_floats(spec.rule, spec.dim)),
+      rows(dim + state) {
+  settings.push_back({spec.rule, 1, spec.entry, spec.unseen_ticks});
+  for (const SlotSettings& slot : spec.slots) {
+    slots[slot.slot] = settings.size();
+    settings.push_back({spec.rule, slot.lr_scale, slot.entry, slot.unseen_ticks});
+  }
+  scale = 0;
+  scale_rates(1);
+}
+
+void SparseTable::Impl::scale_rates(double new_scale) {
+  if (new_scale == scale) return;
+  scale = new_scale;
+  for (Settings& each : settings) each.rule.lr = spec.rule.lr * each.lr_scale * scale;
+}
+
+void SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
+                               std::size_t count, std::uint64_t* found) const {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t ahead = begin + i + kAhead;
+    if (ahead < ids.size()) index.prefetch(ids[ahead]);
+    found[i] = index.find(ids[begin + i]);
+    if (found[i] != kNone) prefetch_row(rows.floats(found[i]), dim);
+  }
+}
+
+void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push) {
+  if (!kernels::is_finite(gradient, dim)) {
+    ++push.applied.refused;
+    return;
+  }
+  const Settings& with = settings_of(id);
+  if (row == kNone) row = index.find(id);  // An id that is there twice is a row by now.
+  if (row != kNone) {
+    keep(row);
+  } else if (admits(id, with.entry)) {
+    row = create(id);
+  } else {
+    ++push.applied.not_admitted;
+    return;
+  }
+  RowNotes& notes = rows.notes(row);
+  ++notes.steps;
+  float* const weights = rows.floats(row);
+  const std::uint64_t step = counts_steps_per_table(with.rule) ? push.step : notes.steps;
+  kernels::update_row(with.rule, step, dim, weights, weights + dim, gradient);
+  notes.score = score_at(notes, tick) + 1;
+  notes.tick = tick;
+  notes.stamp = stamp;
+  notes.writer = push.client;
+  ++notes.version;
+  changes.append(stamp, row);
+  ++push.applied.rows;
+}
+
+RowMeta SparseTable::Impl::meta(std::uint64_t row) const {
+  const RowNotes& notes = rows.notes(row);
+  return {.id = rows.id(row),
+          .stamp = notes.stamp,
+          .version = notes.version,
+          .steps = notes.steps,
+          .writer = notes.writer,
+          .tick = notes.tick,
+          .score = notes.score};
+}
+
+void SparseTable::Impl::set_notes(std::uint64_t row, const RowMeta& meta) {
+  rows.notes(row) = {.stamp = meta.stamp,
+                     .version = meta.version,
+                     .steps = meta.steps,
+                     .writer = meta.writer,
+                     .tick = meta.tick,
+                     .score = meta.score};
+}
+
+SparseTable::SparseTable(TableSpec spec) {
+  require_valid(spec);
+  if (spec.kind != TableKind::kSparse)
+    throw InvalidArgument(str("table \"", spec.name, "\" is dense, not sparse"));
+  impl_ = std::make_unique<Impl>(std::move(spec));
+}
+
+SparseTable::~SparseTable() = default;
+
+const TableSpec& SparseTable::spec() const {
+  return impl_->spec;
+}
+std::size_t SparseTable::size() const {
+  return impl_->index.size();
+}
+std::size_t SparseTable::row_floats() const {
+  return impl_->dim + impl_->state;
+}
+std::uint64_t SparseTable::stamp() const {
+  return impl_->stamp;
+}
+std::uint64_t SparseTable::bytes() const {
+  return impl_->rows.bytes() + impl_->index.bytes() + impl_->candidates.bytes() +
+         impl_->gone.bytes() + impl_->changes.bytes();
+}
+
+void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
+  const Impl& t = *impl_;
+  std::uint64_t found[kBlock];
+  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
+    const std::size_t count = std::min(kBlock, ids.size() - begin);
+    t.locate(ids, begin, count, found);
+    for (std::size_t i = 0; i < count; ++i) {
+      float* const to = out + (begin + i) * t.dim;
+      if (found[i] == kNone) {
+        t.draws.fill_row(t.spec.init, ids[begin + i], t.dim, to);
+      } else {
+        std::memcpy(to, t.rows.floats(found[i]), t.dim * sizeof(float));
+      }
+    }
+  }
+}
+
+void SparseTable::versions(std::span<const std::uint64_t> ids, std::uint32_t* out) const {
+  const Impl& t = *impl_;
+  std::uint64_t found[kBlock];
+  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
+    const std::size_t count = std::min(kBlock, ids.size() - begin);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t ahead = begin + i + kAhead;
+      if (ahead < ids.size()) t.index.prefetch(ids[ahead]);
+      found[i] = t.index.find(ids[begin + i]);
+      if (found[i] != kNone) __builtin_prefetch(&t.rows.notes(found[i]));
+    }
+    for (std::size_t i = 0; i < count; ++i)
+      out[begin + i] = found[i] == kNone ? 0 : t.rows.notes(found[i]).version;
+  }
+}
+
+Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
+                           std::uint32_t client, std::uint64_t step, double scale) {
+  Impl& t = *impl_;
+  t.scale_rates(scale);
+  ++t.stamp;
+  Impl::Push push{client, step, {}};
+  std::uint64_t found[kBlock];
+  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
+    const std::size_t count = std::min(kBlock, ids.size() - begin);
+    t.locate(ids, begin, count, found);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (found[i] != kNone) __builtin_prefetch(&t.rows.notes(found[i]), 1);
+    }
+    for (std::size_t i = 0; i < count; ++i)
+      t.update(ids[begin + i], found[i], gradients + (begin + i) * t.dim, push);
+  }
+  return push.applied;
+}
+
+SparseTable::Rows SparseTable::read(std::uint64_t cursor, std::size_t most) const {
+  const Impl& t = *impl_;
+  Rows rows;
+  for (; cursor < t.rows.end() && rows.metas.size() < most; ++cursor) {
+    if (!t.rows.is_used(cursor)) continue;
+    rows.metas.push_back(t.meta(cursor));
+    const float* const floats = t.rows.floats(cursor);
+    rows.floats.insert(rows.floats.end(), floats, floats + row_floats());
+  }
+  while (cursor < t.rows.end() && !t.rows.is_used(cursor)) ++cursor;
+  rows.cursor = cursor;
+  rows.more = cursor < t.rows.end();
+  return rows;
+}
+
+bool SparseTable::read_row(std::uint64_t id, RowMeta& meta, float* floats) const {
+  const std::uint64_t row = impl_->index.find(id);
+  if (row == kNone) return false;
+  meta = impl_->meta(row);
+  std::memcpy(floats, impl_->rows.floats(row), row_floats() * sizeof(float));
+  return true;
+}
+
+void SparseTable::write(std::span<const RowMeta> metas, const float* floats, std::uint32_t client) {
+  Impl& t = *impl_;
+  ++t.stamp;
+  for (std::size_t i = 0; i < metas.size(); ++i) {
+    RowMeta meta = metas[i];
+    std::uint64_t row = t.index.find(meta.id);
+    std::uint32_t version = t.version_floor;
+    if (row == kNone) {
+      row = t.add(meta.id);
+    } else {
+      t.keep(row);
+      version = t.rows.notes(row).version;
+    }
+    meta.stamp = t.stamp;
+    meta.version = std::max(version + 1, meta.version);
+    meta.writer = client;
+    t.set_notes(row, meta);
+    std::memcpy(t.rows.floats(row), floats + i * row_floats(), row_floats() * sizeof(float));
+    t.changes.append(t.stamp, row);
+  }
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,137 @@
+// What a sparse table is made of, for the files that implement it: sparse_table.cc (reading and
+// updating rows), sparse_life.cc (how rows come and go, what changed) and sparse_snapshot.cc.
+#pragma once
+
+#include <bitset>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "ps/change_log.h"
+#include "ps/hash_index.h"
+#include "ps/initial.h"
+#include "ps/records.h"
+#include "ps/row_store.h"
+#include "ps/sparse_table.h"
+
+namespace gradring::ps {
+
+// Of an id that is no row yet: packed into the value of an index.
+struct Candidate {
+  std::uint32_t count = 0;  // Pushes so far.
+  std::uint32_t tick = 0;   // Of the last one.
+
+  std::uint64_t packed() const { return std::uint64_t{tick} << 32 | count; }
+  static Candidate from(std::uint64_t packed) {
+    return {static_cast<std::uint32_t>(packed), static_cast<std::uint32_t>(packed >> 32)};
+  }
+};
+
+// A snapshot that is being read out. What was there when it began and is not read out yet must be
+// put aside before it changes.
+struct TableSnapshot {
+  std::uint64_t since = 0;
+  std::uint64_t end = 0;               // Rows from here on came later.
+  std::uint64_t cursor = 0;            // The next row to be read out.
+  std::vector<std::uint64_t> is_done;  // A bit for each row below `end`: put aside, or too new.
+  std::vector<std::byte> records;      // Whole records that come first.
+  std::vector<RowMeta> aside;
+  std::vector<float> aside_floats;
+  std::size_t segment = 0;  // The next one of the candidates to be read out.
+  std::bitset<HashIndex::kSegments> is_segment_done;
+  std::vector<std::byte> candidates;  // Records of segments put aside.
+};
+
+struct SparseTable::Impl {
+  explicit Impl(TableSpec table_spec);
+
+  // What holds for the ids of one slot, or for all others.
+  struct Settings {
+    kernels::Rule rule;
+    double lr_scale = 1;
+    Entry entry;
+    std::uint32_t unseen_ticks = 0;
+  };
+  const Settings& settings_of(std::uint64_t id) const {
+    if (slots.empty()) return settings[0];
+    const auto found = slots.find(spec.slot_shift == 0 ? id : id >> spec.slot_shift);
+    return settings[found == slots.end() ? 0 : found->second];
+  }
+  void scale_rates(double scale);
+
+  // One id's part of an apply.
+  struct Push {
+    std::uint32_t client;
+    std::uint64_t step;
+    Applied applied;
+  };
+  void update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push);
+  bool admits(std::uint64_t id, const Entry& entry);
+  std::uint64_t create(std::uint64_t id);  // With its initial value.
+  std::uint64_t add(std::uint64_t id);     // Its floats and notes are still to be written.
+  void remove(std::uint64_t row);
+  float score_at(const RowNotes& notes, std::uint32_t now) const;
+  // The numbers of the rows of ids[begin .. begin+count), whose floats are on their way into the
+  // cache, as are the index's slots for what comes after them.
+  void locate(std::span<const std::uint64_t> ids, std::size_t begin, std::size_t count,
+              std::uint64_t* found) const;
+  template <typename IsOver>  // (row)
+  std::size_t remove_where(IsOver&& is_over);
+  template <typename IsOver>  // (id, tick of the last push)
+  void forget_candidates(IsOver&& is_over);
+  void scan_for_changes(std::uint64_t since) const;
+
+  RowMeta meta(std::uint64_t row) const;
+  void set_notes(std::uint64_t row, const RowMeta& meta);
+
+  // The snapshot's share of every change.
+  void keep(std::uint64_t row) {
+    if (snapshot != nullptr) put_row_aside(row);
+  }
+  void keep_candidate(std::uint64_t id) {
+    if (snapshot != nullptr) put_candidates_aside(candidates.segment_number(id));
+  }
+  void put_row_aside(std::uint64_t row);
+  void put_candidates_aside(std::size_t segment);
+  bool is_in_snapshot(std::uint64_t row) const;
+  void append_rows(std::span<const std::uint64_t> numbers, std::vector<std::byte>& out) const;
+  void append_aside(std::size_t most_rows, std::vector<std::byte>& out);
+
+  // What a load takes.
+  struct Filter {
+    bool (*wanted)(void*, std::uint64_t id);
+    void* context;
+    bool takes(std::uint64_t id) const { return wanted == nullptr || wanted(context, id); }
+  };
+  void load_record(const TableRecord& record, const Filter& filter);
+  void load_head(const TableRecord& record);
+  void load_row(const RowMeta& meta, const std::byte* floats);
+
+  TableSpec spec;
+  Draws draws;
+  std::size_t dim;
+  std::size_t state;  // Floats beside the weights.
+  RowStore rows;
+  HashIndex index;       // id -> row.
+  HashIndex candidates;  // id -> Candidate.
+  HashIndex gone;        // id -> stamp of its removal, for ids that are no rows now.
+  std::uint64_t gone_complete_after = 0;  // `gone` has every removal after this stamp.
+  ChangeLog changes;
+  std::uint64_t stamp = 0;
+  std::uint32_t tick = 0;
+  std::uint32_t version_floor = 0;  // The highest version of a row that is gone.
+  std::vector<Settings> settings;   // [0]: for ids of no slot.
+  std::unordered_map<std::uint64_t, std::size_t> slots;
+  double scale = 1;
+  std::unique_ptr<TableSnapshot> snapshot;
+
+  // What changed after `since` up to `through`, oldest first, when the ring no longer knew.
+  struct Scan {
+    std::uint64_t since = 0;
+    std::uint64_t through = 0;
+    std::vector<Change> found;
+  };
+  mutable Scan scan;
+};
+
+}  // namespace gradring::ps
