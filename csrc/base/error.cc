@@ -38,7 +38,7 @@ void Failure::raise() const {
     case ErrorKind::kProtocolError: raise_with(ProtocolError(text), note);
     case ErrorKind::kClosed: raise_with(Closed(text), note);
     case ErrorKind::kInterrupted: raise_with(Interrupted(text), note);
-    case ErrorKind::kDeviceError:
+    case ErrorKind::kDeviceError: raise_with(DeviceError(text), note);
     case ErrorKind::kInternalError:
     case ErrorKind::kNone: break;
   }

@@ -62,6 +62,10 @@ struct TimedOut : Error {
 struct AuthError : Error {
   explicit AuthError(const std::string& text) : Error(ErrorKind::kAuthError, text) {}
 };
+// A device said no: an array lies where this build cannot read, a disk is full or fails.
+struct DeviceError : Error {
+  explicit DeviceError(const std::string& text) : Error(ErrorKind::kDeviceError, text) {}
+};
 // Bytes that make no sense: another version, or corruption.
 struct ProtocolError : Error {
   explicit ProtocolError(const std::string& text) : Error(ErrorKind::kProtocolError, text) {}
