@@ -11,10 +11,11 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gradring import config, machine
-from gradring.address import is_loopback
+from gradring import config, machine, server_addresses
+from gradring.address import is_loopback, parse_address
 from gradring.errors import InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE, needs_secret
 from gradring.roles import Role, discover
@@ -25,6 +26,9 @@ Report = dict[str, Any]
 OPEN_FILES_WANTED = 1024
 
 SECRET_CHARACTERS_WANTED = 32
+
+# A server that does not answer within this is told as a problem.
+SERVER_SECONDS = 2.0
 
 _MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy")
 
@@ -66,6 +70,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "core": core,
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
+        "servers": _servers(environ, problems),
         "network": _network(role, settings, problems),
         "cpus": machine.cpus(),
         "memory": {
@@ -120,7 +125,8 @@ def libraries() -> dict[str, str | None]:
 def render(found: Report) -> str:
     """Return the report as text."""
     lines: list[str] = []
-    for title in ("versions", "core", "role", "settings", "cpus", "memory", "libraries"):
+    titles = ("versions", "core", "role", "settings", "servers", "cpus", "memory", "libraries")
+    for title in titles:
         lines += [title, *_rows(found[title])]
     network = found["network"]
     lines += ["network", *_rows({k: v for k, v in network.items() if k != "interfaces"})]
@@ -196,6 +202,27 @@ def _network(
         "congestion_control": machine.setting("net.ipv4.tcp_congestion_control"),
         "tcp_rmem": machine.setting("net.ipv4.tcp_rmem"),
         "tcp_wmem": machine.setting("net.ipv4.tcp_wmem"),
+    }
+
+
+def _servers(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    found = _attempt(lambda: server_addresses.find(environ), problems) or ()
+
+    def ask(address: str) -> str | None:
+        return machine.why_unreachable(*parse_address(address, "server"), SERVER_SECONDS)
+
+    if not found:
+        return {}
+    with ThreadPoolExecutor(min(32, len(found))) as pool:
+        reasons = list(pool.map(ask, found))
+    problems += [
+        f"parameter server {index} at {address} does not answer: {reason}"
+        for index, (address, reason) in enumerate(zip(found, reasons, strict=True))
+        if reason is not None
+    ]
+    return {
+        f"{index} {address}": "answers" if reason is None else reason
+        for index, (address, reason) in enumerate(zip(found, reasons, strict=True))
     }
 
 

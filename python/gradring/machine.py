@@ -113,6 +113,15 @@ def route_source(host: str, port: int) -> str | None:
         return None
 
 
+def why_unreachable(host: str, port: int, seconds: float) -> str | None:
+    """Return why nobody answers at an address, or ``None`` where somebody does."""
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except OSError as error:
+        return str(error)
+    return None
+
+
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """Return how many CPUs the control group may use; ``None`` without a limit."""
     with contextlib.suppress(OSError, ValueError):  # cgroup v2

@@ -46,6 +46,7 @@ def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[st
         ({**BY_HAND, "GRADRING_SECRET": "short"}, "warnings", "has 5 characters"),
         ({"GRADRING_TRANSPRT": "tcp"}, "warnings", "did you mean GRADRING_TRANSPORT?"),
         ({**BY_HAND, "LOCAL_WORLD_SIZE": "1"}, "problems", "on several hosts"),
+        ({"GRADRING_SERVERS": "a:1,"}, "problems", "the address of server 1 of 2 is empty"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(
@@ -54,6 +55,18 @@ def test_what_is_wrong_is_named_with_what_to_do(
     found = doctor.report(environ)
     assert any(words in text for text in found[list_name]), found[list_name]
     assert words in doctor.render(found)
+
+
+def test_servers_are_told_with_whether_they_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        here, gone = (f"127.0.0.1:{s.getsockname()[1]}" for s in (listener, closed))
+        found = doctor.report({"GRADRING_SERVERS": f"{here},{gone}"})
+    assert found["servers"][f"0 {here}"] == "answers"
+    assert found["problems"] == [
+        f"parameter server 1 at {gone} does not answer: [Errno 111] Connection refused"
+    ]
+    assert f"0 {here}" in doctor.render(found)
 
 
 def test_a_job_that_could_not_start_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

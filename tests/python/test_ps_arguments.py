@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring import arrays
+from gradring import arrays, server_addresses
 from gradring.errors import InvalidArgument
-from gradring.ps import addresses, specs
+from gradring.ps import specs
 from gradring.ps.entries import Count, Probability, Slot, Slots
 from gradring.ps.requests import pull_request, push_request
 
@@ -118,11 +118,11 @@ def test_a_push_has_a_row_for_every_id() -> None:
 
 
 def test_servers_are_found_in_their_variable_and_in_order() -> None:
-    assert addresses.find({}) is None
-    assert addresses.find({"GRADRING_SERVERS": ""}) is None
-    found = addresses.find({"GRADRING_SERVERS": "b:2, [::1]:4000"})
+    assert server_addresses.find({}) is None
+    assert server_addresses.find({"GRADRING_SERVERS": ""}) is None
+    found = server_addresses.find({"GRADRING_SERVERS": "b:2, [::1]:4000"})
     assert found == ("b:2", "[::1]:4000")
-    assert addresses.parse(["a:1"], "servers") == ("a:1",)
+    assert server_addresses.parse(["a:1"], "servers") == ("a:1",)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_servers_are_found_in_their_variable_and_in_order() -> None:
 )
 def test_servers_that_make_no_sense_are_refused(servers: str | list[str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        addresses.parse(servers, "servers")
+        server_addresses.parse(servers, "servers")
 
 
 def test_init_joins_a_job_and_names_the_initializers() -> None:
