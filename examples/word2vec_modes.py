@@ -1,0 +1,195 @@
+"""Where word2vec.py keeps its two matrices, and what a step does: one class for each way.
+
+All of them do plain SGD on the sum of the losses, so with n workers a step of Sync() is one of an
+n times larger batch. A batch's progress (minus its gradient) comes from `Windows` or `Stream`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from skipgram import Batch
+from torch import Tensor
+
+import gradring as gr
+
+
+class Model(Protocol):
+    """Two matrices in training.
+
+    Attributes:
+        inputs: float32 (words, dim), one vector for each word as a centre.
+        outputs: The same for it as a context.
+    """
+
+    @property
+    def inputs(self) -> Tensor: ...
+
+    @property
+    def outputs(self) -> Tensor: ...
+
+    def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
+        """Do a step; `coming` is the next batch. Return the mean loss of a pair, if wanted."""
+
+    def flush(self) -> None:
+        """Make this worker's matrices what all workers have trained."""
+
+    def close(self) -> None: ...
+
+
+class Local:
+    """One process: both matrices are its own."""
+
+    def __init__(self, examples: Any, words: int, dim: int, seed: int) -> None:
+        self.examples = examples
+        random = torch.Generator().manual_seed(seed)
+        self.inputs = (torch.rand(words, dim, generator=random) - 0.5) / dim
+        self.outputs = torch.zeros(words, dim)
+
+    def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
+        inputs, outputs, loss = self.progress(batch, with_loss)
+        self.inputs.index_add_(0, batch.centres, inputs, alpha=lr)
+        self.outputs.index_add_(0, batch.outputs, outputs, alpha=lr)
+        return loss
+
+    def progress(self, batch: Batch, with_loss: bool) -> tuple[Tensor, Tensor, float]:
+        inputs = self.inputs.index_select(0, batch.centres)
+        outputs = self.outputs.index_select(0, batch.outputs)
+        return self.examples.progress(batch, inputs, outputs, with_loss=with_loss)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Gathered(Local):
+    """Sync(): every worker has the matrices and takes the same step with all workers' progress."""
+
+    def __init__(self, comm: gr.Communicator, examples: Any, *size: int) -> None:
+        super().__init__(examples, *size)
+        self.comm = comm
+
+    def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
+        inputs, outputs, loss = self.progress(batch, with_loss)
+        gather = self.comm.all_gather
+        for matrix, ids, rows in (
+            (self.inputs, batch.centres, inputs),
+            (self.outputs, batch.outputs, outputs),
+        ):
+            all_rows = gather(rows).view(-1, rows.shape[1])
+            matrix.index_add_(0, gather(ids).view(-1), all_rows, alpha=lr)
+        return loss
+
+
+class Replica(Local):
+    """Geo(): a step of its own on a replica of all rows, and an exchange now and then."""
+
+    def __init__(self, optimizer: Any, examples: Any, words: int, dim: int, seed: int) -> None:
+        self.examples = examples
+        self.optimizer = optimizer
+        tables = tables_of(optimizer, dim, seed, lr=1.0)
+        self.replicas = [optimizer.replica(table) for table in tables]
+        for replica in self.replicas:
+            replica.slots(np.arange(words, dtype=np.uint64))  # In this order: row i is word i.
+        self.inputs, self.outputs = (torch.from_numpy(r.weights) for r in self.replicas)
+
+    def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
+        loss = super().train(batch, lr, coming, with_loss=with_loss)
+        self.replicas[0].mark(batch.centres.numpy())
+        self.replicas[1].mark(batch.outputs.numpy())
+        self.optimizer.advance()
+        return loss
+
+    def flush(self) -> None:
+        self.optimizer.flush()
+
+    def close(self) -> None:
+        self.optimizer.close()
+
+
+class Served:
+    """Async(), BoundedStaleness() and Sync(via="ps"): a batch's rows come and gradients go."""
+
+    def __init__(self, optimizer: Any, examples: Any, words: int, dim: int, seed: int) -> None:
+        self.examples = examples
+        self.optimizer = optimizer
+        self.words = words
+        # In rounds servers take the mean of all workers' gradients, where the sum is wanted.
+        is_mean = isinstance(optimizer, gr.modes.rounds.RoundOptimizer)
+        self.tables = tables_of(optimizer, dim, seed, lr=optimizer.workers if is_mean else 1.0)
+        self._coming: tuple[Batch, list[Any]] | None = None
+
+    def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
+        if self._coming is None or self._coming[0] is not batch:
+            self._coming = (batch, self._distinct(batch))
+        found = self._coming[1]
+        rows = [torch.from_numpy(table.pull_distinct(ids))
+                for table, (ids, _) in zip(self.tables, found, strict=True)]  # fmt: skip
+        if coming is not None:
+            self._coming = (coming, self._distinct(coming))
+            for table, (ids, _) in zip(self.tables, self._coming[1], strict=True):
+                table.prefetch(ids)
+        *progress, loss = self.examples.progress(
+            batch, *(r[places] for r, (_, places) in zip(rows, found, strict=True)),
+            with_loss=with_loss,
+        )  # fmt: skip
+        pushes = []
+        for table, (ids, places), r, p in zip(self.tables, found, rows, progress, strict=True):
+            gradient = torch.zeros_like(r).index_add_(0, places, p, alpha=-lr)
+            pushes.append((table, ids, gradient.numpy()))
+        self.optimizer.step(rows=pushes)
+        return loss
+
+    @staticmethod
+    def _distinct(batch: Batch) -> list[Any]:
+        found = (np.unique(ids.numpy(), return_inverse=True)
+                 for ids in (batch.centres, batch.outputs))  # fmt: skip
+        return [(ids.view(np.uint64), torch.from_numpy(places)) for ids, places in found]
+
+    @property
+    def inputs(self) -> Tensor:
+        return self._whole(0)
+
+    @property
+    def outputs(self) -> Tensor:
+        return self._whole(1)
+
+    def _whole(self, table: int) -> Tensor:
+        return torch.from_numpy(self.tables[table].pull(np.arange(self.words)))
+
+    def flush(self) -> None:
+        self.optimizer.flush()
+
+    def close(self) -> None:
+        self.optimizer.close()
+
+
+def tables_of(optimizer: Any, dim: int, seed: int, lr: float) -> list[Any]:
+    uniform, zeros = gr.init.Uniform(0.5 / dim), gr.init.Constant(0)
+    return [
+        optimizer.sparse_table(name, dim, gr.optim.SGD(lr=lr), init=init, seed=seed)
+        for name, init in (("word2vec/input", uniform), ("word2vec/output", zeros))
+    ]
+
+
+def make_model(
+    options: argparse.Namespace, comm: gr.Communicator, examples: Any, words: int
+) -> Model:
+    """The model of --mode."""
+    size = (words, options.dim, options.seed)
+    if options.mode == "local":
+        return Local(examples, *size)
+    if options.mode == "sync":
+        return Gathered(comm, examples, *size)
+    outer = {"sum": gr.Sum(), "mean": gr.Mean(), "nesterov": gr.Nesterov()}[options.outer]
+    mode = {
+        "sync-ps": gr.Sync(via="ps"),
+        "bounded": gr.BoundedStaleness(options.staleness),
+        "async": gr.Async(),
+        "geo": gr.Geo(k_steps=options.k_steps, outer=outer),
+    }[options.mode]
+    optimizer = gr.distributed([], None, mode=mode, name="word2vec", comm=comm)
+    return (Replica if options.mode == "geo" else Served)(optimizer, examples, *size)

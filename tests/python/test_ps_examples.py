@@ -1,0 +1,160 @@
+"""The word2vec and click-rate examples learn, in every mode, and their arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from source_tree import ROOT
+
+torch = pytest.importorskip("torch")
+
+EXAMPLES = ROOT / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from curves import read  # noqa: E402
+from datasets import analogies, auc, corpus, hashed, synthetic_table, zipf_pairs  # noqa: E402
+from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GRADRING_DATA", str(tmp_path / "none"))
+
+
+def run(name: str, *arguments: str, workers: int = 1, out: Path) -> tuple[Any, Any, Any]:
+    """Run an example on some workers and one server; what it was, its points, its outcome."""
+    command = [sys.executable]
+    if workers > 1:
+        command += ["-m", "gradring", "run", "-n", str(workers), "--servers", "1"]
+    command += [str(EXAMPLES / name), *arguments, "--out", str(out)]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, check=False, env=environ
+    )
+    assert result.returncode == 0, result
+    return read(out)
+
+
+def test_text_is_found_without_files_too() -> None:
+    data = corpus()
+    assert data.name == "Python's help texts"
+    assert len(data.ids) == len(data.lines) == data.counts.sum()
+    assert (np.bincount(data.ids) == data.counts).all()
+    assert (np.diff(data.counts) <= 0).all()
+    assert analogies(data.vocabulary).shape == (0, 4)
+
+
+def test_auc_counts_pairs_and_ties_half() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 200).astype(np.float32)
+    scores = random.integers(0, 9, 200).astype(np.float32)
+    above = scores[labels == 1][:, None] - scores[labels == 0]
+    assert auc(labels, scores) == pytest.approx(((above > 0) + (above == 0) / 2).mean())
+
+
+def test_made_clicks_have_the_best_auc_that_is_said() -> None:
+    data = synthetic_table(10_000, seed=1)
+    assert data.best_auc == pytest.approx(0.90, abs=0.02)
+    assert data.ids.shape == (12_000, 26)
+    assert data.dense.shape == (12_000, 13)
+    same = hashed([data.ids[:, 0], data.ids[:, 0]])
+    assert (same[:, 0] != same[:, 1]).mean() > 0.99  # Each slot hashes in its own way.
+
+
+def test_windows_stay_in_their_line_and_have_the_right_gradient() -> None:
+    random = np.random.default_rng(0)
+    text = random.integers(0, 20, 60).astype(np.int32)
+    windows = Windows(np.full(20, 60), window=2, block=8, blocks=2, shared=4, sample=1.0)
+    count, batches = windows.epoch(text, np.repeat(np.arange(6, dtype=np.int32), 10), random)
+    batch = next(batches)
+    assert count == 60 // 16
+    assert batch.pairs is not None
+    # No word is its own neighbour, and none is a neighbour across lines.
+    for block, word, other in batch.pairs.nonzero().tolist():
+        at, neighbour = block * 8 + word, block * 8 + other - 2
+        assert 0 < abs(at - neighbour) <= 2
+        assert at // 10 == neighbour // 10
+    inputs = torch.randn(16, 3, requires_grad=True)
+    outputs = torch.randn(2 * (8 + 4 + 4), 3, requires_grad=True)
+    scores = inputs.view(2, 8, 3) @ outputs.view(2, 16, 3).transpose(1, 2)
+    log = torch.nn.functional.logsigmoid
+    each = batch.pairs.sum(2, keepdim=True) * 5 / 4
+    loss = -(batch.pairs * log(scores[:, :, :12])).sum() - (each * log(-scores[:, :, 12:])).sum()
+    loss.backward()
+    with torch.no_grad():
+        *progress, mean = windows.progress(batch, inputs, outputs, with_loss=True)
+    torch.testing.assert_close(progress[0], -inputs.grad)
+    torch.testing.assert_close(progress[1], -outputs.grad)
+    assert mean == pytest.approx((loss / batch.pairs.sum()).item())
+
+
+def test_a_stream_of_pairs_has_the_right_gradient() -> None:
+    stream = Stream(zipf_pairs(64, seed=0, rows=50), 32)
+    count, batches = stream.epoch(0, 64)
+    batch: Batch = next(batches)
+    assert count == 2
+    inputs = torch.randn(32, 4, requires_grad=True)
+    outputs = torch.randn(32 * 6, 4, requires_grad=True)
+    scores = (outputs.view(32, 6, 4) * inputs[:, None]).sum(2)
+    log = torch.nn.functional.logsigmoid
+    loss = -log(scores[:, 0]).sum() - log(-scores[:, 1:]).sum()
+    loss.backward()
+    with torch.no_grad():
+        *progress, mean = stream.progress(batch, inputs, outputs, with_loss=True)
+    torch.testing.assert_close(progress[0], -inputs.grad)
+    torch.testing.assert_close(progress[1], -outputs.grad)
+    assert mean == pytest.approx(loss.item() / 32)
+
+
+def test_an_analogy_is_right_when_the_nearest_other_word_is_the_answer() -> None:
+    vectors = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 0, 1], [0, 1, 1], [-1, 0, 0]])
+    assert accuracy(vectors, np.array([[0, 1, 2, 3], [0, 1, 2, 4]])) == 0.5
+
+
+WORD2VEC = ("--synthetic", "--epochs", "1", "--dim", "16", "--examples", "102400", "--batch", "256",
+            "--lr", "0.1")  # fmt: skip
+CTR = ("--examples", "10240", "--dim", "4", "--batch", "128", "--row-lr", "0.1")
+
+
+def test_word2vec_learns(tmp_path: Path) -> None:
+    what, points, outcome = run("word2vec.py", *WORD2VEC, out=tmp_path / "run")
+    assert what["mode"] == "local"
+    assert points[0]["loss"] == pytest.approx(6 * np.log(2), abs=0.1)
+    assert outcome["held-out loss"] < 3.6
+
+
+def test_word2vec_learns_from_text(tmp_path: Path) -> None:
+    _, points, _ = run("word2vec.py", "--epochs", "3", "--dim", "16", out=tmp_path / "run")
+    assert points[-1]["loss"] < 3.3
+
+
+@pytest.mark.parametrize("model", ["dnn", "deepfm"])
+def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
+    _, points, outcome = run("ctr.py", *CTR, "--model", model, out=tmp_path / "run")
+    assert [set(point) for point in points] == [{"seconds", "examples", "auc", "loss"}] * 20
+    assert 0.62 < outcome["test AUC"] < outcome["best AUC"]
+
+
+def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for mode in ("local", "geo"):
+        lines = [{"mode": mode, "workers": 2, "unit": "words"}]
+        lines += [{"seconds": i, "examples": 10 * i, "loss": 4 - i} for i in range(3)]
+        lines += [{"words/s": 1234.5}]
+        (tmp_path / mode).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    files = [str(tmp_path / "local"), str(tmp_path / "geo")]
+    picture = tmp_path / "both.png"
+    shown = subprocess.run(
+        [sys.executable, EXAMPLES / "curves.py", *files, "--png", picture],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "| geo, 2 workers | 1,234 |" in shown.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
