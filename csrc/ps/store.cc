@@ -206,12 +206,13 @@ void Store::average_rows(Table& table, const std::map<std::uint32_t, Contributio
 
 void Store::average_dense(Table& table, const std::map<std::uint32_t, Contribution>& given,
                           const std::map<std::uint32_t, double>& weights, float total) {
-  Floats sum(table.dense->count());
-  if (sum.empty()) return;
+  const std::size_t count = table.dense->count();
+  if (count == 0) return;
+  Floats sum(count);
   bool is_first = true;
   for (const auto& [worker, contribution] : given) {
     const auto weight = weights.find(worker);
-    add_weighted(sum.data(), contribution.values.data(), sum.size(),
+    add_weighted(sum.data(), contribution.values.data(), count,
                  weight == weights.end() ? 0 : static_cast<float>(weight->second), is_first);
     is_first = false;
   }

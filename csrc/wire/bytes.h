@@ -24,10 +24,10 @@ class Writer {
   template <typename T>
     requires(std::is_integral_v<T> || std::is_enum_v<T>)
   void put(T value) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
+    put_bytes(std::as_bytes(std::span(&value, 1)));
   }
-  void put_bytes(std::span<const std::byte> bytes) {
+  // Not inline: GCC 12 warns of overflows that it imagines where several follow on one another.
+  [[gnu::noinline]] void put_bytes(std::span<const std::byte> bytes) {
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
   // Cut to limits::kTextBytes: texts are for people.
