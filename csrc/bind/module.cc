@@ -72,6 +72,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_gradients(module);
   gradring::bind::register_quick(module);
   gradring::bind::register_interrupts();
+  gradring::bind::register_rules(module);
   gradring::bind::register_spans(module);
   module.attr("version") = GRADRING_VERSION;
   module.attr("compiler") = __VERSION__;

@@ -14,6 +14,7 @@ void register_communicator(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
 void register_interrupts();
+void register_rules(pybind11::module_& module);
 void register_spans(pybind11::module_& module);
 
 // An instance of the Python class that belongs to `failure`.

@@ -65,6 +65,7 @@ void initialize_state(const Rule& rule, std::size_t dim, float* state);
 struct StateField {
   std::string_view name;
   std::size_t floats = 0;
+  double initial = 0;  // What they start as.
 };
 inline constexpr std::size_t kMaxStateFields = 4;
 std::size_t state_fields(const Rule& rule, std::size_t dim, StateField (&fields)[kMaxStateFields]);

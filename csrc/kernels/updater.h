@@ -22,7 +22,8 @@ class Updater {
 
   // As update_row.
   void update(std::uint64_t step, Float* weights, Float* state, Float* gradient);
-  // The same with the fields of the state where they lie.
+  // The same with the fields of the state where they lie: kMaxStateFields pointers, null after the
+  // last field.
   void update_fields(std::uint64_t step, Float* weights, Float* const* fields, Float* gradient);
 
  private:
@@ -42,10 +43,17 @@ class Updater {
   UpdateKernel<Float> kernel_;
   Scalars<Float> scalars_;
   bool depends_on_step_;
-  std::uint64_t step_ = 0;  // That scalars_ are for.
-  std::size_t offsets_[kMaxStateFields] = {};
+  std::uint64_t step_ = 0;                     // That scalars_ are for.
+  std::size_t block_ = 0;                      // Most floats a kernel gets at once.
+  std::size_t offsets_[kMaxStateFields] = {};  // 0 after the last field.
   OfStep remembered_[kRemembered];
 };
+
+// One step of `rows` rows, all of the same step, whose weights and fields lie one after the other.
+// The gradient is only read. `fields` has a pointer for each of state_fields().
+template <typename Float>
+void update_dense(const Rule& rule, std::uint64_t step, std::size_t rows, std::size_t dim,
+                  Float* weights, Float* const* fields, const Float* gradient);
 
 extern template class Updater<float>;
 extern template class Updater<double>;
