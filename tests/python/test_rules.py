@@ -1,4 +1,7 @@
-"""Update rules: step by step what torch.optim does, and nonsense is refused."""
+"""Update rules as objects: what they take, what they leave alone, what they refuse.
+
+Their arithmetic is tested in test_update_rules.py and test_update_formulas.py.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,112 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import gradring as gr
+from gradring import _core
+from optim_rules import CASES, same_bits
 
-STEPS = 25
-
-SGD_OPTIONS: list[dict[str, Any]] = [
-    {"lr": 0.1},
-    {"lr": 0.1, "momentum": 0.9},
-    {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-    {"lr": 0.05, "momentum": 0.8, "dampening": 0.3, "weight_decay": 0.01},
-    {"lr": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.01},
-]
-ADAM_OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6},
-    {"lr": 0.01, "weight_decay": 0.1},
-]
-CASES = [("SGD", options) for options in SGD_OPTIONS]
-CASES += [(name, options) for name in ("Adam", "AdamW") for options in ADAM_OPTIONS]
+Options = dict[str, Any]
 
 
-def gradients(shape: tuple[int, ...], dtype: str) -> list[np.ndarray[Any, Any]]:
-    random = np.random.default_rng(3)
-    return [random.standard_normal(shape).astype(dtype) for _ in range(STEPS)]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_every_step_is_that_of_torch_optim(name: str, options: dict[str, Any], dtype: str) -> None:
-    rule = getattr(gr.optim, name)(**options)
-    ours = np.random.default_rng(1).standard_normal((3, 5)).astype(dtype)
-    theirs = torch.nn.Parameter(torch.tensor(ours))
-    optimizer = getattr(torch.optim, name)([theirs], **options, foreach=False)
-    state: dict[str, Any] = {}
-    tolerance = 1e-13 if dtype == "float64" else 1e-6
-    for grad in gradients(ours.shape, dtype):
-        rule.update(ours, grad, state)
-        theirs.grad = torch.tensor(grad)
-        optimizer.step()
-        assert ours.dtype == dtype
-        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=tolerance, atol=tolerance)
-    for key, value in optimizer.state[theirs].items():
-        if value is not None:
-            np.testing.assert_allclose(state[key], value.numpy(), rtol=1e-5, atol=tolerance)
+def gradients(shape: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
+    return list(np.random.default_rng(3).standard_normal((5, *shape)).astype(np.float32))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_step_leaves_the_gradient_alone(name: str, options: dict[str, Any]) -> None:
+def test_a_step_leaves_the_gradient_alone(name: str, options: Options) -> None:
     rule, state = getattr(gr.optim, name)(**options), dict[str, Any]()
     param = np.ones(4, np.float32)
-    for grad in gradients((4,), "float32")[:3]:
+    for grad in gradients((4,)):
         before = grad.copy()
         rule.update(param, grad, state)
-        assert np.array_equal(grad, before)
+        assert same_bits(grad, before)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_arrays_that_are_not_contiguous_take_the_same_steps(name: str, options: Options) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    whole = gradients((6, 8))[0]
+    strided = np.zeros((12, 16), np.float32)[::2, ::2]
+    strided[...] = whole
+    turned = np.asfortranarray(whole)
+    states: list[dict[str, Any]] = [{}, {}, {}]
+    for grad in gradients(whole.shape):
+        rule.update(whole, grad, states[0])
+        rule.update(strided, np.asfortranarray(grad), states[1])
+        rule.update(turned, grad, states[2])
+    assert same_bits(np.ascontiguousarray(strided), whole)
+    assert same_bits(np.ascontiguousarray(turned), whole)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_arrays_with_nothing_in_them_keep_a_state(name: str, options: Options) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    state: dict[str, Any] = {}
+    rule.update(np.zeros((3, 0), np.float32), np.zeros((3, 0), np.float32), state)
+    reference: dict[str, Any] = {}
+    rule.update(np.ones((3, 1), np.float32), np.ones((3, 1), np.float32), reference)
+    assert state.keys() == reference.keys()
+
+
+def test_a_parameter_or_a_state_that_does_not_fit_is_refused() -> None:
+    rule = gr.optim.Adam()
+    whole = np.zeros(4, np.float32)
+    with pytest.raises(gr.InvalidArgument, match="int64"):
+        rule.update(np.zeros(4, np.int64), whole, {})
+    with pytest.raises(gr.InvalidArgument, match="shape"):
+        rule.update(whole, np.zeros(5, np.float32), {})
+    with pytest.raises(gr.InvalidArgument, match="exp_avg"):
+        rule.update(whole, whole, {"exp_avg": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_rules_are_values(name: str, options: Options) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    assert rule == getattr(gr.optim, name)(**options)
+    assert hash(rule) == hash(getattr(gr.optim, name)(**options))
+    with pytest.raises(AttributeError):
+        rule.clip_value = 1
+
+
+def test_the_core_gets_plain_numbers_by_the_names_of_its_members() -> None:
+    rule = gr.optim.Adam(lr=1, betas=(0.5, 0.75), clip_norm=2)
+    assert rule.to_core() == {
+        "kind": "adam",
+        "lr": 1.0,
+        "beta1": 0.5,
+        "beta2": 0.75,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "clip_value": 0.0,
+        "clip_norm": 2.0,
+    }
+    assert gr.optim.Sum().to_core() == {"kind": "sum", "clip_value": 0.0}
+    assert gr.optim.FTRL(lr=1).to_core()["initial_accumulator"] == 0
+
+
+@pytest.mark.parametrize(
+    "core", [{"kind": "unknown"}, {"kind": "sgd", "learning_rate": 1.0}, {"kind": "sgd", "lr": -1}]
+)
+def test_the_core_refuses_what_it_does_not_know(core: Options) -> None:
+    with pytest.raises(gr.InvalidArgument):
+        _core.state_fields(core, 1)
+
+
+def test_the_core_refuses_arrays_that_do_not_fit() -> None:
+    ones, adam = np.ones(4, np.float32), gr.optim.Adam().to_core()
+    for step, dim, weights, state, grad in [
+        (0, 4, ones, [ones, ones], ones),
+        (1, 3, ones, [ones, ones], ones),
+        (1, 0, ones, [ones, ones], ones),
+        (1, 4, ones, [ones], ones),
+        (1, 4, ones, [ones, ones[:3]], ones),
+        (1, 4, ones, [ones, ones], ones[:3]),
+        (1, 4, ones, [ones, ones], ones.astype(np.float64)),
+        (1, 4, ones.astype(np.int32), [ones, ones], ones),
+    ]:
+        with pytest.raises(gr.InvalidArgument):
+            _core.update_dense(adam, step, dim, weights, state, grad)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +126,20 @@ def test_a_step_leaves_the_gradient_alone(name: str, options: dict[str, Any]) ->
         lambda: gr.optim.SGD(lr=1, nesterov=True, momentum=0.9, dampening=0.1),
         lambda: gr.optim.Adam(betas=(0.9, 1.0)),
         lambda: gr.optim.AdamW(weight_decay=-0.1),
+        lambda: gr.optim.Adagrad(lr_decay=-1),
+        lambda: gr.optim.Adagrad(initial_accumulator_value=-1),
+        lambda: gr.optim.RMSprop(alpha=-0.1),
+        lambda: gr.optim.RMSprop(eps=float("nan")),
+        lambda: gr.optim.SparseAdam(lr=0),
+        lambda: gr.optim.SparseAdam(eps=0),
+        lambda: gr.optim.RowWiseAdam(betas=(1.0, 0.9)),
+        lambda: gr.optim.FTRL(lr=0),
+        lambda: gr.optim.FTRL(lr=0.1, l1=-1),
+        lambda: gr.optim.SGD(lr=float("inf")),
+        lambda: gr.optim.SGD(lr=1, clip_norm=0),
+        lambda: gr.optim.Sum(clip_value=-1),
     ],
 )
-def test_options_that_make_no_sense_are_refused(make: Any) -> None:
+def test_numbers_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises(gr.InvalidArgument):
         make()

@@ -1,9 +1,25 @@
-"""Update rules over NumPy arrays, step by step those of `torch.optim`.
+"""Update rules, step by step those of `torch.optim`: for NumPy arrays and for tables.
 
 A rule says how a gradient changes a parameter; an optimizer such as `gradring.SyncOptimizer` says
-when ranks talk.
+when ranks talk. docs/update_rules.md has the formulas.
 """
 
-from gradring.optim.rules import SGD, Adam, AdamW, Rule, State
+from gradring.optim.adaptive import FTRL, Adagrad, Adam, AdamW, RMSprop, SparseAdam
+from gradring.optim.descent import SGD, Sum
+from gradring.optim.row_wise import RowWiseAdagrad, RowWiseAdam
+from gradring.optim.rules import Rule, State
 
-__all__ = ["SGD", "Adam", "AdamW", "Rule", "State"]
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "RMSprop",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
+    "Rule",
+    "SparseAdam",
+    "State",
+    "Sum",
+]

@@ -1,23 +1,26 @@
-"""The arithmetic of one parameter's step: SGD, Adam, AdamW.
+"""What an update rule is, and the way of NumPy arrays into the compiled kernel.
 
-The reference is `torch.optim` (its single-tensor path): same formulas, same order of operations,
-same names of state. A compiled `torch` fuses some multiplications with the addition that follows
-and so rounds once where NumPy rounds twice; beyond that the results agree. Rules hold no state;
-they may be shared, and swapped between steps to follow a schedule.
+The arithmetic is in the core, one copy for arrays here and for the tables of parameter servers:
+step by step that of `torch.optim`'s single-tensor path on a CPU with FMA, float32 or float64
+(docs/update_rules.md). Rules hold no state; they may be shared, and swapped between steps to
+follow a schedule.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+import math
+from dataclasses import fields
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gradring import _core
 from gradring.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
-State = dict[str, Any]  # Of one parameter: arrays of its shape and dtype, and the number of steps.
+# Of one parameter: arrays of its dtype under torch's names, and the number of steps.
+State = dict[str, Any]
 
 
 class Rule(Protocol):
@@ -28,119 +31,98 @@ class Rule(Protocol):
 
         Args:
             param: Float32 or float64; written in place.
-            grad: Shape and dtype of ``param``; not written.
+            grad: Shape of ``param``; taken in its dtype; not written.
             state: Empty before the first step; belongs to the rule.
         """
 
 
-@dataclass(frozen=True)
-class SGD:
-    """Stochastic gradient descent, as `torch.optim.SGD`.
+class CoreRule:
+    """An update rule whose arithmetic is in the core; a frozen dataclass of numbers.
 
-    Attributes:
-        lr: Learning rate.
-        momentum: Share of the last step's direction that is kept; 0 keeps no state.
-        dampening: Share of the gradient that momentum leaves out.
-        weight_decay: L2 penalty.
-        nesterov: Look ahead along the momentum; needs momentum and no dampening.
+    Fields have the names of kernels::Rule's members, but for those that `to_core` translates.
     """
 
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
+    _kind: ClassVar[str]
+    _counts_steps: ClassVar[bool] = True  # Whether the number of steps is a part of the state.
+    _is_row_wise: ClassVar[bool] = False  # Each run along the last axis is a row with one number.
+    _positive: ClassVar[tuple[str, ...]] = ()  # Fields that may not be 0.
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        _require_non_negative(
-            "SGD", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise InvalidArgument("SGD: nesterov needs a momentum and no dampening")
+        name = type(self).__name__
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name == "betas":
+                if not (len(value) == 2 and all(0 <= beta < 1 for beta in value)):
+                    raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")
+            elif field.name in ("clip_value", "clip_norm"):
+                if value is not None and not 0 < value < math.inf:
+                    raise InvalidArgument(f"{name}: {field.name} must be positive, got {value}")
+            elif field.name == "dampening":
+                if not math.isfinite(value):
+                    raise InvalidArgument(f"{name}: dampening must be finite, got {value}")
+            elif not isinstance(value, bool) and not 0 <= value < math.inf:
+                raise InvalidArgument(f"{name}: {field.name} must not be negative, got {value}")
+        for zero in (field for field in self._positive if getattr(self, field) == 0):
+            raise InvalidArgument(f"{name}: {zero} must be positive")
+
+    def to_core(self) -> dict[str, Any]:
+        """Return the rule as the core takes it, for `ps` tables: kernels::Rule's members."""
+        core: dict[str, Any] = {"kind": self._kind}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            match field.name:
+                case "betas":
+                    core["beta1"], core["beta2"] = (float(beta) for beta in value)
+                case "initial_accumulator_value":
+                    core["initial_accumulator"] = float(value)
+                case "clip_value" | "clip_norm":
+                    core[field.name] = 0.0 if value is None else float(value)
+                case _:
+                    core[field.name] = value if isinstance(value, bool) else float(value)
+        return core
 
     def update(self, param: Array, grad: Array, state: State) -> None:
-        """Do one step; see `Rule.update`."""
-        if self.weight_decay != 0:
-            grad = grad + self.weight_decay * param
-        if self.momentum != 0:
-            buffer = state.get("momentum_buffer")
-            if buffer is None:
-                buffer = state["momentum_buffer"] = grad.copy()
+        """Do one step; see `Rule.update`.
+
+        Raises:
+            InvalidArgument: The parameter is neither float32 nor float64, or shapes differ.
+        """
+        if param.dtype not in (np.float32, np.float64):
+            raise InvalidArgument(f"a parameter is float32 or float64, not {param.dtype}")
+        if grad.shape != param.shape:
+            raise InvalidArgument(f"the gradient's shape is {grad.shape}, not {param.shape}")
+        core = self.to_core()
+        arrays = self._state_arrays(core, param, state)
+        step = self._next_step(arrays, state)
+        if param.size == 0:
+            return
+        dim = param.shape[-1] if self._is_row_wise and param.ndim > 0 else param.size
+        whole = np.ascontiguousarray(param)
+        grad = np.ascontiguousarray(grad, param.dtype)
+        _core.update_dense(core, step, dim, whole, list(arrays.values()), grad)
+        if not param.flags.c_contiguous:
+            param[...] = whole
+
+    def _state_arrays(self, core: dict[str, Any], param: Array, state: State) -> dict[str, Array]:
+        """Return the arrays that a step changes, in the core's order; new ones are not in state."""
+        arrays = {}
+        for name, floats_of_two, initial in _core.state_fields(core, 2):
+            shape = param.shape if floats_of_two == 2 else param.shape[:-1]
+            old = state.get(name)
+            if old is None:
+                arrays[name] = np.full(shape, initial, param.dtype)
+            elif np.shape(old) != shape:
+                raise InvalidArgument(f"{name} has shape {np.shape(old)}, not {shape}")
             else:
-                buffer *= self.momentum
-                buffer += (1 - self.dampening) * grad
-            grad = grad + self.momentum * buffer if self.nesterov else buffer
-        param += -self.lr * grad
+                arrays[name] = np.require(old, param.dtype, ["C", "W"])
+        return arrays
 
-
-@dataclass(frozen=True)
-class Adam:
-    """Adam (Kingma and Ba 2015), as `torch.optim.Adam`.
-
-    Attributes:
-        lr: Learning rate.
-        betas: Decay of the running means of the gradient and of its square.
-        eps: Added to the denominator.
-        weight_decay: L2 penalty, part of the gradient (for the decoupled one see `AdamW`).
-    """
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        _require_non_negative(
-            type(self).__name__, lr=self.lr, eps=self.eps, weight_decay=self.weight_decay
-        )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise InvalidArgument(
-                f"{type(self).__name__}: betas are two numbers in [0, 1), got {self.betas}"
-            )
-
-    def update(self, param: Array, grad: Array, state: State) -> None:
-        """Do one step; see `Rule.update`."""
-        if self.weight_decay != 0:
-            grad = grad + self.weight_decay * param
-        self._descend(param, grad, state)
-
-    def _descend(self, param: Array, grad: Array, state: State) -> None:
-        if not state:
-            state.update(step=0, exp_avg=np.zeros_like(param), exp_avg_sq=np.zeros_like(param))
-        state["step"] += 1
-        beta1, beta2 = self.betas
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean += (1 - beta1) * (grad - mean)
-        square *= beta2
-        square += (1 - beta2) * grad * grad
-
-        step_size = self.lr / (1 - beta1 ** state["step"])
-        denominator = np.sqrt(square)
-        denominator /= (1 - beta2 ** state["step"]) ** 0.5
-        denominator += self.eps
-        param += -step_size * mean / denominator
-
-
-@dataclass(frozen=True)
-class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as `torch.optim.AdamW`.
-
-    Attributes:
-        weight_decay: Share of the parameter, times the learning rate, that a step takes away.
-    """
-
-    weight_decay: float = 1e-2
-
-    def update(self, param: Array, grad: Array, state: State) -> None:
-        """Do one step; see `Rule.update`."""
-        if self.weight_decay != 0:
-            param *= 1 - self.lr * self.weight_decay
-        self._descend(param, grad, state)
-
-
-def _require_non_negative(rule: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0:
-            raise InvalidArgument(f"{rule}: {name} must not be negative, got {value}")
+    def _next_step(self, arrays: dict[str, Array], state: State) -> int:
+        """Put the arrays into the state and return the number of this step."""
+        # torch's SGD counts no steps: its first one is that without a buffer.
+        step = 2 if arrays.keys() <= state.keys() else 1
+        state.update(arrays)
+        if self._counts_steps:
+            step = state["step"] = int(state.get("step", 0)) + 1
+        return step
