@@ -1,0 +1,53 @@
+// Distinct: what a client does with a list of ids that has some of them many times. It asks each
+// shard for each id once and gives the row to every position that wants it; it adds up an id's
+// gradients before it sends them. Belongs to one call; building it uses memory of its thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gradring::ps {
+
+class Distinct {
+ public:
+  // Fewer than 2^32 ids. `is_promised`: the caller says that no id is there twice.
+  Distinct(std::span<const std::uint64_t> ids, std::uint32_t shards, bool is_promised = false);
+  Distinct(Distinct&&) = default;
+  Distinct& operator=(Distinct&&) = default;
+
+  // Every id once: those of shard 0, then of shard 1, ...; each shard's in the order of their first
+  // occurrence. While is_identity() they are the list that was given, which must live on.
+  std::span<const std::uint64_t> ids() const { return ids_; }
+  std::size_t begin_of(std::uint32_t shard) const { return begins_[shard]; }
+  std::size_t end_of(std::uint32_t shard) const { return begins_[shard + 1]; }
+  // ids() is the list that was given: rows are where they belong already.
+  bool is_identity() const { return is_identity_; }
+  // Where an id of ids() occurs, in growing order. Not while is_identity().
+  std::span<const std::uint32_t> positions(std::size_t place) const {
+    return std::span(positions_).subspan(starts_[place], starts_[place + 1] - starts_[place]);
+  }
+
+  // `rows` are those of ids()[first .. first+count), `dim` floats each; each is copied to the
+  // positions of its id in `out`, which has as many rows as there were ids.
+  void fan_out(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
+               float* out) const;
+  // The inverse: sums[i] = the sum of `rows` (one for each position) over the positions of
+  // ids()[first + i], in their order, each sum rounded to float32.
+  void sum(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
+           float* sums) const;
+
+ private:
+  void order_by_shard(std::span<const std::uint64_t> distinct, std::uint32_t shards,
+                      std::vector<std::uint32_t>& place_of);
+
+  std::span<const std::uint64_t> ids_;
+  std::vector<std::uint64_t> ordered_;  // What ids_ refers to, unless is_identity_.
+  std::vector<std::size_t> begins_;     // Of each shard, and the end.
+  std::vector<std::uint32_t> starts_;   // Of each place's positions, and the end.
+  std::vector<std::uint32_t> positions_;
+  bool is_identity_ = false;
+};
+
+}  // namespace gradring::ps
