@@ -32,19 +32,26 @@ SparseTable::Impl::Impl(TableSpec table_spec)
       dim(spec.dim),
       state(kernels::state_floats(spec.rule, spec.dim)),
       rows(dim + state) {
-  settings.push_back({spec.rule, 1, spec.entry, spec.unseen_ticks});
+  const auto updater = [&](double lr_scale) {
+    kernels::Rule rule = spec.rule;
+    rule.lr *= lr_scale;
+    return kernels::Updater<float>(rule, dim);
+  };
+  settings.push_back({updater(1), 1, spec.entry, spec.unseen_ticks});
   for (const SlotSettings& slot : spec.slots) {
     slots[slot.slot] = settings.size();
-    settings.push_back({spec.rule, slot.lr_scale, slot.entry, slot.unseen_ticks});
+    settings.push_back({updater(slot.lr_scale), slot.lr_scale, slot.entry, slot.unseen_ticks});
   }
-  scale = 0;
-  scale_rates(1);
 }
 
 void SparseTable::Impl::scale_rates(double new_scale) {
   if (new_scale == scale) return;
   scale = new_scale;
-  for (Settings& each : settings) each.rule.lr = spec.rule.lr * each.lr_scale * scale;
+  for (Settings& each : settings) {
+    kernels::Rule rule = spec.rule;
+    rule.lr *= each.lr_scale * scale;
+    each.updater = kernels::Updater<float>(rule, dim);
+  }
 }
 
 void SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
@@ -62,7 +69,7 @@ void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
     ++push.applied.refused;
     return;
   }
-  const Settings& with = settings_of(id);
+  Settings& with = settings_of(id);
   if (row == kNone) row = index.find(id);  // An id that is there twice is a row by now.
   if (row != kNone) {
     keep(row);
@@ -75,8 +82,8 @@ void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
   RowNotes& notes = rows.notes(row);
   ++notes.steps;
   float* const weights = rows.floats(row);
-  const std::uint64_t step = counts_steps_per_table(with.rule) ? push.step : notes.steps;
-  kernels::update_row(with.rule, step, dim, weights, weights + dim, gradient);
+  const std::uint64_t step = counts_steps_per_table(spec.rule) ? push.step : notes.steps;
+  with.updater.update(step, weights, weights + dim, gradient);
   notes.score = score_at(notes, tick) + 1;
   notes.tick = tick;
   notes.stamp = stamp;

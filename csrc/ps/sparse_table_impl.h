@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/updater.h"
 #include "ps/change_log.h"
 #include "ps/hash_index.h"
 #include "ps/initial.h"
@@ -47,12 +48,12 @@ struct SparseTable::Impl {
 
   // What holds for the ids of one slot, or for all others.
   struct Settings {
-    kernels::Rule rule;
+    kernels::Updater<float> updater;
     double lr_scale = 1;
     Entry entry;
     std::uint32_t unseen_ticks = 0;
   };
-  const Settings& settings_of(std::uint64_t id) const {
+  Settings& settings_of(std::uint64_t id) {
     if (slots.empty()) return settings[0];
     const auto found = slots.find(spec.slot_shift == 0 ? id : id >> spec.slot_shift);
     return settings[found == slots.end() ? 0 : found->second];
