@@ -82,8 +82,6 @@ bool SparseTable::Impl::admits(std::uint64_t id, const Entry& entry) {
 
 std::uint64_t SparseTable::Impl::add(std::uint64_t id) {
   const std::uint64_t row = rows.add(id);
-  if (snapshot != nullptr && row < snapshot->end)
-    snapshot->is_done[row / 64] |= std::uint64_t{1} << row % 64;  // Too new for it.
   index.insert(id, row);
   gone.erase(id);
   return row;
@@ -104,6 +102,10 @@ void SparseTable::Impl::remove(std::uint64_t row) {
   version_floor = std::max(version_floor, rows.notes(row).version);
   rows.remove(row);
   index.erase(id);
+  note_gone(id);
+}
+
+void SparseTable::Impl::note_gone(std::uint64_t id) {
   if (gone.size() >= std::max(kLeastGone, 2 * index.size())) {
     gone.clear();
     gone_complete_after = stamp;
@@ -139,6 +141,7 @@ void SparseTable::Impl::forget_candidates(IsOver&& is_over) {
   for (const std::uint64_t id : ids) {
     keep_candidate(id);
     candidates.erase(id);
+    note_gone(id);
   }
 }
 

@@ -57,14 +57,13 @@ void move_records(std::vector<std::byte>& from, std::size_t most, std::vector<st
 }  // namespace
 
 bool SparseTable::Impl::is_in_snapshot(std::uint64_t row) const {
-  const bool is_done = (snapshot->is_done[row / 64] >> row % 64 & 1u) != 0;
-  return !is_done && rows.is_used(row) && rows.notes(row).stamp > snapshot->since;
+  const std::uint64_t last = rows.notes(row).stamp;  // 0 if nobody has it.
+  return last > snapshot->since && last <= snapshot->stamp;
 }
 
 void SparseTable::Impl::put_row_aside(std::uint64_t row) {
   TableSnapshot& s = *snapshot;
   if (row < s.cursor || row >= s.end || !is_in_snapshot(row)) return;
-  s.is_done[row / 64] |= std::uint64_t{1} << row % 64;
   s.aside.push_back(meta(row));
   const float* const floats = rows.floats(row);
   s.aside_floats.insert(s.aside_floats.end(), floats, floats + dim + state);
@@ -92,8 +91,8 @@ void SparseTable::begin_snapshot(std::uint64_t since) {
                               " (now ", t.stamp, "): save in full"));
   auto snapshot = std::make_unique<TableSnapshot>();
   snapshot->since = since;
+  snapshot->stamp = t.stamp;
   snapshot->end = t.rows.end();
-  snapshot->is_done.assign((t.rows.end() + 63) / 64, 0);
   const SparseHead head{.table = table_id(t.spec.name),
                         .stamp = t.stamp,
                         .since = since,
@@ -203,8 +202,8 @@ void SparseTable::Impl::load_row(const RowMeta& meta, const std::byte* floats) {
   std::uint64_t row = index.find(meta.id);
   if (row == kNone) {
     row = add(meta.id);
+    candidates.erase(meta.id);
   } else {
-    keep(row);
     loaded.version = std::max(meta.version, rows.notes(row).version);
   }
   stamp = std::max(stamp, meta.stamp);
@@ -232,8 +231,11 @@ void SparseTable::Impl::load_record(const TableRecord& record, const Filter& fil
     case TableRecordKind::kGone: {
       require_items(record, sizeof(std::uint64_t));
       for (std::size_t i = 0; i < count; ++i) {
-        const std::uint64_t row = index.find(item_at<std::uint64_t>(record.body, i));
-        if (row != kNone && filter.takes(rows.id(row))) remove(row);
+        const auto id = item_at<std::uint64_t>(record.body, i);
+        if (!filter.takes(id)) continue;
+        const std::uint64_t row = index.find(id);
+        if (row != kNone) remove(row);
+        candidates.erase(id);
       }
       return;
     }
@@ -241,9 +243,8 @@ void SparseTable::Impl::load_record(const TableRecord& record, const Filter& fil
       require_items(record, sizeof(CandidateRecord));
       for (std::size_t i = 0; i < count; ++i) {
         const auto candidate = item_at<CandidateRecord>(record.body, i);
-        if (!filter.takes(candidate.id)) continue;
-        keep_candidate(candidate.id);
-        candidates.assign(candidate.id, Candidate{candidate.count, candidate.tick}.packed());
+        if (filter.takes(candidate.id))
+          candidates.assign(candidate.id, Candidate{candidate.count, candidate.tick}.packed());
       }
       return;
     }
@@ -256,6 +257,8 @@ void SparseTable::Impl::load_record(const TableRecord& record, const Filter& fil
 void SparseTable::load_piece(std::span<const std::byte> piece,
                              bool (*wanted)(void*, std::uint64_t id), void* context) {
   Impl& t = *impl_;
+  if (t.snapshot != nullptr)
+    throw InvalidArgument(str("table \"", t.spec.name, "\": a load while a snapshot is taken"));
   while (!piece.empty()) t.load_record(take_record(piece), {wanted, context});
   // Of what happened before, only the outcome is known now.
   t.changes.forget(t.stamp);

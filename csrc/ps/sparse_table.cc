@@ -223,6 +223,8 @@ void SparseTable::write(std::span<const RowMeta> metas, const float* floats, std
     std::uint32_t version = t.version_floor;
     if (row == kNone) {
       row = t.add(meta.id);
+      t.keep_candidate(meta.id);
+      t.candidates.erase(meta.id);
     } else {
       t.keep(row);
       version = t.rows.notes(row).version;

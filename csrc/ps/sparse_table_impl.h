@@ -29,13 +29,13 @@ struct Candidate {
 };
 
 // A snapshot that is being read out. What was there when it began and is not read out yet must be
-// put aside before it changes.
+// put aside before it changes; later changes have later stamps.
 struct TableSnapshot {
   std::uint64_t since = 0;
-  std::uint64_t end = 0;               // Rows from here on came later.
-  std::uint64_t cursor = 0;            // The next row to be read out.
-  std::vector<std::uint64_t> is_done;  // A bit for each row below `end`: put aside, or too new.
-  std::vector<std::byte> records;      // Whole records that come first.
+  std::uint64_t stamp = 0;         // The table's when it began.
+  std::uint64_t end = 0;           // Rows from here on came later.
+  std::uint64_t cursor = 0;        // The next row to be read out.
+  std::vector<std::byte> records;  // Whole records that come first.
   std::vector<RowMeta> aside;
   std::vector<float> aside_floats;
   std::size_t segment = 0;  // The next one of the candidates to be read out.
@@ -71,6 +71,7 @@ struct SparseTable::Impl {
   std::uint64_t create(std::uint64_t id);  // With its initial value.
   std::uint64_t add(std::uint64_t id);     // Its floats and notes are still to be written.
   void remove(std::uint64_t row);
+  void note_gone(std::uint64_t id);
   float score_at(const RowNotes& notes, std::uint32_t now) const;
   // The numbers of the rows of ids[begin .. begin+count), whose floats are on their way into the
   // cache, as are the index's slots for what comes after them.
@@ -115,7 +116,7 @@ struct SparseTable::Impl {
   RowStore rows;
   HashIndex index;       // id -> row.
   HashIndex candidates;  // id -> Candidate.
-  HashIndex gone;        // id -> stamp of its removal, for ids that are no rows now.
+  HashIndex gone;        // id -> stamp of its removal, for ids that are no rows since.
   std::uint64_t gone_complete_after = 0;  // `gone` has every removal after this stamp.
   ChangeLog changes;
   std::uint64_t stamp = 0;

@@ -167,9 +167,12 @@ TEST_CASE("a base and the increments upon it are the whole table") {
 }
 
 TEST_CASE("an increment without changes has no rows; one upon a forgotten base is refused") {
-  std::mt19937_64 random(1);
   SparseTable table(sparse_spec());
-  push_some(table, random, 100);
+  const std::vector<std::uint64_t> ids = {1, 2, 3};
+  for (int push = 0; push < 2; ++push) {
+    std::vector<float> gradients(18, 1.0F);
+    table.apply(ids, gradients.data(), 0, 1);
+  }
   table.begin_snapshot(table.stamp());
   Piece piece;
   REQUIRE(table.next_snapshot_piece(1 << 20, piece));
@@ -181,8 +184,7 @@ TEST_CASE("an increment without changes has no rows; one upon a forgotten base i
   const auto pieces = read_out(table, 1 << 20, [] {});
   SparseTable loaded(sparse_spec());
   load(loaded, pieces);
-  REQUIRE_THROWS_AS(loaded.begin_snapshot(loaded.stamp() - 1 == 0 ? 2 : loaded.stamp() - 1),
-                    InvalidArgument);
+  REQUIRE_THROWS_AS(loaded.begin_snapshot(1), InvalidArgument);
 }
 
 TEST_CASE("a table that is loaded for other shards has its own rows only") {
@@ -218,6 +220,13 @@ TEST_CASE("damaged pieces are refused or loaded, but do no harm") {
   table.shrink(2, 0);
   table.begin_snapshot(0);
   const Piece whole = read_out(table, 1 << 20, [] {}).front();
+  std::set<std::size_t> ends;  // Of whole records.
+  for (std::size_t at = 0; at < whole.size(); ends.insert(at)) {
+    std::uint64_t body_bytes = 0;
+    std::memcpy(&body_bytes, &whole[at + 16], sizeof body_bytes);
+    at += 24 + body_bytes;
+  }
+  REQUIRE(ends.size() >= 2);
   for (std::size_t bytes = 0; bytes < whole.size(); bytes += 1 + bytes / 40) {
     SparseTable loaded(sparse_spec());
     if (bytes == 0) {
@@ -230,7 +239,7 @@ TEST_CASE("damaged pieces are refused or loaded, but do no harm") {
     } catch (const ProtocolError&) {
       is_refused = true;
     }
-    REQUIRE(is_refused == (bytes != 24 + 40));  // The first record ends there.
+    REQUIRE(is_refused == !ends.contains(bytes));
   }
   std::size_t refused = 0;
   for (int round = 0; round < 2000; ++round) {

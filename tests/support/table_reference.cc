@@ -95,6 +95,7 @@ void Table::write(std::span<const ps::RowMeta> metas, const std::vector<float>& 
     row.meta.stamp = stamp_;
     row.meta.writer = client;
     rows_[metas[i].id] = row;
+    candidates_.erase(metas[i].id);
   }
 }
 
