@@ -39,7 +39,7 @@ void LogReader::read_header() {
   RawSegment raw{};
   const std::size_t got = read_at(0, std::as_writable_bytes(std::span(&raw, 1)));
   if (is_last_ && file_bytes_ <= sizeof raw && (got < sizeof raw || raw.crc != own_crc(raw))) {
-    torn_ = str("its header is torn: the crash came while it was begun");
+    torn_ = "its header is torn, from a crash while it was begun";
     return;
   }
   if (got < sizeof raw || raw.magic != kSegmentMagic || raw.crc != own_crc(raw))
@@ -106,6 +106,7 @@ bool LogReader::read_batch() {
   if (raw.first_record != next_record_)
     throw ProtocolError(str("log: ", path_, " is damaged at byte ", at_, ": record ", next_record_,
                             " should come and ", raw.first_record, " does"));
+  batch_begin_ = at_;
   at_ += sizeof raw + raw.body_bytes;
   next_record_ += raw.records;
   batch_at_ = 0;

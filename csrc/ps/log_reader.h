@@ -37,6 +37,8 @@ class LogReader {
   // ("" if there are none).
   std::uint64_t good_bytes() const { return at_; }
   const std::string& torn() const { return torn_; }
+  // Where the last record's batch begins in the file.
+  std::uint64_t batch_begin() const { return batch_begin_; }
   std::uint64_t next_record() const { return next_record_; }
 
  private:
@@ -57,6 +59,7 @@ class LogReader {
   std::uint64_t first_record_ = 0;
   std::uint64_t nonce_ = 0;
   std::uint64_t next_record_ = 0;
+  std::uint64_t batch_begin_ = 0;
   std::uint64_t at_ = 0;  // Behind the last good batch.
   std::string torn_;
   Bytes batch_;

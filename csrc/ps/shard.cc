@@ -88,7 +88,8 @@ Time Shard::next_tick() const {
 
 void Shard::replay(const PsHeader& header, std::span<const std::byte> payload, std::uint32_t client,
                    std::uint64_t incarnation) {
-  if (header.type == PsType::kCut) return;  // A mark: where a checkpoint was taken.
+  // Marks: where a checkpoint was taken or loaded.
+  if (header.type == PsType::kCut || header.type == PsType::kLoad) return;
   if (header.seq == 0) {
     impl_->forget(client);
     return;
@@ -99,7 +100,12 @@ void Shard::replay(const PsHeader& header, std::span<const std::byte> payload, s
         str("log: request ", header.seq, " of client ", client, " follows ", state.seq));
   Bytes bytes;
   put_bytes(bytes, payload);
-  impl_->accept(header, bytes, client, state, nullptr);
+  try {
+    impl_->accept(header, bytes, client, state, nullptr);
+  } catch (const ProtocolError&) {
+    // As the first time: its sender was cut off, and nothing else came of it.
+    if (state.seq != header.seq) throw;
+  }
 }
 
 std::string Shard::stats() const {

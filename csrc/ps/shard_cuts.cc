@@ -118,14 +118,14 @@ Frame Shard::Impl::cut(const Frame& frame) {
     const auto table = in.get<std::uint64_t>();
     since[table] = in.get<std::uint64_t>();
   }
-  jobs.push_back({frame.header.a, false, decode_text(in.take(in.left()))});
-
+  const std::string job = decode_text(in.take(in.left()));
+  if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
+  begin_snapshot(since);
+  jobs.push_back({frame.header.a, false, job});
   PsHeader mark;
   mark.type = PsType::kCut;
   mark.a = frame.header.a;
   journal->append(mark, {}, 0, 0);
-  if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
-  begin_snapshot(since);
   Frame answer = answer_to(frame.header, PsType::kDone);
   wire::Writer stamps;
   stamps.put(static_cast<std::uint32_t>(store.all().size()));
@@ -139,15 +139,20 @@ Frame Shard::Impl::cut(const Frame& frame) {
 
 void Shard::Impl::begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since) {
   snapshot.emplace();
-  snapshot->front = front_of_snapshot();
-  for (auto& [id, table] : store.all()) {
-    const auto found = since.find(id);
-    const std::uint64_t stamp = found == since.end() ? 0 : found->second;
-    snapshot->tables.push_back(id);
-    if (table.sparse)
-      table.sparse->begin_snapshot(stamp);
-    else
-      table.dense->begin_snapshot(stamp);
+  try {
+    snapshot->front = front_of_snapshot();
+    for (auto& [id, table] : store.all()) {
+      const auto found = since.find(id);
+      const std::uint64_t stamp = found == since.end() ? 0 : found->second;
+      snapshot->tables.push_back(id);
+      if (table.sparse)
+        table.sparse->begin_snapshot(stamp);
+      else
+        table.dense->begin_snapshot(stamp);
+    }
+  } catch (...) {
+    end_snapshot();
+    throw;
   }
 }
 

@@ -195,6 +195,10 @@ void Shard::commit_load(bool is_recovery) {
   }
   if (!is_recovery) {
     impl_->lineage = mix_id(impl_->lineage + 1);
+    // Told to the journal: what it has from before leads to another state than this one.
+    wire::PsHeader mark;
+    mark.type = wire::PsType::kLoad;
+    impl_->journal->append(mark, {}, 0, 0);
     return;
   }
   impl_->lineage = loaded.lineage;
