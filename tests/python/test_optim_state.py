@@ -13,6 +13,8 @@ from gradring import _core
 from gradring.optim import state as portable
 from optim_rules import CASES, TORCH_CASES, same_bits
 
+torch.set_num_threads(1)  # Its sparse operations wait for each other on a busy machine.
+
 Array = np.ndarray[Any, Any]
 Options = dict[str, Any]
 

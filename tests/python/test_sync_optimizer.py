@@ -20,7 +20,14 @@ DYADIC_RULES = [
     gr.optim.SGD(lr=0.5, momentum=0.5, weight_decay=0.25),
     gr.optim.SGD(lr=0.5, momentum=0.5, nesterov=True),
 ]
-RULES = [*DYADIC_RULES, gr.optim.Adam(lr=0.01), gr.optim.AdamW(lr=0.01)]
+RULES = [
+    *DYADIC_RULES,
+    gr.optim.Adam(lr=0.01),
+    gr.optim.AdamW(lr=0.01),
+    gr.optim.Adagrad(lr=0.01),
+    gr.optim.RMSprop(lr=0.01),
+    gr.optim.RowWiseAdagrad(lr=0.01),
+]
 SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0,)]
 
 
@@ -153,18 +160,19 @@ def test_ranks_that_run_out_go_round_until_all_have(world: GetWorld) -> None:
     assert {value for _, value in results} == {1 + 2}
 
 
-def test_state_survives_a_save_and_a_load_bit_for_bit(world: GetWorld) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_state_survives_a_save_and_a_load_bit_for_bit(world: GetWorld, rule: Any) -> None:
     def train(comm: Any) -> bool:
         def steps(optimizer: gr.SyncOptimizer, begin: int, end: int) -> None:
             for step in range(begin, end):
                 optimizer.step(gradient(step, comm.rank, is_dyadic=False))
 
-        through = gr.SyncOptimizer(starts(), gr.optim.Adam(lr=0.1), comm)
+        through = gr.SyncOptimizer(starts(), rule, comm)
         steps(through, 0, 6)
-        first = gr.SyncOptimizer(starts(), gr.optim.Adam(lr=0.1), comm)
+        first = gr.SyncOptimizer(starts(), rule, comm)
         steps(first, 0, 3)
         saved = first.state_dict()
-        second = gr.SyncOptimizer(first.params, gr.optim.Adam(lr=0.1), comm)
+        second = gr.SyncOptimizer(first.params, rule, comm)
         second.load_state_dict(saved)
         steps(second, 3, 6)
         return all(np.array_equal(a, b) for a, b in zip(through.params, second.params, strict=True))

@@ -18,6 +18,8 @@ import torch
 import gradring as gr
 from optim_rules import TORCH_CASES, same_bits
 
+torch.set_num_threads(1)  # Its sparse operations wait for each other on a busy machine.
+
 Array = np.ndarray[Any, Any]
 Options = dict[str, Any]
 

@@ -167,7 +167,8 @@ class SyncOptimizer:
             )
         for index, (param, state) in enumerate(zip(self.params, states, strict=True)):
             for name, value in state.items():
-                if isinstance(value, np.ndarray) and value.shape != param.shape:
+                shapes = (param.shape, param.shape[:-1])  # Row-wise rules have one number a row.
+                if isinstance(value, np.ndarray) and value.shape not in shapes:
                     raise InvalidArgument(
                         f"{name} of parameter {index} has shape {value.shape}, "
                         f"the parameter {param.shape}"
