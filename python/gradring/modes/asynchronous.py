@@ -1,0 +1,155 @@
+"""`AsyncOptimizer`: Async(). Gradients go and parameters come in the background; nobody waits.
+
+Two threads beside the training thread: one sends what `step` hands it, in order, each step as a
+push of its own; one fills a second copy of the dense parameters, which `step` takes over between
+two steps. The two copies change hands through one word that each side only moves forward.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradring.modes.background import Background
+from gradring.modes.contracts import Async
+from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.staleness import Histogram
+from gradring.modes.store import Array, Push, Store
+
+# Whose the second copy is.
+_OURS, _BEING_FILLED, _FULL = range(3)
+
+
+class AsyncOptimizer(ModeOptimizer):
+    """Pushes every step's gradients as an update of its own and goes on at once.
+
+    A pull reads what servers have now; this worker's own last steps may still be on their way,
+    except after `flush`.
+
+    Attributes:
+        staleness: For every push of a table, how many updates came between the pull that it was
+            computed on and it.
+        refused: Rows whose gradients servers have refused because they were not finite.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Array],
+        rule: Any,
+        store: Store,
+        *,
+        mode: Async | None = None,
+        **options: Any,
+    ) -> None:
+        """Make the tables and start the threads; see `ModeOptimizer`.
+
+        Args:
+            params: As there.
+            rule: As there.
+            store: As there.
+            mode: How many steps may wait to be sent.
+            **options: As there.
+        """
+        super().__init__(params, rule, store, **options)
+        mode = Async() if mode is None else mode
+        self.staleness = Histogram()
+        self.refused = 0
+        self._sender = Background(f"gradring sender of {self.name}", mode.queue)
+        self._receiver = Background(f"gradring receiver of {self.name}", 2)
+        self._second = [np.empty_like(param) for param in self.params]
+        self._second_seen: list[Any] = []
+        self._second_is = _OURS
+        self._free: queue.SimpleQueue[list[Array]] = queue.SimpleQueue()
+        self._receive()
+
+    def step(
+        self,
+        grads: Sequence[Any] | None = None,
+        weight: float = 1.0,  # noqa: ARG002 - one signature for all modes
+        rows: Iterable[RowGradients] = (),
+    ) -> None:
+        """Hand the gradients to the sender, and take over what the receiver has brought.
+
+        Raises:
+            TimedOut: The queue of steps to be sent stayed full.
+            Error: A push or pull in the background failed; as it did.
+        """
+        self._receiver.require_well()
+        pushes = self.dense.pushes(grads)
+        copies = self._copies()
+        for push in pushes:
+            copy = copies[self.dense.tables.index(push.table)]
+            np.copyto(copy, push.values)
+            push.values = copy
+        pushes += self.row_pushes(rows)
+
+        def send() -> None:
+            self._send(pushes)
+            self._free.put(copies)
+
+        self._sender.submit(send, self.timeout)
+        self._take_over()
+        self._receive()
+
+    def _copies(self) -> list[Array]:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            return [np.empty_like(param) for param in self.params]
+
+    def _send(self, pushes: list[Push]) -> None:
+        if not pushes:
+            return
+        for pushed in self.store.push(pushes).result():
+            self.staleness.add(pushed.staleness)
+            self.refused += pushed.refused
+
+    def _receive(self) -> None:
+        if self.params and self._second_is == _OURS:
+            self._second_is = _BEING_FILLED
+            self._receiver.submit(self._fill, self.timeout)
+
+    def _fill(self) -> None:
+        self._second_seen = self.store.pull(self.dense.pulls(self._second))
+        self._second_is = _FULL
+
+    def _take_over(self) -> None:
+        if self._second_is != _FULL:
+            return
+        for param, copy in zip(self.params, self._second, strict=True):
+            np.copyto(param, copy)
+        self.dense.seen = self._second_seen
+        self._second_is = _OURS
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """For each dense table the servers' version of the values in `params`, part by part."""
+        return dict(zip(self.dense.names, self.dense.seen, strict=True))
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that `step` has waited because the queue was full."""
+        return self._sender.waited_seconds
+
+    def flush(self) -> None:
+        """Wait until servers have applied all of this worker's steps, and take their values."""
+        self._sender.drain(self.timeout)
+        self._receiver.drain(self.timeout)
+        self._second_is = _OURS
+        self.dense.pull(self.store)
+
+    def close(self) -> None:
+        """Flush and end the threads."""
+        if self.is_closed:
+            return
+        self.flush()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the threads without waiting for servers."""
+        super().abandon()
+        self._sender.close(0)
+        self._receiver.close(0)

@@ -1,0 +1,108 @@
+"""`Background`: one thread that does what it is told in order, behind a queue of bounded length.
+
+Owned by an optimizer. What a task raises comes out of the owner's next call, and every later one:
+after a failed push there is no way to go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from gradring.errors import Closed, TimedOut
+
+Task = Callable[[], None]
+
+
+class Background:
+    """Runs tasks one after the other on a thread of its own."""
+
+    def __init__(self, name: str, length: int) -> None:
+        """Start the thread.
+
+        Args:
+            name: Of the thread, for debuggers.
+            length: Tasks that may wait; `submit` waits for room.
+        """
+        self._tasks: queue.Queue[Task | threading.Event | None] = queue.Queue(length)
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._is_dropped = False
+        self.waited_seconds = 0.0  # That submit() spent waiting for room.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task, timeout: float) -> None:
+        """Hand in a task; wait while the queue is full.
+
+        Args:
+            task: Called on the thread.
+            timeout: Seconds.
+
+        Raises:
+            TimedOut: There was no room for ``timeout`` seconds.
+            Error: An earlier task failed; it raises what that raised.
+        """
+        self._put(task, timeout)
+
+    def _put(self, task: Task | threading.Event, timeout: float) -> None:
+        self.require_well()
+        begin = time.perf_counter()
+        try:
+            self._tasks.put(task, timeout=timeout)
+        except queue.Full:
+            self.require_well()
+            raise TimedOut(
+                f"{self._thread.name}: the queue was full for {timeout:g} s; servers are too slow "
+                "or gone"
+            ) from None
+        self.waited_seconds += time.perf_counter() - begin
+
+    def drain(self, timeout: float) -> None:
+        """Wait until all tasks handed in so far are done.
+
+        Raises:
+            TimedOut: They are not after ``timeout`` seconds.
+            Error: One failed.
+        """
+        done = threading.Event()
+        self._put(done, timeout)
+        if not done.wait(timeout):
+            self.require_well()
+            raise TimedOut(f"{self._thread.name}: still at work after {timeout:g} s")
+        self.require_well()
+
+    def require_well(self) -> None:
+        """Raise what a task has raised."""
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closed:
+            raise Closed(f"{self._thread.name}: closed")
+
+    def close(self, timeout: float) -> None:
+        """Let the tasks handed in end, and the thread with them. May be called again.
+
+        Args:
+            timeout: Seconds to wait for that; 0: drop what has not begun, and do not wait.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._is_dropped = timeout <= 0
+        try:
+            self._tasks.put(None, timeout=max(timeout, 1e-3))
+        except queue.Full:
+            self._is_dropped = True  # The thread sees it when it takes the next task.
+        self._thread.join(timeout)
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None and not self._is_dropped:
+            if isinstance(task, threading.Event):
+                task.set()
+            elif self._failure is None:
+                try:
+                    task()
+                except BaseException as error:  # noqa: BLE001 - raised on the owner's thread
+                    self._failure = error

@@ -1,0 +1,279 @@
+"""`Exchange`: when and how GEO's replicas and servers tell each other what changed.
+
+The training thread makes offers between two steps and takes what has come between two later ones;
+one thread in the background carries them. So replicas have one writer and need no lock, and at most
+one exchange is under way.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradring.errors import InternalError
+from gradring.modes.background import Background
+from gradring.modes.contracts import Geo, Mean
+from gradring.modes.pace import Pace
+from gradring.modes.replica import DenseReplica, Offer, SparseReplica
+from gradring.modes.store import Array, Changed, Domain, Gate, Ids, Pull, Push, Pushed, Store
+
+# A difference of two floats may be rounded; what is left of it is pushed too, and so on. It shrinks
+# by 2^-24 each time.
+_MOST_PUSHES = 8
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """What an exchange has brought."""
+
+    offers: list[Offer]
+    pushed: list[Pushed | None]
+    changed: list[Changed]
+    living: int
+    seconds: float
+
+
+@dataclass
+class GeoReport:
+    """What GEO measures.
+
+    Attributes:
+        exchanges: Exchanges that have ended.
+        divergence: Norm of how far servers' values were from what this replica knew of them, over
+            what the last exchange brought.
+        relative_divergence: The same, divided by the norm of these values.
+        stalled_seconds: Time that steps have waited for an exchange to end.
+        pushed_rows: Rows of sparse tables sent so far.
+        taken_rows: Rows that others changed, received so far.
+        refused: Rows that servers have refused because they were not finite.
+        workers: Living workers as of the last exchange.
+    """
+
+    exchanges: int = 0
+    divergence: float = 0.0
+    relative_divergence: float = 0.0
+    stalled_seconds: float = 0.0
+    pushed_rows: int = 0
+    taken_rows: int = 0
+    refused: int = 0
+    workers: int = 1
+
+
+class Replicas:
+    """A worker's replicas, and what both ways of exchanging them do alike.
+
+    Attributes:
+        dense: Of the dense parameters.
+        sparse: Of the sparse tables.
+        pace: When the next exchange is due.
+        report: What was measured.
+    """
+
+    def __init__(self, store: Store, domain: Domain, mode: Geo, timeout: float) -> None:
+        """Begin without replicas.
+
+        Args:
+            store: The servers.
+            domain: The workers.
+            mode: Pace and outer rule.
+            timeout: Seconds.
+        """
+        self.store = store
+        self.domain = domain
+        self.timeout = timeout
+        self.pace = Pace(mode.k_steps)
+        self.report = GeoReport()
+        self.dense: list[DenseReplica] = []
+        self.sparse: list[SparseReplica] = []
+
+    @property
+    def all(self) -> list[DenseReplica | SparseReplica]:
+        """Dense ones first: the order of offers."""
+        return [*self.dense, *self.sparse]
+
+    def adopt(self, pushed: list[Ids]) -> None:
+        """Make every replica the servers' values, and forget its progress.
+
+        Args:
+            pushed: For each sparse replica the rows that this worker has pushed and not read since.
+        """
+        outs = [np.empty_like(replica.weights) for replica in self.dense]
+        rows = [
+            np.empty((len(ids), sparse.dim), np.float32)
+            for sparse, ids in zip(self.sparse, pushed, strict=True)
+        ]
+        pulls = [
+            Pull(replica.table, None, out) for replica, out in zip(self.dense, outs, strict=True)
+        ] + [
+            Pull(sparse.table, ids, out)
+            for sparse, ids, out in zip(self.sparse, pushed, rows, strict=True)
+            if len(ids)
+        ]
+        if pulls:
+            self.store.pull(pulls)
+        squared, norm = 0.0, 0.0
+        for replica, out in zip(self.dense, outs, strict=True):
+            squared += _square(out - replica.base)
+            norm += _square(out)
+            replica.adopt(out)
+        for sparse, ids, out in zip(self.sparse, pushed, rows, strict=True):
+            sparse.adopt(sparse.find(ids), out)
+            changed = self.store.changed(sparse.table, sparse.since)
+            sparse.since = changed.since
+            sparse.adopt_changed(changed.ids, changed.rows)
+            self.report.taken_rows += len(changed.ids)
+        self.note_divergence(squared, norm)
+
+    def note_divergence(self, squared: float, norm: float) -> None:
+        """Report how far servers were from what was known of them (sums of squares)."""
+        self.report.exchanges += 1
+        self.report.divergence = squared**0.5
+        self.report.relative_divergence = (squared / norm) ** 0.5 if norm else 0.0
+
+    def residual_norm(self) -> float:
+        """Return the norm of the progress that servers do not have yet."""
+        return sum(replica.squared_progress() for replica in self.all) ** 0.5
+
+
+class Exchange(Replicas):
+    """Exchanges in the background: outer=Sum() and Mean().
+
+    The domain's clock counts flushes, two for each.
+    """
+
+    def __init__(self, store: Store, domain: Domain, mode: Geo, timeout: float) -> None:
+        """Join the other workers; see `Replicas`."""
+        super().__init__(store, domain, mode, timeout)
+        self._is_mean = isinstance(mode.outer, Mean)
+        self._background = Background(f"gradring exchange of {domain.name}", 1)
+        self._arrived: _Arrived | None = None
+        self._is_under_way = False
+        # One who joins late begins at the flush that the others come to next.
+        self._clock = min(store.clocks(domain).living.values(), default=0)
+        self.report.workers = store.clock(domain, self._clock)
+
+    def poll(self) -> None:
+        """Take what an exchange has brought, if it has ended; between two steps."""
+        if self._is_under_way:
+            self._background.require_well()
+        if self._arrived is not None:
+            self._take()
+
+    def begin(self) -> None:
+        """Start an exchange; waits for the one before to end, if it has not."""
+        self.settle()
+        workers = self.report.workers if self._is_mean else 1
+        offers = [replica.offer(workers) for replica in self.all]
+        self._is_under_way = True
+        self._background.submit(lambda: self._carry(offers), self.timeout)
+
+    def settle(self) -> None:
+        """Wait for the exchange under way and take what it brings."""
+        if self._is_under_way:
+            begin = time.perf_counter()
+            self._background.drain(self.timeout)
+            self.report.stalled_seconds += time.perf_counter() - begin
+            self._take()
+
+    def flush(self) -> None:
+        """Push all progress, wait until all living workers have, and take the servers' values.
+
+        Afterwards every replica equals the servers', bit for bit, on every worker.
+        """
+        self.settle()
+        pushed = self._push_all()
+        self._clock += 1
+        self.store.clock(self.domain, self._clock)
+        self.store.wait(Gate(self.domain, self._clock))
+        self.adopt(pushed)
+        # Nobody goes on to push before all have read.
+        self._clock += 1
+        self.report.workers = self.store.clock(self.domain, self._clock)
+        self.store.wait(Gate(self.domain, self._clock))
+
+    def leave(self) -> None:
+        """Push all progress and take no further part."""
+        self.settle()
+        self.adopt(self._push_all())
+        self.store.leave(self.domain)
+        self._background.close(self.timeout)
+
+    def abandon(self) -> None:
+        """End the thread without waiting for servers."""
+        self._background.close(0)
+
+    def _carry(self, offers: list[Offer]) -> None:
+        # On the thread in the background.
+        begin = time.perf_counter()
+        # There is nothing to say of no rows; a dense parameter's push also brings its values.
+        places = [place for place, offer in enumerate(offers) if offer.delta.size]
+        pushed: list[Pushed | None] = [None] * len(offers)
+        if places:
+            pushes = [Push(self.all[at].table, offers[at].ids, offers[at].delta) for at in places]
+            results = self.store.push(pushes, returns=True).result()
+            for place, result in zip(places, results, strict=True):
+                pushed[place] = result
+        changed = [self.store.changed(replica.table, replica.since) for replica in self.sparse]
+        living = self.store.clock(self.domain, self._clock)
+        self._arrived = _Arrived(offers, pushed, changed, living, time.perf_counter() - begin)
+
+    def _take(self) -> None:
+        arrived, self._arrived = self._arrived, None
+        self._is_under_way = False
+        if arrived is None:
+            raise InternalError("an exchange ended without a result")
+        squared, norm = 0.0, 0.0
+        for replica, offer, pushed in zip(self.all, arrived.offers, arrived.pushed, strict=True):
+            if pushed is None:
+                continue
+            server = _values(pushed)
+            squared += replica.accept(offer, server)
+            norm += _square(server)
+            self.report.refused += pushed.refused
+            self.report.pushed_rows += 0 if offer.ids is None else len(offer.ids)
+        for sparse, changed in zip(self.sparse, arrived.changed, strict=True):
+            squared += sparse.accept_changed(changed.ids, changed.rows)
+            norm += _square(changed.rows)
+            sparse.since = changed.since
+            self.report.taken_rows += len(changed.ids)
+        self.note_divergence(squared, norm)
+        self.report.workers = arrived.living
+        self.pace.note_exchange(arrived.seconds, self.report.relative_divergence)
+
+    def _push_all(self) -> list[Ids]:
+        # Answers move neither weights nor base here: what is pushed is exactly this worker's own.
+        pushed: list[Ids] = [np.empty(0, np.uint64) for _ in self.sparse]
+        for turn in range(_MOST_PUSHES):
+            offers = [replica.offer_all() for replica in self.all]
+            pushes = [
+                Push(replica.table, offer.ids, offer.delta)
+                for replica, offer in zip(self.all, offers, strict=True)
+                if offer.delta.any()
+            ]
+            if not pushes:
+                break
+            for result in self.store.push(pushes).result():
+                self.report.refused += result.refused
+            if turn == 0:
+                # What later turns push is what is left of these.
+                pushed = [_ids(offer) for offer in offers[len(self.dense) :]]
+        return pushed
+
+
+def _values(pushed: Pushed) -> Array:
+    if pushed.values is None:
+        raise InternalError("servers did not say what became of a push")
+    return pushed.values
+
+
+def _square(values: Array) -> float:
+    flat = values.reshape(-1)
+    return float(np.dot(flat, flat))
+
+
+def _ids(offer: Offer) -> Ids:
+    if offer.ids is None:
+        raise InternalError("an offer of rows without ids")
+    return offer.ids

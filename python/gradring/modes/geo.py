@@ -1,0 +1,206 @@
+"""`GeoOptimizer`: Geo(). Local steps on a replica, and exchanges of what they changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradring.errors import InvalidArgument
+from gradring.modes.contracts import Geo, Nesterov
+from gradring.modes.exchange import Exchange, GeoReport
+from gradring.modes.local_rows import LocalRows
+from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
+from gradring.modes.outer import OuterRounds
+from gradring.modes.replica import DenseReplica, SparseReplica
+from gradring.modes.store import Array, Domain, Ids, Pull, Store
+from gradring.optim.rules import SGD, State, Sum
+
+
+class GeoOptimizer(ModeOptimizer):
+    """Trains a replica of its own and exchanges progress with the servers every k steps.
+
+    The rule is the worker's: it and its state stay local, and servers hold values only (with
+    `Nesterov`: and the outer momentum).
+
+    Attributes:
+        mode: Pace and outer rule.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Array],
+        rule: Any,
+        store: Store,
+        *,
+        mode: Geo | None = None,
+        **options: Any,
+    ) -> None:
+        """Join the others and take the servers' values; see `ModeOptimizer`.
+
+        Args:
+            params: As there.
+            rule: The local one; ``None`` if the caller does the dense steps (`advance`).
+            store: As there.
+            mode: Pace and outer rule.
+            **options: As there.
+        """
+        self.mode = Geo() if mode is None else mode
+        super().__init__(params, rule, store, **options)
+        self.replicas.dense = [
+            DenseReplica(table, param)
+            for table, param in zip(self.dense.tables, self.params, strict=True)
+        ]
+        self._sparse: dict[str, SparseReplica] = {}
+        self._local_rows: dict[str, LocalRows] = {}
+        self._coming: list[Prefetched] = []
+        self._state: list[State] = [{} for _ in self.params]
+        self._steps_left = self.replicas.pace.k_steps
+        self._stepped_at = time.perf_counter()
+
+    def join(self) -> None:
+        """Take part."""
+        is_outer = isinstance(self.mode.outer, Nesterov)
+        domain = Domain(f"{self.name}/geo", self.workers, is_round=is_outer)
+        kind = OuterRounds if is_outer else Exchange
+        self.replicas: Exchange | OuterRounds = kind(self.store, domain, self.mode, self.timeout)
+
+    def server_rule(self, rule: Any) -> Any:  # noqa: ARG002 - servers only add up
+        """Return the outer rule."""
+        outer = self.mode.outer
+        if isinstance(outer, Nesterov):
+            return SGD(lr=outer.lr, momentum=outer.momentum, nesterov=True)
+        return Sum()
+
+    def sparse_table(
+        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0
+    ) -> ModeTable:
+        """Make or find a table, and a replica of those of its rows that are asked for."""
+        if not hasattr(rule, "update"):
+            raise InvalidArgument(
+                f"table {name!r}: {type(rule).__name__} has no local steps; GEO needs a rule with "
+                "update(), such as gr.optim.SGD"
+            )
+        table = super().sparse_table(name, dim, rule, init=init, seed=seed)
+
+        def pull(ids: Ids) -> Array:
+            rows = np.empty((len(ids), dim), np.float32)
+            self.store.pull([Pull(table.table, ids, rows)])
+            return rows
+
+        replica = SparseReplica(table.table, dim, pull)
+        self._sparse[name] = replica
+        self._local_rows[name] = LocalRows(rule, dim)
+        self.replicas.sparse.append(replica)
+        return table
+
+    def replica(self, table: ModeTable) -> SparseReplica:
+        """Return the local rows of a table, for a training loop that writes them itself."""
+        return self._sparse[table.name]
+
+    def read(self, table: ModeTable, ids: Ids) -> Array:
+        """Return local rows."""
+        replica = self._sparse[table.name]
+        slots = replica.slots(ids)
+        return replica.weights[slots]
+
+    def begin_prefetch(self, coming: Prefetched) -> None:
+        """Bring rows that the replica does not have yet; they are put there after the step."""
+        coming.table.forget_prefetch()
+        missing = coming.ids[self.replica(coming.table).find(coming.ids) < 0]
+        if len(missing):
+            self._coming.append(Prefetched(coming.table, missing))
+            super().begin_prefetch(self._coming[-1])
+
+    def step(
+        self,
+        grads: Sequence[Any] | None = None,
+        weight: float = 1.0,  # noqa: ARG002 - one signature for all modes
+        rows: Iterable[RowGradients] = (),
+    ) -> None:
+        """Do a local step; exchange if it is time.
+
+        Raises:
+            Error: An exchange in the background failed; as it did.
+        """
+        checked = self.dense.checked(grads)
+        for rule, param, grad, state in zip(
+            self.rules, self.params, checked, self._state, strict=True
+        ):
+            if grad is not None:
+                rule.update(param, grad, state)
+        self.train_rows(rows)
+        self.advance()
+
+    def train_rows(self, rows: Iterable[RowGradients]) -> None:
+        """Do a local step of rows alone."""
+        for table, ids, grads in self.merged(rows):
+            replica = self.replica(table)
+            slots = replica.slots(ids)
+            self._local_rows[table.name].update(replica.weights, slots, grads)
+            replica.mark(slots)
+
+    def advance(self) -> None:
+        """End a local step that the caller has done itself; exchange if it is time."""
+        self.replicas.pace.note_step(time.perf_counter() - self._stepped_at)
+        self._take_prefetched()
+        self.replicas.poll()
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self.replicas.begin()
+            self._steps_left = self.replicas.pace.k_steps
+        self._stepped_at = time.perf_counter()
+
+    def _take_prefetched(self) -> None:
+        # Before anything else that came from the servers: rows that arrive must not be older than
+        # the changes that were already taken.
+        coming, self._coming = self._coming, []
+        for each in coming:
+            each.wait(self.timeout)
+            self.replica(each.table).insert(each.ids, each.rows)
+
+    @property
+    def report(self) -> GeoReport:
+        """What was measured: divergence, stalls, rows exchanged."""
+        return self.replicas.report
+
+    @property
+    def k_steps(self) -> int:
+        """Local steps between two exchanges, at present."""
+        return self.replicas.pace.k_steps
+
+    def residual_norm(self) -> float:
+        """Return the norm of the progress that servers do not have yet."""
+        self.replicas.settle()
+        return self.replicas.residual_norm()
+
+    def flush(self) -> None:
+        """Bring all progress of all workers together: call it on every worker.
+
+        Afterwards all replicas equal the servers' values, bit for bit, and every local update of
+        everybody is in them once. Those that left or were lost are not waited for.
+
+        Raises:
+            TimedOut: Others did not come in time; says who.
+        """
+        self._take_prefetched()
+        self.replicas.flush()
+        self._steps_left = self.k_steps
+
+    def close(self) -> None:
+        """Bring this worker's progress to the servers, take their values and leave.
+
+        With `Nesterov` all workers leave together.
+        """
+        if self.is_closed:
+            return
+        self._take_prefetched()
+        self.replicas.leave()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the threads without waiting for servers."""
+        super().abandon()
+        self.replicas.abandon()

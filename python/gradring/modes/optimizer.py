@@ -1,0 +1,289 @@
+"""`ModeOptimizer`: what all modes over parameter servers have alike, and `ModeTable`.
+
+A mode is a subclass: it says when gradients go, what waits, and what a pull reads. Used from one
+thread; what goes on in the background is the subclass's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gradring.errors import InvalidArgument
+from gradring.modes.background import Background
+from gradring.modes.dense import DenseParameters
+from gradring.modes.rows import as_ids, merge
+from gradring.modes.store import Array, Ids, Pull, Push, Store
+
+Batch = TypeVar("Batch")
+RowGradients = tuple["ModeTable", Any, Any]  # Table, ids, one gradient row for each id.
+
+TIMEOUT = 30.0  # Seconds.
+_PREFETCHES = 64
+
+
+class ModeTable:
+    """A sparse table as the mode of its optimizer reads it; made by `ModeOptimizer.sparse_table`.
+
+    Attributes:
+        name: Of the table.
+        dim: Floats a row.
+        rule: How a gradient changes a row.
+        table: The table on the servers.
+        seen: What the last pull said of it.
+    """
+
+    def __init__(self, optimizer: ModeOptimizer, name: str, dim: int, rule: Any) -> None:
+        """Belong to an optimizer."""
+        self.name = name
+        self.dim = dim
+        self.rule = rule
+        self.table: Any = None
+        self.seen: Any = None
+        self._optimizer = optimizer
+        self._coming: Prefetched | None = None
+
+    def pull(self, ids: Any) -> Array:
+        """Return the rows of ids; the mode says how old they may be.
+
+        Args:
+            ids: Int64 or uint64, any shape; may repeat.
+
+        Returns:
+            Float32 of shape ``ids.shape + (dim,)``; a copy.
+        """
+        distinct, inverse = np.unique(as_ids(ids), return_inverse=True)
+        rows = self.pull_distinct(distinct)
+        return rows[inverse.reshape(-1)].reshape(*np.shape(ids), self.dim)
+
+    def pull_distinct(self, ids: Ids) -> Array:
+        """Return one row for each of ``ids``, which are distinct and ascending."""
+        coming, self._coming = self._coming, None
+        if coming is not None and coming.has_begun and np.array_equal(coming.ids, ids):
+            coming.wait(self._optimizer.timeout)
+            self.seen = coming.seen
+            return coming.rows
+        return self._optimizer.read(self, ids)
+
+    def forget_prefetch(self) -> None:
+        """Expect nothing; for modes that keep what comes somewhere else."""
+        self._coming = None
+
+    def prefetch(self, ids: Any) -> None:
+        """Begin to bring the rows that the next `pull` will ask for.
+
+        It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
+        promises of a pull after the next `step`.
+        """
+        self._coming = Prefetched(self, np.unique(as_ids(ids)))
+        self._optimizer.begin_prefetch(self._coming)
+
+
+class Prefetched:
+    """Rows that are on their way.
+
+    Attributes:
+        table: Their table.
+        ids: Distinct, ascending.
+        rows: One for each id, once they are here.
+        seen: What the pull said.
+    """
+
+    def __init__(self, table: ModeTable, ids: Ids) -> None:
+        """Nothing is asked yet."""
+        self.table = table
+        self.ids = ids
+        self.rows = np.empty((len(ids), table.dim), np.float32)
+        self.seen: Any = None
+        self._fetcher: Background | None = None
+
+    def begin(self, fetcher: Background, store: Store, gate: Any, timeout: float) -> None:
+        """Ask for them on the fetcher's thread."""
+
+        def fetch() -> None:
+            self.seen = store.pull([Pull(self.table.table, self.ids, self.rows)], gate)[0]
+
+        fetcher.submit(fetch, timeout)
+        self._fetcher = fetcher
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether they were asked for."""
+        return self._fetcher is not None
+
+    def wait(self, timeout: float) -> None:
+        """Wait until they are here."""
+        if self._fetcher is not None:
+            self._fetcher.drain(timeout)
+
+
+class ModeOptimizer:
+    """Trains arrays with servers' help; the base of the modes.
+
+    Attributes:
+        params: The arrays it trains.
+        name: First part of the names of its tables.
+        timeout: Seconds that a step may wait for others.
+        is_closed: It takes no further steps.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Array],
+        rule: Any,
+        store: Store,
+        *,
+        name: str = "model",
+        workers: int = 1,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Make the dense tables and give every worker the same values.
+
+        Args:
+            params: Float32 arrays of the same shapes on every worker; written in place.
+            rule: Update rule of `gradring.optim`, or a sequence with one for each parameter.
+            store: The servers, as `gradring.modes.factory` wraps them.
+            name: Of the model; tables are called ``name/0``, ``name/1``, ...
+            workers: Number of workers in the job.
+            timeout: Seconds that a step may wait for others.
+        """
+        self.params = list(params)
+        self.name = name
+        self.timeout = timeout
+        self.workers = workers
+        self.store = store
+        self.rules = self._one_for_each(rule)
+        self.tables: dict[str, ModeTable] = {}
+        self.is_closed = False
+        self._fetcher: Background | None = None
+        self.dense = DenseParameters(
+            self.params, [f"{name}/{index}" for index in range(len(self.params))]
+        )
+        self.join()
+        self.dense.make(store, [self.server_rule(each) for each in self.rules], timeout)
+
+    def _one_for_each(self, rule: Any) -> list[Any]:
+        if not isinstance(rule, Sequence):
+            return [rule] * len(self.params)
+        if len(rule) != len(self.params):
+            raise InvalidArgument(f"{len(rule)} rules for {len(self.params)} parameters")
+        return list(rule)
+
+    def sparse_table(
+        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0
+    ) -> ModeTable:
+        """Make or find a table whose rows this optimizer's mode trains.
+
+        Args:
+            name: The same on every worker.
+            dim: Floats a row.
+            rule: How a gradient changes a row; servers or the worker apply it, as the mode has it.
+            init: Where new rows start, such as ``gr.init.Uniform(0.01)``; zeros by default.
+            seed: Of the start values.
+        """
+        table = ModeTable(self, name, dim, rule)
+        table.table = self.store.sparse_table(name, dim, self.server_rule(rule), init, seed)
+        self.tables[name] = table
+        return table
+
+    def step(
+        self,
+        grads: Sequence[Any] | None = None,
+        weight: float = 1.0,
+        rows: Iterable[RowGradients] = (),
+    ) -> None:
+        """Do one step with these gradients; the mode says what that means.
+
+        Args:
+            grads: Mean gradient over this worker's examples for each parameter; ``None`` where
+                there is none. They may be reused when `step` returns.
+            weight: Number of this worker's examples; used by `Sync` alone.
+            rows: ``(table, ids, gradients)`` for the sparse tables; gradients of equal ids, also
+                those of several entries for one table, are added up.
+        """
+        raise NotImplementedError
+
+    def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
+        """Go through batches of which some workers may have more than others.
+
+        In modes in which workers wait for each other at every step, one that has run out gets
+        ``None`` and calls ``step(None, 0)`` until all have; in the others it simply ends.
+
+        Args:
+            batches: This worker's.
+        """
+        yield from batches
+
+    def flush(self) -> None:
+        """Wait until servers have everything, and take their values."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Bring everything to the servers and take no further part. May be called again."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        """Return itself, to be closed in the end."""
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Close it; after an error without waiting for anybody."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    # What subclasses say.
+
+    def join(self) -> None:
+        """Tell servers that this worker takes part; before tables are made."""
+
+    def server_rule(self, rule: Any) -> Any:
+        """Return the rule that servers apply where the user gave ``rule``."""
+        return rule
+
+    def read(self, table: ModeTable, ids: Ids) -> Array:
+        """Return rows of distinct ids, as old as the mode allows."""
+        rows = np.empty((len(ids), table.dim), np.float32)
+        table.seen = self.store.pull([Pull(table.table, ids, rows)], self.gate())[0]
+        return rows
+
+    def gate(self) -> Any:
+        """Return what a pull has to wait for now; ``None``: nothing."""
+        return None
+
+    def begin_prefetch(self, coming: Prefetched) -> None:
+        """Begin to bring rows, now or after the step."""
+        if self._fetcher is None:
+            self._fetcher = Background(f"gradring prefetch of {self.name}", _PREFETCHES)
+        coming.begin(self._fetcher, self.store, self.gate(), self.timeout)
+
+    def abandon(self) -> None:
+        """End the threads without waiting for servers."""
+        self.is_closed = True
+        if self._fetcher is not None:
+            self._fetcher.close(0)
+
+    # What they share.
+
+    def merged(self, rows: Iterable[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
+        """Add up row gradients of equal ids: one entry for each table that has any."""
+        by_table: dict[str, list[RowGradients]] = {}
+        for entry in rows:
+            by_table.setdefault(entry[0].name, []).append(entry)
+        result = []
+        for entries in by_table.values():
+            table, ids, grads = entries[0]
+            if len(entries) > 1:
+                ids = np.concatenate([as_ids(each) for _, each, _ in entries])
+                grads = np.concatenate([np.reshape(g, (-1, table.dim)) for _, _, g in entries])
+            distinct, sums = merge(ids, grads, table.dim)
+            if len(distinct):
+                result.append((table, distinct, sums))
+        return result
+
+    def row_pushes(self, rows: Iterable[RowGradients]) -> list[Push]:
+        """Return one push for each table; see `merged`."""
+        return [Push(t.table, ids, grads, t.seen) for t, ids, grads in self.merged(rows)]

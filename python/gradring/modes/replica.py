@@ -1,0 +1,225 @@
+"""GEO's arithmetic: a worker's replica of a dense parameter or of a sparse table's rows.
+
+Beside the values that are trained (`weights`) a replica has its `base`: what it believes servers
+hold. An exchange offers the difference, which moves the base on; the servers' answer moves both by
+what others did. The progress, weights - base, is thus kept whatever arrives when. Touched by the
+training thread only, between steps: what the background thread carries are copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradring.modes.rows import IdIndex, Slots
+from gradring.modes.store import Array, Ids
+
+
+@dataclass(slots=True)
+class Offer:
+    """What one exchange says of one replica; nobody changes it.
+
+    Attributes:
+        delta: Progress that servers are to add.
+        ids: Of the rows, ``None`` for a dense parameter.
+        slots: The rows in the replica, ``None`` for a dense parameter.
+    """
+
+    delta: Array
+    ids: Ids | None = None
+    slots: Slots | None = None
+
+
+def offer(weights: Array, base: Array, workers: int) -> Array:
+    """Return 1/``workers`` of the progress; the base moves on by it, in place."""
+    delta = weights - base
+    if workers > 1:
+        delta /= np.float32(workers)
+    base += delta
+    return delta
+
+
+def accept(weights: Array, base: Array, server: Array) -> float:
+    """Take servers' values as the new base, in place; what was trained since stays on top.
+
+    Returns:
+        Sum of squares of how far servers were from the base.
+    """
+    moved = server - base
+    # Where nothing was trained the values are the servers' own, not their rounded neighbours.
+    is_base = (weights == base) & (moved != 0)
+    weights += moved
+    np.copyto(weights, server, where=is_base)
+    base[...] = server
+    flat = moved.reshape(-1)
+    return float(np.dot(flat, flat))
+
+
+class DenseReplica:
+    """A parameter's array, trained in place, and its base."""
+
+    def __init__(self, table: Any, weights: Array) -> None:
+        """Begin with weights that are the servers'."""
+        self.table = table
+        self.weights = weights
+        self.base = weights.copy()
+
+    def offer(self, workers: int) -> Offer:
+        """Offer a share of the progress."""
+        return Offer(offer(self.weights, self.base, workers))
+
+    def accept(self, _offer: Offer, server: Array) -> float:
+        """Take the answer to an offer; see the module's `accept`."""
+        return accept(self.weights, self.base, server.reshape(self.weights.shape))
+
+    def offer_all(self) -> Offer:
+        """Offer all progress."""
+        return self.offer(1)
+
+    def adopt(self, server: Array) -> None:
+        """Forget the progress: weights and base are the servers' values."""
+        self.weights[...] = server.reshape(self.weights.shape)
+        self.base[...] = self.weights
+
+    def squared_progress(self) -> float:
+        """Return the sum of squares of what was not offered yet."""
+        flat = (self.weights - self.base).reshape(-1)
+        return float(np.dot(flat, flat))
+
+
+class SparseReplica:
+    """The rows of a sparse table that this worker has asked for so far.
+
+    Row ``slots(ids)[i]`` of `weights` belongs to id i. A training loop may write there itself (a
+    compiled kernel, say) and `mark` what it wrote. `weights` is another array after new ids came.
+    """
+
+    def __init__(self, table: Any, dim: int, pull: Callable[[Ids], Array]) -> None:
+        """Begin without rows.
+
+        Args:
+            table: The store's.
+            dim: Floats a row.
+            pull: Brings rows of new ids from the servers.
+        """
+        self.table = table
+        self.dim = dim
+        self.since: Any = None  # Of the last changes that were taken.
+        self._pull = pull
+        self._index = IdIndex()
+        self._weights = np.empty((0, dim), np.float32)
+        self._base = np.empty((0, dim), np.float32)
+        self._is_touched = np.empty(0, np.bool_)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._index)
+
+    @property
+    def weights(self) -> Array:
+        """The rows that are trained, by slot; written in place."""
+        return self._weights[: len(self._index)]
+
+    @property
+    def base(self) -> Array:
+        """What servers are believed to hold, by slot."""
+        return self._base[: len(self._index)]
+
+    @property
+    def ids(self) -> Ids:
+        """The rows' ids, by slot."""
+        return self._index.ids
+
+    def slots(self, ids: Ids) -> Slots:
+        """Return the slot of each id; rows of new ones come from the servers first."""
+        found = self._index.find(ids)
+        is_new = found < 0
+        if is_new.any():
+            # In the order of first appearance, so that ids 0, 1, 2, ... get these very slots.
+            fresh, first = np.unique(ids[is_new], return_index=True)
+            fresh = fresh[np.argsort(first)]
+            self.insert(fresh, self._pull(fresh))
+            found = self._index.find(ids)
+        return found
+
+    def insert(self, ids: Ids, rows: Array) -> None:
+        """Take rows that the servers have now; those that are here already are left alone."""
+        is_new = self._index.find(ids) < 0
+        slots = self._index.add(ids[is_new])
+        self._grow(len(self._index))
+        self.adopt(slots, rows[is_new])
+
+    def mark(self, slots: Slots) -> None:
+        """Note that rows were trained: the next exchange offers them."""
+        self._is_touched[slots] = True
+
+    def offer(self, workers: int) -> Offer:
+        """Offer a share of the progress of the rows touched since the last offer."""
+        return self._offer(np.flatnonzero(self._is_touched[: len(self._index)]), workers)
+
+    def offer_all(self) -> Offer:
+        """Offer all progress of all rows that have any."""
+        return self._offer(np.flatnonzero((self.weights != self.base).any(axis=1)), 1)
+
+    def _offer(self, slots: Slots, workers: int) -> Offer:
+        self._is_touched[:] = False
+        weights, base = self._weights[slots], self._base[slots]
+        delta = offer(weights, base, workers)
+        self._base[slots] = base
+        return Offer(delta, self._index.ids[slots], slots)
+
+    def accept(self, offered: Offer, server: Array) -> float:
+        """Take the answer to an offer; see the module's `accept`."""
+        assert offered.slots is not None
+        return self._accept(offered.slots, server)
+
+    def accept_changed(self, ids: Ids, server: Array) -> float:
+        """Take rows that others changed; those this worker never asked for are left out."""
+        slots = self._index.find(ids)
+        is_held = slots >= 0
+        return self._accept(slots[is_held], server[is_held])
+
+    def adopt(self, slots: Slots, server: Array) -> None:
+        """Forget the progress of some rows: weights and base are the servers' values."""
+        self._weights[slots] = server
+        self._base[slots] = server
+
+    def adopt_changed(self, ids: Ids, server: Array) -> None:
+        """The same by id; rows this worker never asked for are left out."""
+        slots = self._index.find(ids)
+        is_held = slots >= 0
+        self.adopt(slots[is_held], server[is_held])
+
+    def find(self, ids: Ids) -> Slots:
+        """Return the slot of each id; -1 where this worker has none."""
+        return self._index.find(ids)
+
+    def squared_progress(self) -> float:
+        """Return the sum of squares of what was not offered yet."""
+        flat = (self.weights - self.base).reshape(-1)
+        return float(np.dot(flat, flat))
+
+    def _accept(self, slots: Slots, server: Array) -> float:
+        weights, base = self._weights[slots], self._base[slots]
+        squared = accept(weights, base, server)
+        self._weights[slots] = weights
+        self._base[slots] = base
+        return squared
+
+    def _grow(self, count: int) -> None:
+        capacity = len(self._is_touched)
+        if count <= capacity:
+            return
+        capacity = max(count, 2 * capacity)
+        self._weights = _enlarged(self._weights, capacity)
+        self._base = _enlarged(self._base, capacity)
+        self._is_touched = _enlarged(self._is_touched, capacity)
+
+
+def _enlarged(array: Any, count: int) -> Any:
+    larger = np.zeros((count, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger

@@ -1,0 +1,116 @@
+"""`RoundOptimizer`: Sync(via="ps"). Pushes are contributions to a round, applied once by servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from gradring.errors import InvalidArgument
+from gradring.joining import current
+from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
+from gradring.modes.store import Array, Domain, Gate, Ids, Pending
+from gradring.optim.averaging import require_weight
+from gradring.uneven import until_all_end
+
+Batch = TypeVar("Batch")
+
+# Servers keep contributions of rounds to come; whoever only pushes must look up now and then.
+_ROUNDS_UNSEEN = 16
+
+
+class RoundOptimizer(ModeOptimizer):
+    """Sync(via="ps"): n workers train as one process does on all their batches put together.
+
+    In a step every worker gives its mean gradients and its number of examples. When all have,
+    servers add them in the order of ranks, each times its number of examples, divide by the sum of
+    these, and do one update of what anybody touched. Every pull after it waits for that.
+
+    Attributes:
+        clock: Steps done.
+        refused: Rows whose gradients servers have refused because they were not finite.
+    """
+
+    clock = 0
+    refused = 0
+
+    def join(self) -> None:
+        """Take part in the rounds."""
+        self.domain = Domain(f"{self.name}/rounds", self.workers, is_round=True)
+        self.store.clock(self.domain, 0)
+        self.clock = self.store.clocks(self.domain).living.get(self.store.rank, 0)
+        self._known = self.clock  # Rounds before this are known to be applied.
+        self._pending: Pending | None = None
+        self._waiting: list[Prefetched] = []
+
+    def gate(self) -> Gate:
+        """Rounds of all steps done so far."""
+        return Gate(self.domain, self.clock)
+
+    def read(self, table: ModeTable, ids: Ids) -> Array:
+        """Read rows as they are after the last step."""
+        rows = super().read(table, ids)
+        self._known = self.clock
+        return rows
+
+    def begin_prefetch(self, coming: Prefetched) -> None:
+        """Bring rows as they will be after the step that is being computed."""
+        self._waiting.append(coming)
+
+    def step(
+        self,
+        grads: Sequence[Any] | None = None,
+        weight: float = 1.0,
+        rows: Iterable[RowGradients] = (),
+    ) -> None:
+        """Contribute to this step's round, wait until it is applied, and take the result.
+
+        Raises:
+            PeerLost: A worker was lost or left; says which.
+            TimedOut: Others did not come to this step in time; says who.
+        """
+        weight = require_weight(weight)
+        pushes = [] if weight == 0 else self.dense.pushes(grads) + self.row_pushes(rows)
+        self.settle()
+        if pushes:
+            self._pending = self.store.push(pushes, self.gate())
+        self.clock += 1
+        self.store.clock(self.domain, self.clock, weight)
+        waiting, self._waiting = self._waiting, []
+        for coming in waiting:
+            super().begin_prefetch(coming)
+        if self.params:
+            self.dense.pull(self.store, self.gate())
+            self._known = self.clock
+            self.settle()
+        elif self.clock - self._known >= _ROUNDS_UNSEEN:
+            self.store.wait(self.gate())
+            self._known = self.clock
+
+    def settle(self) -> None:
+        """Wait until servers have acknowledged what was pushed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self.refused += sum(pushed.refused for pushed in pending.result())
+
+    def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
+        """Go round equally often on every worker; see `ModeOptimizer.uneven`."""
+        comm = current()
+        if comm.world_size != self.workers:
+            raise InvalidArgument(
+                f"uneven: the job has {comm.world_size} ranks and the rounds {self.workers} workers"
+            )
+        return until_all_end(comm, batches)
+
+    def flush(self) -> None:
+        """Wait until the last step's round is applied, and take the result."""
+        self.settle()
+        self.store.wait(self.gate())
+        self.dense.pull(self.store)
+
+    def close(self) -> None:
+        """Flush and leave: call it on every worker after the same number of steps."""
+        if self.is_closed:
+            return
+        self.flush()
+        self.abandon()
+        self.store.leave(self.domain)

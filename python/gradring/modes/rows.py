@@ -1,0 +1,133 @@
+"""Rows of sparse tables on the worker: gradients merged by id, and a growing map id -> row.
+
+Whole arrays at a time, no loop over ids in Python. Used by one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradring.errors import InvalidArgument
+from gradring.modes.store import Array, Ids
+
+Slots = npt.NDArray[np.int64]
+
+_FEWEST = 1024
+
+
+def as_ids(ids: Any) -> Ids:
+    """Return ids as a flat array of uint64; int64 keeps its bits.
+
+    Raises:
+        InvalidArgument: They are no whole numbers.
+    """
+    array = np.asarray(ids)
+    if array.size == 0:
+        return np.empty(0, np.uint64)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(f"ids have dtype {array.dtype}; use int64 or uint64")
+    if array.dtype.kind == "i":
+        array = array.astype(np.int64, copy=False).view(np.uint64)
+    return np.ascontiguousarray(array.reshape(-1), np.uint64)
+
+
+def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
+    """Add up the gradients of equal ids, in the order given.
+
+    Args:
+        ids: Any shape.
+        grads: One row of ``dim`` for each id.
+        dim: Floats a row.
+
+    Returns:
+        The distinct ids in ascending order, and a row of float32 for each.
+
+    Raises:
+        InvalidArgument: Shapes or dtypes do not fit.
+    """
+    flat = as_ids(ids)
+    rows = np.asarray(grads, np.float32).reshape(-1, dim) if flat.size else np.empty((0, dim))
+    if len(rows) != len(flat):
+        raise InvalidArgument(f"{len(flat)} ids with gradients of shape {np.shape(grads)}")
+    distinct, inverse = np.unique(flat, return_inverse=True)
+    if len(distinct) == len(flat):
+        merged = np.empty((len(flat), dim), np.float32)
+        merged[inverse.reshape(-1)] = rows
+        return distinct, merged
+    # Rows in ascending order of ids, equal ids in the order given, then each run added up.
+    order = np.argsort(inverse.reshape(-1), kind="stable")
+    starts = np.searchsorted(inverse.reshape(-1)[order], np.arange(len(distinct)))
+    return distinct, np.add.reduceat(rows[order].astype(np.float32, copy=False), starts, axis=0)
+
+
+class IdIndex:
+    """A map from ids to slots 0, 1, 2, ... in the order of first appearance.
+
+    Open addressing with linear probing, a whole array of ids at a time.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._count = 0
+        self._allocate(2 * _FEWEST)
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """The ids, by slot; a view that is valid until the next `add`."""
+        return self._ids[: self._count]
+
+    def find(self, ids: Ids) -> Slots:
+        """Return the slot of each id; -1 where there is none."""
+        slots = np.full(len(ids), -1, np.int64)
+        places = self._home(ids)
+        left = np.arange(len(ids))
+        while len(left):
+            found = self._slots[places]
+            is_used = found >= 0
+            is_ours = is_used & (self._ids[found] == ids[left])  # Slot -1 reads some id.
+            slots[left[is_ours]] = found[is_ours]
+            goes_on = is_used & ~is_ours
+            left, places = left[goes_on], (places[goes_on] + 1) & self._mask
+        return slots
+
+    def add(self, ids: Ids) -> Slots:
+        """Give slots to ids that are distinct and have none; return them."""
+        needed = self._count + len(ids)
+        if 2 * needed > len(self._slots):
+            known = self.ids.copy()
+            capacity = len(self._slots)
+            while 2 * needed > capacity:
+                capacity *= 2
+            self._allocate(capacity)
+            self._ids[: len(known)] = known
+            self._place(known, np.arange(len(known)))
+        slots = np.arange(self._count, needed)
+        self._ids[self._count : needed] = ids
+        self._count = needed
+        self._place(ids, slots)
+        return slots
+
+    def _allocate(self, capacity: int) -> None:
+        self._mask = capacity - 1
+        self._slots = np.full(capacity, -1, np.int64)
+        self._ids = np.zeros(capacity // 2 + 1, np.uint64)
+
+    def _place(self, ids: Ids, slots: Slots) -> None:
+        places = self._home(ids)
+        while len(slots):
+            is_free = self._slots[places] < 0
+            # Several may want one place: the last written has it, the others go on.
+            self._slots[places[is_free]] = slots[is_free]
+            goes_on = self._slots[places] != slots
+            slots, places = slots[goes_on], (places[goes_on] + 1) & self._mask
+
+    def _home(self, ids: Ids) -> Slots:
+        mixed = ids * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits are mixed.
+        return (mixed >> np.uint64(32)).astype(np.int64) & self._mask

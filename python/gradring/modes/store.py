@@ -1,0 +1,170 @@
+"""What a mode asks of parameter servers: the narrow surface between `gradring.modes` and `ps`.
+
+`gradring.modes.served` implements it over a client of real servers; the tests also implement it in
+exact arithmetic. Methods may be called from any thread; each waits at most for the client's
+timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.uint64]
+
+
+class Domain(NamedTuple):
+    """The workers that train together, as servers know them.
+
+    Attributes:
+        name: The same for all of them.
+        workers: Ranks 0 .. workers-1 take part even before they come.
+        is_round: Pushes are contributions to rounds; else clocks bound staleness.
+    """
+
+    name: str
+    workers: int
+    is_round: bool
+
+
+class Gate(NamedTuple):
+    """A pull waits until all living workers have come to ``clock``, or rounds before it are done."""
+
+    domain: Domain
+    clock: int
+
+
+@dataclass(slots=True)
+class Pull:
+    """One table's share of a pull.
+
+    Attributes:
+        table: A sparse or dense table of the store.
+        ids: Distinct; ``None`` for a dense table.
+        out: Float32, contiguous, written in place: (ids, dim), or the dense table's shape.
+    """
+
+    table: Any
+    ids: Ids | None
+    out: Array
+
+
+@dataclass(slots=True)
+class Push:
+    """One table's share of a push; one step of the table's rule.
+
+    Attributes:
+        table: A sparse or dense table of the store.
+        ids: Distinct; ``None`` for a dense table.
+        values: Float32, contiguous, one row for each id; not written.
+        seen: What `Store.pull` returned for the values that these were computed on.
+    """
+
+    table: Any
+    ids: Ids | None
+    values: Array
+    seen: Any = None
+
+
+@dataclass(slots=True)
+class Pushed:
+    """What became of one table's share.
+
+    Attributes:
+        staleness: Updates between the pull that it was computed on and it.
+        refused: Rows left alone because their values were not finite.
+        values: The rows, or the whole dense table, right after it, where they were asked for.
+    """
+
+    staleness: int = 0
+    refused: int = 0
+    values: Array | None = None
+
+
+@dataclass(slots=True)
+class Changed:
+    """Rows of a table that others have changed.
+
+    Attributes:
+        ids: Distinct.
+        rows: Their values.
+        since: What to ask with next time.
+    """
+
+    ids: Ids
+    rows: Array
+    since: Any
+
+
+class Pending(Protocol):
+    """A push that is under way."""
+
+    def result(self) -> list[Pushed]:
+        """Wait until all servers have acknowledged it."""
+
+
+@dataclass
+class WorkerClocks:
+    """How far the workers of a domain have come.
+
+    Attributes:
+        living: Clock of each worker that has come, and has neither left nor been given up.
+    """
+
+    living: dict[int, int] = field(default_factory=dict)
+
+
+class Store(Protocol):
+    """A worker's client of the servers.
+
+    Attributes:
+        rank: The worker's number.
+    """
+
+    rank: int
+
+    def dense_table(self, name: str, shape: tuple[int, ...], rule: Any) -> Any:
+        """Make or find a dense table."""
+
+    def sparse_table(self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0) -> Any:
+        """Make or find a sparse table."""
+
+    def version(self, table: Any) -> int:
+        """Return how often a dense table has been changed; 0: it is as it was made."""
+
+    def write(self, table: Any, values: Array) -> None:
+        """Replace a dense table's values."""
+
+    def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
+        """Fill every ``out``, in one round trip; what to give as ``seen`` with a later push."""
+
+    def push(
+        self, pushes: Sequence[Push], round_: Gate | None = None, *, returns: bool = False
+    ) -> Pending:
+        """Begin a push of several tables; requests that follow are done after it.
+
+        Args:
+            pushes: Their arrays must not change until the push is done.
+            round_: The round that it contributes to; ``None``: applied as it arrives.
+            returns: Bring the values after it.
+        """
+
+    def changed(self, table: Any, since: Any) -> Changed:
+        """Return rows whose last change was after ``since`` (``None``: ever) and not by us."""
+
+    def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
+        """Say that we are done with all steps before ``clock``; the number of living workers."""
+
+    def wait(self, gate: Gate) -> None:
+        """Wait until a gate opens."""
+
+    def clocks(self, domain: Domain) -> WorkerClocks:
+        """Ask how far the workers have come."""
+
+    def leave(self, domain: Domain) -> None:
+        """Take no further part."""
