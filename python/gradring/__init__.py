@@ -27,27 +27,49 @@ if TYPE_CHECKING:
     from gradring.communicator import Communicator
     from gradring.compression import TopK
     from gradring.joining import init
-    from gradring.modes import Sync
+    from gradring.modes import (
+        Async,
+        BoundedStaleness,
+        Geo,
+        Hybrid,
+        Mean,
+        Nesterov,
+        Sum,
+        Sync,
+    )
+    from gradring.modes.asynchronous import AsyncOptimizer
+    from gradring.modes.factory import distributed
+    from gradring.modes.geo import GeoOptimizer
     from gradring.optim.sync import SyncOptimizer
     from gradring.sampling import shard
     from gradring.work import Work
 
 __all__ = [
+    "Async",
+    "AsyncOptimizer",
     "AuthError",
+    "BoundedStaleness",
     "Closed",
     "Communicator",
     "DeviceError",
     "Error",
+    "Geo",
+    "GeoOptimizer",
+    "Hybrid",
     "InternalError",
     "InvalidArgument",
+    "Mean",
     "Mismatch",
+    "Nesterov",
     "PeerLost",
     "ProtocolError",
+    "Sum",
     "Sync",
     "SyncOptimizer",
     "TimedOut",
     "TopK",
     "Work",
+    "distributed",
     "init",
     "optim",
     "shard",
@@ -57,7 +79,17 @@ __all__ = [
 _LAZY = {
     "Communicator": "gradring.communicator",
     "TopK": "gradring.compression",
+    "Async": "gradring.modes",
+    "AsyncOptimizer": "gradring.modes.asynchronous",
+    "BoundedStaleness": "gradring.modes",
+    "Geo": "gradring.modes",
+    "GeoOptimizer": "gradring.modes.geo",
+    "Hybrid": "gradring.modes",
+    "Mean": "gradring.modes",
+    "Nesterov": "gradring.modes",
+    "Sum": "gradring.modes",
     "Sync": "gradring.modes",
+    "distributed": "gradring.modes.factory",
     "SyncOptimizer": "gradring.optim.sync",
     "Work": "gradring.work",
     "init": "gradring.joining",

@@ -7,8 +7,8 @@ two steps. The two copies change hands through one word that each side only move
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gradring.modes.background import Background
 from gradring.modes.contracts import Async
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.staleness import Histogram
-from gradring.modes.store import Array, Push, Store
+from gradring.modes.store import Array, Push
 
 # Whose the second copy is.
 _OURS, _BEING_FILLED, _FULL = range(3)
@@ -39,9 +39,9 @@ class AsyncOptimizer(ModeOptimizer):
         self,
         params: Iterable[Array],
         rule: Any,
-        store: Store,
+        ps: Any = None,
         *,
-        mode: Async | None = None,
+        queue: int = 4,
         **options: Any,
     ) -> None:
         """Make the tables and start the threads; see `ModeOptimizer`.
@@ -49,12 +49,12 @@ class AsyncOptimizer(ModeOptimizer):
         Args:
             params: As there.
             rule: As there.
-            store: As there.
-            mode: How many steps may wait to be sent.
+            ps: As there.
+            queue: Steps whose gradients may wait to be sent; then `step` waits.
             **options: As there.
         """
-        super().__init__(params, rule, store, **options)
-        mode = Async() if mode is None else mode
+        mode = Async(queue)
+        super().__init__(params, rule, ps, **options)
         self.staleness = Histogram()
         self.refused = 0
         self._sender = Background(f"gradring sender of {self.name}", mode.queue)
@@ -62,7 +62,7 @@ class AsyncOptimizer(ModeOptimizer):
         self._second = [np.empty_like(param) for param in self.params]
         self._second_seen: list[Any] = []
         self._second_is = _OURS
-        self._free: queue.SimpleQueue[list[Array]] = queue.SimpleQueue()
+        self._free: SimpleQueue[list[Array]] = SimpleQueue()
         self._receive()
 
     def step(
@@ -97,7 +97,7 @@ class AsyncOptimizer(ModeOptimizer):
     def _copies(self) -> list[Array]:
         try:
             return self._free.get_nowait()
-        except queue.Empty:
+        except Empty:
             return [np.empty_like(param) for param in self.params]
 
     def _send(self, pushes: list[Push]) -> None:

@@ -11,7 +11,7 @@ from gradring.errors import InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.staleness import Histogram
-from gradring.modes.store import Array, Domain, Gate, Pull, Push, Store
+from gradring.modes.store import Array, Domain, Gate, Pull, Push
 from gradring.optim.rules import Sum
 
 
@@ -32,9 +32,9 @@ class BoundedOptimizer(ModeOptimizer):
         self,
         params: Iterable[Array],
         rule: Any,
-        store: Store,
+        ps: Any = None,
         *,
-        mode: BoundedStaleness,
+        staleness: int,
         **options: Any,
     ) -> None:
         """Join the others; see `ModeOptimizer`.
@@ -42,15 +42,15 @@ class BoundedOptimizer(ModeOptimizer):
         Args:
             params: As there.
             rule: As there.
-            store: As there.
-            mode: The bound.
+            ps: As there.
+            staleness: The bound, in steps.
             **options: As there.
         """
-        self.bound = mode.staleness
+        self.bound = BoundedStaleness(staleness).staleness
         self.clock = 0
         self.refused = 0
         self.staleness = Histogram()
-        super().__init__(params, rule, store, **options)
+        super().__init__(params, rule, ps, **options)
 
     def join(self) -> None:
         """Take part; one who joins late begins where the slowest is."""

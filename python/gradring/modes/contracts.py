@@ -148,7 +148,7 @@ class Geo:
                     "Geo: with outer=Nesterov all workers exchange in the same step, so k_steps "
                     "is a number, not 'auto'"
                 )
-        elif not isinstance(self.k_steps, int) or self.k_steps < 1:
+        elif not (type(self.k_steps) is int and self.k_steps >= 1):
             raise InvalidArgument(
                 f"Geo: k_steps is a number of steps or 'auto', got {self.k_steps!r}"
             )

@@ -7,6 +7,7 @@ one exchange is under way.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -134,7 +135,7 @@ class Replicas:
 
     def residual_norm(self) -> float:
         """Return the norm of the progress that servers do not have yet."""
-        return sum(replica.squared_progress() for replica in self.all) ** 0.5
+        return math.sqrt(sum(replica.squared_progress() for replica in self.all))
 
 
 class Exchange(Replicas):
@@ -152,7 +153,8 @@ class Exchange(Replicas):
         self._is_under_way = False
         # One who joins late begins at the flush that the others come to next.
         self._clock = min(store.clocks(domain).living.values(), default=0)
-        self.report.workers = store.clock(domain, self._clock)
+        # Those that have not come yet count until the first exchange says otherwise.
+        self.report.workers = max(store.clock(domain, self._clock), domain.workers)
 
     def poll(self) -> None:
         """Take what an exchange has brought, if it has ended; between two steps."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from gradring.errors import InvalidArgument
-from gradring.modes.contracts import Geo, Nesterov
+from gradring.modes import contracts
+from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
 from gradring.modes.local_rows import LocalRows
 from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
-from gradring.modes.store import Array, Domain, Ids, Pull, Store
+from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.optim.rules import SGD, State, Sum
 
 
@@ -33,22 +34,24 @@ class GeoOptimizer(ModeOptimizer):
         self,
         params: Iterable[Array],
         rule: Any,
-        store: Store,
+        ps: Any = None,
         *,
-        mode: Geo | None = None,
+        k_steps: int | Literal["auto"] = 100,
+        outer: Outer | None = None,
         **options: Any,
     ) -> None:
         """Join the others and take the servers' values; see `ModeOptimizer`.
 
         Args:
             params: As there.
-            rule: The local one; ``None`` if the caller does the dense steps (`advance`).
-            store: As there.
-            mode: Pace and outer rule.
+            rule: The local one; unused if the caller does the dense steps (`advance`).
+            ps: As there.
+            k_steps: Local steps between two exchanges, or ``"auto"``.
+            outer: What servers make of the progress; ``None`` is `Sum`.
             **options: As there.
         """
-        self.mode = Geo() if mode is None else mode
-        super().__init__(params, rule, store, **options)
+        self.mode = Geo(k_steps, contracts.Sum() if outer is None else outer)
+        super().__init__(params, rule, ps, **options)
         self.replicas.dense = [
             DenseReplica(table, param)
             for table, param in zip(self.dense.tables, self.params, strict=True)

@@ -15,6 +15,7 @@ from gradring.errors import InvalidArgument
 from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
 from gradring.modes.rows import as_ids, merge
+from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Ids, Pull, Push, Store
 
 Batch = TypeVar("Batch")
@@ -133,10 +134,10 @@ class ModeOptimizer:
         self,
         params: Iterable[Array],
         rule: Any,
-        store: Store,
+        ps: Any = None,
         *,
         name: str = "model",
-        workers: int = 1,
+        workers: int | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         """Make the dense tables and give every worker the same values.
@@ -144,16 +145,20 @@ class ModeOptimizer:
         Args:
             params: Float32 arrays of the same shapes on every worker; written in place.
             rule: Update rule of `gradring.optim`, or a sequence with one for each parameter.
-            store: The servers, as `gradring.modes.factory` wraps them.
+            ps: What `gradring.ps.connect` returned; ``None`` connects.
             name: Of the model; tables are called ``name/0``, ``name/1``, ...
-            workers: Number of workers in the job.
+            workers: Number of workers in the job; ``None``: of ranks.
             timeout: Seconds that a step may wait for others.
+
+        Raises:
+            InvalidArgument: A parameter is no contiguous float32 array.
+            TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)
         self.name = name
         self.timeout = timeout
-        self.workers = workers
-        self.store = store
+        self.workers = number_of_workers() if workers is None else workers
+        self.store: Store = store_of(ps)
         self.rules = self._one_for_each(rule)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
@@ -162,7 +167,7 @@ class ModeOptimizer:
             self.params, [f"{name}/{index}" for index in range(len(self.params))]
         )
         self.join()
-        self.dense.make(store, [self.server_rule(each) for each in self.rules], timeout)
+        self.dense.make(self.store, [self.server_rule(each) for each in self.rules], timeout)
 
     def _one_for_each(self, rule: Any) -> list[Any]:
         if not isinstance(rule, Sequence):

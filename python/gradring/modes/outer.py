@@ -52,9 +52,10 @@ class OuterRounds(Replicas):
         self.pace.note_exchange(seconds, self.report.relative_divergence)
 
     def _pushes(self) -> tuple[list[Push], list[Ids]]:
-        pushes, touched = [], []
-        for dense in self.dense:
-            pushes.append(Push(dense.table, None, np.negative(dense.offer_all().delta)))
+        pushes = [
+            Push(dense.table, None, np.negative(dense.offer_all().delta)) for dense in self.dense
+        ]
+        touched = []
         for sparse in self.sparse:
             offer = sparse.offer(1)
             ids = np.empty(0, np.uint64) if offer.ids is None else offer.ids

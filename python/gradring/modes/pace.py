@@ -1,4 +1,4 @@
-"""`Pace`: how many local steps GEO does between two exchanges. Pure but for the clock it is told."""
+"""`Pace`: how many local steps GEO does between two exchanges. Pure: it is told what time took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RoundOptimizer`: Sync(via="ps"). Pushes are contributions to a round, applied once by servers."""
+"""`RoundOptimizer`: Sync(via="ps"). Pushes are contributions to a round, applied by servers."""
 
 from __future__ import annotations
 

@@ -130,4 +130,5 @@ class IdIndex:
 
     def _home(self, ids: Ids) -> Slots:
         mixed = ids * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits are mixed.
-        return (mixed >> np.uint64(32)).astype(np.int64) & self._mask
+        places: Slots = (mixed >> np.uint64(32)).astype(np.int64) & self._mask
+        return places

@@ -33,7 +33,7 @@ class Domain(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """A pull waits until all living workers have come to ``clock``, or rounds before it are done."""
+    """A pull waits until living workers have come to ``clock``, or rounds before it are done."""
 
     domain: Domain
     clock: int

@@ -1,0 +1,85 @@
+"""`distributed`: an optimizer over NumPy arrays whose mode is one argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument
+from gradring.modes.asynchronous import AsyncOptimizer
+from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.contracts import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
+from gradring.modes.geo import GeoOptimizer
+from gradring.modes.hybrid import HybridOptimizer
+from gradring.modes.optimizer import TIMEOUT, ModeOptimizer
+from gradring.modes.rounds import RoundOptimizer
+from gradring.modes.store import Array
+
+
+def distributed(
+    params: Iterable[Array],
+    rule: Any,
+    mode: Mode | None = None,
+    *,
+    ps: Any = None,
+    comm: Communicator | None = None,
+    name: str = "model",
+    timeout: float = TIMEOUT,
+) -> ModeOptimizer:
+    """Make an optimizer that trains NumPy arrays on all workers; call it on every worker.
+
+    Whatever the mode, the rest of a script is the same: ``table = optimizer.sparse_table(...)``,
+    ``table.pull(ids)``, ``optimizer.step(grads, weight, rows)``, ``optimizer.flush()`` at the end
+    of an epoch, ``optimizer.close()`` in the end.
+
+    Args:
+        params: Float32 arrays of the same shapes on every worker; written in place.
+        rule: Update rule of `gradring.optim`.
+        mode: `Sync`, the default, `BoundedStaleness`, `Async`, `Geo` or `Hybrid`.
+        ps: What `gradring.ps.connect` returned; ``None`` connects where servers are needed.
+        comm: The ranks, which are the workers; ``None`` is the communicator that `init` made, or
+            makes now.
+        name: Of the model: the first part of its tables' names.
+        timeout: Seconds that a step may wait for other workers.
+
+    Raises:
+        InvalidArgument: A parameter cannot be trained, or the mode is none.
+        TimedOut: Others did not come.
+    """
+    mode = Sync() if mode is None else mode
+    if isinstance(mode, Sync) and mode.via == "all_reduce":
+        mode = Hybrid(dense=mode, sparse=Sync(via="ps"))
+    if isinstance(mode, Hybrid):
+        return HybridOptimizer(params, rule, mode, ps=ps, comm=comm, name=name, timeout=timeout)
+    workers = None if comm is None else comm.world_size
+    return over_servers(mode, params, rule, ps, name=name, workers=workers, timeout=timeout)
+
+
+def over_servers(
+    mode: Mode, params: Iterable[Array], rule: Any, ps: Any, **options: Any
+) -> ModeOptimizer:
+    """Make the optimizer of a mode that goes through servers.
+
+    Args:
+        mode: Any but `Hybrid` and ``Sync()``.
+        params: As in `distributed`.
+        rule: As in `distributed`.
+        ps: As in `distributed`.
+        **options: Of `ModeOptimizer`.
+
+    Raises:
+        InvalidArgument: The mode is none of these.
+    """
+    match mode:
+        case Sync(via="ps"):
+            return RoundOptimizer(params, rule, ps, **options)
+        case BoundedStaleness(staleness):
+            return BoundedOptimizer(params, rule, ps, staleness=staleness, **options)
+        case Async(queue):
+            return AsyncOptimizer(params, rule, ps, queue=queue, **options)
+        case Geo(k_steps, outer):
+            return GeoOptimizer(params, rule, ps, k_steps=k_steps, outer=outer, **options)
+    raise InvalidArgument(
+        f"mode {mode!r} is none of gr.Sync(via='ps'), gr.BoundedStaleness(s), gr.Async(), gr.Geo()"
+    )

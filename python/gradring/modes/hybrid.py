@@ -1,0 +1,104 @@
+"""`HybridOptimizer`: dense parameters in one mode, rows of sparse tables in another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from gradring.communicator import Communicator
+from gradring.modes.contracts import Hybrid, Sync
+from gradring.modes.optimizer import TIMEOUT, ModeOptimizer, ModeTable, RowGradients
+from gradring.modes.store import Array
+from gradring.optim.sync import SyncOptimizer
+
+Batch = TypeVar("Batch")
+
+
+class HybridOptimizer(ModeOptimizer):
+    """Two optimizers that step together.
+
+    Attributes:
+        dense_side: Of the dense parameters.
+        sparse_side: Of the rows; ``None`` until there is a table, so that no servers are needed.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Array],
+        rule: Any,
+        mode: Hybrid,
+        *,
+        ps: Any = None,
+        comm: Communicator | None = None,
+        name: str = "model",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        """Make both; see `gradring.distributed`, which calls this."""
+        self.params = list(params)
+        self.mode = mode
+        self.name = name
+        self.timeout = timeout
+        self.is_closed = False
+        self.tables: dict[str, ModeTable] = {}
+        self.sparse_side: ModeOptimizer | None = None
+        self._ps = ps
+        workers = None if comm is None else comm.world_size
+        self._options = {"workers": workers, "timeout": timeout}
+        self.dense_side: SyncOptimizer | ModeOptimizer
+        if mode.dense == Sync():
+            self.dense_side = SyncOptimizer(self.params, rule, comm)
+        else:
+            self.dense_side = self._over_servers(mode.dense, self.params, rule, name)
+
+    def _over_servers(self, mode: Any, params: list[Array], rule: Any, name: str) -> ModeOptimizer:
+        from gradring.modes.factory import over_servers
+
+        return over_servers(mode, params, rule, self._ps, name=name, **self._options)
+
+    def sparse_table(
+        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0
+    ) -> ModeTable:
+        """Make or find a table whose rows the mode's sparse part trains."""
+        if self.sparse_side is None:
+            self.sparse_side = self._over_servers(self.mode.sparse, [], None, f"{self.name}/rows")
+        table = self.sparse_side.sparse_table(name, dim, rule, init=init, seed=seed)
+        self.tables[name] = table
+        return table
+
+    def step(
+        self,
+        grads: Sequence[Any] | None = None,
+        weight: float = 1.0,
+        rows: Iterable[RowGradients] = (),
+    ) -> None:
+        """Do a step of both; rows go first, and travel while dense gradients do."""
+        if self.sparse_side is not None:
+            self.sparse_side.step(None, weight, rows)
+        self.dense_side.step(grads, weight)
+
+    def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
+        """Go round as often as the stricter of the two modes wants; see `ModeOptimizer.uneven`."""
+        if self.sparse_side is not None and not isinstance(self.mode.dense, Sync):
+            return self.sparse_side.uneven(batches)
+        return self.dense_side.uneven(batches)
+
+    def flush(self) -> None:
+        """Flush both."""
+        for side in self._served():
+            side.flush()
+
+    def close(self) -> None:
+        """Close both. May be called again."""
+        self.is_closed = True
+        for side in self._served():
+            side.close()
+
+    def abandon(self) -> None:
+        """End the threads without waiting for servers."""
+        self.is_closed = True
+        for side in self._served():
+            side.abandon()
+
+    def _served(self) -> list[ModeOptimizer]:
+        sides = [self.sparse_side, self.dense_side]
+        return [side for side in sides if isinstance(side, ModeOptimizer)]

@@ -1,0 +1,242 @@
+"""`ServedOptimizer`: a `torch.optim` optimizer in a mode that goes through parameter servers.
+
+The mode is carried out by `gradring.modes` on views of the parameters' memory. Where servers step
+(Sync(via="ps"), BoundedStaleness, Async) they have the optimizer's rule and its state; in GEO the
+optimizer itself steps, on this worker's replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from gradring import arrays
+from gradring.errors import DeviceError, InvalidArgument
+from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
+from gradring.modes.factory import over_servers
+from gradring.modes.geo import GeoOptimizer
+from gradring.modes.optimizer import ModeOptimizer
+from gradring.optim.averaging import require_weight
+from gradring.torch.embedding import Embedding, embeddings_of
+from gradring.torch.server_rules import rules_of
+
+Batch = TypeVar("Batch")
+Closure = Callable[[], Any]
+
+
+class Rows:
+    """The embeddings of a model, and the mode that trains their rows."""
+
+    def __init__(self, layers: list[Embedding], driver: ModeOptimizer) -> None:
+        """Take over the layers."""
+        self.layers = layers
+        self.driver = driver
+        for layer in layers:
+            layer.attach(driver)
+
+    def take(self) -> list[Any]:
+        """Return the gradients that backward has brought."""
+        return [entry for layer in self.layers for entry in layer.take_gradients()]
+
+    def step(self, weight: float) -> None:
+        """Push them: a step of their own."""
+        self.driver.step(None, weight, self.take())
+
+    def forget(self) -> None:
+        """Drop them."""
+        for layer in self.layers:
+            layer.forget_gradients()
+
+
+def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any) -> Rows | None:
+    """Make what trains a model's embeddings in a mode; ``None`` if it has none.
+
+    Args:
+        mode: Of the rows.
+        model: May hold embeddings.
+        ps: As in `distributed`.
+        **options: Of `gradring.modes.optimizer.ModeOptimizer`.
+    """
+    layers = embeddings_of(model)
+    if not layers:
+        return None
+    return Rows(layers, over_servers(mode, [], None, ps, **options))
+
+
+class ServedOptimizer(torch.optim.Optimizer):
+    """What `distributed` adds to an optimizer in a mode with servers, in front of its class.
+
+    Attributes:
+        driver: What carries the mode out: has ``staleness``, ``report`` and the like.
+        rows: The model's embeddings; ``None`` if there are none.
+    """
+
+    driver: ModeOptimizer
+    rows: Rows | None
+    _weight: float
+    _clip_norm: float | None
+    _server_rules: list[Any] | None  # What servers do; None in GEO.
+
+    def connect(
+        self,
+        mode: Mode,
+        model: torch.nn.Module | None,
+        clip_norm: float | None,
+        ps: Any,
+        **options: Any,
+    ) -> None:
+        """Join the other workers; called once, by `distributed`."""
+        dense_mode = mode.dense if isinstance(mode, Hybrid) else mode
+        sparse_mode = mode.sparse if isinstance(mode, Hybrid) else mode
+        if clip_norm is not None and isinstance(dense_mode, Sync):
+            raise InvalidArgument(
+                "clip_norm needs the averaged gradients, which only servers have here; use "
+                "gradring.Sync()"
+            )
+        self._clip_norm = clip_norm
+        self._weight = 1.0
+        is_local = isinstance(dense_mode, Geo)
+        self._server_rules = None if is_local else rules_of(self)
+        params = [param for group in self.param_groups for param in group["params"]]
+        self._params = params
+        self.driver = over_servers(
+            dense_mode,
+            [_memory_of(param) for param in params],
+            [None] * len(params) if is_local else self._server_rules,
+            ps,
+            **options,
+        )
+        self.rows = None
+        if isinstance(mode, Hybrid):
+            options["name"] += "/rows"
+            self.rows = make_rows(sparse_mode, model, ps, **options)
+        elif embeddings_of(model):
+            self.rows = Rows(embeddings_of(model), self.driver)
+
+    def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
+        """Do one step in the mode's sense; see `gradring.modes.optimizer.ModeOptimizer.step`.
+
+        Args:
+            closure: As in `torch.optim`: computes the loss and its gradients anew, once.
+            weight: Number of examples behind this worker's gradients; `gradring.Sync` uses it.
+
+        Returns:
+            What the closure returned, or ``None``.
+
+        Raises:
+            InvalidArgument: A setting has changed that servers were given, such as the learning
+                rate.
+            PeerLost: A server or, with `gradring.Sync`, a worker was lost.
+        """
+        if weight is not None:
+            self.set_weight(weight)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+        weight, self._weight = self._weight, 1.0
+        rows = [] if self.rows is None else self.rows.take()
+        is_apart = self.rows is not None and self.rows.driver is not self.driver
+        if self.rows is not None and is_apart:
+            self.rows.driver.step(None, weight, rows)
+            rows = []
+        if isinstance(self.driver, GeoOptimizer):
+            super().step()
+            self.driver.train_rows(rows)
+            self.driver.advance()
+        else:
+            self._require_same_rules()
+            self.driver.step([_gradient_of(param) for param in self._params], weight, rows)
+        return loss
+
+    def _require_same_rules(self) -> None:
+        if rules_of(self) != self._server_rules:
+            raise InvalidArgument(
+                "a setting of the optimizer has changed, such as the learning rate, but servers "
+                "go on with what they were given; schedules work with gradring.Sync() and "
+                "gradring.Geo()"
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as in `torch.optim`; those of embeddings too."""
+        if self.rows is not None:
+            self.rows.forget()
+        super().zero_grad(set_to_none)
+
+    def set_weight(self, weight: float) -> None:
+        """Say how many examples stand behind the next step's gradients; 1 if it is not said.
+
+        Raises:
+            InvalidArgument: It is negative or not finite.
+        """
+        self._weight = require_weight(weight)
+
+    def uneven(
+        self, batches: Iterable[Batch], *, weight: Callable[[Batch], float] | None = None
+    ) -> Iterator[Batch | None]:
+        """Go through batches of which some workers may have more than others.
+
+        In modes in which workers wait for each other at every step one that has run out gets
+        ``None`` and weight 0 until all have, and calls `step` all the same; else it simply ends.
+
+        Args:
+            batches: This worker's.
+            weight: Returns the number of examples in a batch; ``None`` counts each batch as 1.
+
+        Yields:
+            Each batch, then maybe ``None``.
+        """
+        for batch in self.driver.uneven(batches):
+            if batch is None:
+                self.set_weight(0)
+            else:
+                self.set_weight(1 if weight is None else weight(batch))
+            yield batch
+
+    def flush(self) -> None:
+        """Bring everything to the servers and take their values; see `ModeOptimizer.flush`."""
+        for driver in self._drivers():
+            driver.flush()
+
+    def close(self) -> None:
+        """Take no further part; see `ModeOptimizer.close`. May be called again."""
+        for driver in self._drivers():
+            driver.close()
+
+    def _drivers(self) -> list[ModeOptimizer]:
+        if self.rows is None or self.rows.driver is self.driver:
+            return [self.driver]
+        return [self.rows.driver, self.driver]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: servers have a table for each parameter from the start."""
+        if hasattr(self, "driver"):
+            raise InvalidArgument("parameters cannot be added once servers have the others")
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse: connections cannot be copied."""
+        raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")
+
+
+def _memory_of(param: torch.Tensor) -> Any:
+    if param.device.type != "cpu":
+        raise DeviceError(f"a parameter is on {param.device}; this version trains on the CPU")
+    if param.dtype != torch.float32 or not param.is_contiguous():
+        raise InvalidArgument(
+            f"a parameter is {param.dtype}, of shape {tuple(param.shape)} and strides "
+            f"{param.stride()}; servers hold contiguous float32 arrays"
+        )
+    return arrays.view(param.detach(), "parameter", writes=True).buffer
+
+
+def _gradient_of(param: torch.Tensor) -> Any:
+    if param.grad is None:
+        return None
+    if param.grad.is_sparse:
+        raise InvalidArgument("sparse gradients: use gradring.torch.Embedding")
+    return param.grad.detach().numpy()

@@ -1,0 +1,69 @@
+"""The rule of `gradring.optim` that a `torch.optim` optimizer's settings stand for.
+
+Servers then do what the optimizer would do: `gradring.optim` follows `torch.optim` step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gradring import optim
+from gradring.errors import InvalidArgument
+
+# What each class takes from a parameter group, by torch's names, which are the rules' too.
+_TAKEN: dict[type[Any], tuple[type[Any], tuple[str, ...]]] = {
+    torch.optim.SGD: (optim.SGD, ("lr", "momentum", "dampening", "weight_decay", "nesterov")),
+    torch.optim.Adagrad: (
+        optim.Adagrad,
+        ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"),
+    ),
+    torch.optim.RMSprop: (
+        optim.RMSprop,
+        ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"),
+    ),
+    torch.optim.Adam: (optim.Adam, ("lr", "betas", "eps", "weight_decay")),
+    torch.optim.AdamW: (optim.AdamW, ("lr", "betas", "eps", "weight_decay")),
+    torch.optim.SparseAdam: (optim.SparseAdam, ("lr", "betas", "eps")),
+}
+# How the same numbers are computed; servers have their own way.
+_IGNORED = {"params", "param_names", "foreach", "fused", "capturable", "initial_lr"}
+
+
+def rules_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return a rule for each parameter, in the order of the groups.
+
+    Raises:
+        InvalidArgument: Servers have no such rule, or an option that they do not know is on.
+    """
+    for kind in type(optimizer).__mro__:
+        if kind in _TAKEN:
+            return [
+                rule
+                for group in optimizer.param_groups
+                for rule in [_rule_of(kind, group)] * len(group["params"])
+            ]
+    known = ", ".join(kind.__name__ for kind in _TAKEN)
+    raise InvalidArgument(
+        f"servers have no rule for {type(optimizer).__name__}; use one of torch.optim's {known}, "
+        "or a mode in which workers step: gradring.Sync(), gradring.Geo()"
+    )
+
+
+def _rule_of(kind: type[Any], group: Mapping[str, Any]) -> Any:
+    rule, taken = _TAKEN[kind]
+    for option, value in group.items():
+        if option in taken or option in _IGNORED or not value:
+            continue
+        if option == "decoupled_weight_decay" and kind is torch.optim.AdamW:
+            continue
+        raise InvalidArgument(f"{kind.__name__}: servers do not know {option}={value!r}")
+    return rule(**{option: _plain(group[option]) for option in taken})
+
+
+def _plain(value: Any) -> Any:
+    if torch.is_tensor(value):
+        return value.item()
+    return tuple(_plain(part) for part in value) if isinstance(value, (tuple, list)) else value

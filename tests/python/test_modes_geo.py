@@ -1,0 +1,362 @@
+"""GEO: nothing is lost, done twice or left behind, whatever happens to messages and workers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from exact_server import ExactServer, Faults
+from worker_threads import on_workers
+
+Array = np.ndarray[Any, Any]
+
+IDENTITY = gr.optim.SGD(lr=1.0)  # A gradient of -u moves a parameter by u.
+
+
+def geo(params: list[Array], store: Any, workers: int, **options: Any) -> gr.GeoOptimizer:
+    return gr.GeoOptimizer(params, IDENTITY, store, workers=workers, **{"k_steps": 1, **options})
+
+
+def exchange(optimizer: gr.GeoOptimizer, progress: float) -> None:
+    """One local step that moves every parameter by ``progress``, exchanged at once."""
+    optimizer.step([np.full_like(param, -progress) for param in optimizer.params])
+    optimizer.replicas.settle()
+
+
+def script(workers: int, rounds: int) -> list[list[int]]:
+    """Progress by round and worker; of 3^4, so that thirds stay whole for four rounds."""
+    random = np.random.default_rng(workers)
+    return (random.integers(-8, 8, (rounds, workers)) * 81).tolist()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("outer", [gr.Sum(), gr.Mean()])
+def test_server_and_replicas_follow_the_algebra(workers: int, outer: Any) -> None:
+    server = ExactServer()
+    params = [np.zeros((), np.float32) for _ in range(workers)]
+    optimizers = [
+        geo([param], server.client(rank), workers, outer=outer) for rank, param in enumerate(params)
+    ]
+    share = workers if outer == gr.Mean() else 1
+    held, latest, old = Fraction(0), [Fraction(0)] * workers, [Fraction(0)] * workers
+    for progress in script(workers, rounds=4):
+        for rank, optimizer in enumerate(optimizers):
+            exchange(optimizer, progress[rank])
+            latest[rank] += progress[rank]
+            delta = (latest[rank] - old[rank]) / share
+            old[rank] += delta
+            held += delta
+            latest[rank] += held - old[rank]
+            old[rank] = held
+            assert server.values("model/0") == held
+            assert params[rank] == latest[rank]
+            assert optimizer.replicas.dense[0].base == old[rank]
+    residual = sum((a - b for a, b in zip(latest, old, strict=True)), Fraction(0))
+    assert held + residual == sum(map(sum, script(workers, rounds=4)))
+
+
+def test_one_worker_and_its_server_agree_after_one_round() -> None:
+    server = ExactServer()
+    param = np.zeros(3, np.float32)
+    optimizer = geo([param], server.client(0), 1, outer=gr.Mean())
+    exchange(optimizer, 1.25)
+    np.testing.assert_array_equal(server.values("model/0"), param)
+    np.testing.assert_array_equal(param, np.float32(1.25))
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_mean_gives_the_geometric_series_and_flush_the_rest(workers: int) -> None:
+    server = ExactServer()
+
+    optimizers = [
+        geo([np.zeros((), np.float32)], server.client(rank), workers, outer=gr.Mean())
+        for rank in range(workers)
+    ]
+    own = optimizers[0]
+    exchange(own, 1.0)
+    for touches in range(2, 6):
+        exchange(own, 0.0)
+        assert server.values("model/0") == 1 - (1 - 1 / workers) ** touches
+        assert own.residual_norm() == pytest.approx((1 - 1 / workers) ** touches, rel=1e-6)
+    on_workers(workers, lambda rank: optimizers[rank].flush())
+    assert own.residual_norm() == 0
+    assert server.values("model/0") == 1
+    for optimizer in optimizers:
+        assert optimizer.params[0] == 1
+        optimizer.close()
+
+
+def test_an_exchange_brings_exactly_the_rows_that_others_pushed() -> None:
+    server = ExactServer()
+    optimizers = [geo([], server.client(rank), 2) for rank in range(2)]
+    tables = [each.sparse_table("t", 2, IDENTITY) for each in optimizers]
+    ids = np.arange(10)
+    for table in tables:
+        table.pull(ids)
+
+    def step(rank: int, touched: list[int]) -> int:
+        before = optimizers[rank].report.taken_rows
+        ones = np.full((len(touched), 2), -1, np.float32)
+        optimizers[rank].step(None, rows=[(tables[rank], np.array(touched), ones)])
+        optimizers[rank].replicas.settle()
+        return optimizers[rank].report.taken_rows - before
+
+    assert step(0, [1, 2, 3]) == 0
+    assert step(1, [3, 4]) == 2  # 1 and 2; 3 came with the answer to its own push.
+    assert step(0, [5]) == 2  # 3 and 4.
+    assert step(0, [5]) == 0
+    assert step(1, [9]) == 1  # 5, once.
+    np.testing.assert_array_equal(tables[1].pull(ids)[:, 0], [0, 1, 1, 2, 1, 2, 0, 0, 0, 1])
+
+
+def test_a_change_between_a_push_and_its_answer_is_not_missed() -> None:
+    server = ExactServer()
+    params = [np.zeros((), np.float32) for _ in range(2)]
+    first, second = (geo([param], server.client(rank), 2) for rank, param in enumerate(params))
+    is_open = [True]
+
+    def meanwhile(_table: str) -> None:
+        if is_open:
+            is_open.clear()
+            exchange(second, 2.0)
+
+    # The second worker's whole exchange comes after the first one's update, before its answer.
+    server.on_applied = meanwhile
+    for optimizer in (first, second):  # On one thread, which the server's lock lets in again.
+        optimizer.replicas._background.submit = lambda task, _timeout: task()
+    exchange(first, 1.0)
+    assert server.values("model/0") == 3
+    assert params[0] == params[1] == 3
+
+
+RULES = [
+    gr.optim.SGD(lr=0.1),
+    gr.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+    gr.optim.AdamW(lr=0.01),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("outer", [gr.Sum(), gr.Mean()])
+@pytest.mark.parametrize("k_steps", [1, 3, "auto"])
+def test_one_worker_trains_as_if_there_were_no_servers(rule: Any, outer: Any, k_steps: Any) -> None:
+    random = np.random.default_rng(0)
+    start = random.standard_normal((4, 3)).astype(np.float32)
+    alone, alone_state = start.copy(), {}
+    rows_alone: list[Any] = [np.zeros(5, np.float32) for _ in range(12)]
+    rows_states: list[dict[str, Any]] = [{} for _ in range(12)]
+    server, shared = ExactServer(), start.copy()
+    with gr.GeoOptimizer([shared], rule, server.client(0), workers=1, k_steps=k_steps,
+                         outer=outer) as optimizer:  # fmt: skip
+        table = optimizer.sparse_table("rows", 5, rule)
+        for _ in range(20):
+            grad = random.standard_normal((4, 3)).astype(np.float32)
+            ids = random.choice(12, 4, replace=False)
+            row_grads = random.standard_normal((4, 5)).astype(np.float32)
+            rule.update(alone, grad, alone_state)
+            for key, row_grad in zip(ids, row_grads, strict=True):
+                rule.update(rows_alone[key], row_grad, rows_states[key])
+            table.pull(ids)
+            table.prefetch(random.choice(12, 4))
+            optimizer.step([grad], rows=[(table, ids, row_grads)])
+            np.testing.assert_array_equal(shared, alone)
+            np.testing.assert_array_equal(table.pull(np.arange(12)), np.stack(rows_alone))
+        optimizer.flush()
+        np.testing.assert_array_equal(shared, alone)
+        np.testing.assert_array_equal(server.values("model/0"), alone)
+        np.testing.assert_array_equal(table.pull(np.arange(12)), np.stack(rows_alone))
+
+
+def train(server: ExactServer, rank: int, workers: int, faults: int, outer: Any) -> Any:
+    """Two epochs of random dyadic progress with a flush after each; what this worker added."""
+    random = np.random.default_rng([rank, 7])
+    added = np.zeros(6), np.zeros((8, 2))
+    replicas = []
+    param = np.zeros(6, np.float32)
+    store = server.client(rank, Faults(rank, faults))
+    with geo([param], store, workers, outer=outer, k_steps=2) as optimizer:
+        table = optimizer.sparse_table("rows", 2, IDENTITY)
+        for _ in range(2):
+            for _ in range(9):
+                u = random.integers(-8, 8, 6) / 4
+                ids = random.choice(8, 3)
+                v = random.integers(-8, 8, (3, 2)) / 4
+                table.pull(ids)
+                optimizer.step([-u], rows=[(table, ids, -v)])
+                added[0][...] += u
+                np.add.at(added[1], ids, v)
+            optimizer.flush()
+            replicas.append((param.copy(), table.pull(np.arange(8))))
+    return added, replicas
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(workers: int, seed: int) -> None:
+    server = ExactServer()
+    results = on_workers(workers, lambda rank: train(server, rank, workers, 30 + seed, gr.Sum()))
+    for epoch in range(2):
+        for _, replicas in results[1:]:
+            for own, theirs in zip(replicas[epoch], results[0][1][epoch], strict=True):
+                np.testing.assert_array_equal(own, theirs)
+    dense, rows = (sum(added[part] for added, _ in results) for part in range(2))
+    np.testing.assert_array_equal(results[0][1][-1][0], dense.astype(np.float32))
+    np.testing.assert_array_equal(results[0][1][-1][1], rows.astype(np.float32))
+    np.testing.assert_array_equal(server.values("model/0"), dense.astype(np.float32))
+
+
+def test_with_mean_a_flush_brings_everything_too() -> None:
+    server = ExactServer()
+    results = on_workers(2, lambda rank: train(server, rank, 2, 10, gr.Mean()))
+    dense = sum(added[0] for added, _ in results)
+    np.testing.assert_allclose(results[0][1][-1][0], dense, atol=1e-4)
+    np.testing.assert_array_equal(results[0][1][-1][0], results[1][1][-1][0])
+
+
+def test_replicas_are_equal_after_a_flush_also_where_additions_are_rounded() -> None:
+    server = ExactServer()
+
+    def work(rank: int) -> Any:
+        random = np.random.default_rng(rank)
+        param = np.zeros(50, np.float32)
+        with geo([param], server.client(rank), 3, k_steps=2) as optimizer:
+            for scale in (1e-6, 1, 1e6, 1e-3):
+                optimizer.step([random.standard_normal(50) * scale])
+            optimizer.flush()
+            return param.copy()
+
+    first, *others = on_workers(3, work)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+    np.testing.assert_array_equal(server.values("model/0"), first)
+
+
+def test_workers_may_come_and_go() -> None:
+    server = ExactServer()
+    first, second = (geo([np.zeros((), np.float32)], server.client(r), 2) for r in range(2))
+    exchange(first, 1.0)
+    exchange(second, 2.0)
+    second.close()  # What it has is in; nobody waits for it.
+    late_param = np.full((), 99, np.float32)
+    late = geo([late_param], server.client(2), 2)
+    assert late_param == 3  # The servers' value, not its own.
+    exchange(late, 4.0)
+    exchange(first, 0.0)
+    assert first.report.workers == 2
+    on_workers(2, lambda rank: (first, late)[rank].flush())
+    assert first.params[0] == late_param == server.values("model/0") == 7
+    first.close()
+    late.close()
+
+
+def test_the_death_of_a_worker_leaves_the_others_equal() -> None:
+    server = ExactServer()
+    stores = [server.client(rank) for rank in range(3)]
+    optimizers = [geo([np.zeros(2, np.float32)], store, 3) for store in stores]
+    for rank, optimizer in enumerate(optimizers):
+        exchange(optimizer, 2.0**rank)
+    optimizers[2].step([np.full(2, -100, np.float32)])
+    optimizers[2].replicas.settle()
+    stores[2].die()  # After its push, before it has flushed.
+    optimizers[2].abandon()
+    on_workers(2, lambda rank: optimizers[rank].flush())
+    for optimizer in optimizers[:2]:
+        np.testing.assert_array_equal(optimizer.params[0], np.float32(107))
+        optimizer.close()
+
+
+def test_a_flush_names_nobody_when_all_came_and_times_out_when_one_did_not() -> None:
+    server = ExactServer()
+    optimizers = [geo([np.zeros(2, np.float32)], server.client(rank), 2) for rank in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exact_server.SECONDS", 0.05)
+        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+            optimizers[0].flush()
+    for optimizer in optimizers:
+        optimizer.abandon()
+
+
+def test_an_error_in_the_background_comes_out_of_the_next_step() -> None:
+    server = ExactServer()
+    store = server.client(0)
+    optimizer = geo([np.zeros(2, np.float32)], store, 1)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise gr.PeerLost("server 0 is gone")
+
+    store.push = fail  # type: ignore[method-assign]
+    optimizer.step([np.ones(2, np.float32)])
+    with pytest.raises(gr.PeerLost, match="server 0"):
+        optimizer.flush()
+    with pytest.raises(gr.PeerLost, match="server 0"):
+        optimizer.step([np.ones(2, np.float32)])
+    optimizer.abandon()
+
+
+def test_nesterov_is_diloco() -> None:
+    workers, k_steps, outer = 2, 2, gr.Nesterov(lr=0.5, momentum=0.5)
+    server = ExactServer()
+    grads = np.random.default_rng(0).integers(-8, 8, (6, workers, 3)).astype(np.float32)
+
+    def work(rank: int) -> Any:
+        param = np.ones(3, np.float32)
+        with gr.GeoOptimizer([param], gr.optim.SGD(lr=0.25), server.client(rank), workers=workers,
+                             k_steps=k_steps, outer=outer) as optimizer:  # fmt: skip
+            return [(optimizer.step([grad[rank]]), param.copy())[1] for grad in grads]
+
+    results = on_workers(workers, work)
+    reference, state = np.ones(3, np.float32), {}
+    rule = gr.optim.SGD(lr=0.5, momentum=0.5, nesterov=True)
+    for begin in range(0, 6, k_steps):
+        ends = [reference - 0.25 * grads[begin : begin + k_steps, w].sum(0) for w in range(workers)]
+        rule.update(reference, reference - sum(ends) / np.float32(workers), state)
+        for result in results:
+            np.testing.assert_array_equal(result[begin + k_steps - 1], reference)
+
+
+def test_nesterov_trains_rows_too() -> None:
+    server = ExactServer()
+
+    def work(rank: int) -> Any:
+        outer = gr.Nesterov(lr=1, momentum=0.5)
+        with geo([], server.client(rank), 2, outer=outer) as optimizer:
+            table = optimizer.sparse_table("rows", 1, IDENTITY)
+            table.pull([0, 1, 2])
+            for _ in range(2):
+                ids = np.array([rank, 2])
+                optimizer.step(None, rows=[(table, ids, np.full((2, 1), -1, np.float32))])
+            return table.pull([0, 1, 2])[:, 0]
+
+    first, second = on_workers(2, work)
+    np.testing.assert_array_equal(first, second)
+    # The mean counts the worker that did not touch a row as zero: 1/2 for rows 0 and 1.
+    # Nesterov: step 1 moves by 1.5 g, step 2 by 1.75 g.
+    np.testing.assert_array_equal(first, [1.625, 1.625, 3.25])
+
+
+def test_divergence_is_how_far_servers_were_from_what_a_replica_knew() -> None:
+    server = ExactServer()
+    first, second = (geo([np.zeros(4, np.float32)], server.client(r), 2) for r in range(2))
+    exchange(first, 1.0)
+    assert first.report.divergence == 0
+    exchange(second, 1.0)
+    assert second.report.divergence == 2  # Four elements, each 1 away.
+    assert second.report.relative_divergence == 0.5  # Of a norm of 4.
+
+
+def test_a_loop_may_train_the_rows_itself() -> None:
+    server = ExactServer()
+    with geo([], server.client(0), 1) as optimizer:
+        table = optimizer.sparse_table("words", 3, IDENTITY)
+        replica = optimizer.replica(table)
+        np.testing.assert_array_equal(replica.slots(np.arange(5, dtype=np.uint64)), np.arange(5))
+        replica.weights[2:4] += 1.5
+        replica.mark(np.array([2, 3]))
+        optimizer.advance()
+        optimizer.flush()
+    assert sorted(server.values("words")) == [2, 3]
+    np.testing.assert_array_equal(server.values("words")[3], np.float32(1.5))
