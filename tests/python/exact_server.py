@@ -272,7 +272,10 @@ class ExactStore:
         workers = self._server.domains[domain.name]
         with self._server.changed:
             living = set(workers.clocks) - workers.gone
-            return WorkerClocks({rank: workers.clocks[rank] for rank in living})
+            return WorkerClocks(
+                {rank: workers.clocks[rank] for rank in living},
+                {rank: workers.clocks[rank] for rank in workers.gone},
+            )
 
     def leave(self, domain: Domain) -> None:
         self._change(lambda: self._server.domains[domain.name].gone.add(self.rank))

@@ -253,6 +253,23 @@ def test_workers_may_come_and_go() -> None:
     late.close()
 
 
+def test_a_worker_that_comes_back_takes_part_again() -> None:
+    server = ExactServer()
+    stores = [server.client(rank) for rank in range(3)]
+    optimizers = [geo([np.zeros((), np.float32)], store, 3) for store in stores]
+    exchange(optimizers[2], 4.0)
+    stores[2].die()
+    optimizers[2].abandon()
+    on_workers(2, lambda rank: optimizers[rank].flush())
+    optimizers[2] = geo([np.zeros((), np.float32)], server.client(2), 3)
+    for progress in (8.0, 16.0):
+        exchange(optimizers[2], progress)
+        on_workers(3, lambda rank: optimizers[rank].flush())
+    for optimizer in optimizers:
+        assert optimizer.params[0] == 28
+        optimizer.close()
+
+
 def test_the_death_of_a_worker_leaves_the_others_equal() -> None:
     server = ExactServer()
     stores = [server.client(rank) for rank in range(3)]
@@ -269,15 +286,18 @@ def test_the_death_of_a_worker_leaves_the_others_equal() -> None:
         optimizer.close()
 
 
-def test_a_flush_names_nobody_when_all_came_and_times_out_when_one_did_not() -> None:
+def test_a_flush_names_who_did_not_come_and_may_be_tried_again() -> None:
     server = ExactServer()
     optimizers = [geo([np.zeros(2, np.float32)], server.client(rank), 2) for rank in range(2)]
+    exchange(optimizers[1], 1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exact_server.SECONDS", 0.05)
         with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
             optimizers[0].flush()
+    on_workers(2, lambda rank: optimizers[rank].flush())
     for optimizer in optimizers:
-        optimizer.abandon()
+        np.testing.assert_array_equal(optimizer.params[0], np.float32(1))
+        optimizer.close()
 
 
 def test_an_error_in_the_background_comes_out_of_the_next_step() -> None:

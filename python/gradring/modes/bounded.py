@@ -53,14 +53,13 @@ class BoundedOptimizer(ModeOptimizer):
         super().__init__(params, rule, ps, **options)
 
     def join(self) -> None:
-        """Take part; one who joins late begins where the slowest is."""
+        """Take part; one who comes back begins where the slowest is."""
         if self.store.rank >= self.workers:
             raise InvalidArgument(
                 f"worker {self.store.rank} of {self.workers}: say the number of all workers"
             )
         self.domain = Domain(f"{self.name}/clocks", self.workers, is_round=False)
-        living = self.store.clocks(self.domain).living
-        self.clock = min(living.values(), default=0)
+        self.clock = self.store.clocks(self.domain).start(self.domain, self.store.rank)
         self._ids = np.arange(self.workers, dtype=np.uint64)
         self._clocks = np.zeros((self.workers, 1), np.float32)
         self._counted = np.ones(self.workers, np.bool_)

@@ -151,8 +151,9 @@ class Exchange(Replicas):
         self._background = Background(f"gradring exchange of {domain.name}", 1)
         self._arrived: _Arrived | None = None
         self._is_under_way = False
-        # One who joins late begins at the flush that the others come to next.
-        self._clock = min(store.clocks(domain).living.values(), default=0)
+        # One who joins late takes part from the next flush on that all others take part in.
+        start = store.clocks(domain).start(domain, store.rank)
+        self._clock = start + start % 2
         # Those that have not come yet count until the first exchange says otherwise.
         self.report.workers = max(store.clock(domain, self._clock), domain.workers)
 
@@ -186,14 +187,14 @@ class Exchange(Replicas):
         """
         self.settle()
         pushed = self._push_all()
-        self._clock += 1
-        self.store.clock(self.domain, self._clock)
-        self.store.wait(Gate(self.domain, self._clock))
+        all_pushed, all_read = self._clock + 1, self._clock + 2
+        self.store.clock(self.domain, all_pushed)
+        self.store.wait(Gate(self.domain, all_pushed))
         self.adopt(pushed)
         # Nobody goes on to push before all have read.
-        self._clock += 1
-        self.report.workers = self.store.clock(self.domain, self._clock)
-        self.store.wait(Gate(self.domain, self._clock))
+        self.report.workers = self.store.clock(self.domain, all_read)
+        self.store.wait(Gate(self.domain, all_read))
+        self._clock = all_read  # Not before: a flush that timed out may be tried again.
 
     def leave(self) -> None:
         """Push all progress and take no further part."""

@@ -1,7 +1,7 @@
 """A rule's steps on rows of a local replica: every row is a parameter of its own.
 
-What a server does to a sparse table, done by the worker with a rule of `gradring.optim`: a row that
-a step does not touch is left alone, and its number of steps is its own. Used by one thread.
+What a server does to a sparse table, done by the worker with the same arithmetic: a row that a step
+does not touch is left alone, and its number of steps is its own. Used by one thread.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring import _core
 from gradring.modes.rows import Slots
 from gradring.modes.store import Array
+
+# From which step on a rule does the same in every step, where that is ever.
+_SETTLED = {"sgd": 2, "rmsprop": 1}
 
 
 class LocalRows:
@@ -22,14 +26,22 @@ class LocalRows:
         """Begin without states.
 
         Args:
-            rule: Has ``update(param, grad, state)``, element by element.
+            rule: Of `gradring.optim`.
             dim: Floats a row.
         """
         self.rule = rule
         self._dim = dim
+        self._core_rule = rule.to_core()
+        self._layout = _core.state_fields(self._core_rule, dim)
+        self._settled = _SETTLED.get(self._core_rule["kind"], np.iinfo(np.int64).max)
+        if self._core_rule["kind"] == "adagrad" and rule.lr_decay == 0:
+            self._settled = 1
+        self._counts_for_table = self._core_rule["kind"] == "sparse_adam"
+        self._updates = 0
         self._steps = np.zeros(0, np.int64)
-        self._fields: dict[str, npt.NDArray[Any]] = {}
-        self._is_stateless = False
+        self._fields: list[npt.NDArray[np.float32]] = [
+            np.zeros((0, floats), np.float32) for _, floats, _ in self._layout
+        ]
 
     def update(self, weights: Array, slots: Slots, grads: Array) -> None:
         """Do one step of each row.
@@ -39,42 +51,36 @@ class LocalRows:
             slots: The rows that have a gradient; distinct.
             grads: One for each slot.
         """
-        if self._is_stateless:
-            rows = weights[slots]
-            self.rule.update(rows, grads, {})
-            weights[slots] = rows
+        if len(slots) == 0:
+            return
+        if not self._layout:
+            self._update_together(1, weights, slots, grads)
             return
         if len(self._steps) < len(weights):
             self._grow(len(weights))
-        steps = self._steps[slots]
-        # Rows of one age go together: a rule's state says one number of steps for all it is given.
-        for age in np.unique(steps):
-            chosen = np.flatnonzero(steps == age)
-            self._update_together(int(age), weights, slots[chosen], grads[chosen])
-        self._steps[slots] += 1
+        self._updates += 1
+        if self._counts_for_table:
+            self._update_together(self._updates, weights, slots, grads)
+            return
+        steps = np.minimum(self._steps[slots] + 1, self._settled)
+        self._steps[slots] = steps
+        # Rows of one age go together.
+        for step in np.unique(steps):
+            chosen = np.flatnonzero(steps == step)
+            self._update_together(int(step), weights, slots[chosen], grads[chosen])
 
-    def _update_together(self, age: int, weights: Array, slots: Slots, grads: Array) -> None:
-        state: dict[str, Any] = {}
-        if age > 0:
-            state = {name: field[slots] for name, field in self._fields.items()}
-            state["step"] = age
+    def _update_together(self, step: int, weights: Array, slots: Slots, grads: Array) -> None:
         rows = weights[slots]
-        self.rule.update(rows, grads, state)
+        states = [field[slots] for field in self._fields]
+        _core.update_dense(self._core_rule, step, self._dim, rows, states, grads)
         weights[slots] = rows
-        if not state and age == 0:
-            self._is_stateless = True
-        for name, value in state.items():
-            if isinstance(value, np.ndarray):
-                if name not in self._fields:
-                    self._fields[name] = np.zeros((len(self._steps), self._dim), value.dtype)
-                self._fields[name][slots] = value
+        for field, state in zip(self._fields, states, strict=True):
+            field[slots] = state
 
     def _grow(self, count: int) -> None:
-        count = max(count, 2 * len(self._steps))
-        steps = np.zeros(count, np.int64)
-        steps[: len(self._steps)] = self._steps
-        self._steps = steps
-        for name, field in self._fields.items():
-            larger = np.zeros((count, self._dim), field.dtype)
-            larger[: len(field)] = field
-            self._fields[name] = larger
+        before = len(self._steps)
+        count = max(count, 2 * before)
+        self._steps = np.concatenate([self._steps, np.zeros(count - before, np.int64)])
+        for place, (_, floats, initial) in enumerate(self._layout):
+            fresh = np.full((count - before, floats), initial, np.float32)
+            self._fields[place] = np.concatenate([self._fields[place], fresh])

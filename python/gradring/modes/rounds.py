@@ -74,7 +74,8 @@ class RoundOptimizer(ModeOptimizer):
         if pushes:
             self._pending = self.store.push(pushes, self.gate())
         self.clock += 1
-        self.store.clock(self.domain, self.clock, weight)
+        # A mean over one worker's examples is its own: times and by their number would round it.
+        self.store.clock(self.domain, self.clock, min(weight, 1) if self.workers == 1 else weight)
         waiting, self._waiting = self._waiting, []
         for coming in waiting:
             super().begin_prefetch(coming)

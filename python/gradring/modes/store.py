@@ -114,9 +114,18 @@ class WorkerClocks:
 
     Attributes:
         living: Clock of each worker that has come, and has neither left nor been given up.
+        gone: Last clock of those that have.
     """
 
     living: dict[int, int] = field(default_factory=dict)
+    gone: dict[int, int] = field(default_factory=dict)
+
+    def start(self, domain: Domain, rank: int) -> int:
+        """Return where a worker begins: it must not hold back those that went on without it."""
+        known = self.living | self.gone
+        if rank in known or rank >= domain.workers:
+            return max(known.get(rank, 0), min(self.living.values(), default=0))
+        return 0  # The others count on it: they are not far.
 
 
 class Store(Protocol):

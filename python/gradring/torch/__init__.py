@@ -15,6 +15,7 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from gradring.torch import c10d as _c10d
+from gradring.torch.embedding import Embedding
 from gradring.torch.hook import CompressedGradients, compressed_gradients
 from gradring.torch.optimizer import DistributedOptimizer, distributed
 from gradring.torch.sampler import Sampler
@@ -22,6 +23,7 @@ from gradring.torch.sampler import Sampler
 __all__ = [
     "CompressedGradients",
     "DistributedOptimizer",
+    "Embedding",
     "Sampler",
     "compressed_gradients",
     "distributed",

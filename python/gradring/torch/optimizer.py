@@ -16,10 +16,12 @@ from gradring.communicator import Communicator
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
 from gradring.joining import current
-from gradring.modes import Sync
+from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
+from gradring.modes.optimizer import TIMEOUT
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
+from gradring.torch.served import Rows, ServedOptimizer, make_rows
 from gradring.uneven import until_all_end
 
 Batch = TypeVar("Batch")
@@ -37,6 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _averager: GradientAverager | None  # None in a world of one.
     _options: dict[str, Any]
     _clip_norm: float | None
+    rows: Rows | None = None  # The model's embeddings.
+    _weight: float = 1.0
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping.
 
     def connect(
@@ -79,13 +83,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         averager = self._averager
         if closure is not None:
             result: Any = super().step(self._averaged(closure))
+            self._step_rows()
         else:
+            self._step_rows()  # They travel while the rest does.
             self._finish()
             result = super().step()
         if averager is not None:
             averager.begin()
             averager.set_weight(1)
+        self._weight = 1.0
         return result
+
+    def _step_rows(self) -> None:
+        if self.rows is not None:
+            self.rows.step(self._weight)
 
     def _finish(self) -> None:
         if self._averager is not None:
@@ -126,6 +137,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._averager is not None:
             self._averager.begin()
+        if self.rows is not None:
+            self.rows.forget()
         super().zero_grad(set_to_none)
 
     @property
@@ -146,6 +159,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgument: It is negative or not finite, or it comes too late.
         """
+        if self.rows is not None:
+            self._weight = require_weight(weight)
         if self._averager is not None:
             self._averager.set_weight(weight)
         elif require_weight(weight) == 0:
@@ -222,6 +237,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._averager is not None:
             parameters.share(self._comm, dict(self._model.named_buffers()))
 
+    def flush(self) -> None:
+        """Bring what was pushed of embeddings to the servers; see `ModeOptimizer.flush`."""
+        if self.rows is not None:
+            self.rows.driver.flush()
+
+    def close(self) -> None:
+        """Train embeddings no further; see `ModeOptimizer.close`. May be called again."""
+        if self.rows is not None:
+            self.rows.driver.close()
+
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
         return GradientAverager(named, gradients_comm, **self._options)
@@ -231,9 +256,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")
 
 
-def distributed(
+def distributed(  # noqa: PLR0913 - all but the first two are options with a default
     optimizer: torch.optim.Optimizer,
-    mode: Sync | None = None,
+    mode: Mode | None = None,
     *,
     model: torch.nn.Module | None = None,
     comm: Communicator | None = None,
@@ -241,19 +266,28 @@ def distributed(
     overlap: bool = True,
     compress: Compression | None = None,
     clip_norm: float | None = None,
+    ps: Any = None,
+    name: str = "model",
+    timeout: float = TIMEOUT,
 ) -> Any:
     """Make an optimizer train on all ranks; a collective call.
 
-    Every rank gets rank 0's initial values. From then on gradients are averaged over the ranks, in
-    buckets that travel while backward still runs, and every rank does the same step: all hold the
-    same parameters, bit for bit. When ``backward()`` returns, every ``.grad`` is the average (and a
-    view of a bucket: clone it to keep it). State is local; load a saved one on every rank.
+    Every rank gets rank 0's initial values. What follows depends on the mode (docs/modes.md). With
+    `gradring.Sync()` gradients are averaged over the ranks, in buckets that travel while backward
+    still runs, and every rank does the same step: all hold the same parameters, bit for bit. When
+    ``backward()`` returns, every ``.grad`` is the average (and a view of a bucket: clone it to keep
+    it). State is local; load a saved one on every rank.
+
+    The rows of a model's `gradring.torch.Embedding` layers follow the mode too; with
+    `gradring.Sync()` in rounds, as ``gradring.Sync(via="ps")`` does.
 
     Args:
         optimizer: Any of `torch.optim` or one like it, with parameters on the CPU; it is changed in
             place. Make learning-rate schedulers after this.
-        mode: `gradring.Sync()`, the default.
-        model: Its other parameters and its buffers are shared too, and errors use its names.
+        mode: `gradring.Sync`, the default, `gradring.BoundedStaleness`, `gradring.Async`,
+            `gradring.Geo` or `gradring.Hybrid`.
+        model: Its other parameters and its buffers are shared too, errors use its names, and its
+            embeddings are trained.
         comm: ``None`` is the communicator that `init` made, or makes now.
         bucket_bytes: Most bytes of gradients in one operation.
         overlap: Start buckets during backward. Without it weights may be given to ``step``.
@@ -261,9 +295,13 @@ def distributed(
             bytes. What that leaves out is kept, and travels with the next step's.
         clip_norm: Largest norm of all averaged gradients together; in `step` they are scaled down
             to it, after a `torch.amp.GradScaler` has unscaled them. ``grad_norm`` is what it was.
+        ps: What `gradring.ps.connect` returned; ``None`` connects where the mode needs servers.
+        name: Of the model: the first part of its tables' names on the servers.
+        timeout: Seconds that a step may wait for other workers, where servers are between them.
 
     Returns:
-        ``optimizer``, now also a `DistributedOptimizer`.
+        ``optimizer``, now also a `DistributedOptimizer`, or in a mode in which dense parameters go
+        through servers a `gradring.torch.served.ServedOptimizer`.
 
     Raises:
         InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense.
@@ -272,6 +310,8 @@ def distributed(
     """
     _require_ready(optimizer, mode, bucket_bytes)
     _require_usable(compress, clip_norm)
+    if compress is not None and mode is not None and not _is_all_reduce(mode):
+        raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
     comm = current() if comm is None else comm
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)
@@ -280,31 +320,63 @@ def distributed(
     shared = {id(tensor): (name, tensor) for name, tensor in named.items()}
     shared |= {id(tensor): (name, tensor) for name, tensor in parameters.model_tensors(model)}
 
-    gradients_comm: Communicator | None = None
     if comm.world_size > 1:
         parameters.share(comm, dict(shared.values()))
-        gradients_comm = comm.split(0)
-    kind = type(optimizer)
-    optimizer.__class__ = type(f"Distributed{kind.__name__}", (DistributedOptimizer, kind), {})
-    result = cast(DistributedOptimizer, optimizer)
+    served = {"name": name, "workers": comm.world_size, "timeout": timeout}
+    if mode is not None and not _is_all_reduce(mode):
+        return _through_servers(optimizer, mode, model, clip_norm, ps, served)
+    gradients_comm = comm.split(0) if comm.world_size > 1 else None
+    result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer))
     result.connect(
         comm, gradients_comm, model, clip_norm,
         bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
     )  # fmt: skip
+    rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
+    result.rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows"}))
+    return result
+
+
+def _is_all_reduce(mode: Mode) -> bool:
+    return mode == Sync() or (isinstance(mode, Hybrid) and mode.dense == Sync())
+
+
+def _with_front(optimizer: torch.optim.Optimizer, front: type[Any]) -> Any:
+    kind = type(optimizer)
+    optimizer.__class__ = type(f"Distributed{kind.__name__}", (front, kind), {})
+    return optimizer
+
+
+def _through_servers(
+    optimizer: torch.optim.Optimizer,
+    mode: Mode,
+    model: torch.nn.Module | None,
+    clip_norm: float | None,
+    ps: Any,
+    served: dict[str, Any],
+) -> ServedOptimizer:
+    kind = type(optimizer)
+    result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer))
+    try:
+        result.connect(mode, model, clip_norm, ps, **served)
+    except BaseException:
+        optimizer.__class__ = kind
+        raise
     return result
 
 
 def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
-    if isinstance(optimizer, DistributedOptimizer):
+    if isinstance(optimizer, (DistributedOptimizer, ServedOptimizer)):
         raise InvalidArgument("this optimizer is distributed already")
     if "step" in vars(optimizer):
         raise InvalidArgument(
             "this optimizer has a learning-rate scheduler; make that after distributed()"
         )
-    if mode is not None and not isinstance(mode, Sync):
-        raise InvalidArgument(f"mode {mode!r} is none of: gradring.Sync()")
+    if mode is not None and not isinstance(mode, (Sync, BoundedStaleness, Async, Geo, Hybrid)):
+        raise InvalidArgument(
+            f"mode {mode!r} is none of gradring's Sync, BoundedStaleness, Async, Geo and Hybrid"
+        )
     if bucket_bytes <= 0:
         raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
 

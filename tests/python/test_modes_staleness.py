@@ -1,0 +1,207 @@
+"""BoundedStaleness and Async: what is measured is true, and what is bounded stays so."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from exact_server import ExactServer, Faults
+from gradring.modes.bounded import BoundedOptimizer
+from worker_threads import on_workers
+
+Array = np.ndarray[Any, Any]
+
+STEP = gr.optim.SGD(lr=1.0)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_nobody_is_further_behind_than_the_bound(workers: int, bound: int) -> None:
+    server, steps = ExactServer(), 25
+    lock, done = threading.Lock(), [0] * workers
+
+    def work(rank: int) -> Any:
+        random = np.random.default_rng(rank)
+        param = np.zeros(4, np.float32)
+        store = server.client(rank, Faults(rank, 20))
+        with BoundedOptimizer([param], STEP, store, workers=workers, staleness=bound) as own:
+            for step in range(steps):
+                with lock:
+                    # Everybody's updates before this are in the parameters.
+                    least = min(done)
+                    done[rank] = step
+                assert step - least <= bound + 1
+                assert -param[rank] == step  # Its own.
+                assert all(-param[other] >= step - bound for other in range(workers))
+                grad = np.zeros(4, np.float32)
+                grad[rank] = 1
+                if random.integers(3) == 0:
+                    threading.Event().wait(0.002)
+                own.step([grad])
+            with lock:
+                done[rank] = steps
+            return own.staleness
+
+    for staleness in on_workers(workers, work):
+        assert staleness.max <= bound
+        assert staleness.total == steps
+    np.testing.assert_array_equal(-server.values("model/0")[:workers], np.float32(steps))
+
+
+def test_with_a_bound_of_zero_all_begin_a_step_from_the_same_values() -> None:
+    server = ExactServer()
+
+    def work(rank: int) -> Any:
+        param = np.zeros(1, np.float32)
+        seen = []
+        with BoundedOptimizer([param], STEP, server.client(rank), workers=2, staleness=0) as own:
+            for _ in range(10):
+                own.step([np.full(1, -1, np.float32)])
+                seen.append(float(param[0]))
+        return seen
+
+    for seen in on_workers(2, work):
+        # At least both workers' updates; at most the other one's next.
+        assert all(2 * step <= value <= 2 * step + 1 for step, value in enumerate(seen, start=1))
+
+
+def test_those_that_left_hold_nobody_back_and_do_not_count_as_stale() -> None:
+    server = ExactServer()
+    first, second = (
+        BoundedOptimizer([np.zeros(1, np.float32)], STEP, server.client(r), workers=2, staleness=1)
+        for r in range(2)
+    )
+    second.step([np.ones(1, np.float32)])
+    second.close()
+    for _ in range(6):
+        first.step([np.ones(1, np.float32)])
+    assert first.staleness.max <= 1
+    first.close()
+
+
+def test_one_who_comes_back_begins_where_the_slowest_is() -> None:
+    server = ExactServer()
+
+    def join(rank: int, staleness: int) -> BoundedOptimizer:
+        param = np.zeros(1, np.float32)
+        return BoundedOptimizer([param], STEP, server.client(rank), workers=2, staleness=staleness)
+
+    first, second = join(0, 100), join(1, 1)
+    second.close()
+    for _ in range(5):
+        first.step([np.ones(1, np.float32)])
+    again = join(1, 1)
+    assert again.clock == 5
+    again.step([np.ones(1, np.float32)])
+    assert (again.staleness.max, again.params[0]) == (1, -6)
+    for optimizer in (first, again):
+        optimizer.close()
+
+
+def test_a_push_is_one_update_however_many_wait_in_the_queue() -> None:
+    server, gate = ExactServer(), threading.Event()
+    momentum = gr.optim.SGD(lr=1.0, momentum=0.5)
+    param, expected, state = np.zeros(2, np.float32), np.zeros(2, np.float32), {}
+    with gr.AsyncOptimizer([param], momentum, server.client(0), workers=1, queue=8) as own:
+        table = own.sparse_table("rows", 1, momentum)
+        server.on_applied = lambda _: gate.wait(10)  # Updates pile up behind the first.
+        for step in range(6):
+            own.step([np.full(2, step, np.float32)], rows=[(table, [7], [[step]])])
+        gate.set()
+        own.flush()
+        for step in range(6):
+            momentum.update(expected, np.full(2, step, np.float32), state)
+        np.testing.assert_array_equal(param, expected)
+        np.testing.assert_array_equal(table.pull([7])[0], expected[:1])
+    assert server.tables["model/0"].pushes == 6
+
+
+def test_staleness_is_the_number_of_updates_since_the_pull() -> None:
+    server = ExactServer()
+    workers = [
+        gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, server.client(rank), workers=2)
+        for rank in range(2)
+    ]
+    tables = [each.sparse_table("rows", 1, STEP) for each in workers]
+    tables[0].pull([1])
+    for _ in range(3):
+        tables[1].pull([1])
+        workers[1].step(rows=[(tables[1], [1], [[1.0]])])
+        workers[1].flush()
+    workers[0].step(rows=[(tables[0], [1], [[1.0]])])
+    workers[0].flush()
+    assert dict(workers[1].staleness.counts) == {0: 3}
+    assert dict(workers[0].staleness.counts) == {3: 1}
+    assert (workers[0].staleness.mean, workers[0].staleness.max) == (3, 3)
+    for worker in workers:
+        worker.close()
+
+
+def test_parameters_change_between_steps_only_and_never_by_half() -> None:
+    server, steps = ExactServer(), 60
+
+    def work(rank: int) -> None:
+        param = np.zeros(50_000, np.float32)
+        with gr.AsyncOptimizer([param], STEP, server.client(rank), workers=2) as own:
+            for _ in range(steps):
+                before = param[0]
+                assert (param == before).all()  # Every update moves all elements alike.
+                own.step([np.full_like(param, -1)])
+            own.flush()
+            assert (param == param[0]).all()
+            assert param[0] >= steps
+
+    on_workers(2, work)
+    assert server.values("model/0")[0] == 2 * steps
+
+
+def test_gradients_may_be_reused_at_once() -> None:
+    server = ExactServer()
+    param, grad = np.zeros(3, np.float32), np.empty(3, np.float32)
+    with gr.AsyncOptimizer([param], gr.optim.Sum(), server.client(0), workers=1) as own:
+        for step in range(20):
+            grad[:] = step
+            own.step([grad])
+            grad[:] = np.nan
+        own.flush()
+    np.testing.assert_array_equal(param, np.float32(sum(range(20))))
+
+
+def test_a_full_queue_holds_the_step_back() -> None:
+    server, gate, is_busy = ExactServer(), threading.Event(), threading.Event()
+    own = gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, server.client(0), workers=1,
+                            queue=1, timeout=0.1)  # fmt: skip
+
+    def applied(_: str) -> None:
+        is_busy.set()
+        gate.wait(10)
+
+    server.on_applied = applied
+    grads = [np.ones(1, np.float32)]
+    own.step(grads)
+    is_busy.wait(10)  # The sender has it;
+    own.step(grads)  # this one waits.
+    with pytest.raises(gr.TimedOut, match="queue was full"):
+        own.step(grads)
+    gate.set()
+    own.abandon()
+
+
+def test_an_error_in_the_background_comes_out_of_a_step() -> None:
+    store = ExactServer().client(0)
+    own = gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, store, workers=1)
+
+    def fail(*_: Any) -> Any:
+        raise gr.PeerLost("server 0 is gone")
+
+    store.push = fail  # type: ignore[method-assign]
+    own.step([np.ones(1, np.float32)])
+    with pytest.raises(gr.PeerLost, match="server 0"):
+        own.flush()
+    with pytest.raises(gr.PeerLost, match="server 0"):
+        own.step([np.ones(1, np.float32)])
+    own.abandon()
