@@ -236,7 +236,7 @@ class ExactStore:
             keys = [
                 key
                 for key, (stamp, writer) in held.changes.items()
-                if stamp > (since or 0) and writer != self.rank
+                if since is not None and stamp > since and writer != self.rank
             ]
             rows = np.array([held.row(key) for key in keys], np.float32)
             ids = np.array(keys, np.uint64)

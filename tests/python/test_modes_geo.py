@@ -180,6 +180,7 @@ def train(server: ExactServer, rank: int, workers: int, faults: int, outer: Any)
     store = server.client(rank, Faults(rank, faults))
     with geo([param], store, workers, outer=outer, k_steps=2) as optimizer:
         table = optimizer.sparse_table("rows", 2, IDENTITY)
+        table.pull(np.arange(8))  # Rows that are fetched after a flush may be newer than that.
         for _ in range(2):
             for _ in range(9):
                 u = random.integers(-8, 8, 6) / 4

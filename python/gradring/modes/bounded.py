@@ -12,7 +12,7 @@ from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.staleness import Histogram
 from gradring.modes.store import Array, Domain, Gate, Pull, Push
-from gradring.optim.rules import Sum
+from gradring.optim import Sum
 
 
 class BoundedOptimizer(ModeOptimizer):

@@ -17,7 +17,7 @@ from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGr
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
 from gradring.modes.store import Array, Domain, Ids, Pull
-from gradring.optim.rules import SGD, State, Sum
+from gradring.optim import SGD, State, Sum
 
 
 class GeoOptimizer(ModeOptimizer):
@@ -93,7 +93,7 @@ class GeoOptimizer(ModeOptimizer):
             self.store.pull([Pull(table.table, ids, rows)])
             return rows
 
-        replica = SparseReplica(table.table, dim, pull)
+        replica = SparseReplica(table.table, dim, pull, self.store.changed(table.table, None).since)
         self._sparse[name] = replica
         self._local_rows[name] = LocalRows(rule, dim)
         self.replicas.sparse.append(replica)

@@ -97,17 +97,18 @@ class SparseReplica:
     compiled kernel, say) and `mark` what it wrote. `weights` is another array after new ids came.
     """
 
-    def __init__(self, table: Any, dim: int, pull: Callable[[Ids], Array]) -> None:
+    def __init__(self, table: Any, dim: int, pull: Callable[[Ids], Array], since: Any) -> None:
         """Begin without rows.
 
         Args:
             table: The store's.
             dim: Floats a row.
             pull: Brings rows of new ids from the servers.
+            since: Changes up to now, as `Store.changed` says it.
         """
         self.table = table
         self.dim = dim
-        self.since: Any = None  # Of the last changes that were taken.
+        self.since = since
         self._pull = pull
         self._index = IdIndex()
         self._weights = np.empty((0, dim), np.float32)

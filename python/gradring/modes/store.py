@@ -164,7 +164,12 @@ class Store(Protocol):
         """
 
     def changed(self, table: Any, since: Any) -> Changed:
-        """Return rows whose last change was after ``since`` (``None``: ever) and not by us."""
+        """Return rows whose last change was after ``since`` and not by us.
+
+        Args:
+            table: A sparse one.
+            since: What an earlier call returned; ``None``: no rows, only what to ask with later.
+        """
 
     def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
         """Say that we are done with all steps before ``clock``; the number of living workers."""

@@ -70,7 +70,9 @@ class Embedding(torch.nn.Module):
         """
         super().__init__()
         if pooling not in (None, "sum", "mean"):
-            raise InvalidArgument(f"Embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}")
+            raise InvalidArgument(
+                f"Embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}"
+            )
         self.name = name
         self.dim = dim
         self.pooling = pooling
@@ -175,8 +177,8 @@ class Embedding(torch.nn.Module):
             if self._is_alone:
                 at_the_end_of_backward(self)
 
-        # PyTorch gives this method no types.
-        leaf.register_post_accumulate_grad_hook(listen)
+        hooked: Any = leaf  # PyTorch gives this method no types.
+        hooked.register_post_accumulate_grad_hook(listen)
 
     def extra_repr(self) -> str:
         """Show the table, as `repr` of a module does."""

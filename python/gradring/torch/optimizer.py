@@ -324,7 +324,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         parameters.share(comm, dict(shared.values()))
     served = {"name": name, "workers": comm.world_size, "timeout": timeout}
     if mode is not None and not _is_all_reduce(mode):
-        return _through_servers(optimizer, mode, model, clip_norm, ps, served)
+        return _through_servers(optimizer, mode, model, clip_norm, ps=ps, **served)
     gradients_comm = comm.split(0) if comm.world_size > 1 else None
     result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer))
     result.connect(
@@ -351,13 +351,12 @@ def _through_servers(
     mode: Mode,
     model: torch.nn.Module | None,
     clip_norm: float | None,
-    ps: Any,
-    served: dict[str, Any],
+    **served: Any,
 ) -> ServedOptimizer:
     kind = type(optimizer)
     result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer))
     try:
-        result.connect(mode, model, clip_norm, ps, **served)
+        result.connect(mode, model, clip_norm, **served)
     except BaseException:
         optimizer.__class__ = kind
         raise
