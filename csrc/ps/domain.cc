@@ -217,8 +217,8 @@ Domain Domain::restore(wire::Reader& in) {
   return domain;
 }
 
-void Domain::stats(JsonWriter& json) const {
-  json.open_object();
+void Domain::stats(std::uint64_t id, JsonWriter& json) const {
+  json.open_object().member("domain", id);
   json.member("rounds", is_round_).member("expected", std::uint64_t{expected_});
   json.member("applied", applied_).key("workers").open_array();
   for (const auto& [client, worker] : workers_) {

@@ -54,7 +54,7 @@ class Domain {
 
   void save(Bytes& out) const;
   static Domain restore(wire::Reader& in);
-  void stats(JsonWriter& json) const;
+  void stats(std::uint64_t id, JsonWriter& json) const;
 
  private:
   enum class Presence : std::uint8_t { kHere = 0, kLeft = 1, kLost = 2 };

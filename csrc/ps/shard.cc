@@ -272,7 +272,7 @@ std::string Shard::Impl::stats() const {
     json.member("given_up", state.is_given_up).close_object();
   }
   json.close_array().key("domains").open_array();
-  for (const auto& [id, domain] : domains) domain.stats(json);
+  for (const auto& [id, domain] : domains) domain.stats(id, json);
   json.close_array().close_object();
   return json.take();
 }

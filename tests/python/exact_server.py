@@ -179,9 +179,6 @@ class ExactStore:
                 if not self._faults.strike():  # Else its answer is: ask again.
                     return answer
 
-    def version(self, table: str) -> int:
-        return self._server.tables[table].stamp
-
     def write(self, table: str, values: Any) -> None:
         def write() -> None:
             held = self._server.tables[table]

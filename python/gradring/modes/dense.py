@@ -1,7 +1,8 @@
 """Dense parameters that live in tables of parameter servers: one table for each.
 
-The tables are called ``<name>/<parameter>``. The first time, worker 0's values go there; where the
-servers have the tables already (a worker joins, or a checkpoint was loaded), theirs come back.
+The tables are called ``<name>/<parameter>``. The first time, worker 0's values go there, and a
+table ``<name>/ready`` says so; where the servers have them already (a worker joins, or a checkpoint
+was loaded), theirs come back.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes.store import Array, Gate, Pull, Push, Store
+from gradring.optim import Sum
 
 _POLL_SECONDS = 0.01
 
@@ -27,22 +29,23 @@ class DenseParameters:
         seen: What the last pull said of each, for the pushes computed on it.
     """
 
-    def __init__(self, params: Sequence[Array], names: Sequence[str]) -> None:
+    def __init__(self, params: Sequence[Array], name: str) -> None:
         """Check the arrays; nothing is sent.
 
         Args:
-            params: Float32, contiguous, writeable.
-            names: Of the tables.
+            params: Float32, contiguous, writeable, none empty.
+            name: Of the model.
 
         Raises:
             InvalidArgument: One is something else.
         """
-        for name, param in zip(names, params, strict=True):
-            _require_servable(name, param)
         self.params = list(params)
-        self.names = list(names)
+        self.names = [f"{name}/{index}" for index in range(len(self.params))]
+        for own_name, param in zip(self.names, self.params, strict=True):
+            _require_servable(own_name, param)
         self.tables: list[Any] = []
         self.seen: list[Any] = []
+        self._ready_name = f"{name}/ready"
 
     def make(self, store: Store, rules: Sequence[Any], timeout: float) -> None:
         """Make the tables and give every worker the same values.
@@ -50,21 +53,29 @@ class DenseParameters:
         Raises:
             TimedOut: Worker 0 has not given its values in ``timeout`` seconds.
         """
+        if not self.params:
+            return
         self.tables = [
             store.dense_table(name, param.shape, rule)
             for name, param, rule in zip(self.names, self.params, rules, strict=True)
         ]
+        mark, marks = store.dense_table(self._ready_name, (1,), Sum()), np.zeros(1, np.float32)
         deadline = time.monotonic() + timeout
-        for name, table, param in zip(self.names, self.tables, self.params, strict=True):
-            if store.rank == 0 and store.version(table) == 0:
-                store.write(table, param)
-            while param.size and store.version(table) == 0:
-                if time.monotonic() > deadline:
-                    raise TimedOut(
-                        f"worker 0 has not given the first values of {name!r} in {timeout:g} s; "
-                        "is it running, with the same parameters?"
-                    )
-                time.sleep(_POLL_SECONDS)
+        while True:
+            store.pull([Pull(mark, None, marks)])
+            if marks[0] > 0:
+                break
+            if store.rank == 0:
+                for table, param in zip(self.tables, self.params, strict=True):
+                    store.write(table, param)
+                store.push([Push(mark, None, np.ones(1, np.float32))]).result()
+                break
+            if time.monotonic() > deadline:
+                raise TimedOut(
+                    f"worker 0 has not given the first values of {self._ready_name!r} in "
+                    f"{timeout:g} s; is it running?"
+                )
+            time.sleep(_POLL_SECONDS)
         self.seen = store.pull(self.pulls(self.params))
 
     def pulls(self, outs: Sequence[Array]) -> list[Pull]:
@@ -110,5 +121,7 @@ def _require_servable(name: str, param: Any) -> None:
     if not isinstance(param, np.ndarray) or param.dtype != np.float32:
         what = getattr(param, "dtype", type(param).__name__)
         raise InvalidArgument(f"{name} is {what}; servers hold float32 arrays")
+    if param.size == 0:
+        raise InvalidArgument(f"{name} is empty; leave it out")
     if not (param.flags.writeable and param.flags.c_contiguous):
         raise InvalidArgument(f"{name} must be contiguous and writeable: training writes it")

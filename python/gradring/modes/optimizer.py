@@ -163,9 +163,7 @@ class ModeOptimizer:
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._fetcher: Background | None = None
-        self.dense = DenseParameters(
-            self.params, [f"{name}/{index}" for index in range(len(self.params))]
-        )
+        self.dense = DenseParameters(self.params, name)
         self.join()
         self.dense.make(self.store, [self.server_rule(each) for each in self.rules], timeout)
 

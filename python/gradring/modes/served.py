@@ -1,10 +1,35 @@
-"""`ServedStore`: a `Store` over a client of real parameter servers (`gradring.ps`)."""
+"""`ServedStore`: a `Store` over a client of real parameter servers (`gradring.ps`).
+
+One request goes to each shard for all sparse tables of a call, and one for each dense table; they
+travel at the same time.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
-from gradring.modes.store import Store
+import numpy as np
+
+from gradring.modes.store import (
+    Array,
+    Changed,
+    Domain,
+    Gate,
+    Pending,
+    Pull,
+    Push,
+    Pushed,
+    Store,
+    WorkerClocks,
+)
+from gradring.optim import Sum
+
+_MOST_CHANGED = 1 << 16  # Rows in one answer of one shard.
+_NOW = (1 << 64) - 1  # No change is younger.
+_GATE_FLOATS = 16  # Of each shard: dense tables are cut in such blocks.
 
 
 def number_of_workers() -> int:
@@ -15,5 +40,176 @@ def number_of_workers() -> int:
 
 
 def store_of(ps: Any) -> Store:
-    """Return what modes use for ``ps``."""
-    return ps  # type: ignore[no-any-return]
+    """Return what modes use for ``ps``.
+
+    Args:
+        ps: What `gradring.ps.connect` returned, ``None`` for the connection that there is or can
+            be made, or a `Store`.
+    """
+    if ps is None:
+        ps = import_module("gradring.ps.connecting").current()
+    return ServedStore(ps) if hasattr(ps, "calls") else ps
+
+
+class ServedStore:
+    """A worker's client; see `gradring.modes.store.Store`."""
+
+    def __init__(self, ps: Any) -> None:
+        """Wrap a `gradring.ps.ParameterServer`."""
+        self.rank: int = ps.client
+        self._ps = ps
+        self._core = ps.calls.core
+        self._gate_table: Any = None
+
+    def dense_table(self, name: str, shape: tuple[int, ...], rule: Any) -> Any:
+        """Make or find a dense table."""
+        return self._ps.dense_table(name, shape, rule)
+
+    def sparse_table(self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0) -> Any:
+        """Make or find a sparse table."""
+        return self._ps.sparse_table(name, dim, rule, init=init, seed=seed)
+
+    def write(self, table: Any, values: Array) -> None:
+        """Replace a dense table's values."""
+        table.load_state_dict({"weights": values})
+
+    def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
+        """Fill every ``out``, in one round trip."""
+        sparse = [pull for pull in pulls if pull.ids is not None and len(pull.ids)]
+        core_gate = _gate(gate)
+        works = [
+            self._core.pull_dense(pull.table.number, pull.out, gate=core_gate, in_background=True)
+            for pull in pulls
+            if pull.ids is None
+        ]
+        if sparse:
+            works.append(
+                self._core.pull(
+                    [pull.table.number for pull in sparse],
+                    [pull.ids for pull in sparse],
+                    [pull.out for pull in sparse],
+                    gate=core_gate,
+                    in_background=True,
+                )
+            )
+        for work in works:
+            work.wait()
+        return [self._core.seen(pull.table.number) for pull in pulls]
+
+    def push(
+        self, pushes: Sequence[Push], round_: Gate | None = None, *, returns: bool = False
+    ) -> Pending:
+        """Begin a push of several tables."""
+        return _Pushing(self._core, pushes, round_, returns)
+
+    def changed(self, table: Any, since: Any) -> Changed:
+        """Return rows whose last change was after ``since`` and not by us."""
+        if since is None:
+            *_, now, _more = self._core.pull_changed(
+                table.number, [_NOW] * self._core.shards, most=1
+            )
+            return Changed(np.empty(0, np.uint64), np.empty((0, table.dim), np.float32), now)
+        ids, rows, more = [], [], True
+        while more:
+            some, values, since, more = self._core.pull_changed(
+                table.number, since, most=_MOST_CHANGED
+            )
+            ids.append(np.frombuffer(some, np.uint64))
+            rows.append(np.frombuffer(values, np.float32).reshape(-1, table.dim))
+        return Changed(*_latest(np.concatenate(ids), np.concatenate(rows)), since)
+
+    def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
+        """Say that we are done with all steps before ``clock``; the number of living workers."""
+        return int(
+            self._core.clock(_number(domain), clock, domain.workers, int(domain.is_round), weight)
+        )
+
+    def wait(self, gate: Gate) -> None:
+        """Wait until a gate opens on every shard."""
+        if self._gate_table is None:
+            shape = (_GATE_FLOATS * self._core.shards,)
+            self._gate_table = self._ps.dense_table("gradring/gate", shape, Sum())
+        out = np.empty(self._gate_table.shape, np.float32)
+        self._core.pull_dense(self._gate_table.number, out, gate=_gate(gate))
+
+    def clocks(self, domain: Domain) -> WorkerClocks:
+        """Ask how far the workers have come, on the shard where each has come least far."""
+        number, clocks = _number(domain), WorkerClocks()
+        for shard in self._ps.stats():
+            for known in shard["domains"]:
+                for worker in known["workers"] if known["domain"] == number else ():
+                    among = clocks.living if worker["presence"] == "here" else clocks.gone
+                    rank, clock = worker["worker"], worker["clock"]
+                    among[rank] = min(clock, among.get(rank, clock))
+        return clocks
+
+    def leave(self, domain: Domain) -> None:
+        """Take no further part."""
+        self._core.leave(_number(domain))
+
+
+class _Pushing:
+    """A push of several tables that is under way."""
+
+    def __init__(
+        self, core: Any, pushes: Sequence[Push], round_: Gate | None, returns: bool
+    ) -> None:
+        core_round = None if round_ is None else (_number(round_.domain), round_.clock)
+        self._outcomes = [Pushed() for _ in pushes]
+        self._works: list[tuple[Any, list[Pushed]]] = []
+        sparse = []
+        for push, outcome in zip(pushes, self._outcomes, strict=True):
+            outcome.values = np.empty_like(push.values) if returns else None
+            if push.ids is not None:
+                sparse.append((push, outcome))
+                continue
+            work = core.push_dense(
+                push.table.number,
+                push.values,
+                round=core_round,
+                returns_rows=outcome.values,
+                seen=push.seen,
+                in_background=True,
+            )
+            self._works.append((work, [outcome]))
+        # One request for each table: what became of it is then known for each.
+        for push, outcome in sparse:
+            work = core.push(
+                [push.table.number],
+                [push.ids],
+                [push.values],
+                round=core_round,
+                returns_rows=None if outcome.values is None else [outcome.values],
+                seen=None if push.seen is None else [push.seen],
+                ids_are_distinct=True,
+                in_background=True,
+            )
+            self._works.append((work, [outcome]))
+
+    def result(self) -> list[Pushed]:
+        """Wait until all servers have acknowledged it."""
+        for work, outcomes in self._works:
+            report = work.wait()
+            for outcome in outcomes:
+                outcome.staleness = report.staleness
+                outcome.refused = report.refused
+        return self._outcomes
+
+
+def _latest(ids: Any, rows: Array) -> tuple[Any, Array]:
+    """Keep the last row of each id: one that changed while pages were read came twice."""
+    _, backwards = np.unique(ids[::-1], return_index=True)
+    if len(backwards) == len(ids):
+        return ids, rows
+    last = len(ids) - 1 - backwards
+    return ids[last], rows[last]
+
+
+def _number(domain: Domain) -> int:
+    return int.from_bytes(hashlib.blake2b(domain.name.encode(), digest_size=8).digest(), "little")
+
+
+def _gate(gate: Gate | None) -> tuple[int, int, bool] | None:
+    if gate is None:
+        return None
+    return _number(gate.domain), gate.clock, gate.domain.is_round

@@ -143,9 +143,6 @@ class Store(Protocol):
     def sparse_table(self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0) -> Any:
         """Make or find a sparse table."""
 
-    def version(self, table: Any) -> int:
-        """Return how often a dense table has been changed; 0: it is as it was made."""
-
     def write(self, table: Any, values: Array) -> None:
         """Replace a dense table's values."""
 

@@ -46,9 +46,10 @@ def rules_of(optimizer: torch.optim.Optimizer) -> list[Any]:
                 for rule in [_rule_of(kind, group)] * len(group["params"])
             ]
     known = ", ".join(kind.__name__ for kind in _TAKEN)
+    name = type(optimizer).__name__.removeprefix("Distributed")
     raise InvalidArgument(
-        f"servers have no rule for {type(optimizer).__name__}; use one of torch.optim's {known}, "
-        "or a mode in which workers step: gradring.Sync(), gradring.Geo()"
+        f"servers have no rule for {name}; use one of torch.optim's {known}, or a mode in "
+        "which workers step: gradring.Sync(), gradring.Geo()"
     )
 
 
