@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
-from datasets import ROWS, Floats, Table, auc, table
+from datasets import ROWS, Floats, Table, auc, table, with_next
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -135,10 +135,12 @@ def train(
     model.train()
     with Progress(POINTS, rank=comm.rank, label=f"ctr {options.mode}") as progress:
         for epoch in range(options.epochs):
-            for ids, dense, labels in batches(options, comm, data, epoch):
+            for (ids, dense, labels), coming in with_next(batches(options, comm, data, epoch)):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 logits = model(ids, dense)
+                if coming is not None and hasattr(model.embedding, "prefetch"):
+                    model.embedding.prefetch(coming[0])  # Travels while this batch is computed.
                 loss = F.binary_cross_entropy_with_logits(logits, labels)
                 loss.backward()
                 for optimizer in optimizers:

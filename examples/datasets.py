@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 ROWS = 1_000_000  # Rows that the tables' sparse columns are hashed to.
 TEXTS = ("gutenberg_books", "world_factbook", "enwiki_sample")
@@ -260,3 +262,12 @@ def auc(labels: Floats, scores: Floats) -> float:
     ones = labels > 0.5
     n = int(ones.sum())
     return float((ranks[ones].sum() - n * (n + 1) / 2) / (n * (len(labels) - n)))
+
+
+def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:
+    """Each item and the one after it."""
+    item = next(items, None)
+    while item is not None:
+        coming = next(items, None)
+        yield item, coming
+        item = coming

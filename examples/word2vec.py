@@ -16,12 +16,11 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from curves import Recorder
-from datasets import Corpus, Pairs, analogies, corpus, zipf_pairs
+from datasets import Corpus, Pairs, analogies, corpus, with_next, zipf_pairs
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
@@ -31,7 +30,6 @@ from gradring.progress import Progress
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo")
 POINTS = 200  # On the curve.
 UNSEEN = 20_480  # Pairs of the stream that are for testing.
-T = TypeVar("T")
 
 
 def parse() -> argparse.Namespace:
@@ -157,15 +155,6 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
             model.flush()
     comm.barrier()
     return time.perf_counter() - begin
-
-
-def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:
-    """Each item and the one after it."""
-    item = next(items, None)
-    while item is not None:
-        coming = next(items, None)
-        yield item, coming
-        item = coming
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_communicator(module);
   gradring::bind::register_gradients(module);
   gradring::bind::register_quick(module);
+  gradring::bind::register_replicas(module);
   gradring::bind::register_interrupts();
   gradring::bind::register_rules(module);
   gradring::bind::register_spans(module);

@@ -12,6 +12,7 @@ namespace gradring::bind {
 void register_errors(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
+void register_replicas(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
 void register_interrupts();
 void register_rules(pybind11::module_& module);

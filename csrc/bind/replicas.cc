@@ -1,0 +1,69 @@
+// GEO's arithmetic on NumPy arrays: kernels/replica.h without the GIL.
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <span>
+
+#include "bind/arrays.h"
+#include "bind/module.h"
+#include "kernels/replica.h"
+
+namespace gradring::bind {
+namespace {
+
+namespace py = pybind11;
+
+// The arrays of a call, checked against each other.
+struct Rows {
+  Rows(const py::object& weights_in, const py::object& base_in, const py::object& slots_in,
+       const py::object& rows_in, bool writes_rows)
+      : weights(weights_in, static_cast<int>(DType::kFloat32), true),
+        base(base_in, static_cast<int>(DType::kFloat32), true),
+        slots(slots_in, static_cast<int>(DType::kInt64), false),
+        rows(rows_in, static_cast<int>(DType::kFloat32), writes_rows) {
+    const std::size_t count = slots.count();
+    if (count == 0) return;
+    if (rows.count() % count != 0 || base.count() != weights.count())
+      throw InvalidArgument(str("replica: ", weights.count(), " weights, ", base.count(),
+                                " of the base, and ", rows.count(), " values for ", count,
+                                " slots do not fit"));
+    replica.dim = rows.count() / count;
+    replica.rows = replica.dim == 0 ? 0 : weights.count() / replica.dim;
+    replica.weights = reinterpret_cast<float*>(weights.data());
+    replica.base = reinterpret_cast<float*>(base.data());
+    places = {reinterpret_cast<const std::int64_t*>(slots.data()), count};
+  }
+
+  Buffer weights, base, slots, rows;
+  kernels::Replica replica{};
+  std::span<const std::int64_t> places;
+};
+
+void offer_rows(const py::object& weights, const py::object& base, const py::object& slots,
+                int workers, const py::object& delta) {
+  const Rows all(weights, base, slots, delta, true);
+  const py::gil_scoped_release release;
+  kernels::require_slots(all.replica, all.places);
+  kernels::offer_rows(all.replica, all.places, static_cast<float>(workers),
+                      reinterpret_cast<float*>(all.rows.data()));
+}
+
+double accept_rows(const py::object& weights, const py::object& base, const py::object& slots,
+                   const py::object& server) {
+  const Rows all(weights, base, slots, server, false);
+  const py::gil_scoped_release release;
+  kernels::require_slots(all.replica, all.places);
+  return kernels::accept_rows(all.replica, all.places,
+                              reinterpret_cast<const float*>(all.rows.data()));
+}
+
+}  // namespace
+
+void register_replicas(py::module_& module) {
+  module.def("offer_rows", &offer_rows, py::arg("weights"), py::arg("base"), py::arg("slots"),
+             py::arg("workers"), py::arg("delta"));
+  module.def("accept_rows", &accept_rows, py::arg("weights"), py::arg("base"), py::arg("slots"),
+             py::arg("server"));
+}
+
+}  // namespace gradring::bind

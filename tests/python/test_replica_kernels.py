@@ -1,0 +1,76 @@
+"""GEO's compiled arithmetic on rows does what it says, bit for bit, as NumPy does it step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradring import _core
+from gradring.errors import InvalidArgument
+
+ROWS = 50
+
+
+def replica(dim: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Weights, a base that is the weights in some places, and some distinct slots."""
+    random = np.random.default_rng(seed)
+    weights = random.standard_normal((ROWS, dim)).astype(np.float32)
+    moved = random.standard_normal((ROWS, dim)).astype(np.float32)
+    base = np.where(random.random((ROWS, dim)) < 0.5, weights, weights + moved)
+    return weights, base, random.permutation(ROWS)[:20].astype(np.int64)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 100, 1500])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_an_offer_is_a_share_of_the_progress(dim: int, workers: int) -> None:
+    weights, base, slots = replica(dim)
+    expected = weights[slots] - base[slots]
+    if workers > 1:
+        expected /= np.float32(workers)
+    expected_base = base.copy()
+    expected_base[slots] += expected
+    kept, delta = weights.copy(), np.full((len(slots), dim), 7, np.float32)
+    _core.offer_rows(weights, base, slots, workers, delta)
+    np.testing.assert_array_equal(delta, expected, strict=True)
+    np.testing.assert_array_equal(base, expected_base)
+    np.testing.assert_array_equal(weights, kept)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 100, 1500])
+def test_progress_stays_on_top_of_what_servers_say(dim: int) -> None:
+    weights, base, slots = replica(dim)
+    server = base[slots] + replica(dim, seed=1)[0][slots]
+    server[::3] = base[slots][::3]  # Rows that nobody else changed.
+    moved = server - base[slots]
+    expected, expected_base = weights.copy(), base.copy()
+    untrained = (weights[slots] == base[slots]) & (moved != 0)
+    expected[slots] = np.where(untrained, server, weights[slots] + moved)
+    expected_base[slots] = server
+    squared = _core.accept_rows(weights, base, slots, server)
+    np.testing.assert_array_equal(weights, expected)
+    np.testing.assert_array_equal(base, expected_base)
+    assert squared == pytest.approx((moved.astype(np.float64) ** 2).sum(), rel=1e-12)
+
+
+def test_a_slot_that_is_none_is_refused_before_anything_is_written() -> None:
+    weights, base, slots = replica(4)
+    kept = base.copy()
+    delta = np.zeros((len(slots), 4), np.float32)
+    for wrong in (-1, ROWS):
+        slots[-1] = wrong
+        with pytest.raises(InvalidArgument, match=f"slot {wrong} of a replica with {ROWS} rows"):
+            _core.offer_rows(weights, base, slots, 1, delta)
+        with pytest.raises(InvalidArgument, match="slot"):
+            _core.accept_rows(weights, base, slots, delta)
+    with pytest.raises(InvalidArgument, match="do not fit"):
+        _core.offer_rows(weights, base[:-1], slots, 1, delta)
+    np.testing.assert_array_equal(base, kept)
+
+
+def test_no_rows_are_nothing_to_do() -> None:
+    weights, base, _ = replica(4)
+    none = np.zeros(0, np.int64), np.zeros((0, 4), np.float32)
+    _core.offer_rows(weights, base, none[0], 2, none[1])
+    assert _core.accept_rows(weights, base, *none) == 0
