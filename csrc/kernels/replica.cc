@@ -8,8 +8,8 @@ namespace gradring::kernels {
 namespace {
 
 constexpr std::size_t kLine = 64 / sizeof(float);
-constexpr std::size_t kAhead = 4;       // Rows: far enough for memory, near enough for the cache.
-constexpr std::size_t kMostLines = 4;   // The CPU sees the rest of a row coming by itself.
+constexpr std::size_t kAhead = 4;      // Rows: far enough for memory, near enough for the cache.
+constexpr std::size_t kMostLines = 4;  // The CPU sees the rest of a row coming by itself.
 
 void prefetch(const Replica& replica, std::span<const std::int64_t> slots, std::size_t i) {
   if (i + kAhead >= slots.size()) return;
@@ -30,8 +30,8 @@ void offer_row(const float* __restrict weights, float* __restrict base, float* _
 }
 
 // Returns nothing: squares are added up apart, so that this loop has no order to keep.
-void accept_row(float* __restrict weights, float* __restrict base,
-                const float* __restrict server, float* __restrict moved, std::size_t dim) {
+void accept_row(float* __restrict weights, float* __restrict base, const float* __restrict server,
+                float* __restrict moved, std::size_t dim) {
   for (std::size_t j = 0; j < dim; ++j) {
     const float change = server[j] - base[j];
     const bool is_base = (weights[j] == base[j]) & (change != 0);

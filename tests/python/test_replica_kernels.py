@@ -1,4 +1,4 @@
-"""GEO's compiled arithmetic on rows does what it says, bit for bit, as NumPy does it step by step."""
+"""GEO's compiled arithmetic on rows is NumPy's, bit for bit."""
 
 from __future__ import annotations
 

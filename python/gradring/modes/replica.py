@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gradring import _core
 from gradring.modes.rows import IdIndex, Slots
 from gradring.modes.store import Array, Ids
 
@@ -34,7 +35,10 @@ class Offer:
 
 
 def offer(weights: Array, base: Array, workers: int) -> Array:
-    """Return 1/``workers`` of the progress; the base moves on by it, in place."""
+    """Return 1/``workers`` of the progress; the base moves on by it, in place.
+
+    `_core.offer_rows` is the same on rows, and `_core.accept_rows` what `accept` is.
+    """
     delta = weights - base
     if workers > 1:
         delta /= np.float32(workers)
@@ -167,9 +171,8 @@ class SparseReplica:
 
     def _offer(self, slots: Slots, workers: int) -> Offer:
         self._is_touched[:] = False
-        weights, base = self._weights[slots], self._base[slots]
-        delta = offer(weights, base, workers)
-        self._base[slots] = base
+        delta = np.empty((len(slots), self.dim), np.float32)
+        _core.offer_rows(self._weights, self._base, slots, workers, delta)
         return Offer(delta, self._index.ids[slots], slots)
 
     def accept(self, offered: Offer, server: Array) -> float:
@@ -181,7 +184,9 @@ class SparseReplica:
         """Take rows that others changed; those this worker never asked for are left out."""
         slots = self._index.find(ids)
         is_held = slots >= 0
-        return self._accept(slots[is_held], server[is_held])
+        if not is_held.all():
+            slots, server = slots[is_held], server[is_held]
+        return self._accept(slots, server)
 
     def adopt(self, slots: Slots, server: Array) -> None:
         """Forget the progress of some rows: weights and base are the servers' values."""
@@ -204,11 +209,8 @@ class SparseReplica:
         return float(np.dot(flat, flat))
 
     def _accept(self, slots: Slots, server: Array) -> float:
-        weights, base = self._weights[slots], self._base[slots]
-        squared = accept(weights, base, server)
-        self._weights[slots] = weights
-        self._base[slots] = base
-        return squared
+        server = np.ascontiguousarray(server, np.float32)
+        return float(_core.accept_rows(self._weights, self._base, slots, server))
 
     def _grow(self, count: int) -> None:
         capacity = len(self._is_touched)
