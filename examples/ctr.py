@@ -101,7 +101,7 @@ def make(
     import gradring.torch as gt
 
     mode = {
-        "sync": gr.Hybrid(dense=gr.Sync(), sparse=gr.Sync(via="ps")),
+        "sync": gr.Sync(),
         "sync-ps": gr.Sync(via="ps"),
         "bounded": gr.BoundedStaleness(options.staleness),
         "async": gr.Async(),
