@@ -143,22 +143,6 @@ def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
     assert 0.62 < outcome["test AUC"] < outcome["best AUC"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "sync-ps", "bounded", "async", "geo"])
-def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
-    options = (*WORD2VEC, "--mode", mode, "--k-steps", "20")
-    what, points, outcome = run("word2vec.py", *options, workers=2, out=tmp_path / "run")
-    assert (what["mode"], what["workers"]) == (mode, 2)
-    assert points[-1]["examples"] == 102_400
-    assert outcome["held-out loss"] < 3.7
-
-
-@pytest.mark.parametrize("mode", ["sync", "sync-ps", "bounded", "async", "geo", "hybrid"])
-def test_click_rates_are_learnt_by_two_workers(tmp_path: Path, mode: str) -> None:
-    what, _, outcome = run("ctr.py", *CTR, "--mode", mode, workers=2, out=tmp_path / "run")
-    assert (what["mode"], what["workers"]) == (mode, 2)
-    assert 0.6 < outcome["test AUC"] < outcome["best AUC"]
-
-
 def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for mode in ("local", "geo"):
