@@ -35,6 +35,15 @@ inline constexpr std::size_t kPsTables = 4096;       // Per shard.
 inline constexpr std::size_t kPsClients = 1u << 14;  // Per shard.
 // Larger pushes and pulls are cut into parts, so that client, wire and table work at once.
 inline constexpr std::size_t kPsPartBytes = std::size_t{512} << 10;
+// What the client makes of that: rows of one answer, and of one push. Small, for the second-level
+// cache, and so that the next one is on its way meanwhile.
+inline constexpr std::size_t kPsAnswerPartBytes = std::size_t{256} << 10;
+inline constexpr std::size_t kPsPushPartBytes = std::size_t{256} << 10;
+// Under way to one shard and not answered; one request may be larger.
+inline constexpr std::size_t kPsFlightBytes = std::size_t{8} << 20;
+inline constexpr std::size_t kPsFlightRequests = 256;
+// Answers waiting to be taken by one client: while there are more, nothing is read from it.
+inline constexpr std::size_t kPsAnswerBytes = std::size_t{4} << 20;
 // Failed outcomes that are kept per client, to answer a repeated request as the first time.
 inline constexpr std::size_t kPsOutcomes = 64;
 

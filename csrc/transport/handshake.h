@@ -29,7 +29,9 @@ enum class Purpose : std::uint8_t {
   kLink = 1,
   kSharedLink = 2,
   kSegment = 3,
-  kInspect = 4,  // Not from a rank: somebody who asks for the record (inspection.h).
+  kInspect = 4,           // Not from a rank: somebody who asks for the record (inspection.h).
+  kParameters = 5,        // A client of the parameter server: to a shard, or (to -1) with the
+  kSharedParameters = 6,  // question who the server is. Shared memory only to a shard.
 };
 
 // What a connection is for. Covered by the client's proof.
@@ -37,7 +39,7 @@ struct Intro {
   Purpose purpose = Purpose::kControl;
   std::uint8_t lane = 0;  // kLink, kSharedLink: 0 collectives, 1 send and recv.
   Rank from = -1;         // World ranks.
-  Rank to = -1;
+  Rank to = -1;           // kParameters, kSharedParameters: the shard.
   std::uint64_t communicator = 0;
   wire::SessionId session{};  // Zero while joining.
 };

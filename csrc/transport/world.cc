@@ -24,14 +24,6 @@ constexpr Millis kClockTime{1000};
 
 std::atomic<std::uint64_t> forks{0};  // Written in the only thread of a fresh child.
 
-void watch_forks() {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
-    forks.fetch_add(1);
-    let_go_of_fds();
-  });
-  GRADRING_ASSERT(registered == 0);
-}
-
 void check_shm_possible(const JoinOptions& options, const std::vector<wire::Member>& members) {
   if (options.mode != TransportMode::kShm) return;
   for (const wire::Member& member : members)
@@ -45,6 +37,15 @@ void check_shm_possible(const JoinOptions& options, const std::vector<wire::Memb
 
 std::uint64_t fork_generation() {
   return forks.load(std::memory_order_relaxed);
+}
+
+std::uint64_t watch_forks() {
+  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+    forks.fetch_add(1);
+    let_go_of_fds();
+  });
+  GRADRING_ASSERT(registered == 0);
+  return fork_generation();
 }
 
 std::shared_ptr<World> World::join(const JoinOptions& options) {

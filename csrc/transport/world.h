@@ -83,5 +83,7 @@ class World {
 // How often this process is a fork of the one that loaded the library: 0 for the first, counted by
 // a fork handler.
 std::uint64_t fork_generation();
+// The same, and the fork handler is there from now on: for whoever joins no world.
+std::uint64_t watch_forks();
 
 }  // namespace gradring::transport
