@@ -1,0 +1,91 @@
+// Call: what a user asked of the parameter server, cut into parts that each are one request to one
+// shard. The session of the shard sends a part and hands in its answer. No I/O, no threads: used by
+// whoever drives the client core, except where it says so.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "wire/ps_frames.h"
+
+namespace gradring::ps {
+
+struct Part {
+  std::uint32_t shard = 0;
+  wire::PsHeader header;         // Its request, seq and payload_bytes are the session's.
+  Bytes head;                    // The payload after the tail, before the body.
+  std::uint64_t body_bytes = 0;  // What body() will have.
+  std::uint64_t rows = 0;        // For errors.
+  bool is_answered = false;
+};
+
+// The end of a request's payload, sent from where it lies.
+struct Body {
+  std::span<const std::byte> first;
+  std::span<const std::byte> second;
+};
+
+class Call {
+ public:
+  // `what`: "push to table 'users'", as errors say it.
+  explicit Call(std::string what) : what_(std::move(what)) {}
+  virtual ~Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  const std::string& what() const { return what_; }
+  std::vector<Part>& parts() { return parts_; }
+  const std::vector<Part>& parts() const { return parts_; }
+
+  // Asked once the part's turn to be sent has come, again for every further try; stays valid until
+  // release().
+  virtual Body body(std::size_t /*part*/) { return {}; }
+  virtual void release(std::size_t /*part*/) {}
+  // Where the payload of an answer may be written straight away; empty: it is read elsewhere and
+  // handed in.
+  virtual std::span<std::byte> destination(std::size_t /*part*/, const wire::PsHeader& /*answer*/) {
+    return {};
+  }
+  // Throws ProtocolError if it is no answer to this.
+  virtual void take(std::size_t part, const wire::PsHeader& answer,
+                    std::span<const std::byte> payload) = 0;
+
+  // May take its time on the server: nobody wonders where the answer is.
+  virtual bool may_wait() const { return false; }
+
+  // Readable by any thread once is_done().
+  bool is_done() const { return is_done_.load(std::memory_order_acquire); }
+  const Failure& failure() const { return failure_; }
+
+  // The client core's.
+  struct State {
+    Millis timeout{0};
+    Time begun{};
+    std::size_t answered = 0;
+    wire::Tail tail;  // For every shard the seq of this call's last part there.
+  };
+  State& state() { return state_; }
+  const State& state() const { return state_; }
+  void note_failure(const Failure& failure) {
+    if (!failure_) failure_ = failure;
+  }
+  void finish() { is_done_.store(true, std::memory_order_release); }
+
+ protected:
+  std::vector<Part> parts_;
+
+ private:
+  std::string what_;
+  State state_;
+  Failure failure_;
+  std::atomic<bool> is_done_{false};  // Set (release) after everything else.
+};
+
+}  // namespace gradring::ps

@@ -1,0 +1,397 @@
+#include "ps/client.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "ps/plain_call.h"
+#include "transport/idle.h"
+#include "transport/world.h"
+
+namespace gradring::ps {
+namespace {
+
+constexpr Millis kDialTime{2000};
+constexpr Millis kGoodbyeTime{200};
+constexpr Millis kSeatTime{5};
+constexpr std::size_t kFailuresKept = 64;
+constexpr int kFramesPerTurn = 4;
+
+// Later ones are larger: a client that starts again replaces the one it was.
+std::uint64_t new_incarnation() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+}  // namespace
+
+Client::Client(const ClientOptions& options)
+    : options_(options),
+      fork_generation_(transport::watch_forks()),
+      addresses_(find_shards(options.servers, options.secret, options.timeout)),
+      core_({{options.client, new_incarnation()}, addresses_, options.answer_time}),
+      connections_(addresses_.size()),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+Client::~Client() {
+  if (transport::fork_generation() != fork_generation_) {
+    if (thread_.joinable()) thread_.detach();  // The handle only: the thread is the parent's.
+    return;
+  }
+  close();
+}
+
+void Client::check_usable() const {
+  if (transport::fork_generation() != fork_generation_)
+    throw Closed(
+        "this connection to the parameter server belongs to the parent process: a forked child "
+        "cannot use it. Connect in the child, or start workers with the 'spawn' method");
+  if (is_closed()) throw Closed("this connection to the parameter server is closed");
+}
+
+void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
+  check_usable();
+  // Alone, the call goes straight in.
+  if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock()) {
+    take_posted();
+    core_.submit(call, timeout, Clock::now());
+  } else {
+    post([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
+  }
+  wait_done(call);
+  if (call->failure()) call->failure().raise();
+}
+
+void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
+  check_usable();
+  {
+    const std::lock_guard lock(mutex_);
+    if (background_.size() >= limits::kQueuedWorks)
+      throw InvalidArgument(str(call->what(), ": ", background_.size(),
+                                " asynchronous operations are under way; wait for some"));
+    background_.push_back(call);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
+  }
+  post([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
+}
+
+void Client::post(std::function<void(Time)> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    posted_.push_back(std::move(task));
+    has_posted_.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+// Under the seat.
+void Client::take_posted() {
+  if (!has_posted_.load(std::memory_order_acquire)) return;
+  std::vector<std::function<void(Time)>> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+    has_posted_.store(false, std::memory_order_release);
+  }
+  const Time now = Clock::now();
+  for (const auto& task : posted) task(now);
+}
+
+void Client::wait_done(const std::shared_ptr<Call>& call) {
+  try {
+    while (!call->is_done()) {
+      std::unique_lock seat(seat_, std::try_to_lock);
+      if (seat.owns_lock()) {
+        drive_until(*call);
+        seat.unlock();
+        const std::lock_guard lock(mutex_);
+        changed_.notify_all();  // The seat is free.
+        continue;
+      }
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, kSeatTime, [&] { return call->is_done(); });
+      }
+      transport::run_interrupt_check();
+    }
+  } catch (...) {
+    // The caller's memory is the caller's again only when the core has let go of it.
+    post([this, call](Time) {
+      core_.cancel(*call, {ErrorKind::kInterrupted, -1, str(call->what(), " was interrupted")});
+    });
+    while (!call->is_done()) {
+      if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock())
+        take_posted();
+      else
+        std::this_thread::yield();
+    }
+    throw;
+  }
+}
+
+void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
+  const Time deadline = Clock::now() + timeout;
+  while (!call->is_done()) {
+    check_usable();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, limits::kSleepSlice, [&] { return call->is_done(); });
+    lock.unlock();
+    if (call->is_done()) break;
+    transport::run_interrupt_check();
+    if (Clock::now() >= deadline)
+      throw TimedOut(str(call->what(), " is still under way after ", timeout.count(), " ms"));
+  }
+  if (!call->failure()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(background_, call);
+    std::erase(failed_, call);
+  }
+  call->failure().raise();
+}
+
+void Client::flush(Millis timeout) {
+  check_usable();
+  std::vector<std::shared_ptr<Call>> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    pending = background_;
+  }
+  for (const auto& call : pending) wait(call, timeout);
+  std::shared_ptr<Call> failed;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.empty()) return;
+    failed = failed_.front();
+    failed_.clear();
+  }
+  failed->failure().raise();
+}
+
+// Under the seat.
+void Client::drive_until(const Call& call) {
+  while (!call.is_done()) {
+    if (drive_once()) {
+      pause_.reset();
+      continue;
+    }
+    if (call.is_done() || pause_.look_again()) continue;
+    sleep(Clock::now());
+    transport::run_interrupt_check();
+  }
+}
+
+void Client::run_background() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return is_stopping_ || !background_.empty(); });
+      if (is_stopping_) return;
+    }
+    const std::unique_lock seat(seat_, limits::kSleepSlice);
+    if (!seat.owns_lock()) continue;
+    try {
+      while (drive_background()) {
+      }
+    } catch (const std::exception& error) {
+      // Nobody's thread: those who wait for the calls hear of it.
+      core_.cancel_all(Failure::from(error));
+    }
+  }
+}
+
+// One turn for the asynchronous calls; false once there is none. Under the seat.
+bool Client::drive_background() {
+  const bool moved = drive_once();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto is_over = [this](const auto& call) {
+      if (!call->is_done()) return false;
+      if (call->failure() && failed_.size() < kFailuresKept) failed_.push_back(call);
+      return true;
+    };
+    if (std::erase_if(background_, is_over) > 0) changed_.notify_all();
+    if (is_stopping_ || background_.empty()) return false;
+  }
+  if (moved)
+    pause_.reset();
+  else if (!pause_.look_again())
+    sleep(Clock::now());
+  return true;
+}
+
+// Does what can be done without waiting; whether that was anything. Under the seat.
+bool Client::drive_once() {
+  take_posted();
+  const Time now = Clock::now();
+  bool moved = false;
+  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard) {
+    Connection& connection = connections_[shard];
+    Session& session = core_.session(shard);
+    if (connection.link && session.wants_hang_up()) disconnect(shard, session.trouble());
+    if (!connection.link && session.wants_connection(now)) connect(shard, now);
+    if (!connection.link) continue;
+    try {
+      moved |= push(shard, now);
+      if (connection.link) moved |= pull(shard);
+    } catch (const ProtocolError& error) {
+      disconnect(shard, str("its answer makes no sense: ", error.what()));
+    }
+  }
+  if (!moved) core_.tick(now);
+  return moved;
+}
+
+void Client::connect(std::uint32_t shard, Time now) {
+  Session& session = core_.session(shard);
+  Connection& connection = connections_[shard];
+  try {
+    connection.link =
+        dial_shard(addresses_[shard], options_.secret, shard, options_.mode, now + kDialTime);
+    connection.reader = FrameReader();
+    session.connected(Clock::now());
+  } catch (const PeerLost& error) {
+    session.disconnected(error.what(), Clock::now());
+  } catch (const AuthError& error) {
+    session.disconnected(error.what(), Clock::now());  // Its port has another owner now.
+  }
+}
+
+void Client::disconnect(std::uint32_t shard, const std::string& why) {
+  connections_[shard].link.reset();
+  connections_[shard].is_blocked = false;
+  core_.session(shard).disconnected(why, Clock::now());
+}
+
+bool Client::push(std::uint32_t shard, Time now) {
+  Connection& connection = connections_[shard];
+  Session& session = core_.session(shard);
+  bool moved = false;
+  connection.is_blocked = false;
+  for (int frames = 0; frames < kFramesPerTurn;) {
+    const Output output = session.output(now);
+    std::array<std::span<const std::byte>, 3> spans = output.spans;
+    const auto end = std::remove_if(spans.begin(), spans.end(), [](auto s) { return s.empty(); });
+    const auto used = end - spans.begin();
+    if (used == 0) return moved;
+    const auto second = used > 1 ? spans[1] : std::span<const std::byte>();
+    const transport::Io io = connection.link->send_some(spans[0], second);
+    if (io.closed) {
+      disconnect(shard, "the server closed the connection");
+      return moved;
+    }
+    session.sent(io.bytes, now);
+    bytes_sent_.fetch_add(io.bytes, std::memory_order_relaxed);
+    moved |= io.bytes > 0;
+    if (io.bytes < spans[0].size() + second.size()) {
+      connection.is_blocked = true;
+      return moved;
+    }
+    if (used < 3) ++frames;
+  }
+  return moved;
+}
+
+bool Client::pull(std::uint32_t shard) {
+  Connection& connection = connections_[shard];
+  Session& session = core_.session(shard);
+  FrameReader& reader = connection.reader;
+  bool moved = false;
+  for (int frames = 0; frames < kFramesPerTurn;) {
+    if (reader.uses_memory() && !session.is_awaited(reader.header().request)) {
+      disconnect(shard, "a call was given up in the middle of its answer");
+      return true;
+    }
+    switch (reader.read(*connection.link)) {
+      case FrameReader::Step::kNothing: return moved;
+      case FrameReader::Step::kClosed:
+        disconnect(shard, "the server closed the connection");
+        return true;
+      case FrameReader::Step::kMoved:
+        if (reader.is_inside_frame()) session.moved(Clock::now());
+        break;
+      case FrameReader::Step::kHeader: {
+        const auto memory = session.destination(reader.header());
+        if (!memory.empty() && memory.size() == reader.header().payload_bytes)
+          reader.use_memory(memory);
+        break;
+      }
+      case FrameReader::Step::kFrame:
+        bytes_received_.fetch_add(wire::kPsHeaderBytes + reader.header().payload_bytes,
+                                  std::memory_order_relaxed);
+        core_.receive(shard, reader.header(), reader.payload(), Clock::now());
+        if (session.wants_hang_up()) return true;
+        ++frames;
+        break;
+    }
+    moved = true;
+  }
+  return moved;
+}
+
+// Until a link has something or somebody calls. Under the seat.
+void Client::sleep(Time now) {
+  std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
+  bool may_sleep = !has_posted_.load(std::memory_order_acquire);
+  for (const Connection& connection : connections_) {
+    if (!connection.link) continue;
+    may_sleep &= connection.link->prepare_sleep(true, connection.is_blocked);
+    polls.push_back(
+        {connection.link->fd(), connection.link->poll_events(true, connection.is_blocked), 0});
+  }
+  const auto left = std::chrono::duration_cast<Millis>(
+                        std::min(core_.next_tick(), now + limits::kSleepSlice) - now) +
+                    Millis{1};
+  if (may_sleep)
+    ::poll(polls.data(), polls.size(),
+           static_cast<int>(std::clamp(left, Millis{0}, limits::kSleepSlice).count()));
+  for (const Connection& connection : connections_)
+    if (connection.link) connection.link->finish_sleep();
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
+}
+
+void Client::close() {
+  if (transport::fork_generation() != fork_generation_) return;
+  if (is_closed_.exchange(true)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  post([this](Time) {
+    core_.cancel_all({ErrorKind::kClosed, -1, "the connection to the parameter server was closed"});
+  });
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard seat(seat_);
+  take_posted();
+  say_goodbye();
+  const std::lock_guard lock(mutex_);
+  background_.clear();
+  changed_.notify_all();
+}
+
+// So that the shards need not wait whether this client comes back. Under the seat.
+void Client::say_goodbye() {
+  const auto call = std::make_shared<PlainCall>("goodbye");
+  wire::PsHeader header;
+  header.type = wire::PsType::kGoodbye;
+  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard)
+    if (connections_[shard].link) call->add(shard, header);
+  const Time deadline = Clock::now() + kGoodbyeTime;
+  core_.submit(call, kGoodbyeTime, Clock::now());
+  while (!call->is_done() && Clock::now() < deadline)
+    if (!drive_once() && !pause_.look_again()) sleep(Clock::now());
+  core_.cancel(*call, {ErrorKind::kClosed, -1, ""});
+  for (Connection& connection : connections_) {
+    if (connection.link) connection.link->hang_up();
+    connection.link.reset();
+  }
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,101 @@
+// Client: the driver of a ClientCore. Makes links to the shards and moves frames. A blocking call
+// is driven by the thread that makes it, so nothing is handed over; a thread of its own, started by
+// the first asynchronous call, drives while nobody else does. Callable from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/turn.h"
+#include "ps/client_core.h"
+#include "ps/dial.h"
+#include "ps/frame_reader.h"
+#include "ps/pause.h"
+
+namespace gradring::ps {
+
+struct ClientOptions {
+  std::vector<std::string> servers;  // "host:port", in the servers' order.
+  std::string secret;
+  std::uint32_t client = 0;  // Number of the worker; 2^31 and more: nobody's worker.
+  transport::TransportMode mode = transport::TransportMode::kAuto;
+  Millis timeout{60000};
+  Millis answer_time{15000};  // See SessionOptions.
+};
+
+class Client {
+ public:
+  // Asks every server how many shards it has. Throws AuthError, Mismatch, or PeerLost if one cannot
+  // be reached within the timeout.
+  explicit Client(const ClientOptions& options);
+  ~Client();
+
+  std::uint32_t shards() const { return core_.shards(); }
+  Millis timeout() const { return options_.timeout; }
+
+  // Until the call is done. Throws its failure. A signal handler that raises ends it, too.
+  void run(const std::shared_ptr<Call>& call, Millis timeout);
+  // Starts a call that goes on by itself; its memory is in use until it is done.
+  void start(const std::shared_ptr<Call>& call, Millis timeout);
+  // Throws its failure, or TimedOut if it is still under way after so long.
+  void wait(const std::shared_ptr<Call>& call, Millis timeout);
+  // Until everything that was started is done. Throws the first failure nobody has waited for.
+  void flush(Millis timeout);
+  // Ends what is under way with Closed and says goodbye.
+  void close();
+  bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
+
+  std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  std::uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Connection {
+    std::unique_ptr<transport::Link> link;
+    FrameReader reader;
+    bool is_blocked = false;  // The link takes no more at the moment.
+  };
+
+  void check_usable() const;
+  void post(std::function<void(Time)> task);
+  void wait_done(const std::shared_ptr<Call>& call);
+  void drive_until(const Call& call);
+  bool drive_once();
+  void take_posted();
+  void connect(std::uint32_t shard, Time now);
+  void disconnect(std::uint32_t shard, const std::string& why);
+  bool push(std::uint32_t shard, Time now);
+  bool pull(std::uint32_t shard);
+  void sleep(Time now);
+  void run_background();
+  bool drive_background();
+  void say_goodbye();
+
+  ClientOptions options_;
+  std::uint64_t fork_generation_;
+  std::vector<std::string> addresses_;  // Of each shard's server.
+
+  Turn seat_;  // The driver's: guards core_, connections_, pause_.
+  ClientCore core_;
+  std::vector<Connection> connections_;
+  Pause pause_;
+
+  std::mutex mutex_;  // Guards the rest, but for atomics.
+  std::condition_variable changed_;
+  std::vector<std::function<void(Time)>> posted_;  // For whoever has the seat.
+  std::vector<std::shared_ptr<Call>> background_;  // Started, not seen to be done.
+  std::vector<std::shared_ptr<Call>> failed_;      // The first of those nobody has waited for.
+  bool is_stopping_ = false;
+  std::thread thread_;
+  transport::Fd wake_;                   // Written to end a driver's sleep.
+  std::atomic<bool> has_posted_{false};  // A hint, set under mutex_.
+  std::atomic<bool> is_closed_{false};
+  std::atomic<std::uint64_t> bytes_sent_{0};  // Statistics: relaxed.
+  std::atomic<std::uint64_t> bytes_received_{0};
+};
+
+}  // namespace gradring::ps

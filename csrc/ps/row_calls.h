@@ -1,0 +1,92 @@
+// Pulls and pushes of rows, of one or several tables in one round trip. A call asks for each
+// distinct id once: gradients of one id are added up before they are sent, and a row that came goes
+// to every place that wants it. Parts are small, so that client, wire and tables work at the same
+// time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ps/call.h"
+#include "ps/merge.h"
+#include "ps/remote_table.h"
+
+namespace gradring::ps {
+
+struct PullItem {
+  std::shared_ptr<RemoteTable> table;
+  std::span<const std::uint64_t> ids;
+  float* out = nullptr;  // ids.size() x dim
+};
+struct PullOptions {
+  wire::RowCodec codec = wire::RowCodec::kFloat32;
+  std::optional<wire::Gate> gate;
+};
+
+class PullCall final : public Call {
+ public:
+  PullCall(std::vector<PullItem> items, const PullOptions& options);
+
+  Body body(std::size_t part) override;
+  std::span<std::byte> destination(std::size_t part, const wire::PsHeader& answer) override;
+  void take(std::size_t part, const wire::PsHeader& answer,
+            std::span<const std::byte> payload) override;
+  bool may_wait() const override { return options_.gate.has_value(); }
+
+ private:
+  struct Place {  // Of a part: distinct rows [first, first + count) of an item.
+    std::size_t item = 0;
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  std::vector<PullItem> items_;
+  PullOptions options_;
+  std::vector<Distinct> distinct_;
+  std::vector<Place> places_;
+  Floats scratch_;
+};
+
+struct PushItem {
+  std::shared_ptr<RemoteTable> table;
+  std::span<const std::uint64_t> ids;
+  const float* gradients = nullptr;  // ids.size() x dim
+  float* rows_after = nullptr;       // The same shape: the rows after the update; null: not asked.
+};
+struct PushOptions {
+  wire::RowCodec codec = wire::RowCodec::kFloat32;
+  std::optional<wire::Round> round;
+  bool ids_are_distinct = false;  // Of each item; promised by the caller.
+};
+
+class PushCall final : public Call {
+ public:
+  PushCall(std::vector<PushItem> items, const PushOptions& options);
+
+  Body body(std::size_t part) override;
+  void release(std::size_t part) override;
+  void take(std::size_t part, const wire::PsHeader& answer,
+            std::span<const std::byte> payload) override;
+
+  const PushReport& report() const { return report_; }
+
+ private:
+  struct Place {
+    std::size_t item = 0;
+    std::size_t first = 0;
+    std::size_t count = 0;
+    Bytes rows;  // While it is under way.
+  };
+  void add_part(std::size_t item, std::uint32_t shard, std::size_t first, std::size_t count,
+                std::uint64_t nth, bool is_last);
+  std::vector<PushItem> items_;
+  PushOptions options_;
+  std::vector<Distinct> distinct_;
+  std::vector<Place> places_;
+  std::vector<Bytes> spare_;
+  Floats scratch_;
+  PushReport report_;
+};
+
+}  // namespace gradring::ps

@@ -1,0 +1,344 @@
+// The parameter server's drivers with real threads, sockets and shared memory.
+#include "ps/server.h"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <thread>
+
+#include "ps/client.h"
+#include "ps/cut.h"
+#include "ps/dense_calls.h"
+#include "ps/partition.h"
+#include "ps/plain_call.h"
+#include "ps/row_calls.h"
+#include "transport/handshake.h"
+#include "transport/socket.h"
+
+namespace {
+
+using namespace gradring;
+using namespace gradring::ps;
+using transport::TransportMode;
+
+constexpr Millis kTimeout{20000};
+const std::string kSecret = "of this test";
+
+struct Service {
+  std::vector<std::unique_ptr<Server>> servers;
+  std::vector<std::string> addresses;
+
+  Service(std::uint32_t count, std::uint32_t threads, TransportMode mode = TransportMode::kAuto) {
+    for (std::uint32_t index = 0; index < count; ++index) {
+      ServerOptions options;
+      options.threads = threads;
+      options.index = index;
+      options.servers = count;
+      options.secret = kSecret;
+      options.mode = mode;
+      servers.push_back(std::make_unique<Server>(options));
+      addresses.push_back(servers.back()->address());
+    }
+  }
+
+  std::unique_ptr<Client> connect(std::uint32_t number, TransportMode mode = TransportMode::kAuto,
+                                  Millis timeout = kTimeout) const {
+    ClientOptions options;
+    options.servers = addresses;
+    options.secret = kSecret;
+    options.client = number;
+    options.mode = mode;
+    options.timeout = timeout;
+    return std::make_unique<Client>(options);
+  }
+};
+
+std::shared_ptr<RemoteTable> make_table(Client& client, const TableSpec& spec) {
+  const auto call = std::make_shared<PlainCall>("make table");
+  wire::PsHeader header;
+  header.type = wire::PsType::kMakeTable;
+  Bytes head;
+  put(head, spec);
+  call->add_to_all(client.shards(), header, head);
+  client.run(call, kTimeout);
+  return std::make_shared<RemoteTable>(spec, client.shards());
+}
+
+TableSpec counts(std::uint32_t dim) {
+  TableSpec spec;
+  spec.name = "counts";
+  spec.dim = dim;
+  spec.rule.kind = kernels::RuleKind::kSum;
+  return spec;
+}
+
+std::vector<std::uint64_t> ids_of(std::size_t count, std::uint64_t distinct) {
+  std::vector<std::uint64_t> ids;
+  for (std::size_t at = 0; at < count; ++at) ids.push_back(mix_id(at * 7 % distinct));
+  return ids;
+}
+
+void push_ones(Client& client, const std::shared_ptr<RemoteTable>& table,
+               const std::vector<std::uint64_t>& ids) {
+  const std::vector<float> ones(ids.size() * table->spec.dim, 1.0f);
+  client.run(std::make_shared<PushCall>(std::vector<PushItem>{{table, ids, ones.data(), nullptr}},
+                                        PushOptions{}),
+             kTimeout);
+}
+
+std::vector<float> pull(Client& client, const std::shared_ptr<RemoteTable>& table,
+                        const std::vector<std::uint64_t>& ids) {
+  std::vector<float> rows(ids.size() * table->spec.dim, -1.0f);
+  client.run(
+      std::make_shared<PullCall>(std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{}),
+      kTimeout);
+  return rows;
+}
+
+bool all_are(const std::vector<float>& values, float expected) {
+  for (const float value : values)
+    if (value != expected) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("rows go to the servers and come back, over shared memory and over TCP") {
+  for (const TransportMode mode : {TransportMode::kShm, TransportMode::kTcp}) {
+    for (const std::uint32_t threads : {1u, 2u}) {
+      CAPTURE(static_cast<int>(mode));
+      const Service service(2, threads);
+      const auto client = service.connect(0, mode);
+      CHECK(client->shards() == 2 * threads);
+      const auto table = make_table(*client, counts(16));
+      const auto ids = ids_of(30000, 10000);
+      push_ones(*client, table, ids);
+      CHECK(all_are(pull(*client, table, ids), 3.0f));
+      // Distinct ids in the order of one shard need not be copied; these do.
+      CHECK(all_are(pull(*client, table, ids_of(10000, 10000)), 3.0f));
+    }
+  }
+}
+
+TEST_CASE("workers that push at once lose nothing and add nothing") {
+  const Service service(2, 1);
+  constexpr int kWorkers = 3;
+  constexpr int kPushes = 10;
+  const auto ids = ids_of(8000, 4000);
+  std::vector<std::thread> workers;
+  for (std::uint32_t number = 0; number < kWorkers; ++number) {
+    workers.emplace_back([&, number] {
+      const auto client =
+          service.connect(number, number == 0 ? TransportMode::kTcp : TransportMode::kAuto);
+      const auto table = make_table(*client, counts(8));
+      for (int nth = 0; nth < kPushes; ++nth) push_ones(*client, table, ids);
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  const auto client = service.connect(100);
+  const auto table = make_table(*client, counts(8));
+  CHECK(all_are(pull(*client, table, ids), 2.0f * kWorkers * kPushes));
+}
+
+TEST_CASE("asynchronous calls go on by themselves, beside blocking ones of other threads") {
+  const Service service(1, 2);
+  const auto client = service.connect(0);
+  const auto table = make_table(*client, counts(8));
+  const auto ids = ids_of(20000, 20000);
+  const std::vector<float> ones(ids.size() * 8, 1.0f);
+  std::vector<std::shared_ptr<ps::Call>> started;
+  for (int nth = 0; nth < 5; ++nth) {
+    started.push_back(std::make_shared<PushCall>(
+        std::vector<PushItem>{{table, ids, ones.data(), nullptr}}, PushOptions{}));
+    client->start(started.back(), kTimeout);
+  }
+  std::thread other([&] {
+    for (int nth = 0; nth < 5; ++nth) push_ones(*client, table, ids);
+  });
+  other.join();
+  client->flush(kTimeout);
+  for (const auto& call : started) {
+    CHECK(call->is_done());
+    client->wait(call, kTimeout);
+  }
+  CHECK(all_are(pull(*client, table, ids), 10.0f));
+}
+
+TEST_CASE("a dense table is pulled and pushed in place, over several shards") {
+  const Service service(1, 3);
+  const auto client = service.connect(0);
+  TableSpec spec;
+  spec.name = "weights";
+  spec.kind = TableKind::kDense;
+  spec.count = 100003;
+  spec.rule.kind = kernels::RuleKind::kSgd;
+  spec.rule.lr = 0.5;
+  const auto table = make_table(*client, spec);
+  std::vector<float> gradient(spec.count, 1.0f);
+  std::vector<float> after(spec.count);
+  const auto push =
+      std::make_shared<PushDenseCall>(table, PushDenseCall::Arrays{gradient.data(), after.data()},
+                                      wire::RowCodec::kFloat32, std::nullopt);
+  client->run(push, kTimeout);
+  CHECK(all_are(after, -0.5f));
+  std::vector<float> weights(spec.count);
+  const auto pulled = std::make_shared<PullDenseCall>(table, weights.data(),
+                                                      wire::RowCodec::kFloat32, std::nullopt);
+  client->run(pulled, kTimeout);
+  CHECK(all_are(weights, -0.5f));
+  CHECK(pulled->version() == 1);
+}
+
+TEST_CASE("who does not know the secret is refused") {
+  const Service service(1, 1);
+  ClientOptions options;
+  options.servers = service.addresses;
+  options.secret = "another one";
+  options.timeout = Millis{2000};
+  CHECK_THROWS_AS(Client{options}, AuthError);
+  // The others are not disturbed.
+  const auto client = service.connect(0);
+  push_ones(*client, make_table(*client, counts(4)), {1, 2, 3});
+}
+
+TEST_CASE("servers that are named in the wrong order or number are refused") {
+  const Service service(2, 1);
+  ClientOptions options;
+  options.secret = kSecret;
+  options.timeout = Millis{2000};
+  options.servers = {service.addresses[1], service.addresses[0]};
+  CHECK_THROWS_AS(Client{options}, Mismatch);
+  options.servers = {service.addresses[0]};
+  CHECK_THROWS_AS(Client{options}, Mismatch);
+}
+
+TEST_CASE("nobody listens: the error names the address and the time") {
+  ClientOptions options;
+  options.secret = kSecret;
+  options.timeout = Millis{100};
+  {
+    const Service gone(1, 1);
+    options.servers = gone.addresses;
+  }
+  CHECK_THROWS_WITH_AS(Client{options}, doctest::Contains(options.servers[0].c_str()), PeerLost);
+}
+
+TEST_CASE("a frame that is too long, or nonsense, ends its connection and no other") {
+  const Service service(1, 1);
+  const auto client = service.connect(0);
+  const auto table = make_table(*client, counts(4));
+  for (const bool is_too_long : {true, false}) {
+    const Time deadline = Clock::now() + Millis{5000};
+    std::string why;
+    const transport::Fd fd =
+        transport::connect_tcp(transport::parse_host_port(service.addresses[0]), deadline, why);
+    REQUIRE(fd);
+    transport::shake_hands(fd.get(), kSecret, {transport::Purpose::kParameters, 0, -1, 0, 0, {}},
+                           deadline);
+    wire::PsHeader header;
+    header.payload_bytes = is_too_long ? limits::kPsPayloadBytes + 1 : 12;
+    wire::PsHeaderBytes bytes = wire::encode(header);
+    if (!is_too_long) bytes[0] = std::byte{0};
+    transport::send_all(fd.get(), bytes, deadline);
+    std::byte none{};
+    CHECK_THROWS_AS(transport::recv_all(fd.get(), std::span(&none, 1), deadline), ProtocolError);
+  }
+  push_ones(*client, table, {1, 2, 3});
+  CHECK(all_are(pull(*client, table, {1, 2, 3}), 1.0f));
+}
+
+TEST_CASE("a server started again on its port without its state is an error, not a hang") {
+  for (const TransportMode mode : {TransportMode::kShm, TransportMode::kTcp}) {
+    Service service(1, 1);
+    const auto client = service.connect(0, mode);
+    const auto table = make_table(*client, counts(4));
+    push_ones(*client, table, {1, 2, 3});
+    const int port = transport::parse_host_port(service.addresses[0]).port;
+    service.servers[0].reset();
+    ServerOptions options;
+    options.port = port;
+    options.secret = kSecret;
+    service.servers[0] = std::make_unique<Server>(options);
+    CHECK_THROWS_WITH_AS(push_ones(*client, table, {4}), doctest::Contains("lost its state"),
+                         PeerLost);
+    // A new connection starts afresh.
+    const auto fresh = service.connect(0, mode);
+    const auto again = make_table(*fresh, counts(4));
+    push_ones(*fresh, again, {1});
+    CHECK(all_are(pull(*fresh, again, {1}), 1.0f));
+  }
+}
+
+TEST_CASE("a server that is gone ends a call at its deadline, with the reason") {
+  Service service(1, 1);
+  const auto client = service.connect(0);
+  const auto table = make_table(*client, counts(4));
+  service.servers[0].reset();
+  const auto pull = std::make_shared<PlainCall>("stats");
+  wire::PsHeader header;
+  header.type = wire::PsType::kStats;
+  pull->add_to_all(client->shards(), header);
+  CHECK_THROWS_WITH_AS(client->run(pull, Millis{300}), doctest::Contains("refused"), PeerLost);
+  CHECK_FALSE(client->is_closed());
+}
+
+TEST_CASE("closing ends what is under way") {
+  Service service(1, 1);
+  const auto client = service.connect(0);
+  const auto table = make_table(*client, counts(4));
+  // A gate that nobody opens.
+  const std::vector<std::uint64_t> ids{1};
+  std::vector<float> rows(4);
+  const auto clock = std::make_shared<PlainCall>("clock");
+  wire::PsHeader header;
+  header.type = wire::PsType::kClock;
+  header.a = 5;
+  Bytes head;
+  put(head, ClockPayload{2, false, 1});
+  clock->add_to_all(client->shards(), header, head);
+  client->run(clock, kTimeout);
+  const auto waiting = std::make_shared<PullCall>(
+      std::vector<PullItem>{{table, ids, rows.data()}},
+      PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 60000, false}});
+  client->start(waiting, kTimeout);
+  CHECK_FALSE(waiting->is_done());
+  client->close();
+  CHECK(waiting->is_done());
+  CHECK(waiting->failure().kind == ErrorKind::kClosed);
+  CHECK_THROWS_AS(push_ones(*client, table, {1}), Closed);
+}
+
+TEST_CASE("a cut reaches every shard's owner, and its files end the service") {
+  const Service service(2, 1);
+  const auto client = service.connect(0);
+  const auto table = make_table(*client, counts(4));
+  push_ones(*client, table, ids_of(1000, 1000));
+  CutRequest request;
+  request.jobs = {"first", "second"};
+  const Cut cut = take_cut(*client, request);
+  CHECK(cut.stamps.size() == 2);
+  CHECK(cut.stamps[0].contains(table->id));
+  push_ones(*client, table, {1});  // Training goes on.
+  for (std::uint32_t shard = 0; shard < 2; ++shard) {
+    const auto found = service.servers[shard]->next_job(kTimeout);
+    REQUIRE(found);
+    CHECK(found->first == shard);
+    CHECK(found->second.cut == cut.number);
+    CHECK(found->second.text == request.jobs[shard]);
+    std::size_t bytes = 0;
+    for (bool more = true; more;) {
+      std::vector<std::byte> piece;
+      service.servers[shard]->ask(shard, [&](Shard& owner, std::vector<Answer>&) {
+        more = owner.next_snapshot_piece(1 << 16, piece);
+      });
+      bytes += piece.size();
+    }
+    CHECK(bytes > 0);
+    service.servers[shard]->ask(shard,
+                                [](Shard& owner, std::vector<Answer>&) { owner.end_snapshot(); });
+    service.servers[shard]->finish_job(shard, cut.number, str("written ", shard), {});
+  }
+  CHECK(await_job(*client, cut.number, kTimeout) ==
+        std::vector<std::string>{"written 0", "written 1"});
+}
