@@ -9,21 +9,24 @@
 #include "collectives/communicator.h"
 #include "transport/inspection.h"
 
-namespace {
+namespace gradring::bind {
 
-namespace py = pybind11;
-using gradring::InvalidArgument;
-using gradring::Millis;
-using gradring::Rank;
-using gradring::transport::JoinOptions;
-using gradring::transport::TransportMode;
-
-TransportMode mode_of(const std::string& text) {
+transport::TransportMode mode_of(const std::string& text) {
+  using transport::TransportMode;
   if (text == "auto") return TransportMode::kAuto;
   if (text == "shm") return TransportMode::kShm;
   if (text == "tcp") return TransportMode::kTcp;
-  throw InvalidArgument(gradring::str("transport '", text, "' is none of auto, shm, tcp"));
+  throw InvalidArgument(str("transport '", text, "' is none of auto, shm, tcp"));
 }
+
+}  // namespace gradring::bind
+
+namespace {
+
+namespace py = pybind11;
+using gradring::Millis;
+using gradring::Rank;
+using gradring::transport::JoinOptions;
 
 std::shared_ptr<gradring::collectives::Communicator> join(
     Rank rank, Rank world_size, const std::string& rendezvous, const py::bytes& secret,
@@ -36,7 +39,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.world_size = world_size;
   if (world_size > 1) options.rendezvous = gradring::transport::parse_host_port(rendezvous);
   options.secret = secret;
-  options.mode = mode_of(transport);
+  options.mode = gradring::bind::mode_of(transport);
   options.timeout = Millis{timeout_ms};
   options.heartbeat_timeout = Millis{heartbeat_timeout_ms};
   options.interface = interface;
@@ -70,6 +73,8 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
   gradring::bind::register_gradients(module);
+  gradring::bind::register_ps_client(module);
+  gradring::bind::register_ps_server(module);
   gradring::bind::register_quick(module);
   gradring::bind::register_replicas(module);
   gradring::bind::register_interrupts();

@@ -4,19 +4,26 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <string>
 
 #include "base/error.h"
+#include "transport/rendezvous.h"
 
 namespace gradring::bind {
 
 void register_errors(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
+void register_ps_client(pybind11::module_& module);
+void register_ps_server(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
 void register_replicas(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
 void register_interrupts();
 void register_rules(pybind11::module_& module);
 void register_spans(pybind11::module_& module);
+
+// "auto", "shm", "tcp". Throws InvalidArgument.
+transport::TransportMode mode_of(const std::string& text);
 
 // An instance of the Python class that belongs to `failure`.
 pybind11::object to_python(const Failure& failure);
