@@ -23,7 +23,7 @@ from gradring.errors import (
 )
 
 if TYPE_CHECKING:
-    from gradring import optim, trace
+    from gradring import optim, ps, trace
     from gradring.communicator import Communicator
     from gradring.compression import TopK
     from gradring.joining import init
@@ -72,6 +72,7 @@ __all__ = [
     "distributed",
     "init",
     "optim",
+    "ps",
     "shard",
     "trace",
 ]
@@ -98,7 +99,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"optim", "trace"}:
+    if name in {"optim", "ps", "trace"}:
         return import_module(f"gradring.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'gradring' has no attribute {name!r}")

@@ -95,13 +95,26 @@ def as_ids(x: Any, name: str = "ids") -> Array:
         DeviceError: It lives on a device.
     """
     if isinstance(x, (list, tuple, int)):
-        x = np.asarray(x, np.int64) if np.size(x) == 0 else np.asarray(x)
+        x = _listed_ids(x)
     array = x if isinstance(x, np.ndarray) else _plain(x, name)
     if array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64")
     if array.dtype.kind == "i":
         array = array.astype(np.int64, copy=False).view(np.uint64)
     return np.ascontiguousarray(array, np.uint64)
+
+
+def _listed_ids(x: Any) -> Array:
+    if np.size(x) == 0:
+        return np.empty(np.shape(x), np.int64)
+    listed = np.asarray(x)
+    if listed.dtype.kind in "iu":
+        return listed
+    # Numbers beyond int64 beside smaller ones make NumPy choose floats.
+    whole = np.asarray(x, object)
+    if all(type(one) is int and 0 <= one < 1 << 64 for one in whole.flat):
+        return whole.astype(np.uint64)
+    return listed
 
 
 def as_float32(x: Any, name: str) -> Array:
@@ -111,6 +124,8 @@ def as_float32(x: Any, name: str) -> Array:
         InvalidArgument: It holds no floating-point numbers.
         DeviceError: It lives on a device.
     """
+    if isinstance(x, (list, tuple)):
+        return np.asarray(x, np.float32)
     array, code = _as_numpy(x, name)
     if code == BFLOAT16:
         widened: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)

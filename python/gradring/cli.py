@@ -20,6 +20,7 @@ from gradring.errors import InvalidArgument
 _DELEGATED = {
     "bench": "measure an operation between the ranks",
     "demo": "train a small model on two local ranks and compare with one process",
+    "serve": "hold tables for workers: one process of a parameter server",
 }
 
 

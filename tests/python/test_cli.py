@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().err
-    assert all(name in shown for name in ("run", "doctor", "bench", "demo", "version"))
+    assert all(name in shown for name in ("run", "doctor", "bench", "demo", "serve", "version"))
 
 
 @pytest.mark.parametrize("argv", [["version"], ["--version"]])
@@ -40,8 +40,10 @@ def test_the_version_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[
     assert re.fullmatch(r"gradring .+\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", ["bench", "demo"])
-def test_bench_and_demo_get_all_their_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["bench", "demo", "serve"])
+def test_delegated_commands_get_all_their_arguments(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[str]] = []
 
     def command(argv: list[str]) -> int:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from gradring import demo
-from gradring.demo import Outcome
+from gradring.demo import Outcome, clicks
+from gradring.demo.clicks import ClickOutcome
 from gradring.demo.digits import Network
 from gradring.demo.worker import mean_of_parts
 
@@ -31,6 +32,9 @@ def test_two_workers_equal_one_process_bit_for_bit_and_recognise_digits(tmp_path
     assert facts["difference_to_whole"] < 1e-10
     assert facts["together"]["accuracy"] >= 0.95
     assert facts["together"]["losses"][-1] < facts["together"]["losses"][0] / 4
+    assert facts["clicks"]["holds"] is True
+    assert facts["clicks"]["best_auc"] - 0.03 <= facts["clicks"]["auc"] <= 1
+    assert facts["clicks"]["staleness"] >= 1  # The next rows were fetched before the push.
     for text in ("1 process, whole batches", "2 workers", "speed-up of 2 workers", "bit for bit"):
         assert text in result.stdout
     assert "96/96" in result.stderr
@@ -77,6 +81,47 @@ def test_each_promise_decides_the_exit_code(
     code = demo._report(2, whole=whole, parts=parts, workers=workers, json_path=path)
     assert code == (0 if all(holds) else 1)
     assert json.loads(path.read_text())["holds"] == holds
+
+
+@pytest.mark.parametrize(("auc", "code"), [(0.83, 0), (0.81, 1)])
+def test_clicks_foretold_too_badly_are_an_exit_code(
+    auc: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("{}")
+    assert demo._report_clicks(ClickOutcome(auc, 0.85, 1e5, 10, 1), path) == code
+    assert json.loads(path.read_text())["clicks"]["holds"] == (code == 0)
+    assert ("NO " if code else "yes") in capsys.readouterr().out
+
+
+def test_the_auc_is_that_of_every_pair() -> None:
+    random = np.random.default_rng(0)
+    scores, clicked = random.integers(0, 20, 300), random.random(300) < 0.3
+    above = scores[clicked][:, None] - scores[~clicked][None]
+    assert clicks.auc(scores, clicked) == pytest.approx(((above > 0) + (above == 0) / 2).mean())
+
+
+def test_the_click_networks_gradients_are_those_of_finite_differences() -> None:
+    random = np.random.default_rng(0)
+    network = clicks.Network()
+    flat = random.normal(0, 0.3, network.count)
+    rows = random.normal(0, 1, (5, clicks.FEATURES, clicks.DIM))
+    clicked = random.random(5) < 0.5
+
+    def loss() -> float:
+        p = 1 / (1 + np.exp(-network.scores(flat, rows)[2]))
+        return float(-np.log(np.where(clicked, p, 1 - p)).mean())
+
+    by_layers, by_rows = network.gradients(flat, rows, clicked)
+    for array, gradient in ((flat, by_layers), (rows, by_rows)):
+        for _ in range(20):
+            place = tuple(random.integers(0, size) for size in array.shape)
+            array[place] += 1e-6
+            above = loss()
+            array[place] -= 2e-6
+            below = loss()
+            array[place] += 1e-6
+            assert gradient[place] == pytest.approx((above - below) / 2e-6, rel=1e-3, abs=1e-7)
 
 
 def test_the_networks_gradients_are_those_of_finite_differences() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gradring.errors import InvalidArgument
+from gradring.launch.outcome import Restarts
 from gradring.launch.plan import Options, Plan, make_plan
 from launcher_runs import LIVE, WAIT, Start, is_alive, launching, wait_for_end
 
@@ -170,6 +171,14 @@ def test_sigkill_of_the_launcher_ends_the_servers_too(
     assert is_alive(server)
     run.process.kill()
     wait_for_end(server)
+
+
+def test_a_server_is_started_again_unless_it_keeps_on_dying() -> None:
+    restarts = Restarts(now=0)
+    assert all(restarts.note_end(0, now) for now in range(10))
+    assert not restarts.note_end(0, 10)
+    assert restarts.note_end(1, 10)
+    assert restarts.note_end(0, 70)  # It had lived for a minute.
 
 
 def plan_of(**options: object) -> Plan:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ def test_ids_come_in_many_forms(ids: object) -> None:
 
 def test_no_ids_are_ids() -> None:
     assert arrays.as_ids([]).shape == (0,)
+    assert arrays.as_ids([1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
     assert arrays.as_ids(np.empty((0, 3), np.int64)).shape == (0, 3)
 
 
@@ -138,6 +141,15 @@ def test_servers_are_found_in_their_variable_and_in_order() -> None:
 def test_servers_that_make_no_sense_are_refused(servers: str | list[str], words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         server_addresses.parse(servers, "servers")
+
+
+def test_importing_gradring_loads_neither_the_core_nor_numpy() -> None:
+    program = (
+        "import sys, gradring\n"
+        "print([m for m in ('gradring._core', 'gradring.ps', 'numpy') if m in sys.modules])\n"
+    )
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"[]\n"
 
 
 def test_init_joins_a_job_and_names_the_initializers() -> None:

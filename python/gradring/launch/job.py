@@ -21,7 +21,7 @@ from gradring.errors import ProtocolError
 from gradring.launch import agent
 from gradring.launch.link import AgentLink, Frame
 from gradring.launch.numbers import is_server, name, server_index, server_number
-from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
+from gradring.launch.outcome import Failure, Outcome, Restarts, describe, exit_code, name_ranks
 from gradring.launch.output import RankOutput, Screen
 from gradring.launch.plan import Options, Plan, make_plan
 
@@ -29,9 +29,6 @@ from gradring.launch.plan import Options, Plan, make_plan
 _TEARDOWN_SECONDS = agent.UNKILLABLE_SECONDS + 5.0
 
 _STATUS_SECONDS = 1.0
-
-# A server that ends more often than this will not be helped by one more start.
-_RESTARTS_MAX = 10
 
 
 def run(options: Options) -> int:
@@ -62,8 +59,8 @@ class Job:
         self._is_stopping = False
         self._spares_servers = False  # Of the stop that is under way.
         self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
-        self._restarts: dict[int, int] = {}
         self._started_at = time.monotonic()
+        self._restarts = Restarts(self._started_at)
         self._deadline: float | None = None  # For the agents to start, later for them to end.
         self._selector = selectors.DefaultSelector()
 
@@ -251,8 +248,8 @@ class Job:
             if status not in (0, -signal.SIGTERM):
                 self._screen.say(f"{name(number)}: {how}")
             return
-        restarts = self._restarts[number] = self._restarts.get(number, 0) + 1
-        if self._options.restart_servers and restarts <= _RESTARTS_MAX:
+        may_help = self._restarts.note_end(number, time.monotonic())
+        if self._options.restart_servers and may_help:
             self._screen.say(f"{name(number)}: {how}; starting it again from its log")
             link.send(do="restart", number=number)
         else:

@@ -72,6 +72,25 @@ class Outcome:
         return "; ".join(f"{name_ranks(ranks)} {what}" for what, ranks in groups.items())
 
 
+class Restarts:
+    """Tells whether one more start may help a server that has ended."""
+
+    MOST = 10  # In a row, each after a short life.
+    LONG_LIFE_SECONDS = 60.0
+
+    def __init__(self, now: float) -> None:
+        """Take every server's first start to be now."""
+        self._first = now
+        self._last: dict[int, tuple[float, int]] = {}  # Server: (last start, starts in a row).
+
+    def note_end(self, server: int, now: float) -> bool:
+        """Take the end of a server; True when it should be started again, now."""
+        started, in_a_row = self._last.get(server, (self._first, 0))
+        in_a_row = 1 if now - started >= self.LONG_LIFE_SECONDS else in_a_row + 1
+        self._last[server] = (now, in_a_row)
+        return in_a_row <= self.MOST
+
+
 def name_ranks(ranks: list[int]) -> str:
     """Return "rank 3" or "ranks 0-2, 5".
 

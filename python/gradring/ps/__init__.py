@@ -1,1 +1,26 @@
-"""The parameter server, from Python."""
+"""The parameter server: tables that live on servers, pulled from and pushed to by workers.
+
+`connect` finds the servers and returns a `ParameterServer`; that makes a `SparseTable` (ids to rows
+of floats) or a `DenseTable` (an array). docs/parameter_server.md is the guide.
+"""
+
+from gradring.ps.client import ParameterServer
+from gradring.ps.connecting import connect, current
+from gradring.ps.dense import DenseTable
+from gradring.ps.entries import Count, Probability, Slot, Slots
+from gradring.ps.handles import Pending, Pushed
+from gradring.ps.sparse import SparseTable
+
+__all__ = [
+    "Count",
+    "DenseTable",
+    "ParameterServer",
+    "Pending",
+    "Probability",
+    "Pushed",
+    "Slot",
+    "Slots",
+    "SparseTable",
+    "connect",
+    "current",
+]

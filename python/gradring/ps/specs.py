@@ -20,6 +20,23 @@ _NO_SLOTS = 64
 _U32 = 1 << 32
 
 
+def rule_spec(optimizer: Any) -> Spec:
+    """Return an update rule as the core takes it.
+
+    Args:
+        optimizer: A rule of `gradring.optim`.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    if not hasattr(optimizer, "to_core"):
+        raise InvalidArgument(
+            f"optimizer is a {type(optimizer).__name__}; use a rule of gradring.optim, such as "
+            "gr.optim.Adagrad(lr=0.05)"
+        )
+    return dict(optimizer.to_core())
+
+
 def initializer_spec(init: Initializer | float | None) -> tuple[int, float, float]:
     """Return an initializer's kind and its two numbers, as ps::Initializer has them.
 

@@ -1,0 +1,323 @@
+"""`ParameterServer`: a worker's connection to all servers of a job, and its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import TracebackType
+from typing import Any
+
+from gradring.errors import InvalidArgument
+from gradring.initial import Initializer
+from gradring.ps import specs
+from gradring.ps.calls import Calls
+from gradring.ps.dense import DenseTable
+from gradring.ps.entries import Entry, Slots
+from gradring.ps.handles import Pending, Pushed
+from gradring.ps.requests import pull_request, push_request
+from gradring.ps.sparse import SparseTable
+
+_U32 = 1 << 32
+
+
+class ParameterServer:
+    """All servers of a job, as one worker sees them; made by `gradring.ps.connect`.
+
+    May be used by several threads. Leaving a ``with`` block closes it.
+
+    Attributes:
+        servers: Addresses, in the servers' order.
+        client: This worker's number, or a random one from 2^31.
+        calls: What tables and modes send their requests by.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        servers: Sequence[str],
+        client: int,
+        when_closed: Callable[[], None] | None = None,
+    ) -> None:
+        """Wrap a connected client; ``when_closed`` is called after it is closed."""
+        self.calls = calls
+        self.servers = tuple(servers)
+        self.client = client
+        self._when_closed = when_closed
+        self._is_closed = False
+
+    def sparse_table(  # noqa: PLR0913 - a table's settings; all but three have a default
+        self,
+        name: str,
+        dim: int,
+        optimizer: Any,
+        *,
+        init: Initializer | float | None = None,
+        seed: int = 0,
+        entry: Entry | None = None,
+        expire_after: int | None = None,
+        score_decay: float = 1.0,
+        slots: Slots | None = None,
+        codec: str | None = None,
+    ) -> SparseTable:
+        """Make a sparse table, or find the one of that name.
+
+        Every worker calls this with the same settings; the first call makes the table.
+
+        Args:
+            name: Of the table.
+            dim: Floats a row.
+            optimizer: A rule of `gradring.optim`; the servers apply it to each row, with a state
+                and a number of steps of its own (as if each row were a parameter of torch.optim).
+            init: How rows begin: `gr.init.Uniform`, `gr.init.Normal`, `gr.init.Constant` or a
+                number; ``None`` is zero.
+            seed: Of ``init`` and of an entry by probability.
+            entry: When a pushed id becomes a row: `gr.ps.Count` or `gr.ps.Probability`; ``None``:
+                at its first push.
+            expire_after: A row goes that no push came to for more than so many ticks (see `tick`).
+            score_decay: A row's score is the number of its pushes, times this at every tick.
+            slots: What is different for the ids of single features.
+            codec: How rows travel, both ways: ``None`` is float32; ``"bf16"``, ``"fp16"`` and
+                ``"int8"`` take half and a quarter of the bytes and round.
+
+        Raises:
+            InvalidArgument: A setting makes no sense; nothing was sent.
+            Mismatch: There is a table of that name with other settings.
+            PeerLost: As for `SparseTable.pull`, and so for every other error.
+        """
+        if not 1 <= dim < _U32:
+            raise InvalidArgument(f"table {name!r}: dim is a number from 1, got {dim}")
+        specs.codec_number(codec)
+        number = self.calls.core.make_table(
+            {
+                "name": name,
+                "kind": "sparse",
+                "dim": dim,
+                "rule": specs.rule_spec(optimizer),
+                "init": specs.initializer_spec(init),
+                "seed": seed,
+                **specs.sparse_extras(entry, expire_after, score_decay, slots),
+            }
+        )
+        return SparseTable(self.calls, number, name=name, dim=dim, optimizer=optimizer, codec=codec)
+
+    def dense_table(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        optimizer: Any,
+        *,
+        init: Initializer | float | None = None,
+        seed: int = 0,
+    ) -> DenseTable:
+        """Make a dense table, or find the one of that name.
+
+        Args:
+            name: As for `sparse_table`, and so for the arguments not said here.
+            shape: Of the array.
+            optimizer: A rule of `gradring.optim`; the whole array is one parameter.
+            init: As for `sparse_table`.
+            seed: Of ``init``.
+
+        Raises:
+            InvalidArgument: As for `sparse_table`, and so for every other error.
+        """
+        sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        if any(size < 1 for size in sizes):
+            raise InvalidArgument(f"table {name!r}: shape {sizes} has no place for a number")
+        number = self.calls.core.make_table(
+            {
+                "name": name,
+                "kind": "dense",
+                "count": math.prod(sizes),
+                "rule": specs.rule_spec(optimizer),
+                "init": specs.initializer_spec(init),
+                "seed": seed,
+            }
+        )
+        return DenseTable(self.calls, number, name=name, shape=sizes, optimizer=optimizer)
+
+    def pull_many(
+        self,
+        pulls: Sequence[tuple[SparseTable, Any]],
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Pull from several tables in one round trip.
+
+        Args:
+            pulls: Pairs of a table and ids, as for `SparseTable.pull`.
+            async_op: As for `SparseTable.pull`.
+            timeout: As for `SparseTable.pull`.
+
+        Returns:
+            Rows for each pair, in order; with ``async_op`` a `Pending` of them.
+
+        Raises:
+            InvalidArgument: Tables have different codecs; else as `SparseTable.pull`.
+        """
+        requests = [(table, pull_request(table.name, table.dim, ids, None)) for table, ids in pulls]
+        return self.calls.pull(requests, list, async_op=async_op, timeout=timeout)
+
+    def push_many(
+        self,
+        pushes: Sequence[tuple[SparseTable, Any, Any]],
+        *,
+        distinct: bool = False,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Pushed | Pending[Pushed]:
+        """Push to several tables in one round trip.
+
+        Args:
+            pushes: Table, ids and gradients, as for `SparseTable.push`.
+            distinct: As for `SparseTable.push`.
+            async_op: As for `SparseTable.push`.
+            timeout: As for `SparseTable.push`.
+
+        Returns:
+            What was done in all of them; with ``async_op`` a `Pending`.
+
+        Raises:
+            InvalidArgument: Tables have different codecs; else as `SparseTable.push`.
+        """
+        items = [
+            (table, *push_request(table.name, table.dim, ids, gradients))
+            for table, ids, gradients in pushes
+        ]
+        return self.calls.push(items, distinct=distinct, async_op=async_op, timeout=timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything this client has started is done.
+
+        Args:
+            timeout: Longest time without progress, in seconds; ``None`` is the connection's.
+
+        Raises:
+            TimedOut: It is not done; the message names what is not acknowledged.
+            Error: The first failure of a push that nobody has waited for.
+        """
+        self.calls.flush(timeout)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Ask every shard what it holds and has done: tables, clients, staleness.
+
+        Returns:
+            A dictionary for each shard; docs/parameter_server.md says what is in it.
+        """
+        return self.calls.stats()
+
+    def tick(self, tick: int) -> int:
+        """Say how late it is: scores decay and rows expire, on all tables.
+
+        Args:
+            tick: A number that only grows, such as that of the day or of the pass over the data.
+                One that is not above the last one does nothing.
+
+        Returns:
+            How many rows went.
+        """
+        if not 0 <= tick < _U32:
+            raise InvalidArgument(f"tick {tick}: a number from 0 to {_U32 - 1}")
+        return int(self.calls.core.tick(tick))
+
+    def shrink(
+        self,
+        table: SparseTable | None = None,
+        *,
+        least_score: float = 0.0,
+        unseen_ticks: int = 0,
+    ) -> int:
+        """Drop rows that are hardly used.
+
+        Args:
+            table: Of this table; ``None``: of all sparse tables.
+            least_score: Rows with a smaller score go.
+            unseen_ticks: Rows go that no push came to for more than so many ticks; 0: stay.
+
+        Returns:
+            How many rows went.
+        """
+        if not (least_score >= 0 and 0 <= unseen_ticks < _U32):
+            raise InvalidArgument(
+                f"shrink: least_score {least_score} and unseen_ticks {unseen_ticks} must not be "
+                "negative"
+            )
+        number = None if table is None else table.number
+        return int(self.calls.core.shrink(unseen_ticks, least_score, number))
+
+    def save(self, url: str, base: str | None = None) -> Any:
+        """Write a checkpoint of all servers: one consistent cut, taken while training goes on.
+
+        Args:
+            url: A folder: a path or any fsspec URL. Made by the servers, each its own part.
+            base: An earlier checkpoint: only what has changed since is written.
+
+        Returns:
+            As `gradring.ps.checkpoint.save`, which also says what can go wrong.
+        """
+        checkpoint = import_module("gradring.ps.checkpoint")
+        return checkpoint.save(self, url, base)
+
+    def load(self, url: str) -> Any:
+        """Replace what the servers hold by a checkpoint, of however many servers.
+
+        Args:
+            url: As for `save`.
+
+        Returns:
+            As `gradring.ps.checkpoint.load`, which also says what can go wrong.
+        """
+        checkpoint = import_module("gradring.ps.checkpoint")
+        return checkpoint.load(self, url)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what is under way, say goodbye, and stop a server inside the process.
+
+        May be called again.
+
+        Args:
+            timeout: As for `flush`.
+
+        Raises:
+            TimedOut: As `flush`, and so for every other error; it is closed all the same.
+        """
+        if self._is_closed:
+            return
+        try:
+            self.calls.flush(timeout)
+        finally:
+            self._end()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def __enter__(self) -> ParameterServer:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; after an exception without waiting for what is under way."""
+        if error is None:
+            self.close()
+        else:
+            self._end()
+
+    def __repr__(self) -> str:
+        """Show where the servers are."""
+        return f"ParameterServer({','.join(self.servers)}, client={self.client})"
+
+    def _end(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.calls.core.close()
+            if self._when_closed is not None:
+                self._when_closed()

@@ -1,0 +1,158 @@
+"""`connect()`: from the launcher's variables and the arguments to a parameter server."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+from collections.abc import Callable, Sequence
+
+from gradring import _core, config, roles, server_addresses
+from gradring.errors import InvalidArgument
+from gradring.job_secret import HOW_TO_MAKE_ONE
+from gradring.ps.calls import Calls
+from gradring.ps.client import ParameterServer
+from gradring.ps.serving import Serving
+from gradring.roles import Role
+
+# Numbers from here on are no worker's: they take part in no round and no bound on staleness.
+_FIRST_STRANGER = 1 << 31
+
+_AT_EXIT_SECONDS = 5.0
+
+_connected: list[ParameterServer] = []
+_of_parent: list[ParameterServer] = []  # Of the process that this one was forked from; not ours.
+
+
+def connect(
+    servers: str | Sequence[str] | None = None,
+    *,
+    secret: str | bytes | None = None,
+    client: int | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+) -> ParameterServer:
+    """Connect to the parameter servers of the job.
+
+    They are found in ``GRADRING_SERVERS``, which ``gradring run --servers`` sets. A program started
+    alone gets a server inside its own process, which ends when this connection is closed.
+
+    Args:
+        servers: ``host:port,host:port`` or a list, in the servers' order.
+        secret: What the servers know too; see `GRADRING_SECRET`.
+        client: This worker's number; by default its rank. A number is one client's at a time:
+            another one with the same number takes its place. A process that is no rank of a job,
+            and all connections of a process but the first, get random ones from 2^31.
+        transport: ``auto`` (shared memory on one host, TCP between hosts), ``shm`` or ``tcp``.
+        timeout: Seconds to wait for the servers here, and later the longest time without progress
+            in any call.
+
+    Raises:
+        InvalidArgument: There are several ranks but no servers, or an argument makes no sense.
+        AuthError: The secrets differ.
+        PeerLost: A server could not be reached in time; names its address.
+    """
+    settings = config.Settings.from_environ(os.environ, transport=transport, timeout=timeout)
+    role = roles.discover(os.environ)
+    found = (
+        server_addresses.find(os.environ)
+        if servers is None
+        else server_addresses.parse(servers, "servers")
+    )
+    if client is not None and not 0 <= client < 1 << 32:
+        raise InvalidArgument(f"client {client} does not fit into 32 bits")
+    if found is None:
+        return _embedded(role, settings, client)
+    known = secret or os.environ.get("GRADRING_SECRET")
+    if not known:
+        raise InvalidArgument(
+            f"the secret of the parameter servers at {','.join(found)} is not known; give them and "
+            f"their clients the same: {HOW_TO_MAKE_ONE}"
+        )
+    number = _client_number(role) if client is None else client
+    return _open(found, known, number, settings)
+
+
+def current() -> ParameterServer:
+    """Return the connection that `connect` made in this process, or make it.
+
+    Raises:
+        InvalidArgument: There are several; say which one is meant.
+    """
+    open_ones = [server for server in _connected if not server.is_closed]
+    if len(open_ones) > 1:
+        raise InvalidArgument(
+            f"this process has {len(open_ones)} connections to parameter servers; say which one"
+        )
+    return open_ones[0] if open_ones else connect()
+
+
+def _embedded(role: Role | None, settings: config.Settings, client: int | None) -> ParameterServer:
+    if role is not None and role.world_size > 1:
+        raise InvalidArgument(
+            f"rank {role.rank} of {role.world_size} ({role.source}): GRADRING_SERVERS is not "
+            "set; start servers with `gradring run --servers S`, or `gradring serve` and set it to "
+            "their addresses"
+        )
+    secret = secrets.token_bytes(32)
+    serving = Serving(
+        _core.PsServer(
+            host="127.0.0.1",
+            port=0,
+            listen_fd=-1,
+            threads=1,
+            index=0,
+            servers=1,
+            secret=secret,
+            transport=settings.transport,
+            log_directory="",
+            fsync="none",
+        )
+    )
+    try:
+        return _open((serving.address,), secret, client or 0, settings, serving.stop)
+    except BaseException:
+        serving.stop()
+        raise
+
+
+def _open(
+    servers: tuple[str, ...],
+    secret: str | bytes,
+    client: int,
+    settings: config.Settings,
+    when_closed: Callable[[], None] | None = None,
+) -> ParameterServer:
+    core = _core.PsClient(
+        servers=list(servers),
+        secret=secret.encode() if isinstance(secret, str) else secret,
+        client=client,
+        transport=settings.transport,
+        timeout_ms=round(settings.timeout * 1000),
+    )
+    connected = ParameterServer(Calls(core), servers, client, when_closed)
+    _connected[:] = [other for other in _connected if not other.is_closed]
+    _connected.append(connected)
+    return connected
+
+
+def _client_number(role: Role | None) -> int:
+    is_first = not _of_parent and all(server.is_closed for server in _connected)
+    if role is not None and is_first:
+        return role.rank
+    return _FIRST_STRANGER + secrets.randbelow(_FIRST_STRANGER)
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in _connected:
+        server.close(timeout=_AT_EXIT_SECONDS)
+
+
+def _disown() -> None:
+    # Dropping them would end what the parent's threads still use.
+    _of_parent.extend(_connected)
+    _connected.clear()
+
+
+os.register_at_fork(after_in_child=_disown)

@@ -1,0 +1,67 @@
+"""`Pending`: a pull or push that was started with ``async_op=True``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from gradring import calling
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push has done; every row of it was applied exactly once.
+
+    Attributes:
+        rows: Rows that were updated.
+        refused: Rows left alone because their gradient had a NaN or an infinity in it.
+        not_admitted: Ids that are no rows yet: they were counted only.
+        staleness: The largest number of pushes that came to a table between the pull that the
+            gradients were computed on and this push.
+    """
+
+    rows: int = 0
+    refused: int = 0
+    not_admitted: int = 0
+    staleness: int = 0
+
+
+class Pending(Generic[T]):
+    """A request in flight: its arrays live, and must not be touched, until it is done."""
+
+    def __init__(self, core: Any, finish: Callable[[Any], T]) -> None:
+        """Wrap a compiled handle; made by tables.
+
+        Args:
+            core: The handle.
+            finish: Makes the result from what its ``wait`` returned; called once.
+        """
+        self._core = core
+        self._finish: Callable[[Any], T] | None = finish
+        self._result: T
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait until it is done; may be called again.
+
+        Args:
+            timeout: Seconds; ``None`` is the request's own.
+
+        Returns:
+            What the blocking call would have returned.
+
+        Raises:
+            TimedOut: It is not done yet; it goes on, so wait again.
+            PeerLost: As in the blocking call, and so for every other error.
+        """
+        outcome = self._core.wait(calling.milliseconds(timeout))
+        if self._finish is not None:
+            self._result = self._finish(outcome)
+            self._finish = None
+        return self._result
+
+    def done(self) -> bool:
+        """Tell, without waiting, whether it has ended, well or not."""
+        return bool(self._core.done())

@@ -1,0 +1,135 @@
+"""`gradring serve`: one process of a parameter server.
+
+Started by hand, one for each host, or by `gradring run --servers`. It holds tables until it gets
+SIGTERM or SIGINT, and then ends in good order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gradring import config
+from gradring.errors import Error, InvalidArgument
+from gradring.job_secret import HOW_TO_MAKE_ONE
+
+_LOOK_SECONDS = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal says that it is enough.
+
+    Args:
+        argv: Arguments after ``gradring serve``.
+
+    Returns:
+        0 after a signal; 1 if the server failed, as when its log cannot be written.
+
+    Raises:
+        InvalidArgument: An option or GRADRING_SECRET makes no sense.
+    """
+    options = _parser().parse_args(argv)
+    settings = config.Settings.from_environ(os.environ, transport=options.transport)
+    _check(options)
+    secret = _secret(os.environ)
+    # Before anything takes time: a launcher that gives up at once is heard too.
+    ending, written_at_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(written_at_end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    from gradring import _core
+    from gradring.ps.serving import Serving
+
+    try:
+        core = _core.PsServer(
+            host=options.host,
+            port=options.port,
+            listen_fd=options.listen_fd,
+            threads=options.threads,
+            index=options.index,
+            servers=options.servers,
+            secret=secret.encode(),
+            transport=settings.transport,
+            log_directory="" if options.log is None else str(options.log.absolute()),
+            fsync=options.fsync,
+        )
+        with Serving(core) as serving:
+            if options.load is not None:
+                from gradring import ps
+
+                with ps.connect([serving.address], secret=secret) as client:
+                    client.load(options.load)
+            print(_greeting(options, serving.address), flush=True)
+            while not select.select([ending], [], [], _LOOK_SECONDS)[0]:
+                serving.require_well()
+    except InvalidArgument:
+        raise
+    except Error as error:
+        print(f"gradring: server {options.index}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _greeting(options: argparse.Namespace, address: str) -> str:
+    threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
+    log = "no log" if options.log is None else f"log in {options.log} (fsync {options.fsync})"
+    return f"gradring: server {options.index} of {options.servers} at {address}, {threads}, {log}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gradring serve",
+        description="Holds tables of a parameter server. Its clients need GRADRING_SERVERS with "
+        "the addresses of all servers, in the order of --index, and the same GRADRING_SECRET.",
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    add("--port", type=int, default=0, help="(default: a free one)")
+    add("--listen-fd", type=int, default=-1, metavar="FD", help="inherited socket that listens")
+    add("--index", type=int, default=0, metavar="I", help="which server this is (default: 0)")
+    add("--servers", type=int, default=1, metavar="S", help="how many there are (default: 1)")
+    add("--threads", type=int, default=1, metavar="T", help="shards of this server (default: 1)")
+    add("--log", type=Path, metavar="DIR", help="keep a log there; found again, it is replayed")
+    add(
+        "--fsync",
+        default="none",
+        metavar="none|MS|always",
+        help="when the log is forced to disk: by the kernel (survives kill -9), every MS "
+        "milliseconds, or before each acknowledgement (survives the host) (default: none)",
+    )
+    add("--transport", choices=config.TRANSPORTS, help="how clients may talk")
+    add("--load", metavar="URL", help="begin with this checkpoint (a single server)")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.servers < 1 or not 0 <= options.index < options.servers:
+        raise InvalidArgument(
+            f"serve: --index {options.index} is not below --servers {options.servers}"
+        )
+    if options.load is not None and options.servers > 1:
+        raise InvalidArgument(
+            "serve: --load is for a single server; with several, have one worker call ps.load(url)"
+        )
+    if options.threads < 1:
+        raise InvalidArgument(f"serve: --threads {options.threads}: a server has at least one")
+    if options.fsync not in ("none", "always") and not options.fsync.isdecimal():
+        raise InvalidArgument(f"serve: --fsync {options.fsync!r} is not none, always or a number")
+    if not 0 <= options.port <= 65535:
+        raise InvalidArgument(f"serve: --port {options.port} is not a port")
+
+
+def _secret(environ: Mapping[str, str]) -> str:
+    secret = environ.get("GRADRING_SECRET")
+    if not secret:
+        raise InvalidArgument(
+            f"serve: GRADRING_SECRET is not set; servers and clients need the same: "
+            f"{HOW_TO_MAKE_ONE}"
+        )
+    return secret

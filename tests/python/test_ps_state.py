@@ -1,0 +1,128 @@
+"""Whole tables as arrays: training goes on elsewhere as if nothing had happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring.errors import InvalidArgument
+from gradring.ps import ParameterServer
+from ps_servers import connected
+
+RULES = [
+    gr.optim.SGD(lr=0.1, momentum=0.9),
+    gr.optim.Adagrad(lr=0.1),
+    gr.optim.Adam(lr=0.1),
+    gr.optim.FTRL(lr=0.1),
+]
+
+
+def name(rule: object) -> str:
+    return type(rule).__name__
+
+
+def gradients(seed: int, steps: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal((steps, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("rule", [*RULES, gr.optim.RowWiseAdagrad(lr=0.1)], ids=name)
+def test_a_sparse_table_moves_to_other_servers_in_the_middle_of_training(rule: Any) -> None:
+    ids = np.array([5, 2**63 + 1, 0, 77, 12345678901], np.uint64)
+
+    def make(ps: ParameterServer) -> Any:
+        return ps.sparse_table("t", 6, rule, init=gr.init.Uniform(1), seed=3)
+
+    with connected(2) as here, connected(3) as there:
+        old, new = make(here), make(there)
+        for step, gradient in enumerate(gradients(0, 4, 5, 6)):
+            old.push(ids[step:], gradient[step:])
+        saved = old.state_dict()
+        assert saved["ids"].tolist() == sorted(ids.tolist())
+        assert (saved["rows"] == old.pull(saved["ids"])).all()
+        new.load_state_dict(saved)
+        assert len(new) == 5
+        for gradient in gradients(1, 3, 5, 6):
+            old.push(ids, gradient)
+            new.push(ids, gradient)
+        assert (old.pull(ids) == new.pull(ids)).all()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name)
+def test_a_dense_table_moves_to_other_servers_in_the_middle_of_training(rule: Any) -> None:
+    with connected(3) as here, connected(2) as there:
+        old, new = (ps.dense_table("w", (5, 9), rule, init=0.5) for ps in (here, there))
+        for gradient in gradients(0, 4, 5, 9):
+            old.push(gradient)
+        saved = old.state_dict()
+        assert (saved["weights"] == old.pull()).all()
+        new.load_state_dict(saved)
+        for gradient in gradients(1, 3, 5, 9):
+            old.push(gradient)
+            new.push(gradient)
+        assert (old.pull() == new.pull()).all()
+
+
+def test_training_moves_from_torch_to_servers_and_back() -> None:
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.full((4, 8), 0.5))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+
+    def step(gradient: Any) -> None:
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+
+    with connected(2) as ps:
+        table = ps.dense_table("w", (4, 8), gr.optim.Adam(lr=0.1))
+        for gradient in gradients(0, 3, 4, 8):
+            step(gradient)
+        state = optimizer.state[parameter]
+        table.load_state_dict(
+            {
+                "weights": parameter.detach(),
+                "state": {name: state[name] for name in ("exp_avg", "exp_avg_sq")},
+                "step": int(state["step"]),
+            }
+        )
+        for gradient in gradients(1, 3, 4, 8):
+            step(gradient)
+            table.push(gradient)
+        assert np.allclose(table.pull(), parameter.detach().numpy(), rtol=1e-6, atol=0)
+
+        saved = table.state_dict()
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(saved["weights"]))
+        state["step"] = torch.tensor(float(saved["step"]))
+        for name, values in saved["state"].items():
+            state[name].copy_(torch.from_numpy(values))
+        for gradient in gradients(2, 3, 4, 8):
+            step(gradient)
+            table.push(gradient)
+        assert np.allclose(table.pull(), parameter.detach().numpy(), rtol=1e-6, atol=0)
+
+
+def test_weights_alone_begin_a_table() -> None:
+    with connected() as ps:
+        words = ps.sparse_table("words", 2, gr.optim.Adagrad(lr=1, initial_accumulator_value=3))
+        words.load_state_dict({"ids": [4, 1], "rows": [[1.0, 2], [3, 4]]})
+        assert words.pull([1, 4]).tolist() == [[3, 4], [1, 2]]
+        words.push([1], [[1.0, 0]])
+        assert words.pull([1]).tolist() == [[2.5, 4]]  # 1 / sqrt(3 + 1)
+        assert words.state_dict()["step"].tolist() == [1, 0]
+        assert ps.sparse_table("none", 2, gr.optim.Sum()).state_dict()["rows"].shape == (0, 2)
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    with connected() as ps:
+        rows = ps.sparse_table("t", 2, gr.optim.Adam(lr=1))
+        array = ps.dense_table("d", 3, gr.optim.Adam(lr=1))
+        for table, saved, words in (
+            (rows, {"ids": [1], "rows": np.ones((1, 3))}, r"rows has shape \(1, 3\)"),
+            (rows, {"ids": [1], "rows": np.ones((1, 2)), "state": {"sum": 0}}, "lacks 'exp_avg'"),
+            (array, {"weights": np.ones(4)}, r"weights has shape \(4,\)"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                table.load_state_dict(saved)
+        assert len(rows) == 0

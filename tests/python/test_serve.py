@@ -1,0 +1,108 @@
+"""gradring serve: one server process, from its options to its end, and what its log keeps."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring.cli import main
+from ps_servers import SECRET, join
+
+Serve = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Start `gradring serve` and return it with its address; killed in the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gradring", "serve", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "GRADRING_SECRET": SECRET},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"server \d+ of \d+ at (\S+),", line)
+        assert found, line
+        return process, found[1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal(serve: Serve, number: signal.Signals) -> None:
+    process, address = serve("--threads", "2")
+    with join([address]) as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push([1], [[1.0, 2.0]])
+        assert len(ps.stats()) == 2
+    process.send_signal(number)
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("fsync", ["none", "always", "20"])
+def test_what_was_acknowledged_survives_kill_9_with_a_log(
+    serve: Serve, tmp_path: Path, fsync: str
+) -> None:
+    options = ("--log", str(tmp_path / "log"), "--fsync", fsync)
+    process, address = serve(*options)
+    ids = np.arange(100)
+    with join([address], client=1) as ps:
+        table = ps.sparse_table("t", 3, gr.optim.Adam(lr=0.1), init=gr.init.Uniform(1))
+        for _ in range(3):
+            table.push(ids, np.ones((100, 3), np.float32))
+        before = table.pull(ids)
+        process.kill()
+        process.wait()
+        # At the same address the client finds it again and goes on.
+        port = address.rsplit(":", 1)[1]
+        serve(*options, "--port", port)
+        assert (table.pull(ids) == before).all()
+        table.push(ids, np.ones((100, 3), np.float32))
+        assert not (table.pull(ids) == before).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--index", "2", "--servers", "2"], "--index 2 is not below --servers 2"),
+        (["--threads", "0"], "a server has at least one"),
+        (["--fsync", "sometimes"], "is not none, always or a number"),
+        (["--port", "70000"], "is not a port"),
+        (["--load", "x", "--servers", "2"], "have one worker call ps.load"),
+    ],
+)
+def test_options_that_make_no_sense_are_told_in_one_line(
+    options: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    assert main(["serve", *options]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert shown.count("\n") == 1
+
+
+def test_without_a_secret_it_says_how_to_make_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADRING_SECRET", raising=False)
+    assert main(["serve"]) == 2
+    assert "export GRADRING_SECRET=" in capsys.readouterr().err
