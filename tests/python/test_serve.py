@@ -15,6 +15,7 @@ import pytest
 
 import gradring as gr
 from gradring.cli import main
+from gradring.errors import TimedOut
 from ps_servers import SECRET, join
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -75,6 +76,58 @@ def test_what_was_acknowledged_survives_kill_9_with_a_log(
         assert (table.pull(ids) == before).all()
         table.push(ids, np.ones((100, 3), np.float32))
         assert not (table.pull(ids) == before).any()
+
+
+def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: Serve) -> None:
+    process, address = serve()
+    with join([address]) as ps:
+        table = ps.sparse_table("t", 1, gr.optim.Sum())
+        table.push([1], [[1.0]])
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimedOut, match=address):
+            table.pull([1], timeout=0.3)
+        with pytest.raises(TimedOut, match=f"'t'.*{address}|{address}.*'t'"):
+            table.push([1], [[1.0]], timeout=0.3)
+        process.send_signal(signal.SIGCONT)
+        assert table.pull([2]).tolist() == [[0]]
+        assert table.pull([1])[0, 0] in (1, 2)  # Once or not at all.
+
+
+def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
+    process, address = serve()
+    program = (
+        "import sys\n"
+        "import gradring as gr\n"
+        "ps = gr.ps.connect(sys.argv[1], secret=sys.argv[2], timeout=100)\n"
+        "table = ps.sparse_table('t', 1, gr.optim.Sum())\n"
+        "print('ready', flush=True)\n"
+        "input()\n"
+        "try:\n"
+        "    print('pulling', flush=True)\n"
+        "    table.pull([1])\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+        "    import os; os._exit(0)\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, address, SECRET],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    try:
+        assert worker.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        assert worker.stdin is not None
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "pulling\n"
+        worker.send_signal(signal.SIGINT)
+        assert worker.communicate(timeout=30) == ("interrupted\n", None)
+    finally:
+        worker.kill()
+        worker.communicate()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gradring.ps.handles import Pending, Pushed
 from gradring.ps.requests import Ids, PullRequest, Rows
 
 if TYPE_CHECKING:
+    from gradring import _core
     from gradring.ps.dense import DenseTable
     from gradring.ps.sparse import SparseTable
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class Calls:
     """A compiled client and the plumbing to call it; see `gradring.ps.ParameterServer`."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: _core.PsClient) -> None:
         """Take a connected client."""
         self.core = core
 

@@ -10,9 +10,12 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradring.errors import Error
+
+if TYPE_CHECKING:
+    from gradring import _core
 
 # How soon the thread hears of the end.
 _LOOK_MS = 200
@@ -23,7 +26,7 @@ _LAST_JOB_SECONDS = 30.0
 class Serving:
     """One server; `stop` it in the end."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: _core.PsServer) -> None:
         """Take over a compiled server and start to carry out its jobs."""
         self.core = core
         self._failure: Error | None = None
@@ -36,7 +39,7 @@ class Serving:
     @property
     def address(self) -> str:
         """Where clients reach it: host:port."""
-        return str(self.core.address)
+        return self.core.address
 
     def require_well(self) -> None:
         """Raise the failure that has stopped a shard, such as a log that cannot be written."""
