@@ -11,6 +11,10 @@
 #include "ps/pages.h"
 #include "ps/partition.h"
 
+// GCC takes a function that only prefetches for one without effects and drops the calls that it did
+// not inline.
+#define GRADRING_PREFETCHES __attribute__((always_inline))
+
 namespace gradring::ps {
 
 class HashIndex {
@@ -26,7 +30,7 @@ class HashIndex {
     while (segment.slots[at].above != 0 && segment.slots[at].id != id) at = (at + 1) & segment.mask;
     return segment.slots[at].above - 1;
   }
-  void prefetch(std::uint64_t id) const {
+  GRADRING_PREFETCHES void prefetch(std::uint64_t id) const {
     const std::uint64_t hash = mix_id(id);
     const Segment& segment = segment_of(hash);
     __builtin_prefetch(&segment.slots[hash & segment.mask]);

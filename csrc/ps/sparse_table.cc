@@ -10,8 +10,8 @@ namespace gradring::ps {
 namespace {
 
 constexpr std::uint64_t kNone = HashIndex::kNone;
-constexpr std::size_t kBlock = 32;       // Rows whose memory is waited for together.
-constexpr std::size_t kAhead = 16;       // Keys whose slots are.
+constexpr std::size_t kBlock = 16;       // Rows whose memory is waited for together.
+constexpr std::size_t kAhead = 32;       // Keys whose slots are.
 constexpr std::size_t kLineFloats = 16;  // In a cache line.
 constexpr std::size_t kLinesAhead = 8;   // Of a row; the processor sees a long run by itself.
 
@@ -19,7 +19,7 @@ bool counts_steps_per_table(const kernels::Rule& rule) {
   return rule.kind == kernels::RuleKind::kSparseAdam;
 }
 
-void prefetch_row(const float* row, std::size_t floats) {
+GRADRING_PREFETCHES inline void prefetch_row(const float* row, std::size_t floats) {
   const std::size_t lines = std::min(kLinesAhead, (floats + kLineFloats - 1) / kLineFloats);
   for (std::size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineFloats);
 }
@@ -54,13 +54,30 @@ void SparseTable::Impl::scale_rates(double new_scale) {
   }
 }
 
-void SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
-                               std::size_t count, std::uint64_t* found) const {
+template <typename Fetch>
+std::size_t SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
+                                      std::uint64_t* found, Fetch&& fetch) const {
+  const std::size_t count = std::min(kBlock, ids.size() - begin);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t ahead = begin + i + kAhead;
     if (ahead < ids.size()) index.prefetch(ids[ahead]);
     found[i] = index.find(ids[begin + i]);
-    if (found[i] != kNone) prefetch_row(rows.floats(found[i]), dim);
+    if (found[i] != kNone) fetch(found[i]);
+  }
+  return count;
+}
+
+// While one block is worked on, the next one's memory is on its way.
+template <typename Fetch, typename Work>
+void SparseTable::Impl::for_each_block(std::span<const std::uint64_t> ids, Fetch&& fetch,
+                                       Work&& work) const {
+  std::uint64_t found[2][kBlock];
+  std::size_t count = locate(ids, 0, found[0], fetch);
+  for (std::size_t begin = 0, now = 0; begin < ids.size(); now ^= 1) {
+    const std::size_t next = locate(ids, begin + count, found[now ^ 1], fetch);
+    work(begin, count, found[now]);
+    begin += count;
+    count = next;
   }
 }
 
@@ -141,10 +158,9 @@ std::uint64_t SparseTable::bytes() const {
 
 void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
   const Impl& t = *impl_;
-  std::uint64_t found[kBlock];
-  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
-    const std::size_t count = std::min(kBlock, ids.size() - begin);
-    t.locate(ids, begin, count, found);
+  const auto fetch = [&](std::uint64_t row)
+                         GRADRING_PREFETCHES { prefetch_row(t.rows.floats(row), t.dim); };
+  t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     for (std::size_t i = 0; i < count; ++i) {
       float* const to = out + (begin + i) * t.dim;
       if (found[i] == kNone) {
@@ -153,23 +169,17 @@ void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
         std::memcpy(to, t.rows.floats(found[i]), t.dim * sizeof(float));
       }
     }
-  }
+  });
 }
 
 void SparseTable::versions(std::span<const std::uint64_t> ids, std::uint32_t* out) const {
   const Impl& t = *impl_;
-  std::uint64_t found[kBlock];
-  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
-    const std::size_t count = std::min(kBlock, ids.size() - begin);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t ahead = begin + i + kAhead;
-      if (ahead < ids.size()) t.index.prefetch(ids[ahead]);
-      found[i] = t.index.find(ids[begin + i]);
-      if (found[i] != kNone) __builtin_prefetch(&t.rows.notes(found[i]));
-    }
+  const auto fetch = [&](std::uint64_t row)
+                         GRADRING_PREFETCHES { __builtin_prefetch(&t.rows.notes(row)); };
+  t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     for (std::size_t i = 0; i < count; ++i)
       out[begin + i] = found[i] == kNone ? 0 : t.rows.notes(found[i]).version;
-  }
+  });
 }
 
 Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
@@ -178,16 +188,14 @@ Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
   t.scale_rates(scale);
   ++t.stamp;
   Impl::Push push{client, step, {}};
-  std::uint64_t found[kBlock];
-  for (std::size_t begin = 0; begin < ids.size(); begin += kBlock) {
-    const std::size_t count = std::min(kBlock, ids.size() - begin);
-    t.locate(ids, begin, count, found);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (found[i] != kNone) __builtin_prefetch(&t.rows.notes(found[i]), 1);
-    }
+  const auto fetch = [&](std::uint64_t row) GRADRING_PREFETCHES {
+    prefetch_row(t.rows.floats(row), t.dim + t.state);
+    __builtin_prefetch(&t.rows.notes(row), 1);
+  };
+  t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     for (std::size_t i = 0; i < count; ++i)
       t.update(ids[begin + i], found[i], gradients + (begin + i) * t.dim, push);
-  }
+  });
   return push.applied;
 }
 

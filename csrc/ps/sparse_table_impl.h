@@ -73,10 +73,13 @@ struct SparseTable::Impl {
   void remove(std::uint64_t row);
   void note_gone(std::uint64_t id);
   float score_at(const RowNotes& notes, std::uint32_t now) const;
-  // The numbers of the rows of ids[begin .. begin+count), whose floats are on their way into the
-  // cache, as are the index's slots for what comes after them.
-  void locate(std::span<const std::uint64_t> ids, std::size_t begin, std::size_t count,
-              std::uint64_t* found) const;
+  // The numbers of the rows of a block of ids from `begin` on; returns how many. fetch(row) asks for
+  // their memory; the index's slots for what comes after them are on their way, too.
+  template <typename Fetch>
+  std::size_t locate(std::span<const std::uint64_t> ids, std::size_t begin, std::uint64_t* found,
+                     Fetch&& fetch) const;
+  template <typename Fetch, typename Work>  // work(begin, count, found)
+  void for_each_block(std::span<const std::uint64_t> ids, Fetch&& fetch, Work&& work) const;
   template <typename IsOver>  // (row)
   std::size_t remove_where(IsOver&& is_over);
   template <typename IsOver>  // (id, tick of the last push)
