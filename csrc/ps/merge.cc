@@ -26,10 +26,10 @@ class Finder {
   // For each position the number of its id, counted in the order of their first occurrences; the
   // ids in that order; and how often each occurs.
   void run(std::span<const std::uint64_t> ids) {
-    begin_list(ids.size());
     numbers.resize(ids.size());
     distinct.clear();
     counts.clear();
+    use_slots(std::bit_ceil(std::max<std::size_t>(ids.size(), 64)));
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (i + kAhead < ids.size()) __builtin_prefetch(&slots_[slot_of(ids[i + kAhead])], 1);
       numbers[i] = number_of(ids[i]);
@@ -48,29 +48,43 @@ class Finder {
     std::uint32_t number;
   };
 
-  std::size_t slot_of(std::uint64_t id) const { return mix_id(id) & (slots_.size() - 1); }
-  void begin_list(std::size_t count) {
-    const std::size_t wanted = std::bit_ceil(std::max<std::size_t>(2 * count, 64));
-    if (slots_.size() < wanted || epoch_ == UINT32_MAX) {
-      slots_.assign(std::max(wanted, slots_.size()), Slot{});
+  std::size_t slot_of(std::uint64_t id) const { return mix_id(id) & mask_; }
+
+  // Empties `count` slots, a power of two, for the ids that are known so far and those to come.
+  void use_slots(std::size_t count) {
+    if (slots_.size() < count || epoch_ == UINT32_MAX) {
+      slots_.assign(std::max(count, slots_.size()), Slot{});
       epoch_ = 0;
     }
     ++epoch_;
-  }
-  std::uint32_t number_of(std::uint64_t id) {
-    std::size_t at = slot_of(id);
-    while (slots_[at].epoch == epoch_ && slots_[at].id != id) at = (at + 1) & (slots_.size() - 1);
-    Slot& slot = slots_[at];
-    if (slot.epoch != epoch_) {
-      slot = {id, epoch_, static_cast<std::uint32_t>(distinct.size())};
-      distinct.push_back(id);
-      counts.push_back(0);
-    }
-    ++counts[slot.number];
-    return slot.number;
+    mask_ = count - 1;
+    for (std::uint32_t number = 0; number < distinct.size(); ++number)
+      slots_[place_of(distinct[number])] = {distinct[number], epoch_, number};
   }
 
-  std::vector<Slot> slots_;  // A power of two of them.
+  // Where the id is, or the empty slot where it would go.
+  std::size_t place_of(std::uint64_t id) const {
+    std::size_t at = slot_of(id);
+    while (slots_[at].epoch == epoch_ && slots_[at].id != id) at = (at + 1) & mask_;
+    return at;
+  }
+
+  std::uint32_t number_of(std::uint64_t id) {
+    Slot& slot = slots_[place_of(id)];
+    std::uint32_t number = slot.number;
+    if (slot.epoch != epoch_) {
+      number = static_cast<std::uint32_t>(distinct.size());
+      slot = {id, epoch_, number};
+      distinct.push_back(id);
+      counts.push_back(0);
+      if (2 * distinct.size() > mask_) use_slots(2 * (mask_ + 1));
+    }
+    ++counts[number];
+    return number;
+  }
+
+  std::vector<Slot> slots_;
+  std::size_t mask_ = 0;  // Of the slots in use: no more than a list needs, to stay in the cache.
   std::uint32_t epoch_ = 0;
 };
 

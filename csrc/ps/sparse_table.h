@@ -20,7 +20,7 @@ struct RowMeta {
   std::uint32_t steps = 0;    // Of the rule, where it counts per row.
   std::uint32_t writer = 0;   // Client of the last change.
   std::uint32_t tick = 0;     // Of the last push.
-  float score = 0;
+  float score = 0;            // As of that push: it decays from there.
   std::uint32_t reserved = 0;
 };
 
@@ -49,13 +49,15 @@ class SparseTable {
   void gather(std::span<const std::uint64_t> ids, float* out) const;
   void versions(std::span<const std::uint64_t> ids, std::uint32_t* out) const;  // 0: no row.
 
-  // One update of each row. `ids` are distinct; `gradients` (ids.size() x dim) is scratch. `step`
-  // is the table's (kSparseAdam); `scale` multiplies the learning rate.
+  // One update of each row. `ids` are distinct (one that is not gets two updates); `gradients`
+  // (ids.size() x dim) is scratch. `step` is the table's (kSparseAdam); `scale` multiplies the
+  // learning rate.
   Applied apply(std::span<const std::uint64_t> ids, float* gradients, std::uint32_t client,
                 std::uint64_t step, double scale = 1);
 
   // Rows changed after `since` by others than `client` (every row if client is ~0u), at most
-  // `most`, oldest change first. Returns the stamp to ask with next time; `more`: there are others.
+  // `most`, oldest change first; but what one call changed is never cut in two. Returns the stamp
+  // to ask with next time; `more`: there are others.
   struct Changed {
     std::vector<std::uint64_t> ids;
     std::uint64_t since = 0;
@@ -76,22 +78,25 @@ class SparseTable {
   // larger of its own + 1 and the given one.
   void write(std::span<const RowMeta> metas, const float* floats, std::uint32_t client);
 
-  // Time passes: scores decay, what was not pushed for unseen_ticks goes. Returns how many rows.
+  // Time passes: scores decay, what was not pushed for more than unseen_ticks goes. Returns how
+  // many rows. A tick that is not above the present one changes nothing but the stamp.
   std::size_t set_tick(std::uint32_t tick);
   std::uint32_t tick() const;
-  // Drops the rows whose score is below `least` or that were not pushed for `unseen_ticks` (0: not
-  // asked). Returns how many.
+  // Drops the rows whose score is below `least_score` or that were not pushed for more than
+  // `unseen_ticks` (0: not asked). Returns how many.
   std::size_t shrink(float least_score, std::uint32_t unseen_ticks);
 
   // A snapshot is the table as it is now, read out in pieces while updates go on: a row about to
   // change is copied aside first. One at a time. `since` 0: everything; else only what changed
-  // after that stamp, with the ids that went. Admission counts are always in it.
+  // after that stamp, with the ids that went; InvalidArgument if those are not known any more.
+  // Admission counts are always in it.
   void begin_snapshot(std::uint64_t since);
   // Appends records to `out`, at most about `most_bytes`; false once there is no more.
   bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
   void end_snapshot();  // Also to give up.
   // Takes records that next_snapshot_piece made, in any number of calls with whole pieces; rows
-  // for which `wanted` (may be null) says no are left out. Throws ProtocolError on nonsense.
+  // for which `wanted` (may be null) says no are left out. Throws ProtocolError on nonsense; what
+  // came before it stays.
   void load_piece(std::span<const std::byte> piece, bool (*wanted)(void*, std::uint64_t id),
                   void* context);
 
