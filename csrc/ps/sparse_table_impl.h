@@ -73,8 +73,8 @@ struct SparseTable::Impl {
   void remove(std::uint64_t row);
   void note_gone(std::uint64_t id);
   float score_at(const RowNotes& notes, std::uint32_t now) const;
-  // The numbers of the rows of a block of ids from `begin` on; returns how many. fetch(row) asks for
-  // their memory; the index's slots for what comes after them are on their way, too.
+  // The numbers of the rows of a block of ids from `begin` on; returns how many. fetch(row) asks
+  // for their memory; the index's slots for what comes after them are on their way, too.
   template <typename Fetch>
   std::size_t locate(std::span<const std::uint64_t> ids, std::size_t begin, std::uint64_t* found,
                      Fetch&& fetch) const;
