@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,9 @@ def store_of(ps: Any) -> Store:
             be made, or a `Store`.
     """
     if ps is None:
-        ps = import_module("gradring.ps.connecting").current()
+        from gradring.ps.connecting import current
+
+        ps = current()
     return ServedStore(ps) if hasattr(ps, "calls") else ps
 
 
