@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mode_servers import KINDS, Servers, make_servers
 from rank_job import Job
 from thread_ranks import ThreadWorld
 
@@ -42,6 +43,14 @@ def world(_worlds: dict[tuple[int, str], ThreadWorld]) -> GetWorld:
         return _worlds[key]
 
     return get
+
+
+@pytest.fixture(params=KINDS)
+def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """Parameter servers: the exact reference, then real ones over each transport."""
+    made = make_servers(request.param)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 import gradring as gr
 from exact_server import ExactServer, Faults
+from mode_servers import Servers
 from worker_threads import on_workers
 
 Array = np.ndarray[Any, Any]
@@ -27,6 +28,11 @@ def exchange(optimizer: gr.GeoOptimizer, progress: float) -> None:
     optimizer.replicas.settle()
 
 
+def held(servers: Servers, *shape: int) -> Array:
+    """What the servers have for the one dense parameter."""
+    return np.asarray(servers.dense("model/0", shape, gr.optim.Sum()))
+
+
 def script(workers: int, rounds: int) -> list[list[int]]:
     """Progress by round and worker; of 3^4, so that thirds stay whole for four rounds."""
     random = np.random.default_rng(workers)
@@ -35,64 +41,61 @@ def script(workers: int, rounds: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("outer", [gr.Sum(), gr.Mean()])
-def test_server_and_replicas_follow_the_algebra(workers: int, outer: Any) -> None:
-    server = ExactServer()
+def test_server_and_replicas_follow_the_algebra(servers: Servers, workers: int, outer: Any) -> None:
     params = [np.zeros((), np.float32) for _ in range(workers)]
     optimizers = [
-        geo([param], server.client(rank), workers, outer=outer) for rank, param in enumerate(params)
+        geo([param], servers.client(rank), workers, outer=outer)
+        for rank, param in enumerate(params)
     ]
     share = workers if outer == gr.Mean() else 1
-    held, latest, old = Fraction(0), [Fraction(0)] * workers, [Fraction(0)] * workers
+    sums, latest, old = Fraction(0), [Fraction(0)] * workers, [Fraction(0)] * workers
     for progress in script(workers, rounds=4):
         for rank, optimizer in enumerate(optimizers):
             exchange(optimizer, progress[rank])
             latest[rank] += progress[rank]
             delta = (latest[rank] - old[rank]) / share
             old[rank] += delta
-            held += delta
-            latest[rank] += held - old[rank]
-            old[rank] = held
-            assert server.values("model/0") == held
+            sums += delta
+            latest[rank] += sums - old[rank]
+            old[rank] = sums
+            assert held(servers) == sums
             assert params[rank] == latest[rank]
             assert optimizer.replicas.dense[0].base == old[rank]
     residual = sum((a - b for a, b in zip(latest, old, strict=True)), Fraction(0))
-    assert held + residual == sum(map(sum, script(workers, rounds=4)))
+    assert sums + residual == sum(map(sum, script(workers, rounds=4)))
 
 
-def test_one_worker_and_its_server_agree_after_one_round() -> None:
-    server = ExactServer()
+def test_one_worker_and_its_server_agree_after_one_round(servers: Servers) -> None:
     param = np.zeros(3, np.float32)
-    optimizer = geo([param], server.client(0), 1, outer=gr.Mean())
+    optimizer = geo([param], servers.client(0), 1, outer=gr.Mean())
     exchange(optimizer, 1.25)
-    np.testing.assert_array_equal(server.values("model/0"), param)
+    np.testing.assert_array_equal(held(servers, 3), param)
     np.testing.assert_array_equal(param, np.float32(1.25))
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
-def test_mean_gives_the_geometric_series_and_flush_the_rest(workers: int) -> None:
-    server = ExactServer()
+def test_mean_gives_the_geometric_series_and_flush_the_rest(servers: Servers, workers: int) -> None:
 
     optimizers = [
-        geo([np.zeros((), np.float32)], server.client(rank), workers, outer=gr.Mean())
+        geo([np.zeros((), np.float32)], servers.client(rank), workers, outer=gr.Mean())
         for rank in range(workers)
     ]
     own = optimizers[0]
     exchange(own, 1.0)
     for touches in range(2, 6):
         exchange(own, 0.0)
-        assert server.values("model/0") == 1 - (1 - 1 / workers) ** touches
+        assert held(servers) == 1 - (1 - 1 / workers) ** touches
         assert own.residual_norm() == pytest.approx((1 - 1 / workers) ** touches, rel=1e-6)
     on_workers(workers, lambda rank: optimizers[rank].flush())
     assert own.residual_norm() == 0
-    assert server.values("model/0") == 1
+    assert held(servers) == 1
     for optimizer in optimizers:
         assert optimizer.params[0] == 1
         optimizer.close()
 
 
-def test_an_exchange_brings_exactly_the_rows_that_others_pushed() -> None:
-    server = ExactServer()
-    optimizers = [geo([], server.client(rank), 2) for rank in range(2)]
+def test_an_exchange_brings_exactly_the_rows_that_others_pushed(servers: Servers) -> None:
+    optimizers = [geo([], servers.client(rank), 2) for rank in range(2)]
     tables = [each.sparse_table("t", 2, IDENTITY) for each in optimizers]
     ids = np.arange(10)
     for table in tables:
@@ -143,14 +146,16 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("outer", [gr.Sum(), gr.Mean()])
 @pytest.mark.parametrize("k_steps", [1, 3, "auto"])
-def test_one_worker_trains_as_if_there_were_no_servers(rule: Any, outer: Any, k_steps: Any) -> None:
+def test_one_worker_trains_as_if_there_were_no_servers(
+    servers: Servers, rule: Any, outer: Any, k_steps: Any
+) -> None:
     random = np.random.default_rng(0)
     start = random.standard_normal((4, 3)).astype(np.float32)
     alone, alone_state = start.copy(), {}
     rows_alone: list[Any] = [np.zeros(5, np.float32) for _ in range(12)]
     rows_states: list[dict[str, Any]] = [{} for _ in range(12)]
-    server, shared = ExactServer(), start.copy()
-    with gr.GeoOptimizer([shared], rule, server.client(0), workers=1, k_steps=k_steps,
+    shared = start.copy()
+    with gr.GeoOptimizer([shared], rule, servers.client(0), workers=1, k_steps=k_steps,
                          outer=outer) as optimizer:  # fmt: skip
         table = optimizer.sparse_table("rows", 5, rule)
         for _ in range(20):
@@ -167,11 +172,11 @@ def test_one_worker_trains_as_if_there_were_no_servers(rule: Any, outer: Any, k_
             np.testing.assert_array_equal(table.pull(np.arange(12)), np.stack(rows_alone))
         optimizer.flush()
         np.testing.assert_array_equal(shared, alone)
-        np.testing.assert_array_equal(server.values("model/0"), alone)
+        np.testing.assert_array_equal(held(servers, 4, 3), alone)
         np.testing.assert_array_equal(table.pull(np.arange(12)), np.stack(rows_alone))
 
 
-def train(server: ExactServer, rank: int, workers: int, faults: int, outer: Any) -> Any:
+def train(server: Servers, rank: int, workers: int, faults: int, outer: Any) -> Any:
     """Two epochs of random dyadic progress with a flush after each; what this worker added."""
     random = np.random.default_rng([rank, 7])
     added = np.zeros(6), np.zeros((8, 2))
@@ -197,9 +202,10 @@ def train(server: ExactServer, rank: int, workers: int, faults: int, outer: Any)
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(workers: int, seed: int) -> None:
-    server = ExactServer()
-    results = on_workers(workers, lambda rank: train(server, rank, workers, 30 + seed, gr.Sum()))
+def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(
+    servers: Servers, workers: int, seed: int
+) -> None:
+    results = on_workers(workers, lambda rank: train(servers, rank, workers, 30 + seed, gr.Sum()))
     for epoch in range(2):
         for _, replicas in results[1:]:
             for own, theirs in zip(replicas[epoch], results[0][1][epoch], strict=True):
@@ -207,24 +213,24 @@ def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(workers: int, se
     dense, rows = (sum(added[part] for added, _ in results) for part in range(2))
     np.testing.assert_array_equal(results[0][1][-1][0], dense.astype(np.float32))
     np.testing.assert_array_equal(results[0][1][-1][1], rows.astype(np.float32))
-    np.testing.assert_array_equal(server.values("model/0"), dense.astype(np.float32))
+    np.testing.assert_array_equal(held(servers, 6), dense.astype(np.float32))
 
 
-def test_with_mean_a_flush_brings_everything_too() -> None:
-    server = ExactServer()
-    results = on_workers(2, lambda rank: train(server, rank, 2, 10, gr.Mean()))
+def test_with_mean_a_flush_brings_everything_too(servers: Servers) -> None:
+    results = on_workers(2, lambda rank: train(servers, rank, 2, 10, gr.Mean()))
     dense = sum(added[0] for added, _ in results)
     np.testing.assert_allclose(results[0][1][-1][0], dense, atol=1e-4)
     np.testing.assert_array_equal(results[0][1][-1][0], results[1][1][-1][0])
 
 
-def test_replicas_are_equal_after_a_flush_also_where_additions_are_rounded() -> None:
-    server = ExactServer()
+def test_replicas_are_equal_after_a_flush_also_where_additions_are_rounded(
+    servers: Servers,
+) -> None:
 
     def work(rank: int) -> Any:
         random = np.random.default_rng(rank)
         param = np.zeros(50, np.float32)
-        with geo([param], server.client(rank), 3, k_steps=2) as optimizer:
+        with geo([param], servers.client(rank), 3, k_steps=2) as optimizer:
             for scale in (1e-6, 1, 1e6, 1e-3):
                 optimizer.step([random.standard_normal(50) * scale])
             optimizer.flush()
@@ -233,23 +239,22 @@ def test_replicas_are_equal_after_a_flush_also_where_additions_are_rounded() -> 
     first, *others = on_workers(3, work)
     for other in others:
         np.testing.assert_array_equal(other, first)
-    np.testing.assert_array_equal(server.values("model/0"), first)
+    np.testing.assert_array_equal(held(servers, 50), first)
 
 
-def test_workers_may_come_and_go() -> None:
-    server = ExactServer()
-    first, second = (geo([np.zeros((), np.float32)], server.client(r), 2) for r in range(2))
+def test_workers_may_come_and_go(servers: Servers) -> None:
+    first, second = (geo([np.zeros((), np.float32)], servers.client(r), 2) for r in range(2))
     exchange(first, 1.0)
     exchange(second, 2.0)
     second.close()  # What it has is in; nobody waits for it.
     late_param = np.full((), 99, np.float32)
-    late = geo([late_param], server.client(2), 2)
+    late = geo([late_param], servers.client(2), 2)
     assert late_param == 3  # The servers' value, not its own.
     exchange(late, 4.0)
     exchange(first, 0.0)
     assert first.report.workers == 2
     on_workers(2, lambda rank: (first, late)[rank].flush())
-    assert first.params[0] == late_param == server.values("model/0") == 7
+    assert first.params[0] == late_param == held(servers) == 7
     first.close()
     late.close()
 
@@ -318,14 +323,13 @@ def test_an_error_in_the_background_comes_out_of_the_next_step() -> None:
     optimizer.abandon()
 
 
-def test_nesterov_is_diloco() -> None:
+def test_nesterov_is_diloco(servers: Servers) -> None:
     workers, k_steps, outer = 2, 2, gr.Nesterov(lr=0.5, momentum=0.5)
-    server = ExactServer()
     grads = np.random.default_rng(0).integers(-8, 8, (6, workers, 3)).astype(np.float32)
 
     def work(rank: int) -> Any:
         param = np.ones(3, np.float32)
-        with gr.GeoOptimizer([param], gr.optim.SGD(lr=0.25), server.client(rank), workers=workers,
+        with gr.GeoOptimizer([param], gr.optim.SGD(lr=0.25), servers.client(rank), workers=workers,
                              k_steps=k_steps, outer=outer) as optimizer:  # fmt: skip
             return [(optimizer.step([grad[rank]]), param.copy())[1] for grad in grads]
 
@@ -339,12 +343,11 @@ def test_nesterov_is_diloco() -> None:
             np.testing.assert_array_equal(result[begin + k_steps - 1], reference)
 
 
-def test_nesterov_trains_rows_too() -> None:
-    server = ExactServer()
+def test_nesterov_trains_rows_too(servers: Servers) -> None:
 
     def work(rank: int) -> Any:
         outer = gr.Nesterov(lr=1, momentum=0.5)
-        with geo([], server.client(rank), 2, outer=outer) as optimizer:
+        with geo([], servers.client(rank), 2, outer=outer) as optimizer:
             table = optimizer.sparse_table("rows", 1, IDENTITY)
             table.pull([0, 1, 2])
             for _ in range(2):
@@ -359,9 +362,8 @@ def test_nesterov_trains_rows_too() -> None:
     np.testing.assert_array_equal(first, [1.625, 1.625, 3.25])
 
 
-def test_divergence_is_how_far_servers_were_from_what_a_replica_knew() -> None:
-    server = ExactServer()
-    first, second = (geo([np.zeros(4, np.float32)], server.client(r), 2) for r in range(2))
+def test_divergence_is_how_far_servers_were_from_what_a_replica_knew(servers: Servers) -> None:
+    first, second = (geo([np.zeros(4, np.float32)], servers.client(r), 2) for r in range(2))
     exchange(first, 1.0)
     assert first.report.divergence == 0
     exchange(second, 1.0)
@@ -369,9 +371,8 @@ def test_divergence_is_how_far_servers_were_from_what_a_replica_knew() -> None:
     assert second.report.relative_divergence == 0.5  # Of a norm of 4.
 
 
-def test_a_loop_may_train_the_rows_itself() -> None:
-    server = ExactServer()
-    with geo([], server.client(0), 1) as optimizer:
+def test_a_loop_may_train_the_rows_itself(servers: Servers) -> None:
+    with geo([], servers.client(0), 1) as optimizer:
         table = optimizer.sparse_table("words", 3, IDENTITY)
         replica = optimizer.replica(table)
         np.testing.assert_array_equal(replica.slots(np.arange(5, dtype=np.uint64)), np.arange(5))
@@ -379,5 +380,5 @@ def test_a_loop_may_train_the_rows_itself() -> None:
         replica.mark(np.array([2, 3]))
         optimizer.advance()
         optimizer.flush()
-    assert sorted(server.values("words")) == [2, 3]
-    np.testing.assert_array_equal(server.values("words")[3], np.float32(1.5))
+    assert sorted(servers.sparse("words", 3, gr.optim.Sum())) == [2, 3]
+    np.testing.assert_array_equal(servers.sparse("words", 3, gr.optim.Sum())[3], np.float32(1.5))

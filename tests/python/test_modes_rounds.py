@@ -11,6 +11,7 @@ import gradring as gr
 from exact_server import ExactServer, Faults
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.rows import merge
+from mode_servers import Servers
 from worker_threads import on_workers
 
 Array = np.ndarray[Any, Any]
@@ -20,6 +21,11 @@ RULES = [
     gr.optim.SGD(lr=0.5, momentum=0.5, nesterov=True),
     gr.optim.Adam(lr=0.01),
     gr.optim.AdamW(lr=0.01),
+    gr.optim.Adagrad(lr=0.1, lr_decay=0.1),
+    gr.optim.RMSprop(lr=0.01, momentum=0.5, centered=True),
+    gr.optim.RowWiseAdagrad(lr=0.1),
+    gr.optim.RowWiseAdam(lr=0.1),
+    gr.optim.FTRL(lr=0.1, l1=0.01),
 ]
 SHAPES = [(3, 4), (5,), ()]
 IDS, DIM, STEPS = 7, 3, 6
@@ -55,13 +61,13 @@ def contribution(workers: int, rank: int, step: int) -> tuple[Any, float, Any]:
     return grads, float(count), (ids, row_grads / count)
 
 
-def train(store: Any, workers: int, rule: Any) -> tuple[list[Array], Array]:
-    random = np.random.default_rng(store.rank)
+def train(store: Any, rank: int, workers: int, rule: Any) -> tuple[list[Array], Array]:
+    random = np.random.default_rng(rank)
     params = [np.asarray(random.integers(-4, 4, shape), np.float32) for shape in SHAPES]
     with RoundOptimizer(params, rule, store, workers=workers) as optimizer:
         table = optimizer.sparse_table("rows", DIM, rule)
         for step in range(STEPS):
-            grads, weight, rows = contribution(workers, store.rank, step)
+            grads, weight, rows = contribution(workers, rank, step)
             table.pull(np.arange(IDS))
             table.prefetch(np.arange(IDS))
             optimizer.step(grads, weight, [] if rows is None else [(table, *rows)])
@@ -89,11 +95,10 @@ def alone(rule: Any) -> tuple[list[Array], Array]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_workers_take_the_path_of_one_process(workers: int, rule: Any) -> None:
-    server = ExactServer()
+def test_workers_take_the_path_of_one_process(servers: Servers, workers: int, rule: Any) -> None:
     params, rows = alone(rule)
     for own, own_rows in on_workers(
-        workers, lambda rank: train(server.client(rank, Faults(rank, 10)), workers, rule)
+        workers, lambda rank: train(servers.client(rank, Faults(rank, 10)), rank, workers, rule)
     ):
         for param, expected in zip(own, params, strict=True):
             np.testing.assert_array_equal(param, expected)

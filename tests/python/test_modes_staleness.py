@@ -11,6 +11,7 @@ import pytest
 import gradring as gr
 from exact_server import ExactServer, Faults
 from gradring.modes.bounded import BoundedOptimizer
+from mode_servers import Servers
 from worker_threads import on_workers
 
 Array = np.ndarray[Any, Any]
@@ -20,14 +21,16 @@ STEP = gr.optim.SGD(lr=1.0)
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_nobody_is_further_behind_than_the_bound(workers: int, bound: int) -> None:
-    server, steps = ExactServer(), 25
+def test_nobody_is_further_behind_than_the_bound(
+    servers: Servers, workers: int, bound: int
+) -> None:
+    steps = 25
     lock, done = threading.Lock(), [0] * workers
 
     def work(rank: int) -> Any:
         random = np.random.default_rng(rank)
         param = np.zeros(4, np.float32)
-        store = server.client(rank, Faults(rank, 20))
+        store = servers.client(rank, Faults(rank, 20))
         with BoundedOptimizer([param], STEP, store, workers=workers, staleness=bound) as own:
             for step in range(steps):
                 with lock:
@@ -49,16 +52,17 @@ def test_nobody_is_further_behind_than_the_bound(workers: int, bound: int) -> No
     for staleness in on_workers(workers, work):
         assert staleness.max <= bound
         assert staleness.total == steps
-    np.testing.assert_array_equal(-server.values("model/0")[:workers], np.float32(steps))
+    np.testing.assert_array_equal(
+        -servers.dense("model/0", (4,), STEP)[:workers], np.float32(steps)
+    )
 
 
-def test_with_a_bound_of_zero_all_begin_a_step_from_the_same_values() -> None:
-    server = ExactServer()
+def test_with_a_bound_of_zero_all_begin_a_step_from_the_same_values(servers: Servers) -> None:
 
     def work(rank: int) -> Any:
         param = np.zeros(1, np.float32)
         seen = []
-        with BoundedOptimizer([param], STEP, server.client(rank), workers=2, staleness=0) as own:
+        with BoundedOptimizer([param], STEP, servers.client(rank), workers=2, staleness=0) as own:
             for _ in range(10):
                 own.step([np.full(1, -1, np.float32)])
                 seen.append(float(param[0]))
@@ -69,10 +73,9 @@ def test_with_a_bound_of_zero_all_begin_a_step_from_the_same_values() -> None:
         assert all(2 * step <= value <= 2 * step + 1 for step, value in enumerate(seen, start=1))
 
 
-def test_those_that_left_hold_nobody_back_and_do_not_count_as_stale() -> None:
-    server = ExactServer()
+def test_those_that_left_hold_nobody_back_and_do_not_count_as_stale(servers: Servers) -> None:
     first, second = (
-        BoundedOptimizer([np.zeros(1, np.float32)], STEP, server.client(r), workers=2, staleness=1)
+        BoundedOptimizer([np.zeros(1, np.float32)], STEP, servers.client(r), workers=2, staleness=1)
         for r in range(2)
     )
     second.step([np.ones(1, np.float32)])
@@ -83,12 +86,11 @@ def test_those_that_left_hold_nobody_back_and_do_not_count_as_stale() -> None:
     first.close()
 
 
-def test_one_who_comes_back_begins_where_the_slowest_is() -> None:
-    server = ExactServer()
+def test_one_who_comes_back_begins_where_the_slowest_is(servers: Servers) -> None:
 
     def join(rank: int, staleness: int) -> BoundedOptimizer:
         param = np.zeros(1, np.float32)
-        return BoundedOptimizer([param], STEP, server.client(rank), workers=2, staleness=staleness)
+        return BoundedOptimizer([param], STEP, servers.client(rank), workers=2, staleness=staleness)
 
     first, second = join(0, 100), join(1, 1)
     second.close()
@@ -120,10 +122,9 @@ def test_a_push_is_one_update_however_many_wait_in_the_queue() -> None:
     assert server.tables["model/0"].pushes == 6
 
 
-def test_staleness_is_the_number_of_updates_since_the_pull() -> None:
-    server = ExactServer()
+def test_staleness_is_the_number_of_updates_since_the_pull(servers: Servers) -> None:
     workers = [
-        gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, server.client(rank), workers=2)
+        gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, servers.client(rank), workers=2)
         for rank in range(2)
     ]
     tables = [each.sparse_table("rows", 1, STEP) for each in workers]
@@ -141,12 +142,12 @@ def test_staleness_is_the_number_of_updates_since_the_pull() -> None:
         worker.close()
 
 
-def test_parameters_change_between_steps_only_and_never_by_half() -> None:
-    server, steps = ExactServer(), 60
+def test_parameters_change_between_steps_only_and_never_by_half(servers: Servers) -> None:
+    steps = 60
 
     def work(rank: int) -> None:
         param = np.zeros(50_000, np.float32)
-        with gr.AsyncOptimizer([param], STEP, server.client(rank), workers=2) as own:
+        with gr.AsyncOptimizer([param], STEP, servers.client(rank), workers=2) as own:
             for _ in range(steps):
                 before = param[0]
                 assert (param == before).all()  # Every update moves all elements alike.
@@ -156,13 +157,12 @@ def test_parameters_change_between_steps_only_and_never_by_half() -> None:
             assert param[0] >= steps
 
     on_workers(2, work)
-    assert server.values("model/0")[0] == 2 * steps
+    assert servers.dense("model/0", (50_000,), STEP)[0] == 2 * steps
 
 
-def test_gradients_may_be_reused_at_once() -> None:
-    server = ExactServer()
+def test_gradients_may_be_reused_at_once(servers: Servers) -> None:
     param, grad = np.zeros(3, np.float32), np.empty(3, np.float32)
-    with gr.AsyncOptimizer([param], gr.optim.Sum(), server.client(0), workers=1) as own:
+    with gr.AsyncOptimizer([param], gr.optim.Sum(), servers.client(0), workers=1) as own:
         for step in range(20):
             grad[:] = step
             own.step([grad])

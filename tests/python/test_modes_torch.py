@@ -14,6 +14,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from mode_servers import Servers
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def rows_of(model: Clicks) -> list[Any]:
     return result
 
 
-def train(comm: Any, server: ExactServer, mode: Any, make: Any) -> tuple[list[Any], list[Any]]:
+def train(comm: Any, server: Servers, mode: Any, make: Any) -> tuple[list[Any], list[Any]]:
     model = served()
     optimizer = gt.distributed(
         make(model.parameters()), mode, model=model, comm=comm, ps=server.client(comm.rank)
@@ -127,10 +128,12 @@ def alone(make: Any) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_sync_through_servers_is_one_process(world: GetWorld, workers: int, kind: str) -> None:
-    make, server = OPTIMIZERS[kind], ExactServer()
+def test_sync_through_servers_is_one_process(
+    world: GetWorld, servers: Servers, workers: int, kind: str
+) -> None:
+    make = OPTIMIZERS[kind]
     expected, rows = alone(make)
-    results = world(workers, "tcp").run(lambda comm: train(comm, server, gr.Sync(via="ps"), make))
+    results = world(workers, "tcp").run(lambda comm: train(comm, servers, gr.Sync(via="ps"), make))
     for params, own_rows in results:
         for one, other in zip(params, results[0][0], strict=True):
             np.testing.assert_array_equal(one, other)
@@ -145,11 +148,12 @@ def test_sync_through_servers_is_one_process(world: GetWorld, workers: int, kind
         gr.Hybrid(gr.Sync(via="ps"), gr.Sync(via="ps")),
     ],
 )  # fmt: skip
-def test_all_synchronous_modes_take_one_path_bit_for_bit(world: GetWorld, mode: Any) -> None:
+def test_all_synchronous_modes_take_one_path_bit_for_bit(
+    world: GetWorld, servers: Servers, mode: Any
+) -> None:
     make = lambda params: torch.optim.SGD(params, lr=0.5)  # noqa: E731
     expected, rows = alone(make)
-    server = ExactServer()
-    for params, own_rows in world(2, "tcp").run(lambda comm: train(comm, server, mode, make)):
+    for params, own_rows in world(2, "tcp").run(lambda comm: train(comm, servers, mode, make)):
         for one, other in zip([*params, *own_rows], [*expected, *rows], strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -163,15 +167,14 @@ def test_all_synchronous_modes_take_one_path_bit_for_bit(world: GetWorld, mode: 
     ],
 )  # fmt: skip
 def test_every_mode_runs_the_same_script_and_ends_with_everything_applied(
-    world: GetWorld, mode: Any
+    world: GetWorld, servers: Servers, mode: Any
 ) -> None:
-    server = ExactServer()
 
     def work(comm: Any) -> Any:
         model = served()
         optimizer = gt.distributed(
             torch.optim.SGD(model.parameters(), lr=0.5), mode, model=model, comm=comm,
-            ps=server.client(comm.rank),
+            ps=servers.client(comm.rank),
         )  # fmt: skip
         rows_of(model)
         for step in range(4):

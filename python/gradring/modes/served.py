@@ -64,7 +64,7 @@ class ServedStore:
 
     def dense_table(self, name: str, shape: tuple[int, ...], rule: Any) -> Any:
         """Make or find a dense table."""
-        return self._ps.dense_table(name, shape, rule)
+        return self._ps.dense_table(name, shape or (1,), rule)
 
     def sparse_table(self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0) -> Any:
         """Make or find a sparse table."""
@@ -72,7 +72,7 @@ class ServedStore:
 
     def write(self, table: Any, values: Array) -> None:
         """Replace a dense table's values."""
-        table.load_state_dict({"weights": values})
+        table.load_state_dict({"weights": values.reshape(table.shape)})
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip."""
