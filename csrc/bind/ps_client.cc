@@ -23,6 +23,7 @@ using ps::Call;
 using ps::Client;
 using ps::RemoteTable;
 using GateTuple = std::optional<std::tuple<std::uint64_t, std::uint64_t, bool>>;
+using Seen = std::vector<std::uint64_t>;  // By shard: pushes to a table.
 using RoundTuple = std::optional<std::tuple<std::uint64_t, std::uint64_t>>;
 
 // How long past its own end a server may take to say who is missing at a gate.
@@ -77,6 +78,22 @@ void require_same_length(std::size_t tables, std::size_t other, const char* whic
   if (tables != other) throw InvalidArgument(str(tables, " tables but ", other, " ", which));
 }
 
+const Seen& checked_seen(const RemoteTable& table, const Seen& seen) {
+  if (seen.size() != table.shards)
+    throw InvalidArgument(str("table '", table.spec.name, "': ", seen.size(),
+                              " counts of pushes for ", table.shards, " shards"));
+  return seen;
+}
+
+// For each shard the pushes to the table that this client's last pull from there has seen: what a
+// later push takes as `seen`.
+Seen seen_of(const PsClient& self, std::size_t number) {
+  const auto& table = self.table(number);
+  Seen seen(table->shards);
+  for (std::uint32_t shard = 0; shard < table->shards; ++shard) seen[shard] = table->seen(shard);
+  return seen;
+}
+
 // Runs a call here, or starts it; what it says comes from `result`.
 py::object perform(const std::shared_ptr<Client>& client, const std::shared_ptr<Call>& call,
                    Millis timeout, bool in_background, std::vector<Buffer> buffers,
@@ -127,11 +144,13 @@ py::object pull(PsClient& self, const std::vector<std::size_t>& tables, const py
 
 py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py::list& ids,
                 const py::list& gradients, int codec, const RoundTuple& round,
-                const std::optional<py::list>& returns_rows, bool ids_are_distinct,
+                const std::optional<py::list>& returns_rows,
+                const std::optional<std::vector<Seen>>& seen, bool ids_are_distinct,
                 std::int64_t timeout_ms, bool in_background) {
   require_same_length(tables.size(), ids.size(), "arrays of ids");
   require_same_length(tables.size(), gradients.size(), "arrays of gradients");
   if (returns_rows) require_same_length(tables.size(), returns_rows->size(), "arrays for rows");
+  if (seen) require_same_length(tables.size(), seen->size(), "counts of pushes seen");
   std::vector<Buffer> buffers;
   std::vector<ps::PushItem> items;
   for (std::size_t at = 0; at < tables.size(); ++at) {
@@ -139,7 +158,8 @@ py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py
     Buffer wanted = ids_buffer(ids[at]);
     Buffer rows = float_buffer(gradients[at], false);
     require_rows(*table, wanted, rows, "the gradient");
-    ps::PushItem item{table, as_ids(wanted), as_floats(rows), nullptr};
+    ps::PushItem item{table, as_ids(wanted), as_floats(rows), nullptr, {}};
+    if (seen) item.seen = checked_seen(*table, (*seen)[at]);
     if (returns_rows) {
       Buffer after = float_buffer((*returns_rows)[at], true);
       require_rows(*table, wanted, after, "returns_rows");
@@ -172,12 +192,14 @@ py::object pull_dense(PsClient& self, std::size_t number, const py::object& out,
 
 py::object push_dense(PsClient& self, std::size_t number, const py::object& gradient, int codec,
                       const RoundTuple& round, const py::object& returns_rows,
-                      std::int64_t timeout_ms, bool in_background) {
+                      const std::optional<Seen>& seen, std::int64_t timeout_ms,
+                      bool in_background) {
   const auto& table = self.table(number);
   std::vector<Buffer> buffers;
   buffers.push_back(float_buffer(gradient, false));
   require_count(*table, buffers[0], "the gradient");
-  ps::PushDenseCall::Arrays arrays{as_floats(buffers[0]), nullptr};
+  ps::PushDenseCall::Arrays arrays{as_floats(buffers[0]), nullptr, {}};
+  if (seen) arrays.seen = checked_seen(*table, *seen);
   if (!returns_rows.is_none()) {
     buffers.push_back(float_buffer(returns_rows, true));
     require_count(*table, buffers[1], "returns_rows");
@@ -234,15 +256,17 @@ void register_ps_client(py::module_& module) {
            py::arg("in_background") = false)
       .def("push", &push, py::arg("tables"), py::arg("ids"), py::arg("gradients"), py::kw_only(),
            py::arg("codec") = 0, py::arg("round") = py::none(),
-           py::arg("returns_rows") = py::none(), py::arg("ids_are_distinct") = false,
-           py::arg("timeout_ms") = -1, py::arg("in_background") = false)
+           py::arg("returns_rows") = py::none(), py::arg("seen") = py::none(),
+           py::arg("ids_are_distinct") = false, py::arg("timeout_ms") = -1,
+           py::arg("in_background") = false)
       .def("pull_dense", &pull_dense, py::arg("table"), py::arg("out"), py::kw_only(),
            py::arg("codec") = 0, py::arg("gate") = py::none(), py::arg("timeout_ms") = -1,
            py::arg("in_background") = false)
       .def("push_dense", &push_dense, py::arg("table"), py::arg("gradient"), py::kw_only(),
            py::arg("codec") = 0, py::arg("round") = py::none(),
-           py::arg("returns_rows") = py::none(), py::arg("timeout_ms") = -1,
-           py::arg("in_background") = false)
+           py::arg("returns_rows") = py::none(), py::arg("seen") = py::none(),
+           py::arg("timeout_ms") = -1, py::arg("in_background") = false)
+      .def("seen", &seen_of, py::arg("table"))
       .def(
           "flush",
           [](PsClient& self, std::int64_t timeout_ms) {

@@ -90,7 +90,7 @@ PushDenseCall::PushDenseCall(std::shared_ptr<RemoteTable> table, const Arrays& a
   for (Part& part : parts_) {
     const DenseRange range = dense_range(table_->spec.count, part.shard, table_->shards);
     part.header.count = static_cast<std::uint32_t>(range.end - range.begin);
-    part.header.a = table_->seen(part.shard);
+    part.header.a = arrays_.seen.empty() ? table_->seen(part.shard) : arrays_.seen[part.shard];
     part.header.b = nth;
     part.header.flags = wire::kIsLastPart;
     if (arrays_.rows_after != nullptr) part.header.flags |= wire::kReturnsRows;

@@ -40,6 +40,7 @@ class PushDenseCall final : public Call {
   struct Arrays {
     const float* gradient = nullptr;
     float* rows_after = nullptr;
+    std::vector<std::uint64_t> seen;  // As PushItem's.
   };
   PushDenseCall(std::shared_ptr<RemoteTable> table, const Arrays& arrays, wire::RowCodec codec,
                 const std::optional<wire::Round>& round);

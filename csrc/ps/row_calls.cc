@@ -140,7 +140,8 @@ void PushCall::add_part(std::size_t item, std::uint32_t shard, std::size_t first
   part.header.codec = options_.codec;
   part.header.table = table.id;
   part.header.count = static_cast<std::uint32_t>(count);
-  part.header.a = table.seen(shard);
+  const auto& seen = items_[item].seen;
+  part.header.a = seen.empty() ? table.seen(shard) : seen[shard];
   part.header.b = nth;
   if (is_last) part.header.flags |= wire::kIsLastPart;
   if (items_[item].rows_after != nullptr) part.header.flags |= wire::kReturnsRows;

@@ -53,6 +53,8 @@ struct PushItem {
   std::span<const std::uint64_t> ids;
   const float* gradients = nullptr;  // ids.size() x dim
   float* rows_after = nullptr;       // The same shape: the rows after the update; null: not asked.
+  std::vector<std::uint64_t> seen;   // By shard, what the gradients were computed on; empty: the
+                                     // last pull.
 };
 struct PushOptions {
   wire::RowCodec codec = wire::RowCodec::kFloat32;

@@ -132,6 +132,7 @@ class PsClient:
         codec: int = 0,
         round: tuple[int, int] | None = None,  # noqa: A002 - as in the protocol
         returns_rows: list[Any] | None = None,
+        seen: list[list[int]] | None = None,
         ids_are_distinct: bool = False,
         timeout_ms: int = -1,
         in_background: bool = False,
@@ -154,6 +155,7 @@ class PsClient:
         codec: int = 0,
         round: tuple[int, int] | None = None,  # noqa: A002 - as in the protocol
         returns_rows: Any = None,
+        seen: list[int] | None = None,
         timeout_ms: int = -1,
         in_background: bool = False,
     ) -> Any: ...
@@ -188,6 +190,7 @@ class PsClient:
         timeout_ms: int = -1,
     ) -> int: ...
     def stats(self, timeout_ms: int = -1) -> list[str]: ...
+    def seen(self, table: int) -> list[int]: ...
     def flush(self, timeout_ms: int = -1) -> None: ...
     def freeze_and_cut(
         self,

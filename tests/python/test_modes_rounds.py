@@ -61,10 +61,16 @@ def contribution(workers: int, rank: int, step: int) -> tuple[Any, float, Any]:
     return grads, float(count), (ids, row_grads / count)
 
 
+def dense_rule(rule: Any) -> Any:
+    """The rule for dense tables, which have no rows."""
+    is_row_wise = isinstance(rule, (gr.optim.RowWiseAdagrad, gr.optim.RowWiseAdam))
+    return RULES[0] if is_row_wise else rule
+
+
 def train(store: Any, rank: int, workers: int, rule: Any) -> tuple[list[Array], Array]:
     random = np.random.default_rng(rank)
     params = [np.asarray(random.integers(-4, 4, shape), np.float32) for shape in SHAPES]
-    with RoundOptimizer(params, rule, store, workers=workers) as optimizer:
+    with RoundOptimizer(params, dense_rule(rule), store, workers=workers) as optimizer:
         table = optimizer.sparse_table("rows", DIM, rule)
         for step in range(STEPS):
             grads, weight, rows = contribution(workers, rank, step)
@@ -85,7 +91,7 @@ def alone(rule: Any) -> tuple[list[Array], Array]:
         count = np.float32(len(examples))
         for index, param in enumerate(params):
             grad = sum(e[0][index] for e in examples) / count
-            rule.update(param, np.asarray(grad, np.float32), states[index])
+            dense_rule(rule).update(param, np.asarray(grad, np.float32), states[index])
         pairs = [pair for _, ids, grads in examples for pair in zip(ids, grads, strict=True)]
         for key in {int(each) for each, _ in pairs}:
             grad = sum(row for each, row in pairs if each == key) / count
