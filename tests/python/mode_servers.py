@@ -19,23 +19,25 @@ class RealServers:
 
     def __init__(self, transport: str) -> None:
         self._transport = transport
-        self._secret = secrets.token_hex(16)
+        self.secret = secrets.token_hex(16)
         self._servers = [
             _core.PsServer(
                 host="127.0.0.1", port=0, listen_fd=-1, threads=THREADS, index=index,
-                servers=SERVERS, secret=self._secret.encode(), transport=transport,
+                servers=SERVERS, secret=self.secret.encode(), transport=transport,
                 log_directory="", fsync="none",
             )
             for index in range(SERVERS)
         ]  # fmt: skip
+        self.addresses = [server.address for server in self._servers]
         self._clients: list[Any] = []
-        self._rules: dict[str, Any] = {}
 
-    def client(self, rank: int, faults: Faults | None = None) -> Any:
-        """A new connection; its messages get lost only where the machine loses them."""
+    def client(
+        self, rank: int, faults: Faults | None = None, addresses: list[str] | None = None
+    ) -> Any:
+        """A new connection, maybe through something that stands before the servers."""
         self._clients.append(
             gr.ps.connect(
-                [server.address for server in self._servers], secret=self._secret, client=rank,
+                addresses or self.addresses, secret=self.secret, client=rank,
                 transport=self._transport, timeout=20,
             )
         )  # fmt: skip
