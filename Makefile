@@ -11,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
-.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel conformance soak bench bench-compare format \
+.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel wheel-and-tests conformance soak bench bench-compare format \
         stubs fuzz clean setup setup-demo
 
 JOBS ?= $(shell nproc)
@@ -44,8 +44,9 @@ lint: setup
 	$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 	$(BIN)/mypy
 
-test-cpp: setup
-	$(CMAKE) --workflow --preset dev
+# In the wheel's own build folder: what is tested is what is shipped, and nothing is compiled twice.
+test-cpp: setup wheel-and-tests
+	$(BIN)/ctest --test-dir build/wheel-* --output-on-failure --no-tests=error
 
 test-asan: setup
 	$(CMAKE) --workflow --preset asan
@@ -57,10 +58,13 @@ test-python: setup wheel
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 # The build folder under build/ is kept, so a second wheel compiles only what changed.
-wheel: setup-demo
+WITH_TESTS ?= OFF
+wheel-and-tests: WITH_TESTS = ON
+wheel wheel-and-tests: setup-demo
 	@rm -rf build/dist
 	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON
+	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON \
+	  --config-settings=cmake.define.GRADRING_TESTS=$(WITH_TESTS)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
 
 conformance: setup wheel

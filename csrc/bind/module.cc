@@ -74,6 +74,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_communicator(module);
   gradring::bind::register_gradients(module);
   gradring::bind::register_ps_client(module);
+  gradring::bind::register_ps_probe(module);
   gradring::bind::register_ps_server(module);
   gradring::bind::register_quick(module);
   gradring::bind::register_replicas(module);

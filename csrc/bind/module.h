@@ -14,6 +14,7 @@ namespace gradring::bind {
 void register_errors(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
 void register_ps_client(pybind11::module_& module);
+void register_ps_probe(pybind11::module_& module);
 void register_ps_server(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
 void register_replicas(pybind11::module_& module);

@@ -1,0 +1,73 @@
+"""Runs `gradring bench pull|push|train` from its command line to its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradring.bench import plot
+from gradring.bench.rows import bounds, report
+from gradring.bench.rows.ids import zipf_ids
+from gradring.bench.rows.options import Options, parse
+
+
+def run(argv: Sequence[str]) -> int:
+    """Measure and report.
+
+    Returns:
+        0; 1 where rows were wrong; the job's exit code where it failed.
+
+    Raises:
+        InvalidArgument: The command line makes no sense.
+    """
+    options = parse(argv)
+    if options.plot is not None:
+        plot.require()
+    limits = _bounds(options)
+    with tempfile.TemporaryDirectory(prefix="gradring-bench-") as folder:
+        answers = Path(folder) / "workers.json"
+        code = subprocess.run(_job(options, answers), check=False).returncode
+        if code != 0:
+            return code
+        workers: list[dict[str, Any]] = json.loads(answers.read_text())
+    document = report.make_document(options, argv, limits, workers)
+    if options.json == "-":
+        print(json.dumps(document, indent=1))
+    else:
+        report.show(document)
+    if options.json not in (None, "-"):
+        Path(str(options.json)).write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot is not None:
+        report.draw(document, Path(options.plot))
+    if document["wrong"]:
+        print(f"gradring bench: {document['wrong']} values are WRONG", file=sys.stderr)
+    return 1 if document["wrong"] else 0
+
+
+def _bounds(options: Options) -> dict[str, float]:
+    ids = zipf_ids(options.rows, options.ids, options.zipf, 0)
+    is_tcp = options.transport == "tcp"
+    return {
+        **bounds.table_speed(options),
+        "distinct": np.unique(ids).size / ids.size,
+        "link_gbs": bounds.stream_gbs() if is_tcp else bounds.copy_gbs(),
+    }
+
+
+def _job(options: Options, answers: Path) -> list[str]:
+    command = [
+        sys.executable, "-m", "gradring", "run", "--quiet", "-n", str(options.workers),
+        "--servers", str(options.servers),
+        "--server-options", f"--threads {options.threads}",
+    ]  # fmt: skip
+    if options.transport != "auto":
+        command += ["--transport", options.transport]
+    program = ["-m", "gradring.bench.rows.worker", options.to_text(), str(answers)]
+    return [*command, sys.executable, *program]

@@ -1,0 +1,175 @@
+"""One worker of `gradring bench pull|push|train`: a program that the command starts as a rank.
+
+Its arguments are the options as JSON and the file that rank 0 writes all workers' figures to.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gradring as gr
+from gradring.bench.rows import rules
+from gradring.bench.rows.ids import zipf_ids
+from gradring.bench.rows.options import Options
+
+_BATCHES = 16  # Of ids, drawn before anything is timed, and used in turn.
+_REPLY_BYTES = 1 << 20
+
+
+class Worker:
+    """Times calls on one table. One thread."""
+
+    def __init__(self, options: Options, comm: gr.Communicator, ps: Any) -> None:
+        """Make the table and draw the ids."""
+        self._options = options
+        self._comm = comm
+        self._ps = ps
+        codec = None if options.codec == "float32" else options.codec
+        self._table = ps.sparse_table(
+            "bench", dim=options.dim, optimizer=rules.rule_of(options), codec=codec
+        )
+        self._batches = [
+            zipf_ids(options.rows, options.ids, options.zipf, comm.rank * _BATCHES + nth)
+            for nth in range(_BATCHES)
+        ]
+        self._pushed = np.zeros(_BATCHES, np.int64)
+        if options.distinct:
+            self._batches = [np.unique(batch) for batch in self._batches]
+        shape = (options.ids, options.dim)
+        self._rows = np.empty(shape, np.float32)
+        self._gradients = np.full(shape, rules.GRADIENT, np.float32)
+        self._next = 0
+
+    def measure(self, operation: str) -> dict[str, Any]:
+        """Time an operation in rounds; all workers call it at once."""
+        call: Callable[[int], None] = getattr(self, f"_{operation}")
+        for _ in range(self._options.warmup):
+            self._turn(call)
+        calls = self._calls_a_round(call)
+        rounds, latencies = [], []
+        cpu, sent = _cpu_seconds(), self._bytes()
+        for _ in range(self._options.rounds):
+            self._comm.barrier()
+            times = [time.perf_counter()]
+            for _ in range(calls):
+                self._turn(call)
+                times.append(time.perf_counter())
+            self._comm.barrier()
+            rounds.append(time.perf_counter() - times[0])
+            latencies += list(np.diff(times))
+        total = calls * self._options.rounds
+        return {
+            "rounds": rounds,
+            "calls": calls,
+            "latencies": latencies,
+            "cpu_seconds": _cpu_seconds() - cpu,
+            "bytes_a_call": (self._bytes() - sent) / total,
+        }
+
+    def wrong(self) -> int:
+        """Compare rows with what all workers have pushed; all call it at once.
+
+        Returns:
+            Floats that are wrong, or pushes that the servers count too many or too few.
+        """
+        counts = self._comm.all_gather(self._pushed)
+        if not rules.is_linear(self._options):
+            done = sum(
+                max(table["pushes"] for table in shards)
+                for shards in zip(*(one["tables"] for one in self._ps.stats()), strict=True)
+            )
+            return abs(int(counts.sum()) - int(done))
+        options = self._options
+        every = [
+            zipf_ids(options.rows, options.ids, options.zipf, nth)
+            for nth in range(_BATCHES * self._comm.world_size)
+        ]
+        if options.distinct:
+            every = [np.unique(batch) for batch in every]
+        ids, which = np.unique(np.concatenate(every), return_inverse=True)
+        sizes = [batch.size for batch in every]
+        weights = np.repeat(counts.reshape(-1), sizes).astype(np.float64)
+        expected = np.bincount(which, weights=weights, minlength=ids.size)
+        return rules.count_wrong(options, expected, self._table.pull(ids))
+
+    def _turn(self, call: Callable[[int], None]) -> None:
+        call(self._next)
+        self._next = (self._next + 1) % _BATCHES
+
+    def _calls_a_round(self, call: Callable[[int], None]) -> int:
+        self._comm.barrier()
+        start = time.perf_counter()
+        self._turn(call)
+        seconds = np.array([time.perf_counter() - start])
+        self._comm.all_reduce(seconds, op="max")
+        return max(3, round(self._options.seconds / float(seconds[0])))
+
+    def _pull(self, nth: int) -> None:
+        ids = self._batches[nth]
+        self._table.pull(ids, out=self._rows[: ids.size])
+
+    def _push(self, nth: int) -> None:
+        self._pushed[nth] += 1
+        ids = self._batches[nth]
+        gradients = self._gradients[: ids.size]
+        self._table.push(ids, gradients, distinct=self._options.distinct)
+
+    def _train(self, nth: int) -> None:
+        self._pull(nth)
+        self._push(nth)
+
+    def _bytes(self) -> int:
+        return int(self._ps.bytes_sent + self._ps.bytes_received)
+
+
+def main(argv: list[str]) -> int:
+    """Run as one rank."""
+    options = Options.from_text(argv[0])
+    with gr.init() as comm, gr.ps.connect() as ps:
+        worker = Worker(options, comm, ps)
+        figures = {name: worker.measure(name) for name in options.operations}
+        comm.barrier()
+        mine = {"figures": figures, "wrong": worker.wrong(), "staleness": _staleness(ps)}
+        comm.barrier()
+        everybody = _gather(comm, mine)
+        if comm.rank == 0:
+            Path(argv[1]).write_text(json.dumps(everybody))
+    return 0
+
+
+def _staleness(ps: Any) -> list[int]:
+    """Return how many pushes had which staleness, over all shards."""
+    total: list[int] = []
+    for shard in ps.stats():
+        for table in shard["tables"]:
+            counts = table["staleness"]
+            total += [0] * (len(counts) - len(total))
+            for nth, count in enumerate(counts):
+                total[nth] += count
+    return total
+
+
+def _gather(comm: gr.Communicator, mine: dict[str, Any]) -> list[Any]:
+    text = json.dumps(mine).encode()
+    if len(text) > _REPLY_BYTES:
+        raise ValueError(f"a worker's figures take {len(text)} bytes; measure fewer rounds")
+    padded = np.zeros(_REPLY_BYTES, np.uint8)
+    padded[: len(text)] = np.frombuffer(text, np.uint8)
+    return [json.loads(bytes(one).rstrip(b"\0")) for one in comm.all_gather(padded)]
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
