@@ -222,7 +222,15 @@ std::unique_ptr<PsClient> make_client(const std::vector<std::string>& servers,
   options.timeout = Millis{timeout_ms};
   const py::gil_scoped_release release;
   auto made = std::make_unique<PsClient>();
-  made->client = std::make_shared<Client>(options);
+  // Its end joins a thread, which may just want the GIL to ask for signals.
+  made->client = std::shared_ptr<Client>(new Client(options), [](Client* ended) {
+    if (PyGILState_Check() == 0) {
+      delete ended;
+      return;
+    }
+    const py::gil_scoped_release no_gil;
+    delete ended;
+  });
   return made;
 }
 

@@ -116,7 +116,7 @@ void Client::wait_done(const std::shared_ptr<Call>& call) {
       }
       {
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, kSeatTime, [&] { return call->is_done(); });
+        if (!call->is_done()) changed_.wait_for(lock, kSeatTime);
       }
       transport::run_interrupt_check();
     }
@@ -148,11 +148,9 @@ void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
       throw TimedOut(str(call->what(), " is still under way after ", timeout.count(), " ms"));
   }
   if (!call->failure()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase(background_, call);
-    std::erase(failed_, call);
-  }
+  const std::lock_guard lock(mutex_);
+  std::erase(background_, call);
+  std::erase(failed_, call);
   call->failure().raise();
 }
 
@@ -164,13 +162,10 @@ void Client::flush(Millis timeout) {
     pending = background_;
   }
   for (const auto& call : pending) wait(call, timeout);
-  std::shared_ptr<Call> failed;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failed_.empty()) return;
-    failed = failed_.front();
-    failed_.clear();
-  }
+  const std::lock_guard lock(mutex_);
+  if (failed_.empty()) return;
+  const std::shared_ptr<Call> failed = failed_.front();
+  failed_.clear();
   failed->failure().raise();
 }
 
@@ -194,7 +189,7 @@ void Client::run_background() {
       changed_.wait(lock, [&] { return is_stopping_ || !background_.empty(); });
       if (is_stopping_) return;
     }
-    const std::unique_lock seat(seat_, limits::kSleepSlice);
+    std::unique_lock seat(seat_, limits::kSleepSlice);
     if (!seat.owns_lock()) continue;
     try {
       while (drive_background()) {
@@ -203,6 +198,9 @@ void Client::run_background() {
       // Nobody's thread: those who wait for the calls hear of it.
       core_.cancel_all(Failure::from(error));
     }
+    seat.unlock();
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();  // The seat is free.
   }
 }
 
@@ -216,7 +214,7 @@ bool Client::drive_background() {
       if (call->failure() && failed_.size() < kFailuresKept) failed_.push_back(call);
       return true;
     };
-    if (std::erase_if(background_, is_over) > 0) changed_.notify_all();
+    std::erase_if(background_, is_over);
     if (is_stopping_ || background_.empty()) return false;
   }
   if (moved)
@@ -245,6 +243,11 @@ bool Client::drive_once() {
     }
   }
   if (!moved) core_.tick(now);
+  if (core_.finished() != finished_seen_) {
+    finished_seen_ = core_.finished();
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
   return moved;
 }
 

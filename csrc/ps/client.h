@@ -79,10 +79,11 @@ class Client {
   std::uint64_t fork_generation_;
   std::vector<std::string> addresses_;  // Of each shard's server.
 
-  Turn seat_;  // The driver's: guards core_, connections_, pause_.
+  Turn seat_;  // The driver's: guards core_, connections_, pause_, finished_seen_.
   ClientCore core_;
   std::vector<Connection> connections_;
   Pause pause_;
+  std::uint64_t finished_seen_ = 0;
 
   std::mutex mutex_;  // Guards the rest, but for atomics.
   std::condition_variable changed_;

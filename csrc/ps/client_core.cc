@@ -53,6 +53,7 @@ void ClientCore::finish_answered() {
     const std::shared_ptr<Call> keep = calls_[at];
     calls_.erase(calls_.begin() + static_cast<std::ptrdiff_t>(at));
     call.finish();
+    ++finished_;
   }
 }
 
@@ -66,6 +67,7 @@ void ClientCore::cancel(Call& call, Failure failure) {
   for (Session& session : sessions_) session.drop(call);
   call.note_failure(failure);
   call.finish();
+  ++finished_;
 }
 
 void ClientCore::cancel_all(const Failure& failure) {
@@ -102,8 +104,7 @@ void ClientCore::tick(Time now) {
       std::string text = str(call->what(), ": ", session.address(), " made no progress for ",
                              state.timeout.count(), " ms");
       if (!session.is_connected()) text += str(" (no connection: ", session.trouble(), ")");
-      const ErrorKind kind = session.is_connected() ? ErrorKind::kTimedOut : ErrorKind::kPeerLost;
-      cancel(*call, {kind, -1, text});
+      cancel(*call, {ErrorKind::kTimedOut, -1, text});
       break;
     }
   }

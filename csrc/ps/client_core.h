@@ -34,6 +34,7 @@ class ClientCore {
   void cancel(Call& call, Failure failure);
   void cancel_all(const Failure& failure);
   bool has_calls() const { return !calls_.empty(); }
+  std::uint64_t finished() const { return finished_; }  // Calls so far.
   // To be called by next_tick() at the latest.
   void tick(Time now);
   Time next_tick() const;
@@ -46,13 +47,13 @@ class ClientCore {
                std::span<const std::byte> payload, Time now);
 
  private:
-  void finish(Call& call);
   void finish_answered();
   std::string describe_missing(const Call& call) const;
   void check_sessions();
 
   std::vector<Session> sessions_;
   std::vector<std::shared_ptr<Call>> calls_;  // In order of submission.
+  std::uint64_t finished_ = 0;
 };
 
 }  // namespace gradring::ps

@@ -154,7 +154,7 @@ TEST_CASE("a server that stays away ends a push at its deadline, and names what 
   const auto push = push_of(table, batch);
   net.run(push);
   REQUIRE(push->is_done());
-  CHECK(push->failure().kind == ErrorKind::kPeerLost);
+  CHECK(push->failure().kind == ErrorKind::kTimedOut);
   CAPTURE(push->failure().text);
   CHECK(push->failure().text.find("push to table 'counts'") != std::string::npos);
   CHECK(push->failure().text.find("shard 1 (server-1:1)") != std::string::npos);

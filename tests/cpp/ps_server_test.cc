@@ -279,7 +279,7 @@ TEST_CASE("a server that is gone ends a call at its deadline, with the reason") 
   wire::PsHeader header;
   header.type = wire::PsType::kStats;
   pull->add_to_all(client->shards(), header);
-  CHECK_THROWS_WITH_AS(client->run(pull, Millis{300}), doctest::Contains("refused"), PeerLost);
+  CHECK_THROWS_WITH_AS(client->run(pull, Millis{300}), doctest::Contains("refused"), TimedOut);
   CHECK_FALSE(client->is_closed());
 }
 
