@@ -26,7 +26,7 @@ class TableProbe {
   }
 
   void gather(const py::object& ids, const py::object& out) const {
-    const Buffer from(ids, -1, false);
+    const Buffer from(ids, static_cast<int>(DType::kInt64), false);  // Or uint64: the same bits.
     const Buffer to(out, static_cast<int>(DType::kFloat32), true);
     const auto all = checked(from, to);
     const py::gil_scoped_release release;
@@ -35,7 +35,7 @@ class TableProbe {
 
   // The gradients are scratch.
   void apply(const py::object& ids, const py::object& gradients) {
-    const Buffer from(ids, -1, false);
+    const Buffer from(ids, static_cast<int>(DType::kInt64), false);  // Or uint64: the same bits.
     const Buffer scratch(gradients, static_cast<int>(DType::kFloat32), true);
     const auto all = checked(from, scratch);
     const py::gil_scoped_release release;
@@ -44,8 +44,6 @@ class TableProbe {
 
  private:
   std::span<const std::uint64_t> checked(const Buffer& ids, const Buffer& rows) const {
-    if (item_bytes(ids.dtype()) != sizeof(std::uint64_t))
-      throw InvalidArgument("ids are 64-bit integers");
     if (rows.dtype() != DType::kFloat32 || rows.count() != ids.count() * table_->spec().dim)
       throw InvalidArgument("rows are float32, one for each id");
     return {reinterpret_cast<const std::uint64_t*>(ids.data()), ids.count()};
