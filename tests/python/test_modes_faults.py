@@ -13,6 +13,8 @@ import pytest
 
 import gradring as gr
 from flaky_proxy import FlakyProxy
+from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.rounds import RoundOptimizer
 from mode_servers import RealServers
 from worker_threads import on_workers
 
@@ -111,3 +113,42 @@ def test_a_killed_worker_leaves_the_others_equal_with_whole_updates_of_its_own(
     np.testing.assert_array_equal(first % 1024, np.float32(10 * 1 + 10 * 2))
     assert (first // 1024 >= 20).all()
     assert len(set((first // 1024).tolist())) == 1
+
+
+def test_gradients_that_are_not_finite_are_refused_and_counted(real_servers: RealServers) -> None:
+    for kind, options in (
+        (gr.AsyncOptimizer, {}),
+        (RoundOptimizer, {}),
+        (BoundedOptimizer, {"staleness": 1}),
+    ):
+        ps, name = real_servers.client(0), kind.__name__
+        with kind([], IDENTITY, ps, name=name, workers=1, **options) as optimizer:
+            table = optimizer.sparse_table(f"{name}/rows", 1, IDENTITY)
+            optimizer.step(rows=[(table, [1, 2], [[1.0], [np.nan]])])
+            optimizer.flush()
+            assert table.pull([1, 2])[:, 0].tolist() == [-1, 0]
+            assert optimizer.refused == (0 if kind is RoundOptimizer else 1)
+
+
+def test_waiting_for_others_ends_at_the_optimizers_own_timeout(real_servers: RealServers) -> None:
+    optimizer = RoundOptimizer([np.zeros(2, np.float32)], IDENTITY, real_servers.client(0),
+                               workers=2, timeout=0.3)  # fmt: skip
+    with pytest.raises(gr.TimedOut, match="worker 1"):
+        optimizer.step([np.ones(2, np.float32)])
+    optimizer.abandon()
+
+
+def test_a_worker_that_leaves_a_round_is_named(real_servers: RealServers) -> None:
+    def work(rank: int) -> None:
+        param = np.zeros(2, np.float32)
+        optimizer = RoundOptimizer([param], IDENTITY, real_servers.client(rank), workers=2)
+        optimizer.step([np.ones(2, np.float32)])
+        if rank == 1:
+            optimizer.close()
+            return
+        with pytest.raises(gr.PeerLost, match="worker 1 left") as lost:
+            optimizer.step([np.ones(2, np.float32)])
+        assert lost.value.rank == 1
+        optimizer.abandon()
+
+    on_workers(2, work)

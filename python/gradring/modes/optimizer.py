@@ -158,7 +158,7 @@ class ModeOptimizer:
         self.name = name
         self.timeout = timeout
         self.workers = number_of_workers() if workers is None else workers
-        self.store: Store = store_of(ps)
+        self.store: Store = store_of(ps, timeout)
         self.rules = self._one_for_each(rule)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False

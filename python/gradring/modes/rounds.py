@@ -27,11 +27,9 @@ class RoundOptimizer(ModeOptimizer):
 
     Attributes:
         clock: Steps done.
-        refused: Rows whose gradients servers have refused because they were not finite.
     """
 
     clock = 0
-    refused = 0
 
     def join(self) -> None:
         """Take part in the rounds."""
@@ -91,7 +89,7 @@ class RoundOptimizer(ModeOptimizer):
         """Wait until servers have acknowledged what was pushed."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self.refused += sum(pushed.refused for pushed in pending.result())
+            pending.result()
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round equally often on every worker; see `ModeOptimizer.uneven`."""

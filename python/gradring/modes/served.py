@@ -38,28 +38,30 @@ def number_of_workers() -> int:
     return current().world_size
 
 
-def store_of(ps: Any) -> Store:
+def store_of(ps: Any, timeout: float) -> Store:
     """Return what modes use for ``ps``.
 
     Args:
         ps: What `gradring.ps.connect` returned, ``None`` for the connection that there is or can
             be made, or a `Store`.
+        timeout: Seconds that a pull may wait for other workers.
     """
     if ps is None:
         from gradring.ps.connecting import current
 
         ps = current()
-    return ServedStore(ps) if hasattr(ps, "calls") else ps
+    return ServedStore(ps, timeout) if hasattr(ps, "calls") else ps
 
 
 class ServedStore:
     """A worker's client; see `gradring.modes.store.Store`."""
 
-    def __init__(self, ps: Any) -> None:
-        """Wrap a `gradring.ps.ParameterServer`."""
+    def __init__(self, ps: Any, timeout: float) -> None:
+        """Wrap a `gradring.ps.ParameterServer`; ``timeout`` is for waits for other workers."""
         self.rank: int = ps.client
         self._ps = ps
         self._core = ps.calls.core
+        self._gate_ms = round(timeout * 1000)
         self._gate_table: Any = None
 
     def dense_table(self, name: str, shape: tuple[int, ...], rule: Any) -> Any:
@@ -78,8 +80,15 @@ class ServedStore:
         """Fill every ``out``, in one round trip."""
         sparse = [pull for pull in pulls if pull.ids is not None and len(pull.ids)]
         core_gate = _gate(gate)
+        timeout_ms = -1 if gate is None else self._gate_ms
         works = [
-            self._core.pull_dense(pull.table.number, pull.out, gate=core_gate, in_background=True)
+            self._core.pull_dense(
+                pull.table.number,
+                pull.out,
+                gate=core_gate,
+                timeout_ms=timeout_ms,
+                in_background=True,
+            )
             for pull in pulls
             if pull.ids is None
         ]
@@ -90,6 +99,7 @@ class ServedStore:
                     [pull.ids for pull in sparse],
                     [pull.out for pull in sparse],
                     gate=core_gate,
+                    timeout_ms=timeout_ms,
                     in_background=True,
                 )
             )
@@ -131,7 +141,9 @@ class ServedStore:
             shape = (_GATE_FLOATS * self._core.shards,)
             self._gate_table = self._ps.dense_table("gradring/gate", shape, Sum())
         out = np.empty(self._gate_table.shape, np.float32)
-        self._core.pull_dense(self._gate_table.number, out, gate=_gate(gate))
+        self._core.pull_dense(
+            self._gate_table.number, out, gate=_gate(gate), timeout_ms=self._gate_ms
+        )
 
     def clocks(self, domain: Domain) -> WorkerClocks:
         """Ask how far the workers have come, on the shard where each has come least far."""

@@ -20,7 +20,7 @@ from gradring.modes.geo import GeoOptimizer
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.optim.averaging import require_weight
 from gradring.torch.embedding import Embedding, embeddings_of
-from gradring.torch.server_rules import rules_of
+from gradring.torch.server_rules import rules_of, settings_of
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
@@ -77,7 +77,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     rows: Rows | None
     _weight: float
     _clip_norm: float | None
-    _server_rules: list[Any] | None  # What servers do; None in GEO.
+    _server_settings: list[Any]  # What servers were given.
 
     def connect(
         self,
@@ -98,13 +98,13 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._clip_norm = clip_norm
         self._weight = 1.0
         is_local = isinstance(dense_mode, Geo)
-        self._server_rules = None if is_local else rules_of(self)
+        self._server_settings = settings_of(self)
         params = [param for group in self.param_groups for param in group["params"]]
         self._params = params
         self.driver = over_servers(
             dense_mode,
             [_memory_of(param) for param in params],
-            [None] * len(params) if is_local else self._server_rules,
+            [None] * len(params) if is_local else rules_of(self),
             ps,
             **options,
         )
@@ -154,7 +154,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _require_same_rules(self) -> None:
-        if rules_of(self) != self._server_rules:
+        if settings_of(self) != self._server_settings:
             raise InvalidArgument(
                 "a setting of the optimizer has changed, such as the learning rate, but servers "
                 "go on with what they were given; schedules work with gradring.Sync() and "
