@@ -1,12 +1,13 @@
-// RemoteTable: what a client knows of a table: its spec, and the counters that tell how old the
-// rows are that it has seen. Shared by the calls on the table; the counters are atomics, since
-// whoever drives the client takes answers while other threads begin calls.
+// RemoteTable: what a client knows of a table: its spec, what rounding has kept, and the counters
+// that tell how old the rows are that it has seen. Shared by the calls on the table; the counters
+// are atomics, since whoever drives the client takes answers while other threads begin calls.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 
+#include "ps/residuals.h"
 #include "ps/spec.h"
 
 namespace gradring::ps {
@@ -17,11 +18,13 @@ class RemoteTable {
       : spec(std::move(table_spec)),
         id(table_id(spec.name)),
         shards(shard_count),
+        residuals(spec.dim),
         seen_(std::make_unique<std::atomic<std::uint64_t>[]>(shard_count)) {}
 
   const TableSpec spec;
   const std::uint64_t id;
   const std::uint32_t shards;
+  Residuals residuals;  // Of rows pushed; whoever drives the client uses it.
 
   // The shard's count of pushes to the table at the last pull from there.
   std::uint64_t seen(std::uint32_t shard) const {

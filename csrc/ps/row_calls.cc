@@ -172,9 +172,20 @@ Body PushCall::body(std::size_t part) {
     if (!is_plain) scratch_.resize(place.count * dim);
     float* sums = is_plain ? reinterpret_cast<float*>(place.rows.data()) : scratch_.data();
     distinct.sum(place.first, place.count, item.gradients, dim, sums);
-    if (!is_plain) encode_rows(options_.codec, dim, place.count, sums, nullptr, place.rows.data());
+    if (!is_plain) encode(place, sums);
   }
   return {ids, place.rows};
+}
+
+// Once a part: its rows stay until they are acknowledged.
+void PushCall::encode(Place& place, const float* sums) {
+  RemoteTable& table = *items_[place.item].table;
+  const std::size_t dim = table.spec.dim;
+  const auto ids = distinct_[place.item].ids().subspan(place.first, place.count);
+  residuals_.resize(place.count * dim);
+  table.residuals.read(ids, residuals_.data());
+  encode_rows(options_.codec, dim, place.count, sums, residuals_.data(), place.rows.data());
+  table.residuals.write(ids, sums, residuals_.data());
 }
 
 void PushCall::release(std::size_t part) {

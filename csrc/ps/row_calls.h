@@ -80,6 +80,7 @@ class PushCall final : public Call {
     std::size_t count = 0;
     Bytes rows;  // While it is under way.
   };
+  void encode(Place& place, const float* sums);
   void add_part(std::size_t item, std::uint32_t shard, std::size_t first, std::size_t count,
                 std::uint64_t nth, bool is_last);
   std::vector<PushItem> items_;
@@ -88,6 +89,7 @@ class PushCall final : public Call {
   std::vector<Place> places_;
   std::vector<Bytes> spare_;
   Floats scratch_;
+  Floats residuals_;
   PushReport report_;
 };
 

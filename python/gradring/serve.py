@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from gradring import config
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     settings = config.Settings.from_environ(os.environ, transport=options.transport)
     _check(options)
+    is_to_load = options.load is not None and not _has_loaded(options)
     secret = _secret(os.environ)
     # Before anything takes time: a launcher that gives up at once is heard too.
     ending, written_at_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -60,11 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             fsync=options.fsync,
         )
         with Serving(core) as serving:
-            if options.load is not None:
-                from gradring import ps
-
-                with ps.connect([serving.address], secret=secret) as client:
-                    client.load(options.load)
+            if is_to_load:
+                checkpoint = import_module("gradring.ps.checkpoint")
+                checkpoint.load_server(core, options.load, options.servers * options.threads)
+                _note_load(options)
             print(_greeting(options, serving.address), flush=True)
             while not select.select([ending], [], [], _LOOK_SECONDS)[0]:
                 serving.require_well()
@@ -104,7 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         "milliseconds, or before each acknowledgement (survives the host) (default: none)",
     )
     add("--transport", choices=config.TRANSPORTS, help="how clients may talk")
-    add("--load", metavar="URL", help="begin with this checkpoint (a single server)")
+    add(
+        "--load",
+        metavar="URL",
+        help="begin with this checkpoint, whatever number of servers it is of; when started again "
+        "from a log that began with it, go on from there",
+    )
     return parser
 
 
@@ -113,16 +119,39 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument(
             f"serve: --index {options.index} is not below --servers {options.servers}"
         )
-    if options.load is not None and options.servers > 1:
-        raise InvalidArgument(
-            "serve: --load is for a single server; with several, have one worker call ps.load(url)"
-        )
     if options.threads < 1:
         raise InvalidArgument(f"serve: --threads {options.threads}: a server has at least one")
     if options.fsync not in ("none", "always") and not options.fsync.isdecimal():
         raise InvalidArgument(f"serve: --fsync {options.fsync!r} is not none, always or a number")
     if not 0 <= options.port <= 65535:
         raise InvalidArgument(f"serve: --port {options.port} is not a port")
+
+
+def _has_loaded(options: argparse.Namespace) -> bool:
+    """Tell whether the log goes on from the checkpoint; a log of something else is refused."""
+    if options.log is None:
+        return False
+    if _load_note(options).exists():
+        return True
+    shards = options.servers * options.threads
+    for shard in range(options.index * options.threads, (options.index + 1) * options.threads):
+        folder = options.log / f"shard-{shard:05}-of-{shards:05}"
+        if folder.is_dir() and any(folder.iterdir()):
+            raise InvalidArgument(
+                f"serve: there is a log in {folder}, which --load would replace; leave out --load "
+                "to go on from it, or remove it"
+            )
+    return False
+
+
+def _note_load(options: argparse.Namespace) -> None:
+    if options.log is not None:
+        _load_note(options).write_text(f"{options.load}\n")
+
+
+def _load_note(options: argparse.Namespace) -> Path:
+    log: Path = options.log
+    return log / f"loaded-{options.index:05}-of-{options.servers:05}"
 
 
 def _secret(environ: Mapping[str, str]) -> str:

@@ -145,6 +145,19 @@ def test_rows_may_travel_in_fewer_bytes(codec: str) -> None:
         assert (small.pull(ids) == rows).all()  # Whole numbers up to 127 fit into each of them.
 
 
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_what_rounding_leaves_out_of_a_push_is_in_the_next_one(codec: str) -> None:
+    with connected(2) as ps:
+        table = ps.sparse_table("t", 8, gr.optim.Sum(), codec=codec)
+        exact = ps.sparse_table("t", 8, gr.optim.Sum(), codec=None)  # The same rows, in float32.
+        ids = np.arange(40)
+        gradient = np.random.default_rng(0).uniform(0.1, 1, (40, 8)).astype(np.float32)
+        for _ in range(200):
+            table.push(ids, gradient)
+        # 200 roundings of up to 1/256 each the same way would be off by far more than one.
+        assert np.abs(exact.pull(ids) - 200 * gradient).max() < 0.02
+
+
 def test_rows_with_nan_are_left_alone_and_counted(ps: ParameterServer) -> None:
     table = ps.sparse_table("t", 2, gr.optim.Sum())
     report = table.push([1, 2, 3], [[1.0, 2], [np.nan, 1], [3, np.inf]])

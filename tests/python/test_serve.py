@@ -137,7 +137,6 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
         (["--threads", "0"], "a server has at least one"),
         (["--fsync", "sometimes"], "is not none, always or a number"),
         (["--port", "70000"], "is not a port"),
-        (["--load", "x", "--servers", "2"], "have one worker call ps.load"),
     ],
 )
 def test_options_that_make_no_sense_are_told_in_one_line(

@@ -78,7 +78,8 @@ class ParameterServer:
             score_decay: A row's score is the number of its pushes, times this at every tick.
             slots: What is different for the ids of single features.
             codec: How rows travel, both ways: ``None`` is float32; ``"bf16"``, ``"fp16"`` and
-                ``"int8"`` take half and a quarter of the bytes and round.
+                ``"int8"`` take half and a quarter of the bytes and round. What rounding leaves out
+                of a push is part of this client's next push of the same row.
 
         Raises:
             InvalidArgument: A setting makes no sense; nothing was sent.
