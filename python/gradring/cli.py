@@ -19,7 +19,7 @@ from gradring.errors import InvalidArgument
 # For these, everything after the name belongs to the subcommand's own parser.
 _DELEGATED = {
     "bench": "measure an operation between the ranks",
-    "demo": "train a small model on two local ranks and compare with one process",
+    "demo": "train on two local ranks beside one process, and on a parameter server",
     "serve": "hold tables for workers: one process of a parameter server",
 }
 
