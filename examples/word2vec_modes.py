@@ -126,7 +126,7 @@ class Served:
         if self._coming is None or self._coming[0] is not batch:
             self._coming = (batch, self._distinct(batch))
         found = self._coming[1]
-        rows = [torch.from_numpy(table.pull_distinct(ids))
+        rows = [torch.from_numpy(table.pull_flat(ids))
                 for table, (ids, _) in zip(self.tables, found, strict=True)]  # fmt: skip
         if coming is not None:
             self._coming = (coming, self._distinct(coming))

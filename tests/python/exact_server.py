@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
+from gradring.modes.rows import merge
 from gradring.modes.store import Changed, Domain, Gate, Pull, Push, Pushed, WorkerClocks
 
 SECONDS = 20.0
@@ -210,6 +211,9 @@ class ExactStore:
         keys = [0] if push.ids is None else push.ids.tolist()
         grads = np.array(push.values, np.float32)
         grads = grads[np.newaxis] if push.ids is None else grads
+        if not push.is_distinct:
+            ids, grads = merge(push.ids, grads, grads.shape[1])
+            keys = ids.tolist()
 
         def apply() -> Pushed:
             table = self._server.tables[push.table]

@@ -53,7 +53,9 @@ def distributed(
     if isinstance(mode, Hybrid):
         return HybridOptimizer(params, rule, mode, ps=ps, comm=comm, name=name, timeout=timeout)
     workers = None if comm is None else comm.world_size
-    return over_servers(mode, params, rule, ps, name=name, workers=workers, timeout=timeout)
+    made = over_servers(mode, params, rule, ps, name=name, workers=workers, timeout=timeout)
+    made.comm = comm
+    return made
 
 
 def over_servers(

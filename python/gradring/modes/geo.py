@@ -16,6 +16,7 @@ from gradring.modes.local_rows import LocalRows
 from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
+from gradring.modes.rows import merge
 from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.optim import SGD, State, Sum
 
@@ -106,13 +107,14 @@ class GeoOptimizer(ModeOptimizer):
     def read(self, table: ModeTable, ids: Ids) -> Array:
         """Return local rows."""
         replica = self._sparse[table.name]
-        slots = replica.slots(ids)
-        return replica.weights[slots]
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        slots = replica.slots(distinct)  # May move the weights.
+        return replica.weights[slots[inverse.reshape(-1)]]
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows that the replica does not have yet; they are put there after the step."""
         coming.table.forget_prefetch()
-        missing = coming.ids[self.replica(coming.table).find(coming.ids) < 0]
+        missing = np.unique(coming.ids[self.replica(coming.table).find(coming.ids) < 0])
         if len(missing):
             self._coming.append(Prefetched(coming.table, missing))
             super().begin_prefetch(self._coming[-1])
@@ -139,7 +141,8 @@ class GeoOptimizer(ModeOptimizer):
 
     def train_rows(self, rows: Iterable[RowGradients]) -> None:
         """Do a local step of rows alone."""
-        for table, ids, grads in self.merged(rows):
+        for table, given_ids, given in self.by_table(rows):
+            ids, grads = merge(given_ids, given, table.dim)
             replica = self.replica(table)
             slots = replica.slots(ids)
             self._local_rows[table.name].update(replica.weights, slots, grads)

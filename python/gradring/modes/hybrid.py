@@ -42,6 +42,7 @@ class HybridOptimizer(ModeOptimizer):
         self.tables: dict[str, ModeTable] = {}
         self.sparse_side: ModeOptimizer | None = None
         self._ps = ps
+        self.comm = comm
         workers = None if comm is None else comm.world_size
         self._options = {"workers": workers, "timeout": timeout}
         self.dense_side: SyncOptimizer | ModeOptimizer
@@ -53,7 +54,9 @@ class HybridOptimizer(ModeOptimizer):
     def _over_servers(self, mode: Any, params: list[Array], rule: Any, name: str) -> ModeOptimizer:
         from gradring.modes.factory import over_servers
 
-        return over_servers(mode, params, rule, self._ps, name=name, **self._options)
+        made = over_servers(mode, params, rule, self._ps, name=name, **self._options)
+        made.comm = self.comm
+        return made
 
     def sparse_table(
         self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0

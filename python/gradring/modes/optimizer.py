@@ -14,7 +14,7 @@ import numpy as np
 from gradring.errors import InvalidArgument
 from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
-from gradring.modes.rows import as_ids, merge
+from gradring.modes.rows import as_ids
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Ids, Pull, Push, Store
 
@@ -55,12 +55,10 @@ class ModeTable:
         Returns:
             Float32 of shape ``ids.shape + (dim,)``; a copy.
         """
-        distinct, inverse = np.unique(as_ids(ids), return_inverse=True)
-        rows = self.pull_distinct(distinct)
-        return rows[inverse.reshape(-1)].reshape(*np.shape(ids), self.dim)
+        return self.pull_flat(as_ids(ids)).reshape(*np.shape(ids), self.dim)
 
-    def pull_distinct(self, ids: Ids) -> Array:
-        """Return one row for each of ``ids``, which are distinct and ascending."""
+    def pull_flat(self, ids: Ids) -> Array:
+        """Return one row for each of ``ids``, which are flat."""
         coming, self._coming = self._coming, None
         if coming is not None and coming.has_begun and np.array_equal(coming.ids, ids):
             coming.wait(self._optimizer.timeout)
@@ -78,7 +76,7 @@ class ModeTable:
         It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
         promises of a pull after the next `step`.
         """
-        self._coming = Prefetched(self, np.unique(as_ids(ids)))
+        self._coming = Prefetched(self, as_ids(ids))
         self._optimizer.begin_prefetch(self._coming)
 
 
@@ -87,7 +85,7 @@ class Prefetched:
 
     Attributes:
         table: Their table.
-        ids: Distinct, ascending.
+        ids: Flat; may repeat.
         rows: One for each id, once they are here.
         seen: What the pull said.
     """
@@ -128,7 +126,10 @@ class ModeOptimizer:
         name: First part of the names of its tables.
         timeout: Seconds that a step may wait for others.
         is_closed: It takes no further steps.
+        comm: The workers as ranks, for `uneven`; ``None``: those of `init`.
     """
+
+    comm: Any = None
 
     def __init__(
         self,
@@ -248,7 +249,7 @@ class ModeOptimizer:
         return rule
 
     def read(self, table: ModeTable, ids: Ids) -> Array:
-        """Return rows of distinct ids, as old as the mode allows."""
+        """Return rows of ids, as old as the mode allows; they may repeat."""
         rows = np.empty((len(ids), table.dim), np.float32)
         table.seen = self.store.pull([Pull(table.table, ids, rows)], self.gate())[0]
         return rows
@@ -271,22 +272,32 @@ class ModeOptimizer:
 
     # What they share.
 
-    def merged(self, rows: Iterable[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
-        """Add up row gradients of equal ids: one entry for each table that has any."""
-        by_table: dict[str, list[RowGradients]] = {}
+    def by_table(self, rows: Iterable[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
+        """Return one entry for each table that has gradients, in arrays of its own.
+
+        Raises:
+            InvalidArgument: Shapes do not fit.
+        """
+        entries: dict[str, list[RowGradients]] = {}
         for entry in rows:
-            by_table.setdefault(entry[0].name, []).append(entry)
+            entries.setdefault(entry[0].name, []).append(entry)
         result = []
-        for entries in by_table.values():
-            table, ids, grads = entries[0]
-            if len(entries) > 1:
-                ids = np.concatenate([as_ids(each) for _, each, _ in entries])
-                grads = np.concatenate([np.reshape(g, (-1, table.dim)) for _, _, g in entries])
-            distinct, sums = merge(ids, grads, table.dim)
-            if len(distinct):
-                result.append((table, distinct, sums))
+        for each in entries.values():
+            table = each[0][0]
+            flats = [as_ids(ids) for _, ids, _ in each]
+            grads = [np.asarray(g, np.float32).reshape(-1, table.dim) for _, _, g in each]
+            for flat, grad in zip(flats, grads, strict=True):
+                if len(flat) != len(grad):
+                    raise InvalidArgument(
+                        f"table {table.name!r}: {len(flat)} ids with {len(grad)} rows of gradients"
+                    )
+            if sum(map(len, flats)):
+                result.append((table, np.concatenate(flats), np.concatenate(grads)))
         return result
 
     def row_pushes(self, rows: Iterable[RowGradients]) -> list[Push]:
-        """Return one push for each table; see `merged`."""
-        return [Push(t.table, ids, grads, t.seen) for t, ids, grads in self.merged(rows)]
+        """Return one push for each table; see `by_table`."""
+        return [
+            Push(table.table, ids, grads, table.seen, is_distinct=False)
+            for table, ids, grads in self.by_table(rows)
+        ]

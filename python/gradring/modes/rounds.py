@@ -93,7 +93,9 @@ class RoundOptimizer(ModeOptimizer):
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round equally often on every worker; see `ModeOptimizer.uneven`."""
-        comm = current()
+        if self.workers == 1:
+            return iter(batches)
+        comm = current() if self.comm is None else self.comm
         if comm.world_size != self.workers:
             raise InvalidArgument(
                 f"uneven: the job has {comm.world_size} ranks and the rounds {self.workers} workers"

@@ -194,7 +194,7 @@ class _Pushing:
                 round=core_round,
                 returns_rows=None if outcome.values is None else [outcome.values],
                 seen=None if push.seen is None else [push.seen],
-                ids_are_distinct=True,
+                ids_are_distinct=push.is_distinct,
                 in_background=True,
             )
             self._works.append((work, [outcome]))

@@ -45,7 +45,7 @@ class Pull:
 
     Attributes:
         table: A sparse or dense table of the store.
-        ids: Distinct; ``None`` for a dense table.
+        ids: May repeat; ``None`` for a dense table.
         out: Float32, contiguous, written in place: (ids, dim), or the dense table's shape.
     """
 
@@ -60,15 +60,17 @@ class Push:
 
     Attributes:
         table: A sparse or dense table of the store.
-        ids: Distinct; ``None`` for a dense table.
+        ids: ``None`` for a dense table.
         values: Float32, contiguous, one row for each id; not written.
         seen: What `Store.pull` returned for the values that these were computed on.
+        is_distinct: No id is there twice; else rows of equal ids are added up, in their order.
     """
 
     table: Any
     ids: Ids | None
     values: Array
     seen: Any = None
+    is_distinct: bool = True
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """`Embedding`: a layer whose rows live on parameter servers.
 
-Forward asks for the rows of the distinct ids and makes a leaf of them; autograd adds up the
-gradients of equal ids; what has a gradient after backward is pushed: by the optimizer's step, in
-its mode, or, where the layer was given to no optimizer, at the end of backward.
+Forward asks for the rows and makes a leaf of them; what has a gradient after backward is pushed: by
+the optimizer's step, in its mode, or, where the layer was given to no optimizer, at the end of
+backward. Equal ids travel once, both ways: the client fans rows out and adds gradients up.
 """
 
 from __future__ import annotations
@@ -119,31 +119,42 @@ class Embedding(torch.nn.Module):
         Returns:
             Float32: ``ids.shape + (dim,)``, or (bags, dim).
         """
-        distinct, inverse = np.unique(as_ids(ids.detach().numpy()), return_inverse=True)
-        is_real = np.ones(len(distinct), np.bool_)
-        padding = None
-        if self.padding_idx is not None:
-            is_real = distinct != as_ids([self.padding_idx])[0]
-            padding = None if is_real.all() else int(np.flatnonzero(~is_real)[0])
-        rows = np.zeros((len(distinct), self.dim), np.float32)
-        rows[is_real] = self.table.pull_distinct(distinct[is_real])
-        leaf = torch.from_numpy(rows)
+        flat = as_ids(ids.detach().numpy())
+        is_real = self._is_real(flat)
+        leaf = torch.from_numpy(self._rows(flat, is_real))
         if self.training and torch.is_grad_enabled():
-            self._listen(leaf, distinct, is_real)
-        places = torch.from_numpy(inverse.reshape(-1)).reshape(ids.shape)
+            self._listen(leaf, flat, is_real)
         if self.pooling is None:
-            return functional.embedding(places, leaf, padding)
+            # A copy: unlike a leaf it may be changed in place.
+            return leaf.clone().view(*ids.shape, self.dim)
+        places, padding = torch.arange(len(flat)), None
+        if is_real is not None:
+            padding = int(np.flatnonzero(~is_real)[0])
+            places[torch.from_numpy(~is_real)] = padding
         return functional.embedding_bag(
-            places, leaf, offsets, mode=self.pooling, padding_idx=padding,
+            places.view(ids.shape), leaf, offsets, mode=self.pooling, padding_idx=padding,
             per_sample_weights=per_sample_weights,
         )  # fmt: skip
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Begin to bring the rows of the next batch; see `ModeTable.prefetch`."""
-        distinct = np.unique(as_ids(ids.detach().numpy()))
-        if self.padding_idx is not None:
-            distinct = distinct[distinct != as_ids([self.padding_idx])[0]]
-        self.table.prefetch(distinct)
+        flat = as_ids(ids.detach().numpy())
+        is_real = self._is_real(flat)
+        self.table.prefetch(flat if is_real is None else flat[is_real])
+
+    def _is_real(self, flat: Any) -> Any:
+        """Return which ids are no padding; ``None``: all."""
+        if self.padding_idx is None:
+            return None
+        is_real = flat != as_ids([self.padding_idx])[0]
+        return None if is_real.all() else is_real
+
+    def _rows(self, flat: Any, is_real: Any) -> Any:
+        if is_real is None:
+            return self.table.pull_flat(flat)
+        rows = np.zeros((len(flat), self.dim), np.float32)
+        rows[is_real] = self.table.pull_flat(flat[is_real])
+        return rows
 
     def take_gradients(self) -> list[RowGradients]:
         """Return what backward has brought since the last time, and forget it."""
@@ -151,7 +162,9 @@ class Embedding(torch.nn.Module):
         result: list[RowGradients] = []
         for (ids, is_real), leaf in ready:
             assert leaf.grad is not None
-            result.append((self.table, ids[is_real], leaf.grad.numpy()[is_real]))
+            grads = leaf.grad.numpy()
+            chosen = slice(None) if is_real is None else is_real
+            result.append((self.table, ids[chosen], grads[chosen]))
         return result
 
     def forget_gradients(self) -> None:

@@ -324,7 +324,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         parameters.share(comm, dict(shared.values()))
     served = {"name": name, "workers": comm.world_size, "timeout": timeout}
     if mode is not None and not _is_all_reduce(mode):
-        return _through_servers(optimizer, mode, model, clip_norm, ps=ps, **served)
+        return _through_servers(optimizer, mode, model, clip_norm, ps=ps, comm=comm, **served)
     gradients_comm = comm.split(0) if comm.world_size > 1 else None
     result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer))
     result.connect(

@@ -84,7 +84,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         mode: Mode,
         model: torch.nn.Module | None,
         clip_norm: float | None,
+        *,
         ps: Any,
+        comm: Any,
         **options: Any,
     ) -> None:
         """Join the other workers; called once, by `distributed`."""
@@ -108,6 +110,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             ps,
             **options,
         )
+        self.driver.comm = comm
         self.rows = None
         if isinstance(mode, Hybrid):
             options["name"] += "/rows"
