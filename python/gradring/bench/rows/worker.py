@@ -127,7 +127,8 @@ class Worker:
         self._push(nth)
 
     def _bytes(self) -> int:
-        return int(self._ps.bytes_sent + self._ps.bytes_received)
+        core = self._ps.calls.core
+        return int(core.bytes_sent + core.bytes_received)
 
 
 def main(argv: list[str]) -> int:
