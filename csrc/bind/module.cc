@@ -79,6 +79,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_quick(module);
   gradring::bind::register_replicas(module);
   gradring::bind::register_interrupts();
+  gradring::bind::register_ps_files(module);
   gradring::bind::register_rules(module);
   gradring::bind::register_spans(module);
   module.attr("version") = GRADRING_VERSION;

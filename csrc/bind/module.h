@@ -20,6 +20,7 @@ void register_quick(pybind11::module_& module);
 void register_replicas(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
 void register_interrupts();
+void register_ps_files(pybind11::module_& module);
 void register_rules(pybind11::module_& module);
 void register_spans(pybind11::module_& module);
 

@@ -92,6 +92,7 @@ class Shard {
   bool has_own_snapshot() const;
   // The snapshot of a cut, in pieces: tables, dedup windows, domains (ps/snapshot.h has the
   // format). Pieces are whole records; false once there is no more.
+  // Throws InvalidArgument if there is no snapshot (any more).
   bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
   void end_snapshot();
   // The inverse: beside what is there, until commit_load puts it in its place. Pieces may come from

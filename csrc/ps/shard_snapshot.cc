@@ -74,7 +74,9 @@ Bytes Shard::Impl::front_of_snapshot() const {
 
 bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out) {
   auto& snapshot = impl_->snapshot;
-  if (!snapshot) return false;
+  // Not the same as "no more": a file that ends here would lack what was not read yet.
+  if (!snapshot)
+    throw InvalidArgument("there is no snapshot to read: it was ended, or the shard was loaded");
   if (!snapshot->front.empty()) {
     out.insert(out.end(), snapshot->front.begin(), snapshot->front.end());
     snapshot->front.clear();

@@ -56,10 +56,10 @@ void require_sane(const Raw& raw) {
   if (!wrong.empty()) throw ProtocolError(wrong);
 }
 
-void add(Totals& totals, std::span<const std::byte> whole) {
+void add(Totals& totals, std::span<const std::byte> head, std::size_t whole_bytes) {
   ++totals.blocks;
-  totals.bytes += whole.size();
-  totals.crc = crc32c(whole.first(kBlockHeaderBytes), totals.crc);
+  totals.bytes += whole_bytes;
+  totals.crc = crc32c(head.first(kBlockHeaderBytes), totals.crc);
 }
 
 }  // namespace
@@ -156,8 +156,20 @@ void Sealer::seal(std::span<std::byte> blocks) {
     raw.payload_crc = crc32c({begin + kBlockHeaderBytes, whole - kBlockHeaderBytes});
     raw.header_crc = crc_of(raw);
     store(raw, begin);
-    add(totals_, {begin, whole});
+    add(totals_, {begin, kBlockHeaderBytes}, whole);
   }
+}
+
+void Sealer::seal_piece(std::span<const std::byte> piece, std::vector<std::byte>& head,
+                        std::vector<std::byte>& fill) {
+  fill.assign(padded(piece.size()) - piece.size(), std::byte{0});
+  Raw raw{kMagic, static_cast<std::uint32_t>(BlockKind::kPiece), 0, piece.size(), 0, 0};
+  require_sane(raw);
+  raw.payload_crc = crc32c(fill, crc32c(piece));
+  raw.header_crc = crc_of(raw);
+  head.resize(kBlockHeaderBytes);
+  store(raw, head.data());
+  add(totals_, head, head.size() + piece.size() + fill.size());
 }
 
 void Sealer::finish(std::vector<std::byte>& out) {
@@ -205,7 +217,7 @@ void Checker::check_block(std::span<const std::byte> whole, const Block& block) 
                               totals_.bytes));
     is_finished_ = true;
   }
-  add(totals_, whole);
+  add(totals_, whole, whole.size());
   at_ += whole.size();
 }
 

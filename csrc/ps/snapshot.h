@@ -65,6 +65,9 @@ struct Totals {
 class Sealer {
  public:
   void seal(std::span<std::byte> blocks);
+  // The same for a piece that is no block yet: what stands before it and behind it.
+  void seal_piece(std::span<const std::byte> piece, std::vector<std::byte>& head,
+                  std::vector<std::byte>& fill);
   void finish(std::vector<std::byte>& out);  // Appends the footer.
 
  private:

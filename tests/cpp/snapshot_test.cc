@@ -131,6 +131,32 @@ TEST_CASE("checksums do not depend on how the blocks are handed over") {
   CHECK((all == sealed()));
 }
 
+TEST_CASE("a piece sealed where it lies makes the same block as one in a block") {
+  for (const std::size_t count : {0, 1, 7, 8, 100}) {
+    CAPTURE(count);
+    const std::vector<std::byte> piece = counting(count);
+    std::vector<std::byte> whole;
+    put_header(whole, kHeader);
+    put_block(whole, BlockKind::kPiece, piece);
+    Sealer sealer;
+    sealer.seal(whole);
+    sealer.finish(whole);
+
+    std::vector<std::byte> joined;
+    std::vector<std::byte> head;
+    std::vector<std::byte> fill;
+    put_header(joined, kHeader);
+    Sealer other;
+    other.seal(joined);
+    other.seal_piece(piece, head, fill);
+    for (const std::vector<std::byte>* part :
+         std::initializer_list<const std::vector<std::byte>*>{&head, &piece, &fill})
+      joined.insert(joined.end(), part->begin(), part->end());
+    other.finish(joined);
+    CHECK((joined == whole));
+  }
+}
+
 TEST_CASE("a snapshot cut short at any byte is refused") {
   const std::vector<std::byte> file = sealed();
   for (std::size_t length = 0; length < file.size(); ++length) {

@@ -127,8 +127,7 @@ class Worker:
         self._push(nth)
 
     def _bytes(self) -> int:
-        core = self._ps.calls.core
-        return int(core.bytes_sent + core.bytes_received)
+        return int(self._ps.bytes_sent + self._ps.bytes_received)
 
 
 def main(argv: list[str]) -> int:

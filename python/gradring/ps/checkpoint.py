@@ -1,0 +1,226 @@
+"""Checkpoints: one consistent cut of all servers, written while training goes on.
+
+`save` and `load` are `gradring.ps.ParameterServer`'s; each server moves its own part
+(`gradring.ps.checkpoint_jobs`). docs/checkpoints.md has formats and guarantees.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradring import errors
+from gradring.errors import DeviceError, InternalError, InvalidArgument
+from gradring.ps import files, manifest, snapshot_files
+from gradring.ps.checkpoint_jobs import carry_out, stage
+from gradring.ps.export import export_checkpoint, export_table
+from gradring.ps.manifest import File, Manifest
+
+if TYPE_CHECKING:
+    from gradring.ps.client import ParameterServer
+
+__all__ = [
+    "carry_out",
+    "export_checkpoint",
+    "export_table",
+    "load",
+    "load_server",
+    "save",
+    "verify",
+]
+
+_WRITE_SECONDS = 3600.0
+
+
+def save(
+    server: ParameterServer, url: str, base: str | None = None, *, timeout: float = _WRITE_SECONDS
+) -> Manifest:
+    """Write a checkpoint: weights, optimizer state, versions and dedup windows of one moment.
+
+    Pushes are held back while all servers agree on the moment (milliseconds); then training goes on
+    while every server writes its part. The checkpoint is there when its manifest is, which is
+    written last and at once.
+
+    Args:
+        server: The connection.
+        url: Where: a path, ``file:///...`` or any URL that fsspec knows. All servers must reach it.
+            It must not have a checkpoint yet.
+        base: An earlier checkpoint of these servers: only what has changed since then is written,
+            and loading needs both.
+        timeout: Seconds for the servers to write everything.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InvalidArgument: There is a checkpoint at ``url``; or ``base`` cannot be built on: save in
+            full then; or an extra is missing.
+        TimedOut: A server was not done in time, or waited in vain for a worker's push at the cut.
+        DeviceError: A file could not be written.
+        PeerLost: A server was lost; there is no checkpoint.
+    """
+    core = server.calls.core
+    url = files.absolute(url)
+    where = files.folder(url)
+    if where.bytes_of(manifest.NAME) is not None:
+        raise InvalidArgument(
+            f"there is a checkpoint at {where.url} already; each has a place of its own, for "
+            "example .../step-1000"
+        )
+    below = manifest.read(files.absolute(base)) if base is not None else None
+    if below is not None and below.shards != core.shards:
+        raise InvalidArgument(
+            f"{below.url} is of {below.shards} shards, there are {core.shards}: save in full"
+        )
+    jobs = [
+        json.dumps(
+            {
+                "action": "write",
+                "url": url,
+                "name": f"shard-{shard:05d}-of-{core.shards:05d}.grps",
+                "shards": core.shards,
+                "base_cut": below.cut if below else 0,
+            }
+        )
+        for shard in range(core.shards)
+    ]
+    cut, lineages, stamps = core.freeze_and_cut(jobs, list(below.stamps) if below else [])
+    results = _results(core, cut, timeout)
+    if below is not None and list(below.lineages) != list(lineages):
+        raise InvalidArgument(
+            f"the servers have loaded something, or began anew, since {below.url} was written; "
+            "nothing can build on it: save in full"
+        )
+    made = Manifest(
+        url=where.url,
+        cut=cut,
+        shards=core.shards,
+        files=tuple(File(r["name"], r["shard"], r["bytes"], r["crc32c"]) for r in results),
+        tables=tuple(results[0]["tables"]),
+        lineages=tuple(lineages),
+        stamps=tuple(stamps),
+        base=manifest.as_seen_from(url, below.url) if below else None,
+        base_cut=below.cut if below else 0,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+    _require_visible(where, made.files)
+    with where.create(manifest.NAME) as sink:
+        sink.write([made.text()])
+    return made
+
+
+def _require_visible(where: files.Folder, written: Sequence[File]) -> None:
+    for file in written:
+        found = where.bytes_of(file.name)
+        if found != file.bytes:
+            raise DeviceError(
+                f"shard {file.shard} wrote {file.bytes} bytes to {where.url}/{file.name}, but here "
+                f"it has {'no such file' if found is None else f'{found} bytes'}: all servers and "
+                "the saver must reach the same folder"
+            )
+
+
+def load(server: ParameterServer, url: str, *, timeout: float = _WRITE_SECONDS) -> Manifest:
+    """Replace what the servers hold by a checkpoint, of however many servers.
+
+    Every byte is checked before anything is replaced. Pushes that run meanwhile are lost: call it
+    while no worker pushes, and have workers pull again. Rows, state and versions are those of the
+    cut, bit for bit; with as many servers as then, dedup windows too.
+
+    Args:
+        server: The connection.
+        url: As for `save`; its bases are found by themselves.
+        timeout: Seconds for the servers to read everything.
+
+    Returns:
+        What was loaded.
+
+    Raises:
+        InvalidArgument: There is no checkpoint, or one of its files is missing; names it. As for
+            every error, the servers are as before.
+        ProtocolError: A file is damaged or cut short; names it.
+        DeviceError: A file could not be read.
+        TimedOut: A server was not done in time.
+        PeerLost: A server was lost; the others may have loaded or not. Load again.
+    """
+    core = server.calls.core
+    chain = manifest.read_chain(files.absolute(url))
+    jobs = [
+        json.dumps({"action": "stage", "files": _files_for(shard, core.shards, chain)})
+        for shard in range(core.shards)
+    ]
+    try:
+        _results(core, core.begin_load(jobs), timeout)
+    except errors.Error:
+        _tell_all(core, "abandon", timeout)
+        raise
+    _tell_all(core, "commit", timeout)
+    return chain[-1]
+
+
+def load_server(core: Any, url: str, shards: int) -> None:
+    """Have one server begin with a checkpoint, before any client comes: its own shards only.
+
+    Args:
+        core: The compiled server; in it there is nothing yet.
+        url: As for `load`.
+        shards: Of all servers.
+
+    Raises:
+        InvalidArgument: As `load`, and so for every other error.
+    """
+    chain = manifest.read_chain(files.absolute(url))
+    mine = range(core.first_shard, core.first_shard + core.shards)
+    for shard in mine:
+        stage(core, shard, _files_for(shard, shards, chain))
+    for shard in mine:
+        core.commit_load(shard)
+
+
+def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[str, Any]]:
+    """List the files with rows of this shard, each followed by what changed in it since."""
+    then = chain[0].shards
+    return [
+        {"url": step.url, "cut": step.cut, "base_cut": step.base_cut, "file": vars(file)}
+        for index in range(then)
+        if index * shards < (shard + 1) * then and shard * then < (index + 1) * shards
+        for step in chain
+        for file in step.files
+        if file.shard == index
+    ]
+
+
+def _tell_all(core: Any, action: str, timeout: float) -> None:
+    jobs = [json.dumps({"action": action})] * core.shards
+    _results(core, core.begin_load(jobs), timeout)
+
+
+def _results(core: Any, number: int, timeout: float) -> list[dict[str, Any]]:
+    found = [json.loads(text) for text in core.await_job(number, round(timeout * 1000))]
+    failed = [one for one in found if "error" in one]
+    if not failed:
+        return found
+    kind = getattr(errors, failed[0]["error"], None)
+    text = "; ".join(one["text"] for one in failed)
+    if isinstance(kind, type) and issubclass(kind, errors.Error) and kind is not errors.PeerLost:
+        raise kind(text)
+    raise InternalError(f"{failed[0]['error']}: {text}")
+
+
+def verify(url: str) -> Manifest:
+    """Check every byte of a checkpoint and of all it builds on; loads nothing, needs no servers.
+
+    Raises:
+        InvalidArgument: There is no checkpoint, or a file is missing; names it.
+        ProtocolError: A file is damaged or cut short; names it.
+        DeviceError: A file cannot be read.
+    """
+    chain = manifest.read_chain(files.absolute(url))
+    for step in chain:
+        where = files.folder(step.url)
+        for file in step.files:
+            for _ in snapshot_files.pieces(where, file, step.cut, step.base_cut):
+                pass
+    return chain[-1]

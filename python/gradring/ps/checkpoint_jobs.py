@@ -1,0 +1,111 @@
+"""What a server does for a checkpoint: writes what its shard had at the cut, or reads files back.
+
+Runs on the server's own Python thread (`gradring.ps.serving`). A job and its result are JSON; a
+failure is a result too, so that the saver hears of all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from gradring import _core, errors
+from gradring.ps import files, snapshot_files
+from gradring.ps.manifest import File
+
+PIECE_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    core: Any  # _core.PsServer
+    shard: int
+    cut: int
+    wanted: dict[str, Any]
+
+
+def carry_out(core: Any, job: tuple[int, int, bool, str]) -> None:
+    """Do one job of `_core.PsServer.next_job` and report what came of it."""
+    shard, cut, _, text = job
+    try:
+        wanted = json.loads(text)
+        result = _ACTIONS[wanted["action"]](_Task(core, shard, cut, wanted))
+    except errors.Closed:
+        return  # The server ends; whoever waits hears it from the connection.
+    except Exception as error:  # noqa: BLE001 - the saver gets it, whatever it is
+        result = {"error": type(error).__name__, "text": f"shard {shard}: {error}"}
+    core.finish_job(shard, cut, json.dumps(result), "")
+
+
+def _write(task: _Task) -> dict[str, Any]:
+    where = files.folder(task.wanted["url"])
+    sealer = _core.PsFileSealer()
+    specs: dict[int, dict[str, Any]] = {}
+    try:
+        # One thread reads the next piece out of the shard while the other writes the last one.
+        with where.create(task.wanted["name"]) as sink, ThreadPoolExecutor(1) as writer:
+            sink.write([_begin(sealer, task)])
+            pending: Future[None] | None = None
+            while (piece := task.core.read_piece(task.shard, PIECE_BYTES)) is not None:
+                if not specs:  # All of them come with the first piece.
+                    for _ in snapshot_files.parts(memoryview(piece), specs):
+                        pass
+                if pending is not None:
+                    pending.result()
+                pending = writer.submit(_seal, sink, sealer, piece)
+            if pending is not None:
+                pending.result()
+            sink.write([sealer.end()])
+    finally:
+        task.core.end_snapshot(task.shard)
+    return {
+        "name": task.wanted["name"],
+        "shard": task.shard,
+        "bytes": sealer.bytes,
+        "crc32c": sealer.crc32c,
+        "tables": list(specs.values()),
+    }
+
+
+def _begin(sealer: Any, task: _Task) -> bytes:
+    begun = sealer.begin(task.shard, task.wanted["shards"], task.cut, task.wanted["base_cut"])
+    return bytes(begun)
+
+
+def _seal(sink: files.Sink, sealer: Any, piece: bytes) -> None:
+    head, fill = sealer.around(piece)
+    sink.write([head, piece, fill])
+
+
+def stage(core: Any, shard: int, wanted: list[dict[str, Any]]) -> None:
+    """Read files beside what the shard has; nothing of that changes before ``commit_load``."""
+    core.begin_load(shard)
+    try:
+        for one in wanted:
+            file = File(**one["file"])
+            where = files.folder(one["url"])
+            for piece in snapshot_files.pieces(where, file, one["cut"], one["base_cut"]):
+                core.load_piece(shard, piece)
+    except BaseException:
+        core.abandon_load(shard)
+        raise
+
+
+def _stage(task: _Task) -> dict[str, Any]:
+    stage(task.core, task.shard, task.wanted["files"])
+    return {}
+
+
+def _commit(task: _Task) -> dict[str, Any]:
+    task.core.commit_load(task.shard)
+    return {}
+
+
+def _abandon(task: _Task) -> dict[str, Any]:
+    task.core.abandon_load(task.shard)
+    return {}
+
+
+_ACTIONS = {"write": _write, "stage": _stage, "commit": _commit, "abandon": _abandon}
