@@ -12,7 +12,6 @@ import select
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 
 from gradring import config
@@ -63,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         with Serving(core) as serving:
             if is_to_load:
-                checkpoint = import_module("gradring.ps.checkpoint")
+                from gradring.ps import checkpoint
+
                 checkpoint.load_server(core, options.load, options.servers * options.threads)
                 _note_load(options)
             print(_greeting(options, serving.address), flush=True)

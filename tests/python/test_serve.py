@@ -16,7 +16,7 @@ import pytest
 import gradring as gr
 from gradring.cli import main
 from gradring.errors import TimedOut
-from ps_servers import SECRET, join
+from ps_servers import SECRET, connected, join
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]
 
@@ -76,6 +76,31 @@ def test_what_was_acknowledged_survives_kill_9_with_a_log(
         assert (table.pull(ids) == before).all()
         table.push(ids, np.ones((100, 3), np.float32))
         assert not (table.pull(ids) == before).any()
+
+
+def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
+    serve: Serve,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, ids = str(tmp_path / "checkpoint"), np.arange(50)
+    with connected(2) as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push(ids, np.full((50, 2), 3.0))
+        ps.save(url)
+    options = ("--threads", "3", "--log", str(tmp_path / "log"), "--load", url)
+    for expected in (3, 4):  # Started again, what came since the checkpoint is still there.
+        process, address = serve(*options)
+        with join([address]) as ps:
+            table = ps.sparse_table("t", 2, gr.optim.Sum())
+            assert (table.pull(ids) == expected).all()
+            table.push(ids, np.ones((50, 2)))
+        process.kill()
+        process.wait()
+    (tmp_path / "log" / "loaded-00000-of-00001").unlink()
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    assert main(["serve", *options]) == 2
+    assert "which --load would replace" in capsys.readouterr().err
 
 
 def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: Serve) -> None:

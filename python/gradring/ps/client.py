@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradring.errors import InvalidArgument
 from gradring.initial import Initializer
@@ -17,6 +16,9 @@ from gradring.ps.entries import Entry, Slots
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.requests import pull_request, push_request
 from gradring.ps.sparse import SparseTable
+
+if TYPE_CHECKING:
+    from gradring.ps.manifest import Manifest
 
 _U32 = 1 << 32
 
@@ -248,7 +250,7 @@ class ParameterServer:
         number = None if table is None else table.number
         return int(self.calls.core.shrink(unseen_ticks, least_score, number))
 
-    def save(self, url: str, base: str | None = None) -> Any:
+    def save(self, url: str, base: str | None = None) -> Manifest:
         """Write a checkpoint of all servers: one consistent cut, taken while training goes on.
 
         Args:
@@ -258,10 +260,11 @@ class ParameterServer:
         Returns:
             As `gradring.ps.checkpoint.save`, which also says what can go wrong.
         """
-        checkpoint = import_module("gradring.ps.checkpoint")
+        from gradring.ps import checkpoint
+
         return checkpoint.save(self, url, base)
 
-    def load(self, url: str) -> Any:
+    def load(self, url: str) -> Manifest:
         """Replace what the servers hold by a checkpoint, of however many servers.
 
         Args:
@@ -270,7 +273,8 @@ class ParameterServer:
         Returns:
             As `gradring.ps.checkpoint.load`, which also says what can go wrong.
         """
-        checkpoint = import_module("gradring.ps.checkpoint")
+        from gradring.ps import checkpoint
+
         return checkpoint.load(self, url)
 
     def close(self, timeout: float | None = None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +78,7 @@ class Serving:
             if job is None:
                 continue
             if carry_out is None:
-                checkpoint = import_module("gradring.ps.checkpoint")
+                from gradring.ps import checkpoint
+
                 carry_out = checkpoint.carry_out
             carry_out(self.core, job)

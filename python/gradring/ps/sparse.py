@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gradring.ps.requests import pull_request, push_request
@@ -125,8 +124,9 @@ class SparseTable:
         Returns:
             Where they are.
         """
-        checkpoint = import_module("gradring.ps.checkpoint")
-        return str(checkpoint.export_table(self, url))
+        from gradring.ps import checkpoint
+
+        return checkpoint.export_table(self, url)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all rows and their optimizer state; see `gradring.ps.state.read_rows`."""
