@@ -10,7 +10,7 @@ import pytest
 
 import gradring as gr
 from exact_server import ExactServer, Faults
-from mode_servers import Servers
+from mode_servers import Servers, make_servers
 from worker_threads import on_workers
 
 Array = np.ndarray[Any, Any]
@@ -174,6 +174,43 @@ def test_one_worker_trains_as_if_there_were_no_servers(
         np.testing.assert_array_equal(shared, alone)
         np.testing.assert_array_equal(held(servers, 4, 3), alone)
         np.testing.assert_array_equal(table.pull(np.arange(12)), np.stack(rows_alone))
+
+
+ROW_RULES = [
+    *RULES,
+    gr.optim.SGD(lr=0.1, momentum=0.9, dampening=0.5, clip_norm=1.0),
+    gr.optim.Adagrad(lr=0.1),
+    gr.optim.Adagrad(lr=0.1, lr_decay=0.5, initial_accumulator_value=0.25),
+    gr.optim.RMSprop(lr=0.01, momentum=0.5, centered=True),
+    gr.optim.SparseAdam(lr=0.01),
+    gr.optim.RowWiseAdagrad(lr=0.1),
+    gr.optim.RowWiseAdam(lr=0.1),
+    gr.optim.FTRL(lr=0.1, l1=0.01),
+]
+
+
+def test_a_worker_trains_rows_as_servers_do_with_every_rule() -> None:
+    servers = make_servers("shm")
+    random = np.random.default_rng(0)
+    ps = servers.client(0)
+    with (
+        gr.GeoOptimizer([], None, ps, name="local", k_steps=3, workers=1) as local,
+        gr.AsyncOptimizer([], None, ps, name="served", workers=1) as served,
+    ):
+        for number, rule in enumerate(ROW_RULES):
+            pairs = [
+                (own, own.sparse_table(f"{own.name}/{number}", 7, rule, init=gr.init.Constant(0.5)))
+                for own in (local, served)
+            ]
+            for _ in range(12):
+                ids = random.integers(0, 30, 20)  # Some twice.
+                grads = random.standard_normal((20, 7)).astype(np.float32)
+                for optimizer, table in pairs:
+                    optimizer.step(rows=[(table, ids, grads)])
+            served.flush()
+            mine, theirs = (table.pull(np.arange(30)) for _, table in pairs)
+            np.testing.assert_array_equal(mine, theirs, err_msg=str(rule))
+    servers.close()
 
 
 def train(server: Servers, rank: int, workers: int, faults: int, outer: Any) -> Any:

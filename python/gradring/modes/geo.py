@@ -87,6 +87,7 @@ class GeoOptimizer(ModeOptimizer):
                 f"table {name!r}: {type(rule).__name__} has no local steps; GEO needs a rule with "
                 "update(), such as gr.optim.SGD"
             )
+        self.replicas.settle()  # An exchange under way knows the tables that it began with.
         table = super().sparse_table(name, dim, rule, init=init, seed=seed)
 
         def pull(ids: Ids) -> Array:

@@ -52,15 +52,15 @@ def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
     rows = np.asarray(grads, np.float32).reshape(-1, dim) if flat.size else np.empty((0, dim))
     if len(rows) != len(flat):
         raise InvalidArgument(f"{len(flat)} ids with gradients of shape {np.shape(grads)}")
-    distinct, inverse = np.unique(flat, return_inverse=True)
-    if len(distinct) == len(flat):
-        merged = np.empty((len(flat), dim), np.float32)
-        merged[inverse.reshape(-1)] = rows
-        return distinct, merged
-    # Rows in ascending order of ids, equal ids in the order given, then each run added up.
-    order = np.argsort(inverse.reshape(-1), kind="stable")
-    starts = np.searchsorted(inverse.reshape(-1)[order], np.arange(len(distinct)))
-    return distinct, np.add.reduceat(rows[order].astype(np.float32, copy=False), starts, axis=0)
+    distinct, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
+    sums = rows[first].astype(np.float32, copy=False)
+    if len(distinct) < len(flat):
+        is_later = np.ones(len(flat), np.bool_)
+        is_later[first] = False
+        # Element by element: on whole rows add.at is slow, and reduceat adds in another order.
+        places = inverse.reshape(-1)[is_later, np.newaxis] * dim + np.arange(dim)
+        np.add.at(sums.reshape(-1), places.reshape(-1), rows[is_later].reshape(-1))
+    return distinct, sums
 
 
 class IdIndex:
