@@ -39,6 +39,7 @@ void Session::drop(const Call& call) {
     }
     item.call->release(item.part);
     if (item.seq == 0) {
+      if (at < next_) flight_bytes_ -= item.bytes;
       settle(item);
       continue;
     }

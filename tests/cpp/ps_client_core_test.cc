@@ -244,6 +244,27 @@ TEST_CASE("a client that was replaced hears it") {
   CHECK(push->failure().kind == ErrorKind::kClosed);
 }
 
+TEST_CASE("pulls that are given up make room for others") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 1));
+  const Batch batch = batch_of(1 << 17, 1 << 17, 1);
+  std::vector<float> rows(batch.ids.size());
+  // None is answered; together they are more than may be under way at once.
+  net.requests = [](std::uint32_t, const wire::PsHeader&) { return -1; };
+  std::size_t bytes = 0;
+  for (; bytes <= 2 * limits::kPsFlightBytes; bytes += batch.ids.size() * sizeof(std::uint64_t)) {
+    const auto pull = std::make_shared<PullCall>(
+        std::vector<PullItem>{{table, batch.ids, rows.data()}}, PullOptions{});
+    net.submit(pull);
+    net.settle();
+    net.core().cancel(*pull, {ErrorKind::kInterrupted, -1, "Ctrl-C"});
+  }
+  net.requests = nullptr;
+  const std::uint64_t before = net.frames_sent();
+  CHECK(pulled(net, table, {1, 2}) == std::vector<float>(2, 0.0f));
+  CHECK(net.frames_sent() == before + 1);  // Without a new connection.
+}
+
 TEST_CASE("what is under way is bounded") {
   PsNet net(1);
   const auto table = net.make_table(counting_table("counts", 64));
