@@ -28,7 +28,7 @@ Batch batch_of(std::size_t count, std::uint64_t distinct, std::uint32_t dim) {
 
 std::shared_ptr<PushCall> push_of(const std::shared_ptr<RemoteTable>& table, const Batch& batch) {
   return std::make_shared<PushCall>(
-      std::vector<PushItem>{{table, batch.ids, batch.ones.data(), nullptr}}, PushOptions{});
+      std::vector<PushItem>{{table, batch.ids, batch.ones.data(), nullptr, {}}}, PushOptions{});
 }
 
 std::vector<float> pulled(PsNet& net, const std::shared_ptr<RemoteTable>& table,

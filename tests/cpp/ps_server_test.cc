@@ -82,8 +82,8 @@ std::vector<std::uint64_t> ids_of(std::size_t count, std::uint64_t distinct) {
 void push_ones(Client& client, const std::shared_ptr<RemoteTable>& table,
                const std::vector<std::uint64_t>& ids) {
   const std::vector<float> ones(ids.size() * table->spec.dim, 1.0f);
-  client.run(std::make_shared<PushCall>(std::vector<PushItem>{{table, ids, ones.data(), nullptr}},
-                                        PushOptions{}),
+  client.run(std::make_shared<PushCall>(
+                 std::vector<PushItem>{{table, ids, ones.data(), nullptr, {}}}, PushOptions{}),
              kTimeout);
 }
 
@@ -150,7 +150,7 @@ TEST_CASE("asynchronous calls go on by themselves, beside blocking ones of other
   std::vector<std::shared_ptr<ps::Call>> started;
   for (int nth = 0; nth < 5; ++nth) {
     started.push_back(std::make_shared<PushCall>(
-        std::vector<PushItem>{{table, ids, ones.data(), nullptr}}, PushOptions{}));
+        std::vector<PushItem>{{table, ids, ones.data(), nullptr, {}}}, PushOptions{}));
     client->start(started.back(), kTimeout);
   }
   std::thread other([&] {
@@ -177,9 +177,9 @@ TEST_CASE("a dense table is pulled and pushed in place, over several shards") {
   const auto table = make_table(*client, spec);
   std::vector<float> gradient(spec.count, 1.0f);
   std::vector<float> after(spec.count);
-  const auto push =
-      std::make_shared<PushDenseCall>(table, PushDenseCall::Arrays{gradient.data(), after.data()},
-                                      wire::RowCodec::kFloat32, std::nullopt);
+  const auto push = std::make_shared<PushDenseCall>(
+      table, PushDenseCall::Arrays{gradient.data(), after.data(), {}}, wire::RowCodec::kFloat32,
+      std::nullopt);
   client->run(push, kTimeout);
   CHECK(all_are(after, -0.5f));
   std::vector<float> weights(spec.count);
