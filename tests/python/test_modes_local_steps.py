@@ -10,6 +10,8 @@ import pytest
 import gradring as gr
 from mode_servers import Servers, make_servers
 
+Array = np.ndarray[Any, Any]
+
 RULES = [
     gr.optim.SGD(lr=0.1),
     gr.optim.SGD(lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -98,3 +100,48 @@ def test_a_loop_may_train_the_rows_itself(servers: Servers) -> None:
         optimizer.flush()
     assert sorted(servers.sparse("words", 3, gr.optim.Sum())) == [2, 3]
     np.testing.assert_array_equal(servers.sparse("words", 3, gr.optim.Sum())[3], np.float32(1.5))
+
+
+@pytest.mark.parametrize("rule", [gr.optim.Adam(lr=0.1), gr.optim.SparseAdam(lr=0.1)], ids=str)
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(servers: Servers, rule: Any) -> None:
+    def batch(step: int) -> tuple[Array, Array, Array]:
+        random = np.random.default_rng(step)
+        dense, rows = random.standard_normal((2, 3)), random.standard_normal((4, 3))
+        return dense.astype(np.float32), random.integers(0, 9, 4), rows.astype(np.float32)
+
+    def run(name: str, spans: list[range]) -> list[Array]:
+        param, saved = np.zeros((2, 3), np.float32), None
+        for span in spans:
+            optimizer = gr.GeoOptimizer(
+                [param], rule, servers.client(0), name=name, k_steps=3, workers=1
+            )
+            table = optimizer.sparse_table(f"{name}/rows", 3, rule)
+            if saved is not None:
+                optimizer.load_state_dict(saved)
+            for step in span:
+                dense, ids, grads = batch(step)
+                optimizer.step([dense], rows=[(table, ids, grads)])
+            optimizer.flush()
+            saved, rows = optimizer.state_dict(), table.pull(np.arange(9))
+            optimizer.close()
+        return [param, rows]
+
+    whole, halves = run("whole", [range(14)]), run("halves", [range(7), range(7, 14)])
+    for one, other in zip(whole, halves, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_state_of_another_rule_is_refused() -> None:
+    servers = make_servers("exact")
+    states = []
+    for number, rule in enumerate([gr.optim.Adam(), gr.optim.Adagrad()]):
+        optimizer = gr.GeoOptimizer([], None, servers.client(0), name=str(number), workers=1)
+        table = optimizer.sparse_table("rows", 3, rule)
+        optimizer.step(rows=[(table, [1], np.ones((1, 3)))])
+        states.append(optimizer.state_dict())
+    with pytest.raises(gr.InvalidArgument, match="exp_avg"):
+        optimizer.load_state_dict(states[0])
+    with pytest.raises(gr.InvalidArgument, match="tables"):
+        optimizer.load_state_dict({"dense": [], "rows": {}})
+    optimizer.load_state_dict(states[1])
+    optimizer.abandon()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -182,6 +183,39 @@ class GeoOptimizer(ModeOptimizer):
         """Return the norm of the progress that servers do not have yet."""
         self.replicas.settle()
         return self.replicas.residual_norm()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the local optimizer's state; the values are the servers' (`flush`).
+
+        Returns:
+            ``dense``: for each parameter a dict under the names of `torch.optim`; ``rows``: for
+            each table ``ids``, ``step``, ``updates`` and an array for each of the rule's names.
+        """
+        return {
+            "dense": copy.deepcopy(self._state),
+            "rows": {
+                name: {
+                    "ids": replica.ids.copy(),
+                    **self._local_rows[name].state(np.arange(len(replica))),
+                }
+                for name, replica in self._sparse.items()
+            },
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a saved state of this worker; make the tables first.
+
+        Raises:
+            InvalidArgument: It is of other parameters, tables or rules.
+        """
+        if len(saved["dense"]) != len(self.params) or set(saved["rows"]) != set(self._sparse):
+            raise InvalidArgument(
+                f"the state is of {len(saved['dense'])} parameters and tables "
+                f"{sorted(saved['rows'])}, there are {len(self.params)} and {sorted(self._sparse)}"
+            )
+        for name, rows in saved["rows"].items():
+            self._local_rows[name].load_state(self._sparse[name].slots(rows["ids"]), rows)
+        self._state = copy.deepcopy(list(saved["dense"]))
 
     def flush(self) -> None:
         """Bring all progress of all workers together: call it on every worker.

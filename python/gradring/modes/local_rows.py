@@ -6,17 +6,21 @@ does not touch is left alone, and its number of steps is its own. Used by one th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gradring import _core
+from gradring.errors import InvalidArgument
 from gradring.modes.rows import Slots
 from gradring.modes.store import Array
 
 # From which step on a rule does the same in every step, where that is ever.
 _SETTLED = {"sgd": 2, "rmsprop": 1}
+
+_BESIDE_FIELDS = {"ids", "step", "updates"}
 
 
 class LocalRows:
@@ -68,6 +72,43 @@ class LocalRows:
         for step in np.unique(steps):
             chosen = np.flatnonzero(steps == step)
             self._update_together(int(step), weights, slots[chosen], grads[chosen])
+
+    def state(self, slots: Slots) -> dict[str, Any]:
+        """Return a copy of the states of some rows: arrays by name, and steps.
+
+        Args:
+            slots: The rows.
+        """
+        self._reach(slots)
+        return {
+            "step": self._steps[slots],
+            "updates": self._updates,
+            **{
+                name: field[slots]
+                for (name, _, _), field in zip(self._layout, self._fields, strict=True)
+            },
+        }
+
+    def load_state(self, slots: Slots, saved: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned.
+
+        Raises:
+            InvalidArgument: It is of another rule or another number of rows; nothing was changed.
+        """
+        shapes = {name: (len(slots), floats) for name, floats, _ in self._layout}
+        given = {name: np.shape(saved[name]) for name in saved if name not in _BESIDE_FIELDS}
+        if given != shapes:
+            raise InvalidArgument(f"the state of rows has {given}, the rule needs {shapes}")
+        self._reach(slots)
+        self._updates = int(saved["updates"])
+        self._steps[slots] = saved["step"]
+        for (name, _, _), field in zip(self._layout, self._fields, strict=True):
+            field[slots] = saved[name]
+
+    def _reach(self, slots: Slots) -> None:
+        count = int(slots.max(initial=-1)) + 1
+        if len(self._steps) < count:
+            self._grow(count)
 
     def _update_together(self, step: int, weights: Array, slots: Slots, grads: Array) -> None:
         rows = weights[slots]
