@@ -45,7 +45,10 @@ inline constexpr std::size_t kPsFlightRequests = 256;
 // Answers waiting to be taken by one client: while there are more, nothing is read from it.
 inline constexpr std::size_t kPsAnswerBytes = std::size_t{4} << 20;
 // Failed outcomes that are kept per client, to answer a repeated request as the first time.
-inline constexpr std::size_t kPsOutcomes = 64;
+// As many as one client may have under way.
+inline constexpr std::size_t kPsOutcomes = 256;
+// Requests of one connection that wait for the end of a freeze; then nothing more is read from it.
+inline constexpr std::size_t kPsHeldBytes = std::size_t{8} << 20;
 
 // Shared memory between two ranks: one ring each way.
 inline constexpr std::size_t kRingBytes = std::size_t{1} << 20;

@@ -69,7 +69,7 @@ class Call {
     Millis timeout{0};
     Time begun{};
     std::size_t answered = 0;
-    wire::Tail tail;  // For every shard the seq of this call's last part there.
+    wire::Tail tail;  // For every shard the seq of the last request there, with this call's.
   };
   State& state() { return state_; }
   const State& state() const { return state_; }

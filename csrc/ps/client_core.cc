@@ -22,13 +22,16 @@ void ClientCore::submit(const std::shared_ptr<Call>& call, Millis timeout, Time 
   Call::State& state = call->state();
   state.timeout = timeout;
   state.begun = now;
-  state.tail.assign(sessions_.size(), 0);
   std::vector<std::uint64_t> seqs(call->parts().size());
   for (std::size_t at = 0; at < seqs.size(); ++at) {
     const Part& part = call->parts()[at];
     if (!wire::is_numbered(part.header.type)) continue;
-    seqs[at] = state.tail[part.shard] = sessions_[part.shard].take_seq();
+    seqs[at] = sessions_[part.shard].take_seq();
   }
+  // Where this call has no part, what came before counts: a cut that has this call and only half of
+  // an earlier one would not be found out otherwise.
+  state.tail.clear();
+  for (const Session& session : sessions_) state.tail.push_back(session.last_seq());
   for (std::size_t at = 0; at < seqs.size(); ++at)
     sessions_[call->parts()[at].shard].add(call, at, seqs[at]);
   calls_.push_back(call);

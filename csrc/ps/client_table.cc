@@ -56,13 +56,16 @@ void ClientTable::note_failure(ClientState& state, std::uint64_t seq, const Fail
 }
 
 void ClientTable::save(Bytes& out) const {
+  // Who has changed nothing yet left no trace: the log does not know of them either.
+  const auto has_history = [](const auto& entry) { return entry.second.seq > 0; };
   wire::Writer writer;
-  writer.put(static_cast<std::uint32_t>(clients_.size()));
+  writer.put(
+      static_cast<std::uint32_t>(std::count_if(clients_.begin(), clients_.end(), has_history)));
   for (const auto& [client, state] : clients_) {
+    if (state.seq == 0) continue;
     writer.put(client);
     writer.put(state.incarnation);
     writer.put(state.seq);
-    writer.put(static_cast<std::uint8_t>(state.is_given_up));
     writer.put(static_cast<std::uint32_t>(state.tail.size()));
     for (const std::uint64_t seq : state.tail) writer.put(seq);
     writer.put(static_cast<std::uint32_t>(state.failed.size()));
@@ -83,7 +86,6 @@ void ClientTable::restore(wire::Reader& in) {
     ClientState state;
     state.incarnation = in.get<std::uint64_t>();
     state.seq = in.get<std::uint64_t>();
-    state.is_given_up = in.get<std::uint8_t>() != 0;
     state.tail.resize(in.get_count(limits::kPsShards));
     for (std::uint64_t& seq : state.tail) seq = in.get<std::uint64_t>();
     const std::uint32_t failures = in.get_count(limits::kPsOutcomes);

@@ -124,6 +124,15 @@ Contribution& Domain::contribution(std::uint32_t client, std::uint64_t clock, st
   return rounds_[clock][table][client];
 }
 
+void Domain::drop_unfinished(std::uint32_t client) {
+  const auto worker = workers_.find(client);
+  if (worker == workers_.end()) return;
+  for (auto round = rounds_.lower_bound(worker->second.clock); round != rounds_.end(); ++round) {
+    for (auto& [table, by_worker] : round->second) by_worker.erase(client);
+    std::erase_if(round->second, [](const auto& entry) { return entry.second.empty(); });
+  }
+}
+
 bool Domain::has_ready_round() const {
   if (!is_round_ || expected_ == 0 || !behind(applied_ + 1).empty()) return false;
   return workers_.size() >= expected_;

@@ -49,6 +49,10 @@ class Domain {
 
   // Throws InvalidArgument if the round is over or the client is no worker of it.
   Contribution& contribution(std::uint32_t client, std::uint64_t clock, std::uint64_t table);
+  // Forgets what the client gave to rounds that it has not ended.
+  void drop_unfinished(std::uint32_t client);
+  // Forgets what anybody gave to rounds that are not applied.
+  void drop_contributions() { rounds_.clear(); }
   bool has_ready_round() const;
   ReadyRound take_ready_round();
 

@@ -188,7 +188,6 @@ std::span<std::byte> Session::destination(const wire::PsHeader& answer) {
 }
 
 void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> payload, Time now) {
-  progress_at_ = now;
   if (state_ == State::kGreeting) {
     if (answer.request != hello_request_) throw ProtocolError("an answer before the welcome");
     if (answer.type == wire::PsType::kError)
@@ -199,6 +198,8 @@ void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> p
   Item* item = find(answer.request);
   if (item == nullptr) return;  // Of an earlier try, or nobody's any more.
   if (answer.type == wire::PsType::kOutOfOrder) return go_back(answer.b);
+  // A welcome is none: a server may greet for ever and never answer.
+  progress_at_ = now;
   backoff_ = Millis{0};
   if (item->seq != 0) acknowledged_ = std::max(acknowledged_, item->seq);
   flight_bytes_ -= item->bytes;

@@ -11,6 +11,18 @@ namespace gradring::ps {
 using wire::PsHeader;
 using wire::PsType;
 
+namespace {
+
+std::span<const std::uint64_t> get_pull_ids(const Frame& request, std::size_t ids_at) {
+  const std::size_t bytes = request.payload.size() - ids_at;
+  if (bytes != std::size_t{request.header.count} * sizeof(std::uint64_t))
+    throw ProtocolError(str("pull: ", bytes, " bytes for ", request.header.count, " ids"));
+  return {reinterpret_cast<const std::uint64_t*>(request.payload.data() + ids_at),
+          request.header.count};
+}
+
+}  // namespace
+
 Shard::Shard(const ShardOptions& options, Journal& journal)
     : impl_(std::make_unique<Impl>(options, journal)) {}
 Shard::~Shard() = default;
@@ -32,7 +44,7 @@ void Shard::disconnected(Connection connection, Time now) {
 
 bool Shard::takes_from(Connection connection) const {
   const auto guest = impl_->guests.find(connection);
-  return guest != impl_->guests.end() && !guest->second.held;
+  return guest != impl_->guests.end() && guest->second.held_bytes < limits::kPsHeldBytes;
 }
 
 void Shard::receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers) {
@@ -42,16 +54,19 @@ void Shard::receive(Connection connection, Frame frame, Time now, std::vector<An
   if (static_cast<std::uint8_t>(frame.header.type) > wire::kLastPsRequest)
     throw ProtocolError("frame: an answer where a request belongs");
   if (frame.header.type == PsType::kHello) {
+    if (guest.client) throw ProtocolError("frame: a second hello");
     impl_->hello(connection, guest, frame, answers);
+    impl_->settle_advance(answers);
     return;
   }
   if (!guest.client) throw ProtocolError("frame: a request before the hello");
   const std::uint32_t client = *guest.client;
+  const bool follows_held = !guest.held.empty() && !is_control(frame.header.type);
+  if (follows_held || impl_->is_held(frame, client)) {
+    impl_->hold(guest, std::move(frame));
+    return;
+  }
   if (wire::is_numbered(frame.header.type)) {
-    if (impl_->is_held(frame, client)) {
-      guest.held = std::move(frame);
-      return;
-    }
     impl_->change(connection, client, std::move(frame), answers);
     impl_->settle_advance(answers);
   } else {
@@ -91,6 +106,7 @@ void Shard::replay(const PsHeader& header, std::span<const std::byte> payload, s
   // Marks: where a checkpoint was taken or loaded.
   if (header.type == PsType::kCut || header.type == PsType::kLoad) return;
   if (header.seq == 0) {
+    if (ClientState* state = impl_->clients.find(client)) state->is_given_up = true;
     impl_->forget(client);
     return;
   }
@@ -133,7 +149,8 @@ void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame,
 void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame, Time now,
                        Answers& answers) {
   const ClientState* state = clients.find(client);
-  if (state == nullptr || frame.header.seq > state->seq) {
+  const bool is_early = state == nullptr || frame.header.seq > state->seq;
+  if (is_early && !is_control(frame.header.type)) {
     // What it wants to see of its own writes has not come yet, or was lost: it sends them again.
     Frame answer = answer_to(frame.header, PsType::kOutOfOrder);
     answer.header.b = state == nullptr ? 0 : state->seq;
@@ -179,6 +196,8 @@ void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& an
             "connection for too long");
       if (domain != domains.end() && !domain->second.is_open(gate)) {
         if (domain->second.is_hopeless(gate)) domain->second.why_closed(gate).raise();
+        // What makes no sense is this connection's fault, not that of whoever opens the gate.
+        if (header.type == PsType::kPull) get_pull_ids(frame, ids_at);
         parked.push_back({connection, std::move(frame), gate, now + Millis{gate.wait_ms}});
         return;
       }
@@ -194,12 +213,7 @@ void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& an
 
 Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
   Table& table = store.require(request.header.table, TableKind::kSparse);
-  const std::size_t ids_bytes = std::size_t{request.header.count} * sizeof(std::uint64_t);
-  if (request.payload.size() - ids_at != ids_bytes)
-    throw ProtocolError(str("pull: ", request.payload.size() - ids_at, " bytes for ",
-                            request.header.count, " ids"));
-  const std::span ids(reinterpret_cast<const std::uint64_t*>(request.payload.data() + ids_at),
-                      request.header.count);
+  const auto ids = get_pull_ids(request, ids_at);
   store.require_ours(ids);
   Frame answer = answer_to(request.header, PsType::kRows);
   answer.header.count = request.header.count;

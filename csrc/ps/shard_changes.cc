@@ -105,16 +105,18 @@ void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, s
                          ClientState& state, Frame* answer) {
   const Change change = parse_change(header, payload);
   journal->append(header, payload, client, state.incarnation);
+  // A new process begins: what the one before it gave to unfinished rounds it gives anew.
+  if (header.seq == 1)
+    for (auto& [id, domain] : domains) domain.drop_unfinished(client);
   state.seq = header.seq;
   state.tail = change.tail;
   state.is_given_up = false;
   Frame result;
   try {
     result = apply(header, change, client);
-  } catch (const InvalidArgument& error) {
-    ClientTable::note_failure(state, header.seq, Failure::from(error));
-    result = error_to(header, Failure::from(error));
-  } catch (const Mismatch& error) {
+  } catch (const ProtocolError&) {
+    throw;
+  } catch (const Error& error) {
     ClientTable::note_failure(state, header.seq, Failure::from(error));
     result = error_to(header, Failure::from(error));
   }
@@ -130,8 +132,10 @@ Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
     return store.push(table, gradients, client, header.a, (header.flags & wire::kIsLastPart) != 0);
   const auto domain = domains.find(change.round->domain);
   if (domain == domains.end())
-    throw InvalidArgument(str("push to '", table.spec.name,
-                              "': a contribution to a round that no worker has opened"));
+    throw Closed(str("push to '", table.spec.name, "': a contribution to a round of a domain that ",
+                     "no worker has opened, or that is over: its workers have left, or were given ",
+                     "up when they had no connection for too long"));
+  store.require_fit(table, gradients);
   store.contribute(table, gradients,
                    domain->second.contribution(client, change.round->clock, header.table));
   return {};
@@ -148,10 +152,13 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
       store.write(store.require(header.table), header.count, change.values, client);
       break;
     case PsType::kClock: {
-      Domain& domain = domains[header.a];
+      Domain fresh;
+      const auto known = domains.find(header.a);
+      Domain& domain = known == domains.end() ? fresh : known->second;
       domain.set_clock(client, header.b, change.clock);
+      if (known == domains.end()) domains.emplace(header.a, std::move(fresh));
       settle_rounds();
-      outcome.workers = domain.living();
+      outcome.workers = domains.at(header.a).living();
       break;
     }
     case PsType::kLeave:

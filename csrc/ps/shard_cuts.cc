@@ -16,12 +16,25 @@ constexpr std::uint64_t kLongestFreezeMs = 60'000;
 
 }  // namespace
 
+bool is_control(PsType type) {
+  switch (type) {
+    case PsType::kFreeze:
+    case PsType::kAdvance:
+    case PsType::kCut:
+    case PsType::kThaw:
+    case PsType::kLoad:
+    case PsType::kJob: return true;
+    default: return false;
+  }
+}
+
 bool Shard::Impl::is_held(const Frame& frame, std::uint32_t client) {
-  if (!frozen) return false;
+  if (!frozen || !wire::is_numbered(frame.header.type)) return false;
   const ClientState* state = clients.find(client);
   if (state != nullptr && frame.header.seq <= state->seq) return false;  // Done already.
   const auto target = frozen->targets.find(client);
-  return target == frozen->targets.end() || frame.header.seq > target->second.seq;
+  if (target == frozen->targets.end() || state == nullptr) return true;
+  return target->second.incarnation != state->incarnation || frame.header.seq > target->second.seq;
 }
 
 void Shard::Impl::control(Connection connection, const Frame& frame, Time now, Answers& answers) {
@@ -31,21 +44,21 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
     case PsType::kAdvance: advance(connection, frame, now, answers); return;
     case PsType::kCut:
       answers.push_back({connection, cut(frame)});
-      thaw(answers);
+      if (frozen && frozen->cut == cut_id) thaw(now, answers);
       return;
     case PsType::kThaw:
-      if (frozen && frozen->cut == cut_id) thaw(answers);
+      if (frozen && frozen->cut == cut_id) thaw(now, answers);
       answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
       return;
     case PsType::kLoad: {
       // Asked again after a lost answer: once is enough.
-      const bool is_known =
-          std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return job.cut == cut_id; });
-      if (!is_known) jobs.push_back({cut_id, true, decode_text(frame.payload)});
+      if (note_job(cut_id)) jobs.push_back({cut_id, true, decode_text(frame.payload)});
       answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
       return;
     }
     case PsType::kJob:
+      if (std::find(known_jobs.begin(), known_jobs.end(), cut_id) == known_jobs.end())
+        throw Closed("this shard knows nothing of it: the server was started again meanwhile");
       waiting.push_back({connection, frame.header, cut_id});
       answer_job(waiting.back(), answers);
       return;
@@ -64,8 +77,12 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
   frozen->cut = cut_id;
   frozen->until = now + limit;
   std::vector<Position> positions;
-  for (const auto& [client, state] : clients.all())
-    if (state.seq > 0) positions.push_back({client, state.incarnation, state.seq, state.tail});
+  for (const auto& [client, state] : clients.all()) {
+    if (state.seq == 0) continue;
+    // The rest of what a dead client began will never come, and no checkpoint waits for it.
+    positions.push_back(
+        {client, state.incarnation, state.seq, state.is_given_up ? wire::Tail{} : state.tail});
+  }
   Frame answer = answer_to(frame.header, PsType::kFrozen);
   answer.header.b = lineage;
   answer.payload = encode(positions);
@@ -78,13 +95,14 @@ void Shard::Impl::advance(Connection connection, const Frame& frame, Time now, A
   frozen->targets.clear();
   for (const Position& position : decode_positions(frame.payload)) {
     const ClientState* state = clients.find(position.client);
-    // Of a client that was replaced meanwhile nothing more will come.
-    if (state != nullptr && state->incarnation == position.incarnation)
+    // Of a client that was replaced meanwhile nothing more will come. One that is not known here
+    // is still about to say hello.
+    if (state == nullptr || state->incarnation <= position.incarnation)
       frozen->targets[position.client] = position;
   }
   const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
   frozen->advancing = {connection, frame.header, std::min(now + limit, frozen->until)};
-  release_held(answers);
+  release_held(now, answers);
   settle_advance(answers);
 }
 
@@ -92,10 +110,12 @@ std::string Shard::Impl::not_there() {
   std::string text;
   for (const auto& [client, target] : frozen->targets) {
     const ClientState* state = clients.find(client);
-    if (state == nullptr || state->incarnation != target.incarnation) continue;
-    if (state->seq < target.seq)
-      text += str(text.empty() ? "" : ", ", "client ", client, " (", target.seq - state->seq,
-                  " requests)");
+    if (state != nullptr && state->incarnation > target.incarnation) continue;
+    const bool is_known = state != nullptr && state->incarnation == target.incarnation;
+    const std::uint64_t done = is_known ? state->seq : 0;
+    if (done < target.seq)
+      text +=
+          str(text.empty() ? "" : ", ", "client ", client, " (", target.seq - done, " requests)");
   }
   return text;
 }
@@ -107,7 +127,20 @@ void Shard::Impl::settle_advance(Answers& answers) {
   frozen->advancing.reset();
 }
 
+bool Shard::Impl::note_job(std::uint64_t cut_id) {
+  if (std::find(known_jobs.begin(), known_jobs.end(), cut_id) != known_jobs.end()) return false;
+  known_jobs.push_back(cut_id);
+  if (known_jobs.size() > kEndedKept) known_jobs.erase(known_jobs.begin());
+  return true;
+}
+
 Frame Shard::Impl::cut(const Frame& frame) {
+  if (last_cut_answer && last_cut == frame.header.a) {
+    // Asked again after a lost answer: once is enough.
+    Frame answer = *last_cut_answer;
+    answer.header.request = frame.header.request;
+    return answer;
+  }
   if (!frozen || frozen->cut != frame.header.a)
     throw TimedOut("the freeze has melted: the checkpoint took too long to gather; try again");
   // What the base had: only later changes are read out.
@@ -122,6 +155,7 @@ Frame Shard::Impl::cut(const Frame& frame) {
   if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
   begin_snapshot(since);
   jobs.push_back({frame.header.a, false, job});
+  note_job(frame.header.a);
   PsHeader mark;
   mark.type = PsType::kCut;
   mark.a = frame.header.a;
@@ -134,6 +168,8 @@ Frame Shard::Impl::cut(const Frame& frame) {
     stamps.put(table.stamp());
   }
   put_bytes(answer.payload, stamps.take());
+  last_cut = frame.header.a;
+  last_cut_answer = answer;
   return answer;
 }
 
@@ -174,20 +210,36 @@ void Shard::Impl::melt(Time now, Answers& answers) {
     answers.push_back({frozen->advancing->connection, std::move(answer)});
     frozen->advancing.reset();
   }
-  if (now >= frozen->until) thaw(answers);
+  if (now >= frozen->until) thaw(now, answers);
 }
 
-void Shard::Impl::thaw(Answers& answers) {
+void Shard::Impl::thaw(Time now, Answers& answers) {
   frozen.reset();
-  release_held(answers);
+  release_held(now, answers);
 }
 
-void Shard::Impl::release_held(Answers& answers) {
+void Shard::Impl::hold(Guest& guest, Frame frame) {
+  guest.held_bytes += wire::kPsHeaderBytes + frame.payload.size();
+  guest.held.push_back(std::move(frame));
+}
+
+void Shard::Impl::release_held(Time now, Answers& answers) {
   for (auto& [connection, guest] : guests) {
-    if (!guest.held || is_held(*guest.held, *guest.client)) continue;
-    Frame frame = std::move(*guest.held);
-    guest.held.reset();
-    change(connection, *guest.client, std::move(frame), answers);
+    while (!guest.held.empty() && !is_held(guest.held.front(), *guest.client)) {
+      Frame frame = std::move(guest.held.front());
+      guest.held.pop_front();
+      guest.held_bytes -= wire::kPsHeaderBytes + frame.payload.size();
+      const PsHeader header = frame.header;
+      try {
+        if (wire::is_numbered(header.type))
+          change(connection, *guest.client, std::move(frame), answers);
+        else
+          read(connection, *guest.client, std::move(frame), now, answers);
+      } catch (const ProtocolError& error) {
+        // Not the fault of whoever ends the freeze.
+        answers.push_back({connection, error_to(header, Failure::from(error))});
+      }
+    }
   }
 }
 

@@ -196,6 +196,8 @@ void Shard::commit_load(bool is_recovery) {
     impl_->clients.restore(in);
   }
   if (!is_recovery) {
+    // Meant for the tables as they were.
+    for (auto& [id, domain] : impl_->domains) domain.drop_contributions();
     impl_->lineage = mix_id(impl_->lineage + 1);
     // Told to the journal: what it has from before leads to another state than this one.
     wire::PsHeader mark;

@@ -3,6 +3,7 @@
 // shard_snapshot.cc (what is read out and in).
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,7 +36,8 @@ struct Shard::Impl {
 
   struct Guest {
     std::optional<std::uint32_t> client;  // After its hello.
-    std::optional<Frame> held;            // Waits for the end of a freeze.
+    std::deque<Frame> held;               // Wait for the end of a freeze, and what follows those.
+    std::size_t held_bytes = 0;
   };
   // A pull that waits for a gate.
   struct Parked {
@@ -116,12 +118,14 @@ struct Shard::Impl {
   void settle_advance(Answers& answers);
   std::string not_there();  // Clients that have not come to their targets, for people.
   Frame cut(const Frame& frame);
+  bool note_job(std::uint64_t cut);  // False: it is known already.
   // Of what changed after these stamps, for each table; 0 or none: everything.
   void end_snapshot();
   void begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since);
   void melt(Time now, Answers& answers);  // What is due.
-  void thaw(Answers& answers);
-  void release_held(Answers& answers);
+  void thaw(Time now, Answers& answers);
+  void hold(Guest& guest, Frame frame);
+  void release_held(Time now, Answers& answers);
   void answer_job(const Waiting& one, Answers& answers);
 
   // shard_snapshot.cc
@@ -139,7 +143,11 @@ struct Shard::Impl {
   std::optional<Snapshot> snapshot;
   std::vector<Job> jobs;
   std::vector<Waiting> waiting;
-  std::vector<Ended> ended;  // The last few, for a kJob that comes late or again.
+  std::vector<std::uint64_t> known_jobs;  // The last few that were begun.
+  std::vector<Ended> ended;               // And that ended, for a kJob that comes late or again.
+  // The last cut and what was answered, for a kCut that comes again.
+  std::uint64_t last_cut = 0;
+  std::optional<Frame> last_cut_answer;
   std::optional<Loading> loading;
   // Which history the stamps belong to: kept over restarts, new after a load. An incremental
   // checkpoint needs a base of the same one.
@@ -149,5 +157,7 @@ struct Shard::Impl {
 // An answer to `request`.
 Frame answer_to(const wire::PsHeader& request, wire::PsType type);
 Frame error_to(const wire::PsHeader& request, const Failure& failure);
+// Belongs to a checkpoint: it passes what waits for one.
+bool is_control(wire::PsType type);
 
 }  // namespace gradring::ps

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/config.h"
 #include "ps/row_codec.h"
@@ -59,12 +60,22 @@ Table& Store::make(const TableSpec& spec) {
   }
   if (tables_.size() >= limits::kPsTables)
     throw InvalidArgument(str("a server has at most ", limits::kPsTables, " tables"));
+  const DenseRange range = dense_range(spec.count, shard_, shards_);
+  if (spec.kind == TableKind::kDense &&
+      range.end - range.begin > limits::kPsPayloadBytes / sizeof(float))
+    throw InvalidArgument(str("table '", spec.name, "': a shard has at most ",
+                              limits::kPsPayloadBytes / sizeof(float), " of its floats, here ",
+                              range.end - range.begin, "; use more shards or several tables"));
   Table table;
   table.spec = spec;
-  if (spec.kind == TableKind::kSparse)
-    table.sparse = std::make_unique<SparseTable>(spec);
-  else
-    table.dense = std::make_unique<DenseTable>(spec, shard_, shards_);
+  try {
+    if (spec.kind == TableKind::kSparse)
+      table.sparse = std::make_unique<SparseTable>(spec);
+    else
+      table.dense = std::make_unique<DenseTable>(spec, shard_, shards_);
+  } catch (const std::bad_alloc&) {
+    throw InvalidArgument(str("table '", spec.name, "' does not fit into this server's memory"));
+  }
   return tables_.emplace(id, std::move(table)).first->second;
 }
 
@@ -142,7 +153,6 @@ Outcome Store::push(Table& table, const Gradients& gradients, std::uint32_t clie
 }
 
 void Store::contribute(Table& table, const Gradients& gradients, Contribution& contribution) {
-  require_fit(table, gradients);
   const std::size_t rows = table.sparse ? gradients.ids.size() : table.dense->count();
   const std::size_t count = rows * row_width(table);
   if (!table.sparse && !contribution.values.empty())

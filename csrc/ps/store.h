@@ -55,7 +55,7 @@ class Store {
   // All throw InvalidArgument, before anything is changed, if the request does not fit the table.
   Outcome push(Table& table, const Gradients& gradients, std::uint32_t client, std::uint64_t seen,
                bool is_last_part);
-  // Keeps them for the round.
+  // Keeps them for the round. They fit.
   void contribute(Table& table, const Gradients& gradients, Contribution& contribution);
   // One step of every table that somebody contributed to: the weighted average over all workers.
   void apply_round(const ReadyRound& round);
@@ -67,13 +67,14 @@ class Store {
                  bool with_versions, Bytes& out);
   void read_dense(const Table& table, wire::RowCodec codec, Bytes& out) const;
 
+  // Throws InvalidArgument if these are no gradients for the table.
+  void require_fit(const Table& table, const Gradients& gradients) const;
   // Throws InvalidArgument if an id belongs to another shard.
   void require_ours(std::span<const std::uint64_t> ids) const;
   void stats(JsonWriter& json) const;
 
  private:
   float* decoded(const Table& table, const Gradients& gradients, std::size_t count);
-  void require_fit(const Table& table, const Gradients& gradients) const;
   void average_rows(Table& table, const std::map<std::uint32_t, Contribution>& given,
                     const std::map<std::uint32_t, double>& weights, float total);
   void average_dense(Table& table, const std::map<std::uint32_t, Contribution>& given,

@@ -90,8 +90,9 @@ PsHeaderBytes encode(const PsHeader& header);
 // Throws ProtocolError on a wrong magic, version, enum or a payload over limits::kPsPayloadBytes.
 PsHeader decode_ps_header(std::span<const std::byte, kPsHeaderBytes> bytes);
 
-// For each shard the seq of this client's last request that belongs to one push (or clock, ...)
-// with this one: when this one is done, so must those be, in any consistent cut.
+// For each shard the seq of this client's last request of the call (a push, a clock, ...) that this
+// one belongs to, or of any call before it: when this one is done, so must those be, in any
+// consistent cut.
 using Tail = std::vector<std::uint64_t>;
 
 // A pull that waits: until every living worker of the domain has come to `clock`, or (is_round) the

@@ -1,0 +1,202 @@
+// A shard's numbered requests: each is done once, in order, whatever arrives twice, too early or
+// from a process that was replaced; and bytes that make no sense change nothing.
+#include "ps/shard.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "support/shard_rig.h"
+
+namespace gradring::testing {
+namespace {
+
+using wire::PsType;
+
+constexpr std::uint32_t kDim = 2;
+
+Values pulled(ShardRig& rig, Guest& guest, const Ids& ids) {
+  const ps::Frame answer = rig.ask(guest, pull("t", ids));
+  REQUIRE(answer.header.type == PsType::kRows);
+  return rows_of(answer.header, answer.payload, kDim).rows;
+}
+
+Guest enter_with_table(ShardRig& rig, std::uint32_t client, std::uint64_t incarnation = 1) {
+  Guest guest = rig.enter(client, incarnation);
+  REQUIRE(rig.ask(guest, make_table(sum_table("t", kDim))).header.type == PsType::kDone);
+  return guest;
+}
+
+TEST_CASE("a push that comes twice is answered twice and done once") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  ps::Frame frame = rig.frame_of(guest, push("t", {5, 9}, {1, 2, 3, 4}));
+  for (int time = 0; time < 3; ++time) {
+    const auto answers = rig.send_frame(guest, frame);
+    REQUIRE(answers.size() == 1);
+    CHECK(answers[0].frame.header.type == PsType::kDone);
+    CHECK(answers[0].frame.header.a == 1);  // Pushes of the table.
+  }
+  CHECK(pulled(rig, guest, {5, 9, 6}) == Values{1, 2, 3, 4, 0, 0});
+  CHECK(rig.journal.records.size() == 2);
+}
+
+TEST_CASE("a repeated push that asked for its rows gets them as they are now") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  const ps::Frame first = rig.frame_of(guest, push("t", {5}, {1, 2}, {.returns_rows = true}));
+  const auto at_once = rig.send_frame(guest, first);
+  CHECK(floats_of(std::span(at_once[0].frame.payload).subspan(ps::kOutcomeBytes)) == Values{1, 2});
+  rig.ask(guest, push("t", {5}, {10, 20}));
+  const auto again = rig.send_frame(guest, first);
+  CHECK(floats_of(std::span(again[0].frame.payload).subspan(ps::kOutcomeBytes)) == Values{11, 22});
+}
+
+TEST_CASE("what comes too early is refused with how far the shard is, and changes nothing") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  const ps::Frame second = rig.frame_of(guest, push("t", {5}, {1, 1}));
+  const ps::Frame third = rig.frame_of(guest, push("t", {5}, {2, 2}));
+  const auto answers = rig.send_frame(guest, third);
+  REQUIRE(answers.size() == 1);
+  CHECK(answers[0].frame.header.type == PsType::kOutOfOrder);
+  CHECK(answers[0].frame.header.b == 1);
+  // So is a pull that wants to see it.
+  CHECK(rig.ask(guest, pull("t", {5})).header.type == PsType::kOutOfOrder);
+  rig.send_frame(guest, second);
+  rig.send_frame(guest, third);
+  CHECK(pulled(rig, guest, {5}) == Values{3, 3});
+}
+
+TEST_CASE("after a new connection the same client goes on where it was") {
+  ShardRig rig;
+  Guest before = enter_with_table(rig, 0);
+  rig.ask(before, push("t", {5}, {1, 1}));
+  Guest after = rig.enter(0);
+  CHECK(after.seq == 2);
+  // What was still under way on the old connection is not taken any more.
+  const ps::Frame late = rig.ask(before, push("t", {5}, {7, 7}));
+  CHECK(error_of(late) == ErrorKind::kClosed);
+  rig.ask(after, push("t", {5}, {1, 1}));
+  CHECK(pulled(rig, after, {5}) == Values{2, 2});
+}
+
+TEST_CASE("a later process takes over a client's number, and the earlier one is refused") {
+  ShardRig rig;
+  Guest first = enter_with_table(rig, 3, 100);
+  rig.ask(first, push("t", {5}, {1, 1}));
+  Guest second = rig.enter(3, 200);
+  CHECK(second.seq == 0);
+  CHECK(error_of(rig.ask(first, push("t", {5}, {1, 1}))) == ErrorKind::kClosed);
+  CHECK_THROWS_AS(rig.enter(3, 100), Closed);
+  CHECK(error_of(rig.ask(second, push("t", {5}, {4, 4}))) == ErrorKind::kNone);
+  CHECK(pulled(rig, second, {5}) == Values{5, 5});
+}
+
+TEST_CASE("a failed change is answered as failed each time it comes") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  const ps::Frame frame = rig.frame_of(guest, push("t", {5, 6}, {1, 2, 3}));
+  const auto first = rig.send_frame(guest, frame);
+  CHECK(error_of(first[0].frame) == ErrorKind::kInvalidArgument);
+  // Others follow; then the client comes back and does not know how it went.
+  for (int i = 0; i < 10; ++i) rig.ask(guest, push("t", {5}, {1, 1}));
+  Guest again = rig.enter(0);
+  const auto second = rig.send_frame(again, frame);
+  CHECK(error_of(second[0].frame) == ErrorKind::kInvalidArgument);
+  CHECK(text_of(second[0].frame) == text_of(first[0].frame));
+  CHECK(pulled(rig, again, {5}) == Values{10, 10});
+}
+
+TEST_CASE("as many failures are remembered as one client can have under way") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  const ps::Frame oldest = rig.frame_of(guest, push("none", {5}, {1, 2}));
+  rig.send_frame(guest, oldest);
+  for (int i = 1; i < 256; ++i) rig.ask(guest, push("none", {5}, {1, 2}));
+  CHECK(error_of(rig.send_frame(guest, oldest)[0].frame) == ErrorKind::kInvalidArgument);
+}
+
+TEST_CASE("two specs under one name are a mismatch, the same spec twice is not") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  Guest other = rig.enter(1);
+  CHECK(error_of(rig.ask(other, make_table(sum_table("t", kDim)))) == ErrorKind::kNone);
+  const ps::Frame answer = rig.ask(other, make_table(sum_table("t", kDim + 1)));
+  CHECK(error_of(answer) == ErrorKind::kMismatch);
+  CHECK(text_of(answer).find("dim") != std::string::npos);
+}
+
+TEST_CASE("a table that is too large for one shard is refused, and the shard lives on") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  ps::TableSpec huge = sum_table("huge", 1);
+  huge.kind = ps::TableKind::kDense;
+  huge.count = std::uint64_t{1} << 38;
+  CHECK(error_of(rig.ask(guest, make_table(huge))) == ErrorKind::kInvalidArgument);
+  rig.ask(guest, push("t", {5}, {1, 1}));
+  CHECK(pulled(rig, guest, {5}) == Values{1, 1});
+}
+
+TEST_CASE("an id of another shard is refused by number") {
+  ShardRig rig(0, 2);
+  Guest guest = enter_with_table(rig, 0);
+  Ids theirs{1};
+  while (ps::shard_of(theirs[0], 2) == 0) ++theirs[0];
+  const ps::Frame answer = rig.ask(guest, push("t", theirs, {1, 1}));
+  CHECK(error_of(answer) == ErrorKind::kInvalidArgument);
+  CHECK(text_of(answer).find("belongs to shard 1") != std::string::npos);
+  CHECK(error_of(rig.ask(guest, pull("t", theirs))) == ErrorKind::kInvalidArgument);
+}
+
+TEST_CASE("every request cut short is refused or answered, and a refused one changes nothing") {
+  const std::vector<Request> requests{make_table(sum_table("u", 4)),
+                                      push("t", {1}, {1, 1}, {.round = wire::Round{7, 0}}),
+                                      clock(7, 1, {2, true, 1}),
+                                      tick(4),
+                                      pull("t", {1, 2}, wire::Gate{7, 0, 10, true}),
+                                      advance(3, Millis{10}, {{1, 2, 3, {4}}}),
+                                      cut(3, "{}")};
+  int refused = 0;
+  for (const Request& request : requests) {
+    std::size_t bytes = 0;
+    std::size_t whole_bytes = 1;
+    for (; bytes < whole_bytes; ++bytes) {
+      ShardRig rig;
+      Guest guest = enter_with_table(rig, 0);
+      rig.ask(guest, push("t", {1, 2}, {1, 2, 3, 4}));
+      const auto before = rig.snapshot();
+      const std::size_t records = rig.journal.records.size();
+      ps::Frame frame = rig.frame_of(guest, request);
+      whole_bytes = frame.payload.size();
+      frame.payload.resize(bytes);
+      try {
+        const auto answers = rig.send_frame(guest, std::move(frame));
+        CHECK(answers.size() == 1);
+      } catch (const ProtocolError&) {
+        ++refused;
+        CHECK(rig.journal.records.size() == records);
+        CHECK(rig.snapshot() == before);
+      }
+    }
+  }
+  CHECK(refused > 100);
+}
+
+TEST_CASE("a second hello on one connection, and a request before it, are refused") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  ps::Frame hello;
+  hello.payload = hello_payload(1, 1);
+  CHECK_THROWS_AS(rig.send_frame(guest, hello), ProtocolError);
+  Guest stranger;
+  stranger.connection = 50;
+  rig.shard().connected(50, rig.now);
+  CHECK_THROWS_AS(rig.send(stranger, pull("t", {1})), ProtocolError);
+  ps::Frame answer;
+  answer.header.type = PsType::kDone;
+  CHECK_THROWS_AS(rig.send_frame(guest, answer), ProtocolError);
+}
+
+}  // namespace
+}  // namespace gradring::testing
