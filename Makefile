@@ -2,7 +2,7 @@
 #   make demo      build, install into .venv, train on two local workers
 #   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours (about 2 minutes)
-#   make soak      a thousand seeds of the simulation with faults (SEEDS=...)
+#   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside Gloo and Open MPI, into bench/results (BENCH_COMPARE=--quick)
 #   make format    rewrite sources in the house's format
@@ -73,8 +73,9 @@ conformance: setup wheel
 
 soak: setup
 	$(CMAKE) --preset release
-	$(CMAKE) --build --preset release --target gradring_soak
+	$(CMAKE) --build --preset release --target gradring_soak gradring_ps_soak
 	build/release/tests/sim/gradring_soak --seeds $(SEEDS)
+	build/release/tests/sim/gradring_ps_soak --seeds $(SEEDS)
 
 bench: setup-demo wheel
 	$(BIN)/gradring bench $(BENCH)

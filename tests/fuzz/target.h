@@ -1,5 +1,5 @@
-// What a fuzz target provides. handshake_fuzz, messages_fuzz and op_header_fuzz implement it;
-// libFuzzer (clang) or seeded_driver.cc (any compiler) drives it.
+// What a fuzz target provides. handshake_fuzz, messages_fuzz, op_header_fuzz and ps_frames_fuzz
+// implement it; libFuzzer (clang) or seeded_driver.cc (any compiler) drives it.
 #pragma once
 
 #include <cstddef>

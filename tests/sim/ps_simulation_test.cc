@@ -1,0 +1,53 @@
+// Whole parameter servers with faults, fifty seeds of what gradring_ps_soak plays by the thousand.
+#include "sim/ps_simulation.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+namespace gradring::sim {
+namespace {
+
+TEST_CASE("whatever breaks, every push counts once, no read goes back and every call ends") {
+  PsOutcome total;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    const PsScenario scenario = ps_scenario_of(seed);
+    const PsOutcome outcome = simulate(scenario);
+    CAPTURE(scenario.text());
+    CHECK(outcome.complaint == "");
+    total.calls += outcome.calls;
+    total.failed += outcome.failed;
+    total.cuts += outcome.cuts;
+  }
+  // Seeds that never broke anything, or never let anything work, would prove nothing.
+  CHECK(total.calls > 1000);
+  CHECK(total.failed > 10);
+  CHECK(total.cuts > 5);
+}
+
+TEST_CASE("a seed of a parameter server plays the same every time, and another plays otherwise") {
+  std::set<std::uint64_t> hashes;
+  for (std::uint64_t seed = 100; seed < 105; ++seed) {
+    const PsOutcome first = simulate(ps_scenario_of(seed));
+    const PsOutcome second = simulate(ps_scenario_of(seed));
+    CAPTURE(seed);
+    CHECK(first.hash == second.hash);
+    hashes.insert(first.hash);
+  }
+  CHECK(hashes.size() == 5);
+}
+
+TEST_CASE("the simulation of a parameter server draws every kind of work and of fault") {
+  std::set<PsWork> works;
+  std::set<PsFaultKind> kinds;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const PsScenario scenario = ps_scenario_of(seed);
+    works.insert(scenario.work);
+    for (const PsFault& fault : scenario.faults) kinds.insert(fault.kind);
+  }
+  CHECK(works.size() == kPsWorkCount);
+  CHECK(kinds.size() == kPsFaultKindCount);
+}
+
+}  // namespace
+}  // namespace gradring::sim
