@@ -57,7 +57,9 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
       return;
     }
     case PsType::kJob:
-      if (std::find(known_jobs.begin(), known_jobs.end(), cut_id) == known_jobs.end())
+      if (std::find(known_jobs.begin(), known_jobs.end(), cut_id) == known_jobs.end() &&
+          std::none_of(ended.begin(), ended.end(),
+                       [&](const Ended& end) { return end.cut == cut_id; }))
         throw Closed("this shard knows nothing of it: the server was started again meanwhile");
       waiting.push_back({connection, frame.header, cut_id});
       answer_job(waiting.back(), answers);
