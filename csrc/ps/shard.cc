@@ -54,7 +54,8 @@ void Shard::receive(Connection connection, Frame frame, Time now, std::vector<An
   if (static_cast<std::uint8_t>(frame.header.type) > wire::kLastPsRequest)
     throw ProtocolError("frame: an answer where a request belongs");
   if (frame.header.type == PsType::kHello) {
-    if (guest.client) throw ProtocolError("frame: a second hello");
+    if (guest.client && *guest.client != decode_hello(frame.payload).client)
+      throw ProtocolError("frame: a second hello, of another client");
     impl_->hello(connection, guest, frame, answers);
     impl_->settle_advance(answers);
     return;
