@@ -183,7 +183,7 @@ TEST_CASE("every request cut short is refused or answered, and a refused one cha
   CHECK(refused > 100);
 }
 
-TEST_CASE("a second hello on one connection, and a request before it, are refused") {
+TEST_CASE("a second hello of another client, and a request before it, are refused") {
   ShardRig rig;
   Guest guest = rig.enter(0);
   ps::Frame hello;
