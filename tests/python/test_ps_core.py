@@ -200,7 +200,7 @@ def test_the_first_failure_nobody_waited_for_comes_out_of_flush() -> None:
         client.push(
             [table], [np.arange(2)], [np.ones((2, 4), np.float32)], round=(9, 0), in_background=True
         )
-        with pytest.raises(InvalidArgument, match="round"):
+        with pytest.raises(Closed, match="round"):
             client.flush()
         client.flush()
 

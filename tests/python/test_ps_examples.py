@@ -24,6 +24,14 @@ from datasets import analogies, auc, corpus, hashed, synthetic_table, zipf_pairs
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
 
 
+# What every run of the tests trains with; the other modes' own tests are test_modes_*.py.
+QUICK = ("async", "geo")
+
+
+def slow(mode: str) -> Any:
+    return pytest.param(mode, marks=pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GRADRING_DATA", str(tmp_path / "none"))
@@ -143,7 +151,7 @@ def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
     assert 0.62 < outcome["test AUC"] < outcome["best AUC"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "sync-ps", "bounded", "async", "geo"])
+@pytest.mark.parametrize("mode", [*QUICK, *(slow(mode) for mode in ("sync", "sync-ps", "bounded"))])
 def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
     options = (*WORD2VEC, "--mode", mode, "--k-steps", "20")
     what, points, outcome = run("word2vec.py", *options, workers=2, out=tmp_path / "run")
@@ -152,7 +160,9 @@ def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
     assert outcome["held-out loss"] < 3.95
 
 
-@pytest.mark.parametrize("mode", ["sync", "sync-ps", "bounded", "async", "geo", "hybrid"])
+@pytest.mark.parametrize(
+    "mode", [*QUICK, *(slow(mode) for mode in ("sync", "sync-ps", "bounded", "hybrid"))]
+)
 def test_click_rates_are_learnt_by_two_workers(tmp_path: Path, mode: str) -> None:
     what, _, outcome = run("ctr.py", *CTR, "--mode", mode, workers=2, out=tmp_path / "run")
     assert (what["mode"], what["workers"]) == (mode, 2)

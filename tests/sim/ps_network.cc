@@ -9,6 +9,7 @@ using transport::MemoryScript;
 using transport::MemoryWire;
 
 PsNetwork::Ends PsNetwork::join(std::uint64_t client, std::uint32_t server) {
+  if (!joined_.insert({client, server}).second) ++reconnections_;
   MemoryScript script;
   script.seed = dice_.any();
   script.capacity_bytes = 200 + dice_.below(32'000);

@@ -38,6 +38,8 @@ class PsNetwork {
   void calm_down() { is_calm_ = true; }
 
   Time next_event() const;
+  // Connections made in place of one that broke.
+  std::uint64_t reconnections() const { return reconnections_; }
 
  private:
   struct Cable {
@@ -50,6 +52,8 @@ class PsNetwork {
   Dice dice_;
   std::list<Cable> cables_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> apart_;
+  std::set<std::pair<std::uint64_t, std::uint32_t>> joined_;
+  std::uint64_t reconnections_ = 0;
   bool is_calm_ = false;
 };
 

@@ -22,6 +22,7 @@ struct PsOutcome {
   std::uint64_t calls = 0;
   std::uint64_t failed = 0;  // Of these, with a right error.
   std::uint64_t cuts = 0;    // Checkpoints that were taken and judged.
+  std::uint64_t reconnections = 0;
 };
 
 PsOutcome simulate(const PsScenario& scenario, bool is_printed = false);

@@ -68,13 +68,14 @@ int main(int argc, char** argv) {
     total.calls += outcome.calls;
     total.failed += outcome.failed;
     total.cuts += outcome.cuts;
+    total.reconnections += outcome.reconnections;
     if (outcome.complaint.empty()) continue;
     ++broken;
     std::cout << scenario.text() << "\n  " << outcome.complaint
               << "\n  again: gradring_ps_soak --seed " << seed << std::endl;
   }
   std::cout << wishes.seeds << " seeds: " << total.calls << " calls, " << total.failed
-            << " of them with a right error, " << total.cuts << " checkpoints, " << broken
-            << " seeds broke a promise\n";
+            << " of them with a right error, " << total.reconnections << " connections made again, "
+            << total.cuts << " checkpoints, " << broken << " seeds broke a promise\n";
   return broken == 0 ? 0 : 1;
 }
