@@ -23,7 +23,6 @@ from curves import read  # noqa: E402
 from datasets import analogies, auc, corpus, hashed, synthetic_table, zipf_pairs  # noqa: E402
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
 
-
 # What every run of the tests trains with; the other modes' own tests are test_modes_*.py.
 QUICK = ("async", "geo")
 
