@@ -26,10 +26,12 @@ from source_tree import (
 )
 
 ARROWS = {
-    "bind": {"collectives", "ps", "kernels", "transport", "base"},
+    "bind": {"collectives", "ps", "kernels", "gpu", "transport", "base"},
     "ps": {"transport", "wire", "kernels", "base"},
-    "collectives": {"transport", "kernels", "base"},
+    "collectives": {"transport", "kernels", "gpu", "base"},
     "transport": {"wire", "base"},
+    "cuda": {"gpu", "kernels"},  # The plugin: compiled for itself.
+    "gpu": {"base"},
     "kernels": {"base"},
     "wire": {"base"},
     "base": set[str](),
