@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _delegate(arguments[0], arguments[1:])
         options = _parser().parse_args(arguments)
         action: Callable[[argparse.Namespace], int] = options.action
-        return action(options)
+        code = action(options)
+        sys.stdout.flush()  # What fits the buffer would fail at exit only.
+        return code
     except InvalidArgument as error:
         print(f"gradring: {error}", file=sys.stderr)
         return 2
