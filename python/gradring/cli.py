@@ -35,11 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments and arguments[0] in _DELEGATED:
-            return _delegate(arguments[0], arguments[1:])
-        options = _parser().parse_args(arguments)
-        action: Callable[[argparse.Namespace], int] = options.action
-        code = action(options)
+        code = _perform(arguments)
         sys.stdout.flush()  # What fits the buffer would fail at exit only.
         return code
     except InvalidArgument as error:
@@ -48,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # As `gradring doctor | head`: no message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _perform(arguments: list[str]) -> int:
+    if arguments and arguments[0] in _DELEGATED:
+        return _delegate(arguments[0], arguments[1:])
+    options = _parser().parse_args(arguments)
+    action: Callable[[argparse.Namespace], int] = options.action
+    return action(options)
 
 
 def _delegate(name: str, arguments: list[str]) -> int:
