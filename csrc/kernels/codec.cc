@@ -1,12 +1,12 @@
 #include "kernels/codec.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "base/error.h"
 #include "kernels/codec_top.h"
+#include "kernels/half.h"
 
 // Compiled twice where the compiler can and no sanitizer stands in the way of its resolver.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -19,64 +19,9 @@ namespace gradring::kernels {
 namespace {
 
 constexpr std::size_t kBlock = 256;
-constexpr std::uint32_t kMagnitude = 0x7FFFFFFFu;
-constexpr std::uint32_t kInfinity = 0x7F800000u;
-
 std::size_t blocks_of(std::size_t count) {
   return (count + kBlock - 1) / kBlock;
 }
-
-std::uint32_t bits_of(float value) {
-  return std::bit_cast<std::uint32_t>(value);
-}
-
-bool is_finite(float value) {
-  return (bits_of(value) & kMagnitude) < kInfinity;
-}
-
-struct BFloat16 {
-  // Adding just under half of the last kept place, and the last kept bit itself, carries upwards
-  // exactly when rounding to nearest even does.
-  static std::uint16_t encode(float value) {
-    const std::uint32_t bits = bits_of(value);
-    const std::uint32_t magnitude = bits & kMagnitude;
-    const std::uint32_t rounded = magnitude + (0x7FFFu + ((magnitude >> 16) & 1u));
-    const std::uint32_t finite = std::min(rounded, 0x7F7FFFFFu);
-    const std::uint32_t special = magnitude > kInfinity ? 0x7FC00000u : kInfinity;
-    const std::uint32_t result = magnitude < kInfinity ? finite : special;
-    return static_cast<std::uint16_t>((result | (bits & ~kMagnitude)) >> 16);
-  }
-  static float decode(std::uint16_t half) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16);
-  }
-};
-
-// By integer arithmetic, so that loops over it become vectors on any processor. float16's exponent
-// counts from 15, float32's from 127.
-struct Float16 {
-  static std::uint16_t encode(float value) {
-    const std::uint32_t bits = bits_of(value);
-    const std::uint32_t magnitude = bits & kMagnitude;
-    const std::uint32_t normal =
-        (magnitude - (112u << 23) + (0x0FFFu + ((magnitude >> 13) & 1u))) >> 13;
-    // In 0.5's binade the last place is 2^-24, that of float16's denormals: the addition rounds.
-    const std::uint32_t denormal = bits_of(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000u;
-    const std::uint32_t small = magnitude < 0x38800000u ? denormal : normal;
-    const std::uint32_t finite = magnitude >= 0x477FF000u ? 0x7BFFu : small;
-    const std::uint32_t special = magnitude > kInfinity ? 0x7E00u : 0x7C00u;
-    const std::uint32_t result = magnitude < kInfinity ? finite : special;
-    return static_cast<std::uint16_t>(result | ((bits >> 16) & 0x8000u));
-  }
-  static float decode(std::uint16_t half) {
-    const std::uint32_t magnitude = (half & 0x7FFFu) << 13;
-    // A denormal is a fraction of 2^-14 without the leading one: put the one there, take it off.
-    const float denormal = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14F;
-    const std::uint32_t normal = magnitude + (112u << 23);
-    const std::uint32_t finite = magnitude < (1u << 23) ? bits_of(denormal) : normal;
-    const std::uint32_t value = magnitude >= (31u << 23) ? magnitude + (224u << 23) : finite;
-    return std::bit_cast<float>(value | (static_cast<std::uint32_t>(half & 0x8000u) << 16));
-  }
-};
 
 // What is left of `value` where `decoded` went.
 float left_of(float value, float decoded) {
@@ -90,12 +35,12 @@ inline __attribute__((always_inline)) void encode_halves(const float* values, fl
     const std::size_t size = std::min(kBlock, count - begin);
     std::uint16_t halves[kBlock];
     if (residual == nullptr) {
-      for (std::size_t i = 0; i < size; ++i) halves[i] = Half::encode(values[begin + i]);
+      for (std::size_t i = 0; i < size; ++i) halves[i] = Half::saturated(values[begin + i]);
     } else {
       for (std::size_t i = 0; i < size; ++i) {
         const float value = values[begin + i] + residual[begin + i];
-        halves[i] = Half::encode(value);
-        residual[begin + i] = left_of(value, Half::decode(halves[i]));
+        halves[i] = Half::saturated(value);
+        residual[begin + i] = left_of(value, Half::widened(halves[i]));
       }
     }
     std::memcpy(out + begin * sizeof halves[0], halves, size * sizeof halves[0]);
@@ -110,9 +55,9 @@ inline __attribute__((always_inline)) void decode_halves(const std::byte* from, 
     std::uint16_t halves[kBlock];
     std::memcpy(halves, from + begin * sizeof halves[0], size * sizeof halves[0]);
     if (adds) {
-      for (std::size_t i = 0; i < size; ++i) dst[begin + i] += Half::decode(halves[i]);
+      for (std::size_t i = 0; i < size; ++i) dst[begin + i] += Half::widened(halves[i]);
     } else {
-      for (std::size_t i = 0; i < size; ++i) dst[begin + i] = Half::decode(halves[i]);
+      for (std::size_t i = 0; i < size; ++i) dst[begin + i] = Half::widened(halves[i]);
     }
   }
 }
@@ -137,8 +82,8 @@ GRADRING_CLONES void decode_float16(const std::byte* from, std::size_t count, fl
 // Such that 127 times it is at most `largest`, so no decoded value can overflow. 0 for a block that
 // is too small to be scaled: it stays in the residual. A NaN for one that is not finite.
 float scale_for(std::uint32_t largest) {
-  if (largest >= kInfinity) return std::bit_cast<float>(0x7FC00000u);
-  const auto value = std::bit_cast<float>(largest);
+  if (largest >= kInfinityBits) return float_of(kNanBits);
+  const auto value = float_of(largest);
   if (value < 0x1p-100F) return 0;
   const float scale = value / 127.0F;
   return scale * 127.0F > value ? std::nextafter(scale, 0.0F) : scale;
@@ -169,13 +114,14 @@ GRADRING_CLONES void encode_int8(const float* values, float* residual, std::size
     std::uint32_t largest = 0;
     for (std::size_t i = 0; i < size; ++i)
       v[i] = residual == nullptr ? values[begin + i] : values[begin + i] + residual[begin + i];
-    for (std::size_t i = 0; i < size; ++i) largest = std::max(largest, bits_of(v[i]) & kMagnitude);
+    for (std::size_t i = 0; i < size; ++i)
+      largest = std::max(largest, bits_of(v[i]) & kMagnitudeBits);
     const float scale = scale_for(largest);
     encode_block(v, size, scale, codes);
     std::memcpy(out + begin / kBlock * sizeof scale, &scale, sizeof scale);
     std::memcpy(codes_at + begin, codes, size);
     if (residual == nullptr) continue;
-    const bool is_lost = largest >= kInfinity;  // It went as NaNs.
+    const bool is_lost = largest >= kInfinityBits;  // It went as NaNs.
     for (std::size_t i = 0; i < size; ++i)
       residual[begin + i] = is_lost ? 0.0F : v[i] - static_cast<float>(codes[i]) * scale;
   }

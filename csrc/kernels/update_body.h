@@ -2,32 +2,18 @@
 // its flags: everything here has internal linkage and calls no inline function of the standard
 // library, or the linker could hand one file's copy to the whole program.
 //
-// Additions that torch's kernels fuse with the multiplication before them (AVX2 and AVX-512 builds:
-// add with alpha, addcmul, lerp; not addcdiv) are written as fma, and nothing else is fused. fma
-// rounds correctly with or without the instruction, so the bits depend on no CPU. torch's own sqrt
-// may be off by one in the last place (it is a vendor library's); this one is exact.
+// What is fused with what: step.h.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/step.h"
 #include "kernels/update_table.h"
 
 namespace gradring::kernels {
 namespace {
 
-inline float fma(float a, float b, float c) {
-  return __builtin_fmaf(a, b, c);
-}
-inline double fma(double a, double b, double c) {
-  return __builtin_fma(a, b, c);
-}
-inline float root(float a) {
-  return __builtin_sqrtf(a);
-}
-inline double root(double a) {
-  return __builtin_sqrt(a);
-}
 inline float magnitude(float a) {
   return __builtin_fabsf(a);
 }
@@ -79,10 +65,7 @@ void prepare(const Scalars<Float>& s, std::size_t count, Float* __restrict weigh
              Float* __restrict gradient) {
   if (s.clip_value > 0) {
     const Float most = s.clip_value;
-    for (std::size_t i = 0; i < count; ++i) {
-      const Float least = gradient[i] < -most ? -most : gradient[i];
-      gradient[i] = least > most ? most : least;
-    }
+    for (std::size_t i = 0; i < count; ++i) gradient[i] = clipped(gradient[i], most);
   }
   if (s.clip_norm > 0) {
     const double coefficient =
@@ -94,7 +77,8 @@ void prepare(const Scalars<Float>& s, std::size_t count, Float* __restrict weigh
   }
   if (s.weight_decay != 0) {
     const Float decay = s.weight_decay;
-    for (std::size_t i = 0; i < count; ++i) gradient[i] = fma(weights[i], decay, gradient[i]);
+    for (std::size_t i = 0; i < count; ++i)
+      gradient[i] = with_decay(gradient[i], weights[i], decay);
   }
   if (s.shrink != 1) {
     const Float shrink = s.shrink;
@@ -102,15 +86,15 @@ void prepare(const Scalars<Float>& s, std::size_t count, Float* __restrict weigh
   }
 }
 
-// torch.lerp, in place: from both ends, so that it is exact at either.
+// torch.lerp, in place.
 template <typename Float>
 void lerp(Float weight, std::size_t count, Float* __restrict mean,
           const Float* __restrict gradient) {
   if (weight < Float{0.5}) {
-    for (std::size_t i = 0; i < count; ++i) mean[i] = fma(weight, gradient[i] - mean[i], mean[i]);
+    for (std::size_t i = 0; i < count; ++i) mean[i] = moved_from_mean(mean[i], gradient[i], weight);
   } else {
-    const Float rest = weight - 1;
-    for (std::size_t i = 0; i < count; ++i) mean[i] = fma(gradient[i] - mean[i], rest, gradient[i]);
+    for (std::size_t i = 0; i < count; ++i)
+      mean[i] = moved_from_gradient(mean[i], gradient[i], weight);
   }
 }
 
@@ -127,7 +111,8 @@ void sgd(const Scalars<Float>& s, std::size_t count, Float* __restrict weights,
   prepare(s, count, weights, gradient);
   const Float descent = s.descent;
   if (s.momentum == 0) {
-    for (std::size_t i = 0; i < count; ++i) weights[i] = fma(gradient[i], descent, weights[i]);
+    for (std::size_t i = 0; i < count; ++i)
+      weights[i] = descended(weights[i], gradient[i], descent);
     return;
   }
   Float* __restrict buffer = fields[0];
@@ -137,13 +122,14 @@ void sgd(const Scalars<Float>& s, std::size_t count, Float* __restrict weights,
   } else {
     const Float undampened = s.undampened;
     for (std::size_t i = 0; i < count; ++i)
-      buffer[i] = fma(gradient[i], undampened, buffer[i] * momentum);
+      buffer[i] = with_momentum(buffer[i], gradient[i], momentum, undampened);
   }
   if (s.is_nesterov) {
     for (std::size_t i = 0; i < count; ++i)
-      weights[i] = fma(fma(buffer[i], momentum, gradient[i]), descent, weights[i]);
+      weights[i] =
+          descended(weights[i], nesterov_direction(buffer[i], gradient[i], momentum), descent);
   } else {
-    for (std::size_t i = 0; i < count; ++i) weights[i] = fma(buffer[i], descent, weights[i]);
+    for (std::size_t i = 0; i < count; ++i) weights[i] = descended(weights[i], buffer[i], descent);
   }
 }
 
@@ -155,8 +141,8 @@ void adagrad(const Scalars<Float>& s, std::size_t count, Float* __restrict weigh
   const Float descent = s.descent;
   const Float eps = s.eps;
   for (std::size_t i = 0; i < count; ++i) {
-    squares[i] = fma(gradient[i], gradient[i], squares[i]);
-    weights[i] += descent * gradient[i] / (root(squares[i]) + eps);
+    squares[i] = square_sum_after(squares[i], gradient[i]);
+    weights[i] = adagrad_step(weights[i], gradient[i], squares[i], descent, eps);
   }
 }
 
@@ -171,7 +157,7 @@ void rmsprop(const Scalars<Float>& s, std::size_t count, Float* __restrict weigh
   const Float descent = s.descent;
   const Float momentum = s.momentum;
   for (std::size_t i = 0; i < count; ++i)
-    squares[i] = fma(weight * gradient[i], gradient[i], squares[i] * decay);
+    squares[i] = mean_square_after(squares[i], gradient[i], decay, weight);
   // With momentum the buffer is multiplied by minus the learning rate, else the gradient.
   const Float scale = momentum > 0 ? Float{1} : descent;
   // What is added to the weight or the buffer is put where the gradient was.
@@ -209,8 +195,8 @@ void adam(const Scalars<Float>& s, std::size_t count, Float* __restrict weights,
   const Float eps = s.eps;
   const Float descent = s.descent;
   for (std::size_t i = 0; i < count; ++i) {
-    squares[i] = fma(weight * gradient[i], gradient[i], squares[i] * decay);
-    weights[i] += descent * mean[i] / (root(squares[i]) / correction + eps);
+    squares[i] = mean_square_after(squares[i], gradient[i], decay, weight);
+    weights[i] = adam_step(weights[i], mean[i], squares[i], descent, correction, eps);
   }
 }
 
@@ -225,9 +211,9 @@ void sparse_adam(const Scalars<Float>& s, std::size_t count, Float* __restrict w
   const Float eps = s.eps;
   const Float descent = s.descent;
   for (std::size_t i = 0; i < count; ++i) {
-    mean[i] += (gradient[i] - mean[i]) * mean_weight;
-    squares[i] += (gradient[i] * gradient[i] - squares[i]) * square_weight;
-    weights[i] += descent * (mean[i] / (root(squares[i]) + eps));
+    mean[i] = sparse_adam_mean(mean[i], gradient[i], mean_weight);
+    squares[i] = sparse_adam_squares(squares[i], gradient[i], square_weight);
+    weights[i] = sparse_adam_step(weights[i], mean[i], squares[i], descent, eps);
   }
 }
 

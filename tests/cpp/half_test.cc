@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/half.h"
 #include "kernels/table.h"
 #include "support/kernels_reference.h"
 
@@ -84,6 +85,40 @@ TEST_CASE("the middle between two neighbours goes to the even one") {
     for (const std::uint32_t divisor : {1u, 2u, 4u, 1024u, 1u << 24})
       check_all_tables(sources, {dtype, ReduceOp::kAvg, Fold::kLeft, divisor});
   }
+}
+
+// Every float's upper half with lower halves around the ties of both types.
+template <typename Half>
+void check_one_at_a_time(DType dtype, std::uint16_t largest) {
+  std::size_t wrong = 0;
+  for (std::uint32_t upper = 0; upper < kPatterns; ++upper) {
+    const auto half = static_cast<std::uint16_t>(upper);
+    const float widened = Half::widened(half);
+    if ((half & 0x7FFF) <= largest + 1) {
+      wrong += static_cast<double>(widened) != reference::value_of_half(dtype, half);
+      wrong += Half::rounded(widened) != half || Half::saturated(widened) != half;
+    } else {
+      wrong += widened == widened;
+    }
+    for (const std::uint32_t lower :
+         {0u, 1u, 0x0FFFu, 0x1000u, 0x7FFFu, 0x8000u, 0x8001u, 0xF000u}) {
+      const float value = float_of((upper << 16) | lower);
+      const std::uint16_t nearest = reference::nearest_half(dtype, static_cast<double>(value));
+      wrong += Half::rounded(value) != nearest;
+      const bool overflows = is_finite(value) && (nearest & 0x7FFF) > largest;
+      const std::uint16_t sign = nearest & 0x8000;
+      if (value == value)
+        wrong += Half::saturated(value) != (overflows ? sign | largest : nearest);
+      else
+        wrong += (Half::saturated(value) & 0x7FFF) != nearest;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a half at a time is read and rounded as by vectors") {
+  check_one_at_a_time<Float16>(DType::kFloat16, 0x7BFF);
+  check_one_at_a_time<BFloat16>(DType::kBFloat16, 0x7F7F);
 }
 
 }  // namespace

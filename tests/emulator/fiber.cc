@@ -1,0 +1,149 @@
+#include "emulator/fiber.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace gradring::emulator {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr std::size_t kStackBytes = 256 * 1024;
+#else
+constexpr std::size_t kStackBytes = 64 * 1024;
+#endif
+constexpr std::size_t kGuardBytes = 4096;
+
+thread_local Fiber* current = nullptr;
+
+}  // namespace
+
+Fiber::Fiber() {
+  void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  stack_ = static_cast<std::byte*>(memory);
+  mprotect(stack_, kGuardBytes, PROT_NONE);
+}
+
+Fiber::~Fiber() {
+  munmap(stack_, kStackBytes);
+}
+
+void Fiber::enter() {
+  Fiber* self = current;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &self->outside_bottom_, &self->outside_bytes_);
+#endif
+  self->entry_(self->argument_);
+  std::abort();
+}
+
+#if defined(GRADRING_FIBER_UCONTEXT)
+
+void Fiber::start(Entry entry, void* argument) {
+  entry_ = entry;
+  argument_ = argument;
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(stack_ + kGuardBytes, kStackBytes - kGuardBytes);
+#endif
+  getcontext(&inside_);
+  inside_.uc_stack.ss_sp = stack_ + kGuardBytes;
+  inside_.uc_stack.ss_size = kStackBytes - kGuardBytes;
+  inside_.uc_link = nullptr;
+  makecontext(&inside_, &Fiber::enter, 0);
+  fake_inside_ = nullptr;
+}
+
+void Fiber::resume() {
+  current = this;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&fake_outside_, stack_ + kGuardBytes, kStackBytes - kGuardBytes);
+#endif
+  swapcontext(&outside_, &inside_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_outside_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::switch_out([[maybe_unused]] bool is_last) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(is_last ? nullptr : &fake_inside_, outside_bottom_,
+                                 outside_bytes_);
+#endif
+  swapcontext(&inside_, &outside_);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_inside_, &outside_bottom_, &outside_bytes_);
+#endif
+}
+
+void Fiber::pause() {
+  switch_out(false);
+}
+
+void Fiber::leave() {
+  switch_out(true);
+  std::abort();
+}
+
+#else
+
+// Saves what a function may not change, and goes on where `to` was saved.
+extern "C" void gradring_switch_stack(void** from, void* to);
+asm(R"(
+  .text
+  .local gradring_switch_stack
+  .type gradring_switch_stack, @function
+gradring_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+  .size gradring_switch_stack, .-gradring_switch_stack
+)");
+
+void Fiber::start(Entry entry, void* argument) {
+  entry_ = entry;
+  argument_ = argument;
+  // Six registers and the address to return to; a function expects its stack 8 off 16 bytes.
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 32);
+  top[0] = reinterpret_cast<std::uintptr_t>(&Fiber::enter);
+  for (int i = 1; i <= 6; ++i) top[-i] = 0;
+  inside_ = top - 6;
+}
+
+void Fiber::resume() {
+  current = this;
+  gradring_switch_stack(&outside_, inside_);
+}
+
+void Fiber::pause() {
+  gradring_switch_stack(&inside_, outside_);
+}
+
+void Fiber::leave() {
+  pause();
+  std::abort();
+}
+
+#endif
+
+}  // namespace gradring::emulator
