@@ -142,11 +142,17 @@ bool is_finite(const float* values, std::size_t count) {
   return best_table().is_finite(values, count);
 }
 
-void update_row(const Rule& rule, std::uint64_t step, std::size_t dim, float* weights, float* state,
-                float* gradient) {
-  auto scalars = scalars_of<float>(rule);
+template <typename Float>
+Scalars<Float> step_scalars(const Rule& rule, std::uint64_t step) {
+  auto scalars = scalars_of<Float>(rule);
   of_step(rule, step, scalars.descent, scalars.root_correction);
   scalars.is_first_step = step == 1;
+  return scalars;
+}
+
+void update_row(const Rule& rule, std::uint64_t step, std::size_t dim, float* weights, float* state,
+                float* gradient) {
+  const auto scalars = step_scalars<float>(rule, step);
   StateField fields[kMaxStateFields];
   float* pointers[kMaxStateFields] = {};
   const std::size_t count = state_fields(rule, dim, fields);
@@ -225,6 +231,9 @@ void update_dense(const Rule& rule, std::uint64_t step, std::size_t rows, std::s
     for (std::size_t i = 0; i < field_count; ++i) at_fields[i] += layout[i].floats;
   }
 }
+
+template Scalars<float> step_scalars(const Rule&, std::uint64_t);
+template Scalars<double> step_scalars(const Rule&, std::uint64_t);
 
 template void update_dense(const Rule&, std::uint64_t, std::size_t, std::size_t, float*,
                            float* const*, const float*);

@@ -49,6 +49,11 @@ class Updater {
   OfStep remembered_[kRemembered];
 };
 
+// What step number `step` takes from a valid rule, for those who run the formulas (step.h)
+// themselves. `Float` is float or double.
+template <typename Float>
+Scalars<Float> step_scalars(const Rule& rule, std::uint64_t step);
+
 // One step of `rows` rows, all of the same step, whose weights and fields lie one after the other.
 // The gradient is only read. `fields` has a pointer for each of state_fields().
 template <typename Float>
