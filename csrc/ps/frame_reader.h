@@ -23,7 +23,7 @@ class FrameReader {
   const wire::PsHeader& header() const { return header_; }
   // The payload goes there, header().payload_bytes of it; not called: into own memory.
   void use_memory(std::span<std::byte> memory) { memory_ = memory; }
-  bool uses_memory() const { return !memory_.empty(); }
+  bool uses_memory() const { return !memory_.empty() && !is_complete_; }
   std::span<const std::byte> payload() const;
   // Own memory, to keep; afterwards the reader takes new memory, `spare` for a start.
   Bytes take_payload(Bytes spare);

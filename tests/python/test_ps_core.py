@@ -383,3 +383,14 @@ def test_threads_share_one_client() -> None:
         for thread in threads:
             thread.join()
         assert (pull(client, table, range(50)) == 60).all()
+
+
+def test_a_pull_asks_for_each_row_once() -> None:
+    ids = np.arange(20_000, dtype=np.uint64)  # Several answers; all go to where they belong.
+    with service() as servers:
+        client = connect(*servers)
+        table = client.make_table(spec())
+        rows = np.empty((len(ids), 4), np.float32)
+        before = client.bytes_sent
+        client.pull([table], [ids], [rows])
+        assert client.bytes_sent - before < ids.nbytes + 4096

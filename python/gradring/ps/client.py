@@ -300,6 +300,16 @@ class ParameterServer:
         """Whether `close` was called."""
         return self._is_closed
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that went to servers so far, headers and repetitions included."""
+        return int(self.calls.core.bytes_sent)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that came from servers so far."""
+        return int(self.calls.core.bytes_received)
+
     def __enter__(self) -> ParameterServer:
         """Return it."""
         return self
