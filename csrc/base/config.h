@@ -33,6 +33,7 @@ inline constexpr std::uint32_t kPsShards = 1024;
 inline constexpr std::uint32_t kPsDim = 1u << 16;
 inline constexpr std::size_t kPsTables = 4096;       // Per shard.
 inline constexpr std::size_t kPsClients = 1u << 14;  // Per shard.
+inline constexpr std::size_t kPsDomains = 1024;      // Per shard.
 // Larger pushes and pulls are cut into parts, so that client, wire and table work at once.
 inline constexpr std::size_t kPsPartBytes = std::size_t{512} << 10;
 // What the client makes of that: rows of one answer, and of one push. Small, for the second-level
@@ -47,8 +48,12 @@ inline constexpr std::size_t kPsAnswerBytes = std::size_t{4} << 20;
 // Failed outcomes that are kept per client, to answer a repeated request as the first time.
 // As many as one client may have under way.
 inline constexpr std::size_t kPsOutcomes = 256;
-// Requests of one connection that wait for the end of a freeze; then nothing more is read from it.
+// Requests of one connection that wait for the end of a freeze, or for a gate; then nothing more is
+// read from it. Not less than its client may have under way: it may not wait for what it sends
+// next.
 inline constexpr std::size_t kPsHeldBytes = std::size_t{8} << 20;
+// A client's host that is not heard of for so long has died; its connection ends.
+inline constexpr Millis kPsSilence{20000};
 
 // Shared memory between two ranks: one ring each way.
 inline constexpr std::size_t kRingBytes = std::size_t{1} << 20;

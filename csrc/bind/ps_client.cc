@@ -128,7 +128,7 @@ py::object pull(PsClient& self, const std::vector<std::size_t>& tables, const py
   std::vector<Buffer> buffers;
   std::vector<ps::PullItem> items;
   for (std::size_t at = 0; at < tables.size(); ++at) {
-    const auto& table = self.table(tables[at]);
+    const auto table = self.table(tables[at]);
     Buffer wanted = ids_buffer(ids[at]);
     Buffer rows = float_buffer(outs[at], true);
     require_rows(*table, wanted, rows, "out");
@@ -154,7 +154,7 @@ py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py
   std::vector<Buffer> buffers;
   std::vector<ps::PushItem> items;
   for (std::size_t at = 0; at < tables.size(); ++at) {
-    const auto& table = self.table(tables[at]);
+    const auto table = self.table(tables[at]);
     Buffer wanted = ids_buffer(ids[at]);
     Buffer rows = float_buffer(gradients[at], false);
     require_rows(*table, wanted, rows, "the gradient");
@@ -178,7 +178,7 @@ py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py
 
 py::object pull_dense(PsClient& self, std::size_t number, const py::object& out, int codec,
                       const GateTuple& gate, std::int64_t timeout_ms, bool in_background) {
-  const auto& table = self.table(number);
+  const auto table = self.table(number);  // Others may make tables while the GIL is let go.
   const Millis timeout = self.timeout_of(timeout_ms);
   std::vector<Buffer> buffers;
   buffers.push_back(float_buffer(out, true));
@@ -194,7 +194,7 @@ py::object push_dense(PsClient& self, std::size_t number, const py::object& grad
                       const RoundTuple& round, const py::object& returns_rows,
                       const std::optional<Seen>& seen, std::int64_t timeout_ms,
                       bool in_background) {
-  const auto& table = self.table(number);
+  const auto table = self.table(number);
   std::vector<Buffer> buffers;
   buffers.push_back(float_buffer(gradient, false));
   require_count(*table, buffers[0], "the gradient");

@@ -59,6 +59,8 @@ class Call {
 
   // May take its time on the server: nobody wonders where the answer is.
   virtual bool may_wait() const { return false; }
+  // Its timeout counts from its beginning, whatever else goes on with its shards meanwhile.
+  virtual bool ends_on_time() const { return false; }
 
   // Readable by any thread once is_done().
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }

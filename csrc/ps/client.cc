@@ -17,15 +17,9 @@ namespace {
 constexpr Millis kDialTime{2000};
 constexpr Millis kGoodbyeTime{200};
 constexpr Millis kSeatTime{5};
+constexpr Millis kTickTime{10};
 constexpr std::size_t kFailuresKept = 64;
 constexpr int kFramesPerTurn = 4;
-
-// Later ones are larger: a client that starts again replaces the one it was.
-std::uint64_t new_incarnation() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 }  // namespace
 
@@ -171,13 +165,15 @@ void Client::flush(Millis timeout) {
 
 // Under the seat.
 void Client::drive_until(const Call& call) {
+  Time checked = Clock::now();
   while (!call.is_done()) {
-    if (drive_once()) {
-      pause_.reset();
-      continue;
-    }
-    if (call.is_done() || pause_.look_again()) continue;
-    sleep(Clock::now());
+    const bool moved = drive_once();
+    if (moved) pause_.reset();
+    const bool sleeps = !moved && !call.is_done() && !pause_.look_again();
+    if (sleeps) sleep(Clock::now());
+    // Also in a call that moves bytes for minutes.
+    if (!sleeps && next_tick_ < checked + limits::kSleepSlice) continue;
+    checked = next_tick_;
     transport::run_interrupt_check();
   }
 }
@@ -242,7 +238,11 @@ bool Client::drive_once() {
       disconnect(shard, str("its answer makes no sense: ", error.what()));
     }
   }
-  if (!moved) core_.tick(now);
+  // Deadlines hold also while others keep the links busy.
+  if (now >= next_tick_) {
+    next_tick_ = now + kTickTime;
+    core_.tick(now);
+  }
   if (core_.finished() != finished_seen_) {
     finished_seen_ = core_.finished();
     const std::lock_guard lock(mutex_);

@@ -79,11 +79,12 @@ class Client {
   std::uint64_t fork_generation_;
   std::vector<std::string> addresses_;  // Of each shard's server.
 
-  Turn seat_;  // The driver's: guards core_, connections_, pause_, finished_seen_.
+  Turn seat_;  // The driver's: guards what follows, up to next_tick_.
   ClientCore core_;
   std::vector<Connection> connections_;
   Pause pause_;
   std::uint64_t finished_seen_ = 0;
+  Time next_tick_{};
 
   std::mutex mutex_;  // Guards the rest, but for atomics.
   std::condition_variable changed_;

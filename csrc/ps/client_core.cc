@@ -4,6 +4,17 @@
 
 namespace gradring::ps {
 
+namespace {
+
+Time deadline_of(const Call& call, const Session& session) {
+  const Call::State& state = call.state();
+  const Time since =
+      call.ends_on_time() ? state.begun : std::max(state.begun, session.progress_at());
+  return since + state.timeout;
+}
+
+}  // namespace
+
 ClientCore::ClientCore(const ClientCoreOptions& options) {
   const auto shards = static_cast<std::uint32_t>(options.addresses.size());
   sessions_.reserve(shards);
@@ -103,7 +114,7 @@ void ClientCore::tick(Time now) {
     for (const Part& part : call->parts()) {
       if (part.is_answered) continue;
       const Session& session = sessions_[part.shard];
-      if (now < std::max(state.begun, session.progress_at()) + state.timeout) continue;
+      if (now < deadline_of(*call, session)) continue;
       std::string text = str(call->what(), ": ", session.address(), " made no progress for ",
                              state.timeout.count(), " ms");
       if (!session.is_connected()) text += str(" (no connection: ", session.trouble(), ")");
@@ -117,11 +128,8 @@ Time ClientCore::next_tick() const {
   Time next = Time::max();
   for (const Session& session : sessions_) next = std::min(next, session.next_tick());
   for (const auto& call : calls_) {
-    const Call::State& state = call->state();
     for (const Part& part : call->parts())
-      if (!part.is_answered)
-        next = std::min(next,
-                        std::max(state.begun, sessions_[part.shard].progress_at()) + state.timeout);
+      if (!part.is_answered) next = std::min(next, deadline_of(*call, sessions_[part.shard]));
   }
   return next;
 }

@@ -15,7 +15,7 @@ constexpr std::size_t kErrorKindCount = 11;
 ClientState& ClientTable::enter(std::uint32_t client, std::uint64_t incarnation) {
   const auto found = clients_.find(client);
   if (found == clients_.end()) {
-    if (clients_.size() >= limits::kPsClients && !make_room())
+    if (clients_.size() >= limits::kPsClients)
       throw InvalidArgument(str("this server has ", clients_.size(), " clients already"));
     ClientState& state = clients_[client];
     state.incarnation = incarnation;
@@ -37,17 +37,18 @@ ClientState* ClientTable::find(std::uint32_t client) {
   return found == clients_.end() ? nullptr : &found->second;
 }
 
-bool ClientTable::make_room() {
-  // Workers have few numbers and keep theirs; the others come and go, and the longest gone goes.
+std::optional<std::uint32_t> ClientTable::in_the_way_of(std::uint32_t client) const {
+  if (clients_.size() < limits::kPsClients || clients_.contains(client)) return std::nullopt;
+  // Workers have few numbers and keep theirs; the others come and go. Who is away for a moment only
+  // may be about to send again what it does not know to be done.
   auto oldest = clients_.end();
   for (auto entry = clients_.lower_bound(kFirstNobody); entry != clients_.end(); ++entry) {
-    if (entry->second.connection) continue;
+    if (entry->second.connection || !entry->second.is_given_up) continue;
     if (oldest == clients_.end() || entry->second.away_since < oldest->second.away_since)
       oldest = entry;
   }
-  if (oldest == clients_.end()) return false;
-  clients_.erase(oldest);
-  return true;
+  if (oldest == clients_.end()) return std::nullopt;
+  return oldest->first;
 }
 
 void ClientTable::note_failure(ClientState& state, std::uint64_t seq, const Failure& failure) {

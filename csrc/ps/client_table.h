@@ -30,6 +30,10 @@ class ClientTable {
   // incarnation, InvalidArgument if there are too many clients.
   ClientState& enter(std::uint32_t client, std::uint64_t incarnation);
   ClientState* find(std::uint32_t client);
+  // Whom to forget so that this client can enter: of those that were given up and are no workers,
+  // the one that has been away for the longest. Nothing if there is room, or nobody to forget.
+  std::optional<std::uint32_t> in_the_way_of(std::uint32_t client) const;
+  void forget(std::uint32_t client) { clients_.erase(client); }
   std::map<std::uint32_t, ClientState>& all() { return clients_; }
   const std::map<std::uint32_t, ClientState>& all() const { return clients_; }
 
@@ -40,8 +44,6 @@ class ClientTable {
   void restore(wire::Reader& in);
 
  private:
-  bool make_room();
-
   std::map<std::uint32_t, ClientState> clients_;
 };
 

@@ -74,6 +74,12 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
 
 }  // namespace
 
+std::uint64_t new_incarnation() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
 ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline) {
   return or_lost([&] {
     const Fd fd = reach(address, secret, intro_to(Purpose::kParameters, -1), deadline);

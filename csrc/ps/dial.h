@@ -21,6 +21,10 @@ struct ServerCard {
   Welcome welcome;
 };
 
+// A client's, for its hello. Later ones are larger: a client that starts again replaces the one it
+// was.
+std::uint64_t new_incarnation();
+
 // Both throw AuthError (another secret), or PeerLost that says why there is no connection.
 ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline);
 std::unique_ptr<transport::Link> dial_shard(const std::string& address, const std::string& secret,

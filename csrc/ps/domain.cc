@@ -10,6 +10,8 @@ namespace {
 
 // A worker that is so far ahead of the others has lost its way: its contributions would pile up.
 constexpr std::uint64_t kRoundsAhead = 64;
+// All workers' weights added up are a float32.
+constexpr double kMostWeight = 1e30;
 
 std::string names(const std::vector<std::uint32_t>& workers) {
   std::string text;
@@ -30,7 +32,7 @@ void Domain::set_clock(std::uint32_t client, std::uint64_t clock, const ClockPay
   if (payload.is_round && client >= payload.workers)
     throw InvalidArgument(
         str("clock: rounds of ", payload.workers, " workers have no worker ", client));
-  if (payload.is_round && !(payload.weight >= 0))
+  if (payload.is_round && !(payload.weight >= 0 && payload.weight <= kMostWeight))
     throw InvalidArgument(str("clock: a weight of ", payload.weight, " is no number of examples"));
   if (payload.is_round && clock > applied_ + kRoundsAhead)
     throw InvalidArgument(str("clock: worker ", client, " is at step ", clock, ", but only ",

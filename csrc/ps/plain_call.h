@@ -30,6 +30,7 @@ class PlainCall final : public Call {
   void take(std::size_t part, const wire::PsHeader& answer,
             std::span<const std::byte> payload) override;
   bool may_wait() const override { return may_wait_; }
+  bool ends_on_time() const override { return may_wait_; }
 
   // By part, once done.
   const std::vector<Answered>& answers() const { return answers_; }

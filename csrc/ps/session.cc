@@ -24,35 +24,35 @@ void Session::add(const std::shared_ptr<Call>& call, std::size_t part, std::uint
 }
 
 void Session::drop(const Call& call) {
-  for (std::size_t at = 0; at < items_.size(); ++at) {
+  for (std::size_t at = 0; at < items_.size();) {
     Item& item = items_[at];
-    if (item.call.get() != &call || item.is_over) continue;
-    if (out_bytes_ > 0 && item.request != 0 && item.request == out_request_) {
-      // Half a frame on the wire cannot be taken back.
-      wants_hang_up_ = out_sent_ > 0;
-      if (out_sent_ == 0) {
-        next_ = at;  // It was the last one begun.
-        flight_bytes_ -= item.bytes;
-      }
-      out_bytes_ = 0;
-      out_body_ = {};
+    if (item.call.get() != &call) {
+      ++at;
+      continue;
+    }
+    if (out_bytes_ > 0 && item.request == out_request_ && out_sent_ == 0) {
+      next_ = at;  // It was the last one begun.
+      flight_bytes_ -= item.bytes;
     }
     item.call->release(item.part);
     if (item.seq == 0) {
-      if (at < next_) flight_bytes_ -= item.bytes;
-      settle(item);
+      settle(at);
       continue;
     }
     item.tail = item.call->state().tail;
     item.call.reset();
+    ++at;
   }
-  skip_finished();
+  // Whatever became of its request meanwhile. Half a frame on the wire cannot be taken back.
+  if (out_bytes_ > 0 && out_call_ == &call) {
+    wants_hang_up_ |= out_sent_ > 0;
+    end_output();
+  }
 }
 
 bool Session::is_awaited(std::uint64_t request) const {
-  for (std::size_t at = 0; at < next_; ++at)
-    if (items_[at].request == request && !items_[at].is_over) return items_[at].call != nullptr;
-  return false;
+  const std::size_t at = find(request);
+  return at < next_ && items_[at].call != nullptr;
 }
 
 bool Session::wants_connection(Time now) const {
@@ -64,9 +64,9 @@ void Session::connected(Time now) {
   wants_hang_up_ = false;
   next_ = 0;
   flight_bytes_ = 0;
-  skip_finished();
   begin_hello();
   next_try_ = now;
+  greeted_at_ = now;
 }
 
 void Session::disconnected(const std::string& why, Time now) {
@@ -74,10 +74,15 @@ void Session::disconnected(const std::string& why, Time now) {
   state_ = State::kDown;
   trouble_ = why;
   wants_hang_up_ = false;
-  out_bytes_ = 0;
-  out_body_ = {};
+  end_output();
   next_try_ = now + backoff_;
   backoff_ = std::min(std::max(backoff_ * 2, kFirstBackoff), kMostBackoff);
+}
+
+void Session::end_output() {
+  out_bytes_ = 0;
+  out_body_ = {};
+  out_call_ = nullptr;
 }
 
 void Session::begin_hello() {
@@ -108,6 +113,7 @@ void Session::begin(Item& item) {
     head = part.head;
     if (item.seq != 0) put(tail, item.call->state().tail);
     out_body_ = item.call->body(item.part);
+    out_call_ = item.call.get();
   } else {
     header.type = wire::PsType::kLeave;
     header.a = kNobodysDomain;
@@ -138,7 +144,6 @@ Output Session::output(Time now) {
   if (state_ == State::kDown || wants_hang_up_) return {};
   if (out_bytes_ == 0) {
     if (state_ != State::kUp) return {};
-    while (next_ < items_.size() && items_[next_].is_over) ++next_;
     if (next_ == items_.size() || !has_room()) return {};
     Item& item = items_[next_++];
     begin(item);
@@ -158,33 +163,30 @@ void Session::sent(std::size_t bytes, Time now) {
   // Bytes that go out again and again are no progress.
   if (out_is_first_try_) progress_at_ = now;
   if (out_sent_ < out_bytes_) return;
-  if (Item* item = find(out_request_)) item->sent_at = now;
-  out_bytes_ = 0;
-  out_body_ = {};
+  if (const std::size_t at = find(out_request_); at < next_) items_[at].sent_at = now;
+  end_output();
 }
 
-Session::Item* Session::find(std::uint64_t request) {
-  for (std::size_t at = 0; at < next_; ++at)
-    if (items_[at].request == request && !items_[at].is_over) return &items_[at];
-  return nullptr;
+// Where it is among those under way; next_ if it is not.
+std::size_t Session::find(std::uint64_t request) const {
+  std::size_t at = 0;
+  while (at < next_ && items_[at].request != request) ++at;
+  return at;
 }
 
-void Session::settle(Item& item) {
-  item.is_over = true;
-  item.call.reset();
-}
-
-void Session::skip_finished() {
-  while (!items_.empty() && items_.front().is_over) {
-    items_.pop_front();
-    if (next_ > 0) --next_;
+// Mostly the first one; others overtake only what waits at a gate.
+void Session::settle(std::size_t at) {
+  if (at < next_) {
+    flight_bytes_ -= items_[at].bytes;
+    --next_;
   }
+  items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 
 std::span<std::byte> Session::destination(const wire::PsHeader& answer) {
-  const Item* item = find(answer.request);
-  if (item == nullptr || !item->call) return {};
-  return item->call->destination(item->part, answer);
+  const std::size_t at = find(answer.request);
+  if (at == next_ || !items_[at].call) return {};
+  return items_[at].call->destination(items_[at].part, answer);
 }
 
 void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> payload, Time now) {
@@ -195,20 +197,22 @@ void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> p
     if (answer.type != wire::PsType::kWelcome) throw ProtocolError("no welcome");
     return take_welcome(answer, payload);
   }
-  Item* item = find(answer.request);
-  if (item == nullptr) return;  // Of an earlier try, or nobody's any more.
+  if (out_bytes_ > 0 && answer.request == out_request_)
+    throw ProtocolError("an answer to a request that is not sent yet");
+  const std::size_t at = find(answer.request);
+  if (at == next_) return;  // Of an earlier try, or nobody's any more.
   if (answer.type == wire::PsType::kOutOfOrder) return go_back(answer.b);
   // A welcome is none: a server may greet for ever and never answer.
   progress_at_ = now;
   backoff_ = Millis{0};
-  if (item->seq != 0) acknowledged_ = std::max(acknowledged_, item->seq);
-  flight_bytes_ -= item->bytes;
-  if (item->call) this->answer(*item, answer, payload);
-  settle(*item);
-  skip_finished();
+  const Item& item = items_[at];
+  if (item.seq != 0) acknowledged_ = std::max(acknowledged_, item.seq);
+  if (item.call) this->answer(item, answer, payload);
+  settle(at);
 }
 
-void Session::answer(Item& item, const wire::PsHeader& header, std::span<const std::byte> payload) {
+void Session::answer(const Item& item, const wire::PsHeader& header,
+                     std::span<const std::byte> payload) {
   Call& call = *item.call;
   call.release(item.part);
   if (header.type == wire::PsType::kError) {
@@ -251,10 +255,9 @@ void Session::go_back(std::uint64_t last_done) {
                 str("the server has gone back from change ", acknowledged_, " to ", last_done));
   std::size_t first = next_;
   for (std::size_t at = next_; at-- > 0;)
-    if (items_[at].seq > last_done && !items_[at].is_over) first = at;
+    if (items_[at].seq > last_done) first = at;
   for (std::size_t at = first; at < next_; ++at) {
     Item& item = items_[at];
-    if (item.is_over) continue;
     flight_bytes_ -= item.bytes;
     // What is half on the wire goes on; it will be answered with "out of order" again, by a number
     // that nobody waits for.
@@ -268,25 +271,27 @@ void Session::fail(ErrorKind kind, const std::string& text) {
   wants_hang_up_ = true;
 }
 
-void Session::tick(Time now) {
-  if (state_ == State::kDown || wants_hang_up_) return;
+// By when the server has to answer something on this connection.
+Time Session::answer_due() const {
+  if (state_ == State::kGreeting) return greeted_at_ + options_.answer_time;
   for (std::size_t at = 0; at < next_; ++at) {
     const Item& item = items_[at];
     const bool is_being_sent = out_bytes_ > 0 && item.request == out_request_;
-    if (item.is_over || is_being_sent || (item.call && item.call->may_wait())) continue;
-    if (now < std::max(item.sent_at, moved_at_) + options_.answer_time) return;
-    trouble_ = str("no answer for ", options_.answer_time.count(), " ms");
-    wants_hang_up_ = true;
-    return;
+    if (is_being_sent || (item.call && item.call->may_wait())) continue;
+    return std::max(item.sent_at, moved_at_) + options_.answer_time;
   }
+  return Time::max();
+}
+
+void Session::tick(Time now) {
+  if (state_ == State::kDown || wants_hang_up_ || now < answer_due()) return;
+  trouble_ = str("no answer for ", options_.answer_time.count(), " ms");
+  wants_hang_up_ = true;
 }
 
 Time Session::next_tick() const {
-  Time next = Time::max();
-  if (state_ == State::kDown) return has_work() && !failure_ ? next_try_ : next;
-  for (std::size_t at = 0; at < next_; ++at)
-    if (!items_[at].is_over) return std::max(items_[at].sent_at, moved_at_) + options_.answer_time;
-  return next;
+  if (state_ == State::kDown) return has_work() && !failure_ ? next_try_ : Time::max();
+  return answer_due();
 }
 
 }  // namespace gradring::ps

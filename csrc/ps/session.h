@@ -84,19 +84,19 @@ class Session {
     std::uint64_t request = 0;  // Of the latest try; 0: none yet.
     std::uint64_t bytes = 0;    // Of the latest try.
     Time sent_at{};
-    bool is_over = false;
     wire::Tail tail = {};  // Of a dropped one.
   };
 
   void begin_hello();
+  void end_output();
   void begin(Item& item);
   bool has_room() const;
-  void skip_finished();
-  Item* find(std::uint64_t request);
-  void answer(Item& item, const wire::PsHeader& header, std::span<const std::byte> payload);
+  std::size_t find(std::uint64_t request) const;
+  void answer(const Item& item, const wire::PsHeader& header, std::span<const std::byte> payload);
   void take_welcome(const wire::PsHeader& header, std::span<const std::byte> payload);
   void go_back(std::uint64_t last_done);
-  void settle(Item& item);
+  void settle(std::size_t at);
+  Time answer_due() const;
   void fail(ErrorKind kind, const std::string& text);
 
   SessionOptions options_;
@@ -107,6 +107,7 @@ class Session {
   Millis backoff_{0};
   Time progress_at_{};
   Time moved_at_{};
+  Time greeted_at_{};
   bool wants_hang_up_ = false;
 
   std::deque<Item> items_;  // In the order of calls; those before next_ are under way.
@@ -120,6 +121,7 @@ class Session {
   // The frame being sent.
   Bytes out_head_;
   Body out_body_;
+  const Call* out_call_ = nullptr;  // Whose memory out_body_ is.
   std::size_t out_sent_ = 0;
   std::size_t out_bytes_ = 0;  // 0: none.
   std::uint64_t out_request_ = 0;

@@ -106,6 +106,7 @@ void Shard::replay(const PsHeader& header, std::span<const std::byte> payload, s
                    std::uint64_t incarnation) {
   // Marks: where a checkpoint was taken or loaded.
   if (header.type == PsType::kCut || header.type == PsType::kLoad) return;
+  if (header.type == PsType::kGoodbye) return impl_->clients.forget(client);
   if (header.seq == 0) {
     if (ClientState* state = impl_->clients.find(client)) state->is_given_up = true;
     impl_->forget(client);
@@ -131,6 +132,7 @@ std::string Shard::stats() const {
 
 void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame, Answers& answers) {
   const Hello hello = decode_hello(frame.payload);
+  if (const auto oldest = clients.in_the_way_of(hello.client)) make_room(*oldest);
   try {
     ClientState& state = clients.enter(hello.client, hello.incarnation);
     state.connection = connection;
@@ -150,11 +152,14 @@ void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame,
 void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame, Time now,
                        Answers& answers) {
   const ClientState* state = clients.find(client);
-  const bool is_early = state == nullptr || frame.header.seq > state->seq;
-  if (is_early && !is_control(frame.header.type)) {
+  if (state == nullptr || state->connection != connection) {
+    answers.push_back({connection, replaced_to(frame.header)});
+    return;
+  }
+  if (frame.header.seq > state->seq && !is_control(frame.header.type)) {
     // What it wants to see of its own writes has not come yet, or was lost: it sends them again.
     Frame answer = answer_to(frame.header, PsType::kOutOfOrder);
-    answer.header.b = state == nullptr ? 0 : state->seq;
+    answer.header.b = state->seq;
     answers.push_back({connection, std::move(answer)});
     return;
   }
@@ -199,6 +204,7 @@ void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& an
         if (domain->second.is_hopeless(gate)) domain->second.why_closed(gate).raise();
         // What makes no sense is this connection's fault, not that of whoever opens the gate.
         if (header.type == PsType::kPull) get_pull_ids(frame, ids_at);
+        guests.at(connection).held_bytes += bytes_of(frame);
         parked.push_back({connection, std::move(frame), gate, now + Millis{gate.wait_ms}});
         return;
       }

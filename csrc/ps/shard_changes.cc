@@ -1,6 +1,7 @@
 // Numbered requests: each is done once, in its client's order, and goes through the journal first.
 #include <algorithm>
 
+#include "base/config.h"
 #include "ps/shard_state.h"
 
 namespace gradring::ps {
@@ -38,6 +39,12 @@ Frame error_to(const PsHeader& request, const Failure& failure) {
   return frame;
 }
 
+Frame replaced_to(const PsHeader& request) {
+  return error_to(request,
+                  {ErrorKind::kClosed, -1,
+                   "a later process took over as this client; its requests are not taken"});
+}
+
 Change parse_change(const PsHeader& header, std::span<std::byte> payload) {
   wire::Reader in(payload);
   Change change;
@@ -59,9 +66,7 @@ void Shard::Impl::change(Connection connection, std::uint32_t client, Frame fram
                          Answers& answers) {
   ClientState* state = clients.find(client);
   if (state == nullptr || state->connection != connection) {
-    answers.push_back({connection, error_to(frame.header, {ErrorKind::kClosed, -1,
-                                                           "a later process took over as this "
-                                                           "client; its requests are not taken"})});
+    answers.push_back({connection, replaced_to(frame.header)});
     return;
   }
   const std::uint64_t seq = frame.header.seq;
@@ -154,6 +159,9 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
     case PsType::kClock: {
       Domain fresh;
       const auto known = domains.find(header.a);
+      if (known == domains.end() && domains.size() >= limits::kPsDomains)
+        throw InvalidArgument(str("clock: a server has at most ", limits::kPsDomains,
+                                  " domains; leave those that are not in use"));
       Domain& domain = known == domains.end() ? fresh : known->second;
       domain.set_clock(client, header.b, change.clock);
       if (known == domains.end()) domains.emplace(header.a, std::move(fresh));
@@ -210,6 +218,15 @@ void Shard::Impl::give_up(std::uint32_t client) {
   forget(client);
 }
 
+// Its number is free: should it come back, it begins with its first request.
+void Shard::Impl::make_room(std::uint32_t client) {
+  const ClientState& state = *clients.find(client);
+  PsHeader header;
+  header.type = PsType::kGoodbye;
+  if (state.seq > 0) journal->append(header, {}, client, state.incarnation);
+  clients.forget(client);
+}
+
 void Shard::Impl::forget(std::uint32_t client) {
   for (auto& [id, domain] : domains) domain.lose(client);
   std::erase_if(domains, [](const auto& entry) { return entry.second.is_over(); });
@@ -220,9 +237,12 @@ void Shard::Impl::open_gates(Time at, Answers& answers) {
   parked.clear();
   for (Parked& one : before) {
     const auto domain = domains.find(one.gate.domain);
-    if (domain == domains.end() || domain->second.is_open(one.gate)) {
+    const bool is_open = domain == domains.end() || domain->second.is_open(one.gate);
+    const bool is_over = is_open || one.until <= at || domain->second.is_hopeless(one.gate);
+    if (is_over) guests.at(one.connection).held_bytes -= bytes_of(one.frame);
+    if (is_open) {
       pull(one.connection, std::move(one.frame), at, answers);
-    } else if (one.until <= at || domain->second.is_hopeless(one.gate)) {
+    } else if (is_over) {
       answers.push_back(
           {one.connection, error_to(one.frame.header, domain->second.why_closed(one.gate))});
     } else {

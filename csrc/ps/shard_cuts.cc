@@ -221,7 +221,7 @@ void Shard::Impl::thaw(Time now, Answers& answers) {
 }
 
 void Shard::Impl::hold(Guest& guest, Frame frame) {
-  guest.held_bytes += wire::kPsHeaderBytes + frame.payload.size();
+  guest.held_bytes += bytes_of(frame);
   guest.held.push_back(std::move(frame));
 }
 
@@ -230,7 +230,7 @@ void Shard::Impl::release_held(Time now, Answers& answers) {
     while (!guest.held.empty() && !is_held(guest.held.front(), *guest.client)) {
       Frame frame = std::move(guest.held.front());
       guest.held.pop_front();
-      guest.held_bytes -= wire::kPsHeaderBytes + frame.payload.size();
+      guest.held_bytes -= bytes_of(frame);
       const PsHeader header = frame.header;
       try {
         if (wire::is_numbered(header.type))

@@ -19,6 +19,7 @@ using transport::Purpose;
 
 constexpr Millis kLookTime{2};
 constexpr Millis kMemoryTime{5000};
+constexpr Millis kNoticeTime{100};
 constexpr std::size_t kAnswerTurnBytes = std::size_t{256} << 10;
 constexpr int kReadsPerTurn = 16;
 
@@ -134,6 +135,12 @@ bool ShardLoop::turn(Time now) {
     if (now >= shard_.next_tick()) shard_.tick(now, answers_);
     has_news_ = true;  // The journal may have work of its own.
   }
+  if (now >= next_notice_) {
+    next_notice_ = now + kNoticeTime;
+    // Shared memory tells of its peer's end only by its doorbell, which is heard after a sleep; a
+    // busy shard never sleeps.
+    for (auto& [connection, guest] : guests_) guest.link->finish_sleep();
+  }
   for (auto& [connection, guest] : guests_) moved |= read_from(connection, guest, now);
   settle(now);
   for (auto& [connection, guest] : guests_)
@@ -162,6 +169,7 @@ void ShardLoop::admit(transport::Arrival arrival) {
     next_look_ = {};
     return;
   }
+  transport::end_with_silence(arrival.fd.get(), limits::kPsSilence);
   add_guest(std::make_unique<transport::TcpLink>(std::move(arrival.fd)), now);
 }
 
@@ -220,9 +228,11 @@ bool ShardLoop::read_from(Connection connection, Guest& guest, Time now) {
           break;
       }
     } catch (const ProtocolError& error) {
-      log_warning_once(-1, str("ps frame", error.what()),
-                       str("shard ", options_.shard, ": closed the connection of ",
-                           guest.link->peer_address(), ": ", error.what()));
+      // Keyed without the port and the numbers in the error: one line for each host.
+      const std::string from = guest.link->peer_address();
+      log_warning_once(
+          -1, str("ps frame", from.substr(0, from.rfind(':'))),
+          str("shard ", options_.shard, ": closed the connection of ", from, ": ", error.what()));
       guest.is_gone = true;
       return true;
     }

@@ -101,6 +101,7 @@ class ShardLoop {
   std::vector<Answer> answers_;
   bool has_news_ = false;  // Something was handed to the shard since the journal was synced.
   Time next_look_{};       // At the door and the shard's timers.
+  Time next_notice_{};     // Of links whose other end is gone.
   Pause pause_;
 
   Guarded<std::vector<Task>> posted_;

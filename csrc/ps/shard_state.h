@@ -37,7 +37,7 @@ struct Shard::Impl {
   struct Guest {
     std::optional<std::uint32_t> client;  // After its hello.
     std::deque<Frame> held;               // Wait for the end of a freeze, and what follows those.
-    std::size_t held_bytes = 0;
+    std::size_t held_bytes = 0;           // Of these, and of its pulls that wait for gates.
   };
   // A pull that waits for a gate.
   struct Parked {
@@ -107,6 +107,7 @@ struct Shard::Impl {
               ClientState& state, Frame* answer);
   void settle_rounds();
   void give_up(std::uint32_t client);
+  void make_room(std::uint32_t client);
   void forget(std::uint32_t client);
   void open_gates(Time now, Answers& answers);
 
@@ -154,9 +155,16 @@ struct Shard::Impl {
   std::uint64_t lineage;
 };
 
+// What a frame that waits takes of limits::kPsHeldBytes: as much as it takes of what its client may
+// have under way, so that a client that is held back has sent everything it could.
+inline std::size_t bytes_of(const Frame& frame) {
+  return wire::kPsHeaderBytes + frame.payload.size();
+}
 // An answer to `request`.
 Frame answer_to(const wire::PsHeader& request, wire::PsType type);
 Frame error_to(const wire::PsHeader& request, const Failure& failure);
+// That its client's number has another connection by now.
+Frame replaced_to(const wire::PsHeader& request);
 // Belongs to a checkpoint: it passes what waits for one.
 bool is_control(wire::PsType type);
 

@@ -11,6 +11,9 @@ namespace gradring::ps {
 namespace {
 
 constexpr std::size_t kStalenessBuckets = 1024;
+constexpr std::size_t kLineFloats = 16;
+// What is in a payload besides a dense table's floats: a tail, a round, a count of steps.
+constexpr std::size_t kBesideFloats = std::size_t{16} << 10;
 constexpr std::uint32_t kRoundWriter = 0xfffffffe;  // Nobody's number: a round is everybody's.
 
 std::size_t row_width(const Table& table) {
@@ -39,6 +42,18 @@ void add_weighted(float* total, const float* values, std::size_t count, float we
 
 }  // namespace
 
+// All of a shard's part, state and all, travels in one frame.
+void Store::require_fits_payload(const TableSpec& spec) const {
+  const DenseRange range = dense_range(spec.count, shard_, shards_);
+  const std::uint64_t each = 1 + kernels::state_floats(spec.rule, 1);
+  const std::uint64_t most =
+      (limits::kPsPayloadBytes - kBesideFloats) / sizeof(float) / each / kLineFloats * kLineFloats;
+  if (range.end - range.begin > most)
+    throw InvalidArgument(str("table '", spec.name, "': a shard has at most ", most,
+                              " of its floats, here ", range.end - range.begin,
+                              "; use more shards or several tables"));
+}
+
 Table& Store::make(const TableSpec& spec) {
   require_valid(spec);
   const std::uint64_t id = table_id(spec.name);
@@ -60,12 +75,7 @@ Table& Store::make(const TableSpec& spec) {
   }
   if (tables_.size() >= limits::kPsTables)
     throw InvalidArgument(str("a server has at most ", limits::kPsTables, " tables"));
-  const DenseRange range = dense_range(spec.count, shard_, shards_);
-  if (spec.kind == TableKind::kDense &&
-      range.end - range.begin > limits::kPsPayloadBytes / sizeof(float))
-    throw InvalidArgument(str("table '", spec.name, "': a shard has at most ",
-                              limits::kPsPayloadBytes / sizeof(float), " of its floats, here ",
-                              range.end - range.begin, "; use more shards or several tables"));
+  if (spec.kind == TableKind::kDense) require_fits_payload(spec);
   Table table;
   table.spec = spec;
   try {

@@ -74,6 +74,7 @@ class Store {
   void stats(JsonWriter& json) const;
 
  private:
+  void require_fits_payload(const TableSpec& spec) const;
   float* decoded(const Table& table, const Gradients& gradients, std::size_t count);
   void average_rows(Table& table, const std::map<std::uint32_t, Contribution>& given,
                     const std::map<std::uint32_t, double>& weights, float total);

@@ -269,6 +269,16 @@ void tune_data_socket(int fd) {
   if (is_same_subnet_or_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
+void end_with_silence(int fd, Millis silence) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silence / 4).count();
+  const int between = std::max(1, static_cast<int>(seconds));
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, between);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, between);
+  // Also of bytes that nobody acknowledges, and instead of a count of probes.
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(silence.count()));
+}
+
 Io send_some(int fd, std::span<const std::byte> head, std::span<const std::byte> body) {
   std::array<iovec, 2> parts{};
   std::size_t used = 0;

@@ -51,6 +51,9 @@ std::string errno_text(int error);
 // Data connections: large buffers; reno instead of a pacing congestion control where both ends are
 // on this host or subnet.
 void tune_data_socket(int fd);
+// The connection ends when its peer's host has not been heard of for so long: a host that dies says
+// nothing, and who only waits for it would wait for ever.
+void end_with_silence(int fd, Millis silence);
 
 // Non-blocking, EINTR retried. Two parts so that a header and its payload leave in one system call.
 Io send_some(int fd, std::span<const std::byte> head, std::span<const std::byte> body);

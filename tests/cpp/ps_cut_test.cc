@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/config.h"
 #include "ps/partition.h"
 #include "support/shard_rig.h"
 
@@ -124,6 +125,34 @@ TEST_CASE("a worker that was given up is given up in the replay, too") {
   CHECK(again.ask(survivor, clock(9, 5, {2, false, 1})).header.type == PsType::kDone);
   const auto answers = again.send(survivor, pull("none", {}, wire::Gate{9, 5, 100, false}));
   CHECK(answers.size() == 1);  // No bound waits for the one that was lost.
+}
+
+TEST_CASE("clients that had to make room for others begin anew, in the replay, too") {
+  constexpr std::uint32_t kFirst = 1u << 31;
+  ShardRig rig;
+  rig.snapshot();  // Its client is one of so many.
+  const auto has_entered = [&](std::uint32_t client) {
+    Guest guest = rig.enter(client);
+    rig.ask(guest, make_table(sum_table("t", 1)));
+    rig.ask(guest, push("t", {client}, {1}));
+    return guest;
+  };
+  const std::vector<Guest> gone{has_entered(kFirst), has_entered(kFirst + 1)};
+  for (std::uint32_t client = 2; client + 1 < limits::kPsClients; ++client)
+    rig.enter(kFirst + client);
+  rig.shard().disconnected(gone[0].connection, rig.now);
+  // For a moment only it may be away: what it has under way must not be done twice.
+  CHECK_THROWS_AS(rig.enter(7), InvalidArgument);
+  rig.shard().disconnected(gone[1].connection, rig.now + Millis{100});
+  rig.tick_after(Millis{5000});
+  has_entered(7);
+  CHECK(rig.enter(kFirst + 1).seq == 2);
+  rig.shard().disconnected(8, rig.now);  // Another one, which has done nothing.
+  rig.tick_after(Millis{5000});
+  CHECK(has_entered(kFirst).seq == 2);
+  ShardRig again;
+  again.replay(rig.journal.records);
+  CHECK(again.snapshot() == rig.snapshot());
 }
 
 TEST_CASE("a journal that lacks a record is refused") {

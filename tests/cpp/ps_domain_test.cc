@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "base/config.h"
 #include "support/shard_rig.h"
 
 namespace gradring::testing {
@@ -254,6 +255,43 @@ TEST_CASE("a damaged pull is refused where it came from, not where its gate is o
   CHECK_THROWS_AS(team.rig.send(team.guests[0], broken), ProtocolError);
   for (Guest& each : team.guests)
     CHECK(team.rig.send(each, clock(kDomain, 1, kBoundOfTwo)).size() == 1);
+}
+
+TEST_CASE("a weight that would make the average a nan is refused") {
+  Team team(2, true);
+  for (const double weight : {HUGE_VAL, 1e300, -1.0, std::nan("")})
+    CHECK(error_of(team.rig.ask(team.guests[0], clock(kDomain, 1, round_of(2, weight)))) ==
+          ErrorKind::kInvalidArgument);
+}
+
+TEST_CASE("one client cannot fill a server with domains") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  for (std::uint64_t domain = 1; domain <= limits::kPsDomains; ++domain)
+    CHECK(error_of(rig.ask(guest, clock(domain, 1, kBoundOfTwo))) == ErrorKind::kNone);
+  CHECK(error_of(rig.ask(guest, clock(5000, 1, kBoundOfTwo))) == ErrorKind::kInvalidArgument);
+  rig.ask(guest, leave(1));
+  CHECK(error_of(rig.ask(guest, clock(5000, 1, kBoundOfTwo))) == ErrorKind::kNone);
+}
+
+TEST_CASE("pulls that wait at a gate are bounded, and make room when it opens") {
+  Team team(2, false);
+  Guest& waiting = team.guests[0];
+  const Ids ids((1 << 20) / sizeof(std::uint64_t), 5);
+  std::size_t sent = 0;
+  for (; team.rig.shard().takes_from(waiting.connection) && sent < 100; ++sent)
+    CHECK(team.rig.send(waiting, pull("rows", ids, bound_at(1))).empty());
+  CHECK(sent == limits::kPsHeldBytes >> 20);
+  CHECK(team.rig.shard().takes_from(team.guests[1].connection));
+  SUBCASE("because the others have come") {
+    team.rig.ask(team.guests[1], clock(kDomain, 1, kBoundOfTwo));
+    Guest again = team.rig.enter(0);
+    CHECK(team.rig.send(again, clock(kDomain, 1, kBoundOfTwo)).size() == sent + 1);
+  }
+  SUBCASE("because their time is up") {
+    CHECK(team.rig.tick_after(Millis{600}).size() == sent);
+  }
+  CHECK(team.rig.shard().takes_from(waiting.connection));
 }
 
 }  // namespace

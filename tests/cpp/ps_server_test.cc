@@ -141,6 +141,30 @@ TEST_CASE("workers that push at once lose nothing and add nothing") {
   CHECK(all_are(pull(*client, table, ids), 2.0f * kWorkers * kPushes));
 }
 
+TEST_CASE("a busy server notices that a client is gone") {
+  const Service service(1, 1);
+  const auto client = service.connect(0, TransportMode::kShm);
+  const auto table = make_table(*client, counts(1));
+  auto other = service.connect(1, TransportMode::kShm);
+  make_table(*other, counts(1));
+  other.reset();
+  // Of a server that is asked all the time.
+  const auto is_connected = [&] {
+    const auto call = std::make_shared<PlainCall>("stats");
+    wire::PsHeader header;
+    header.type = wire::PsType::kStats;
+    call->add_to_all(client->shards(), header);
+    client->run(call, kTimeout);
+    const std::string text = decode_text(call->answers()[0].payload);
+    const std::size_t at = text.find("\"client\":1,");
+    REQUIRE(at != std::string::npos);
+    return text.find("\"connected\":true", at) < text.find('}', at);
+  };
+  const Time deadline = Clock::now() + Millis{5000};
+  while (is_connected() && Clock::now() < deadline) continue;
+  CHECK_FALSE(is_connected());
+}
+
 TEST_CASE("asynchronous calls go on by themselves, beside blocking ones of other threads") {
   const Service service(1, 2);
   const auto client = service.connect(0);

@@ -88,6 +88,7 @@ TEST_CASE("a later process takes over a client's number, and the earlier one is 
   Guest second = rig.enter(3, 200);
   CHECK(second.seq == 0);
   CHECK(error_of(rig.ask(first, push("t", {5}, {1, 1}))) == ErrorKind::kClosed);
+  CHECK(error_of(rig.ask(first, pull("t", {5}))) == ErrorKind::kClosed);
   CHECK_THROWS_AS(rig.enter(3, 100), Closed);
   CHECK(error_of(rig.ask(second, push("t", {5}, {4, 4}))) == ErrorKind::kNone);
   CHECK(pulled(rig, second, {5}) == Values{5, 5});
@@ -133,6 +134,10 @@ TEST_CASE("a table that is too large for one shard is refused, and the shard liv
   ps::TableSpec huge = sum_table("huge", 1);
   huge.kind = ps::TableKind::kDense;
   huge.count = std::uint64_t{1} << 38;
+  CHECK(error_of(rig.ask(guest, make_table(huge))) == ErrorKind::kInvalidArgument);
+  // With its state it is read in one answer, as large as any may be.
+  huge.count = std::uint64_t{1} << 28;
+  huge.rule.kind = kernels::RuleKind::kAdam;
   CHECK(error_of(rig.ask(guest, make_table(huge))) == ErrorKind::kInvalidArgument);
   rig.ask(guest, push("t", {5}, {1, 1}));
   CHECK(pulled(rig, guest, {5}) == Values{1, 1});

@@ -2,7 +2,10 @@
 #include "transport/tcp_link.h"
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <random>
 #include <thread>
@@ -109,6 +112,21 @@ TEST_CASE("a link knows its peer's address, also after the peer has gone") {
   CHECK(address.rfind("127.0.0.1:", 0) == 0);
   pair.b.reset();
   CHECK(pair.a->peer_address() == address);
+}
+
+TEST_CASE("a connection can be told to end when its peer's host has gone silent") {
+  const Pair pair = make_pair("127.0.0.1");
+  end_with_silence(pair.a->fd(), Millis{20'000});
+  const auto option = [&](int level, int which) {
+    int value = 0;
+    socklen_t size = sizeof value;
+    REQUIRE(::getsockopt(pair.a->fd(), level, which, &value, &size) == 0);
+    return value;
+  };
+  CHECK(option(SOL_SOCKET, SO_KEEPALIVE) == 1);
+  CHECK(option(IPPROTO_TCP, TCP_KEEPIDLE) == 5);
+  CHECK(option(IPPROTO_TCP, TCP_KEEPINTVL) == 5);
+  CHECK(option(IPPROTO_TCP, TCP_USER_TIMEOUT) == 20'000);
 }
 
 }  // namespace
