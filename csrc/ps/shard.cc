@@ -135,9 +135,12 @@ void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame,
   if (const auto oldest = clients.in_the_way_of(hello.client)) make_room(*oldest);
   try {
     ClientState& state = clients.enter(hello.client, hello.incarnation);
+    guest.client = hello.client;
+    // On a bad network the last words of a connection may come after the first ones of the next.
+    if (state.connection && *state.connection > connection)
+      throw Closed("this client has a later connection");
     state.connection = connection;
     state.is_given_up = false;
-    guest.client = hello.client;
     Frame answer = answer_to(frame.header, PsType::kWelcome);
     answer.header.a = options.incarnation;
     answer.header.b = state.seq;

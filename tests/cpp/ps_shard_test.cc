@@ -81,6 +81,20 @@ TEST_CASE("after a new connection the same client goes on where it was") {
   CHECK(pulled(rig, after, {5}) == Values{2, 2});
 }
 
+TEST_CASE("a hello that comes late does not take over from the connection after it") {
+  ShardRig rig;
+  Guest late;
+  rig.shard().connected(late.connection, rig.now);
+  Guest guest = enter_with_table(rig, 0);
+  CHECK(guest.connection > late.connection);
+  ps::Frame hello;
+  hello.payload = hello_payload(0, 1);
+  CHECK(error_of(rig.send_frame(late, std::move(hello))[0].frame) == ErrorKind::kClosed);
+  CHECK(error_of(rig.ask(late, pull("t", {5}))) == ErrorKind::kClosed);
+  rig.ask(guest, push("t", {5}, {1, 1}));
+  CHECK(pulled(rig, guest, {5}) == Values{1, 1});
+}
+
 TEST_CASE("a later process takes over a client's number, and the earlier one is refused") {
   ShardRig rig;
   Guest first = enter_with_table(rig, 3, 100);
