@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from emulated import emulated_plugin
 from mode_servers import KINDS, Servers, make_servers
 from rank_job import Job
 from thread_ranks import ThreadWorld
@@ -28,6 +29,18 @@ def _worlds() -> Iterator[dict[tuple[int, str], ThreadWorld]]:
     yield worlds
     for world in worlds.values():
         world.close()
+
+
+@pytest.fixture(scope="session")
+def emulated_gpu() -> Iterator[Path]:
+    """Have this process, and those it starts, take the emulated GPU for its GPU.
+
+    Once a process has looked for a GPU it stays with what it found.
+    """
+    plugin = emulated_plugin()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADRING_GPU_PLUGIN", str(plugin))
+        yield plugin
 
 
 @pytest.fixture
