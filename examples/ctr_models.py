@@ -6,18 +6,64 @@ parameter servers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 WIDTHS = (400, 400, 400)
+
+
+class _Products(torch.autograd.Function):
+    """A linear layer's three products by oneDNN."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        context.save_for_backward(x, weight)
+        return _linear(x, weight, bias)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight = context.saved_tensors
+        needs_x = context.needs_input_grad[0]
+        return (
+            _linear(grad, weight.t(), None) if needs_x else None,
+            _linear(grad.t(), x.t(), None),
+            grad.sum(0),
+        )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+class Linear(nn.Linear):
+    """The same layer, by oneDNN where this PyTorch has it.
+
+    `nn.Linear` calls MKL, which leaves AVX-512 unused on AMD's CPUs and half of their speed with it
+    (512 x 429 by 429 x 400 on one core of an EPYC: 103 and 228 GFLOP/s).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _HAS_ONEDNN and x.device.type == "cpu" and x.dtype is torch.float32:
+            y: Tensor = _Products.apply(x, self.weight, self.bias)
+            return y
+        return F.linear(x, self.weight, self.bias)
+
+
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(
+    torch.ops.mkldnn, "_linear_pointwise"
+)
 
 
 def network(inputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in WIDTHS:
-        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        layers += [Linear(inputs, width), nn.ReLU()]
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, 1))
+    return nn.Sequential(*layers, Linear(inputs, 1))
 
 
 class CtrDnn(nn.Module):
