@@ -36,7 +36,7 @@ bool is_huge(const ps::Frame& frame) {
   }
 }
 
-std::vector<std::byte> bytes_of(const ps::Frame& frame) {
+std::vector<std::byte> wire_bytes(const ps::Frame& frame) {
   wire::PsHeader header = frame.header;
   header.payload_bytes = frame.payload.size();
   const auto head = wire::encode(header);
@@ -103,7 +103,7 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
   for (const testing::Request& request : requests) {
     testing::ShardRig rig;
     testing::Guest guest = prepare(rig);
-    found.push_back(bytes_of(rig.frame_of(guest, request)));
+    found.push_back(wire_bytes(rig.frame_of(guest, request)));
   }
   return found;
 }
