@@ -43,7 +43,9 @@ EXTRA_HEADERS = {
 
 LINES_TO_EXPLAIN = 400
 LINES_TO_STOP = 600
-LONG_FILES: dict[str, str] = {}  # Path -> why it has more than LINES_TO_EXPLAIN lines.
+LONG_FILES = {  # Path -> why it has more than LINES_TO_EXPLAIN lines.
+    "tests/emulator/cuda_emulation.h": "all of CUDA's names that kernels use, force-included whole",
+}
 FUNCTION_LINES = 70
 BANNED_WORDS = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
 
