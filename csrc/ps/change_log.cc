@@ -23,7 +23,7 @@ std::uint64_t ChangeLog::first_after(std::uint64_t stamp) const {
 
 void ChangeLog::make_room() {
   if (ring_.size() == kMostChanges) return forget(at(first_++).stamp);
-  std::vector<Change> larger(ring_.empty() ? kFirstChanges : ring_.size() * 2);
+  std::vector<RowChange> larger(ring_.empty() ? kFirstChanges : ring_.size() * 2);
   for (std::uint64_t i = first_; i < count_; ++i) larger[i & (larger.size() - 1)] = at(i);
   ring_ = std::move(larger);
 }

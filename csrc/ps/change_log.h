@@ -10,7 +10,7 @@
 namespace gradring::ps {
 
 // That `row` got `stamp`. It is over once the row's own stamp is another one.
-struct Change {
+struct RowChange {
   std::uint64_t stamp = 0;
   std::uint64_t row = 0;
 };
@@ -28,15 +28,15 @@ class ChangeLog {
   std::uint64_t complete_after() const { return complete_after_; }
   // The changes in the ring are first() .. end()-1, with growing stamps.
   std::uint64_t end() const { return count_; }
-  const Change& at(std::uint64_t number) const { return ring_[number & (ring_.size() - 1)]; }
+  const RowChange& at(std::uint64_t number) const { return ring_[number & (ring_.size() - 1)]; }
   // The first change after `stamp`.
   std::uint64_t first_after(std::uint64_t stamp) const;
-  std::size_t bytes() const { return ring_.capacity() * sizeof(Change); }
+  std::size_t bytes() const { return ring_.capacity() * sizeof(RowChange); }
 
  private:
   void make_room();
 
-  std::vector<Change> ring_;  // Its size is a power of two.
+  std::vector<RowChange> ring_;  // Its size is a power of two.
   std::uint64_t first_ = 0;
   std::uint64_t count_ = 0;
   std::uint64_t complete_after_ = 0;

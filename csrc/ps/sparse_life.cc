@@ -34,7 +34,7 @@ class Collector {
       : rows_(rows), client_(client), most_(std::max<std::size_t>(most, 1)), into_(into) {}
 
   // False: there is no more room, and `into` says where to go on.
-  bool take(const Change& change) {
+  bool take(const RowChange& change) {
     const RowNotes& notes = rows_.notes(change.row);
     if (notes.stamp != change.stamp) return true;  // It changed again, or is gone.
     if (client_ != kEverybody && notes.writer == client_) return true;
@@ -152,7 +152,7 @@ void SparseTable::Impl::scan_for_changes(std::uint64_t since) const {
   for (std::uint64_t row = 0; row < rows.end(); ++row) {
     if (rows.notes(row).stamp > since) scan.found.push_back({rows.notes(row).stamp, row});
   }
-  std::sort(scan.found.begin(), scan.found.end(), [](const Change& a, const Change& b) {
+  std::sort(scan.found.begin(), scan.found.end(), [](const RowChange& a, const RowChange& b) {
     return a.stamp != b.stamp ? a.stamp < b.stamp : a.row < b.row;
   });
 }
@@ -197,10 +197,10 @@ SparseTable::Changed SparseTable::changed(std::uint64_t since, std::uint32_t cli
   Collector collector(t.rows, client, most, result);
   if (since < t.changes.complete_after()) {
     t.scan_for_changes(since);
-    const std::vector<Change>& found = t.scan.found;
+    const std::vector<RowChange>& found = t.scan.found;
     auto next = std::upper_bound(
         found.begin(), found.end(), since,
-        [](std::uint64_t stamp, const Change& change) { return stamp < change.stamp; });
+        [](std::uint64_t stamp, const RowChange& change) { return stamp < change.stamp; });
     for (; next != found.end(); ++next) {
       if (found.end() - next > static_cast<std::ptrdiff_t>(kAhead))
         __builtin_prefetch(&t.rows.notes(next[kAhead].row));

@@ -134,7 +134,7 @@ struct SparseTable::Impl {
   struct Scan {
     std::uint64_t since = 0;
     std::uint64_t through = 0;
-    std::vector<Change> found;
+    std::vector<RowChange> found;
   };
   mutable Scan scan;
 };

@@ -139,6 +139,20 @@ def machine_complaints(path: Path, text: str) -> list[str]:
     return [f"{path} names {where}" for where in found]
 
 
+def defined_types(text: str) -> set[str]:
+    """Types with external linkage that a C++ text defines, with their namespace."""
+    space = re.search(r"^namespace (gradring[\w:]*) \{", text, re.MULTILINE)
+    if space is None:
+        return set()
+    shared = re.sub(
+        r"^namespace \{\n.*?^\}  // namespace\n", "", text, flags=re.MULTILINE | re.DOTALL
+    )
+    found = re.findall(
+        r"^(?:struct|class|union) (\w+)(?: final)?(?: : [^{;]*)? \{", shared, re.MULTILINE
+    )
+    return {f"{space[1]}::{name}" for name in found}
+
+
 def environment_names(text: str) -> set[str]:
     """The GRADRING_* variables that a text reads or sets: they stand in quotes."""
     return set(re.findall(r"""["'](GRADRING_[A-Z0-9_]+)["'{]""", text))
@@ -238,6 +252,19 @@ def test_headers_say_what_they_are_and_sources_include_their_own_header_first() 
         for path in code_files(("csrc",), CPP)
         for complaint in opening_complaints(path, (ROOT / path).read_text())
     ]
+
+
+def test_no_two_files_define_a_type_of_one_name() -> None:
+    # The linker would take one file's functions of it for the other's.
+    hidden = "namespace {\nstruct A {\n};\n}  // namespace\n"
+    text = "namespace gradring::ps {\n" + hidden + "class B final : C {\n};\n}"
+    assert defined_types(text) == {"gradring::ps::B"}
+
+    homes: dict[str, list[str]] = {}
+    for path in code_files(("csrc",), CPP):
+        for name in defined_types((ROOT / path).read_text()):
+            homes.setdefault(name, []).append(str(path))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
 
 
 def test_nothing_names_a_path_of_one_machine() -> None:
