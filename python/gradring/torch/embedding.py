@@ -2,7 +2,8 @@
 
 Forward asks for the rows and makes a leaf of them; what has a gradient after backward is pushed: by
 the optimizer's step, in its mode, or, where the layer was given to no optimizer, at the end of
-backward. Equal ids travel once, both ways: the client fans rows out and adds gradients up.
+backward. Equal ids travel once, both ways: the client fans rows out and adds gradients up. On a
+device the rows that are used most stay there (`gradring.torch.row_cache`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from gradring import optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
+from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.optimizer import ModeOptimizer, ModeTable, RowGradients
-from gradring.modes.rows import as_ids
+from gradring.modes.rows import as_ids, merge
 from gradring.torch.backward import at_the_end_of_backward
+from gradring.torch.row_cache import RowCache
 
 
 class Embedding(torch.nn.Module):
@@ -36,12 +40,18 @@ class Embedding(torch.nn.Module):
         torch.Size([3, 4])
         >>> rows.sum().backward()
 
+    With a ``device`` the rows, the output and the gradients are there, and rows may be used for
+    ``cache_age`` steps before servers are asked again: by so many steps less one may a row be
+    older than the mode says. `flush` ends that: the next rows are the servers'. With 1, the
+    default, nothing is older. Ids may be anywhere; they come to the CPU.
+
     Attributes:
         name: Of the table, the same on every worker.
         dim: Floats a row.
+        cache: The rows on the device; ``None`` without ``device``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a table and a layer can be told
         self,
         name: str,
         dim: int,
@@ -52,6 +62,9 @@ class Embedding(torch.nn.Module):
         pooling: Literal["sum", "mean"] | None = None,
         padding_idx: int | None = None,
         ps: Any = None,
+        device: Any = None,
+        cache_rows: int = 1 << 16,
+        cache_age: int = 1,
     ) -> None:
         """Say what the rows are; nothing is sent yet.
 
@@ -64,9 +77,14 @@ class Embedding(torch.nn.Module):
             pooling: Add up, or average, the rows of each bag of ids.
             padding_idx: An id whose row is zero, is never trained, and does not count in a mean.
             ps: What `gradring.ps.connect` returned, if it goes to no optimizer; ``None`` connects.
+            device: ``"cuda"`` or another of torch's; ``None``: the CPU, without a cache.
+            cache_rows: Rows that the device keeps; more where one batch has more.
+            cache_age: Steps in which a row may be used that servers were asked for once. With
+                ``optim.SGD(lr)`` and `gradring.Async` the worker sees its own gradients all the
+                same.
 
         Raises:
-            InvalidArgument: There is no such pooling.
+            InvalidArgument: There is no such pooling, or the cache makes no sense.
         """
         super().__init__()
         if pooling not in (None, "sum", "mean"):
@@ -81,13 +99,23 @@ class Embedding(torch.nn.Module):
         self._init = init
         self._seed = seed
         self._ps = ps
+        self.cache: RowCache | None = None
+        self._cache_age = cache_age
+        if device is not None:
+            self.cache = RowCache(dim, cache_rows, cache_age, torch.device(device))
         self._driver: ModeOptimizer | None = None
         self._table: ModeTable | None = None
         self._is_alone = False
-        self._ready: list[tuple[Any, torch.Tensor]] = []  # Ids, and the leaf with their gradients.
+        # Ids, which of the leaf's rows are theirs, and the leaf, which gets the gradients.
+        self._ready: list[tuple[Any, Any, torch.Tensor]] = []
 
     def attach(self, driver: ModeOptimizer) -> None:
-        """Train the rows by this optimizer's mode from now on; called by `distributed`."""
+        """Train the rows by this optimizer's mode from now on; called by `distributed`.
+
+        Raises:
+            InvalidArgument: The mode does not allow rows as old as the cache may have them.
+        """
+        self._require_allowed(driver)
         self._driver = driver
         self._is_alone = False
         self._table = driver.sparse_table(
@@ -119,11 +147,12 @@ class Embedding(torch.nn.Module):
         Returns:
             Float32: ``ids.shape + (dim,)``, or (bags, dim).
         """
-        flat = as_ids(ids.detach().numpy())
+        flat = _ids_of(ids)
         is_real = self._is_real(flat)
-        leaf = torch.from_numpy(self._rows(flat, is_real))
+        leaf = self._rows(flat, is_real)
         if self.training and torch.is_grad_enabled():
-            self._listen(leaf, flat, is_real)
+            chosen = slice(None) if is_real is None else is_real
+            self._listen(leaf, flat[chosen], chosen)
         if self.pooling is None:
             # A copy: unlike a leaf it may be changed in place.
             return leaf.clone().view(*ids.shape, self.dim)
@@ -132,15 +161,19 @@ class Embedding(torch.nn.Module):
             padding = int(np.flatnonzero(~is_real)[0])
             places[torch.from_numpy(~is_real)] = padding
         return functional.embedding_bag(
-            places.view(ids.shape), leaf, offsets, mode=self.pooling, padding_idx=padding,
-            per_sample_weights=per_sample_weights,
+            places.view(ids.shape).to(leaf.device), leaf,
+            None if offsets is None else offsets.to(leaf.device),
+            mode=self.pooling, padding_idx=padding, per_sample_weights=per_sample_weights,
         )  # fmt: skip
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Begin to bring the rows of the next batch; see `ModeTable.prefetch`."""
-        flat = as_ids(ids.detach().numpy())
+        flat = _ids_of(ids)
         is_real = self._is_real(flat)
-        self.table.prefetch(flat if is_real is None else flat[is_real])
+        chosen = flat if is_real is None else flat[is_real]
+        if self.cache is not None:
+            chosen = self.cache.missing(np.unique(chosen), ahead=1)
+        self.table.prefetch(chosen)
 
     def _is_real(self, flat: Any) -> Any:
         """Return which ids are no padding; ``None``: all."""
@@ -149,23 +182,63 @@ class Embedding(torch.nn.Module):
         is_real = flat != as_ids([self.padding_idx])[0]
         return None if is_real.all() else is_real
 
-    def _rows(self, flat: Any, is_real: Any) -> Any:
+    def _rows(self, flat: Any, is_real: Any) -> torch.Tensor:
+        """Return a row for each id; of zeros where it is padding."""
+        if self.cache is not None:
+            return self._rows_of_cache(self.cache, flat, is_real)
         if is_real is None:
-            return self.table.pull_flat(flat)
+            return torch.from_numpy(self.table.pull_flat(flat))
         rows = np.zeros((len(flat), self.dim), np.float32)
         rows[is_real] = self.table.pull_flat(flat[is_real])
+        return torch.from_numpy(rows)
+
+    def _rows_of_cache(self, cache: RowCache, flat: Any, is_real: Any) -> torch.Tensor:
+        chosen = flat if is_real is None else flat[is_real]
+        distinct, inverse = np.unique(chosen, return_inverse=True)
+        slots = cache.bring(distinct, self.table.pull_flat)
+        device = cache.weights.device
+        found = cache.weights[slots[torch.from_numpy(inverse.reshape(-1)).to(device)]]
+        if is_real is None:
+            return found
+        rows = torch.zeros((len(flat), self.dim), dtype=torch.float32, device=device)
+        rows[torch.from_numpy(is_real).to(device)] = found
         return rows
 
     def take_gradients(self) -> list[RowGradients]:
         """Return what backward has brought since the last time, and forget it."""
         ready, self._ready = self._ready, []
         result: list[RowGradients] = []
-        for (ids, is_real), leaf in ready:
+        for ids, chosen, leaf in ready:
             assert leaf.grad is not None
-            grads = leaf.grad.numpy()
-            chosen = slice(None) if is_real is None else is_real
-            result.append((self.table, ids[chosen], grads[chosen]))
+            result.append((self.table, ids, leaf.grad.cpu().numpy()[chosen]))
+        if self.cache is not None:
+            if result and self._sees_own_steps():
+                ids, grads = (np.concatenate([entry[part] for entry in result]) for part in (1, 2))
+                distinct, sums = merge(ids, grads, self.dim)
+                self.cache.descend(distinct, sums, self._optimizer.lr)
+            self.cache.advance()
         return result
+
+    def _sees_own_steps(self) -> bool:
+        # Where servers subtract each gradient times a rate, from all workers alike.
+        rule = self._optimizer
+        return (
+            self._cache_age > 1
+            and isinstance(self._driver, AsyncOptimizer)
+            and isinstance(rule, optim.SGD)
+            and rule == optim.SGD(lr=rule.lr)
+        )
+
+    def _require_allowed(self, driver: ModeOptimizer) -> None:
+        if self.cache is None or self._cache_age == 1 or isinstance(driver, AsyncOptimizer):
+            return
+        bound = driver.bound + 1 if isinstance(driver, BoundedOptimizer) else 1
+        if self._cache_age > bound:
+            raise InvalidArgument(
+                f"Embedding {self.name!r}: cache_age={self._cache_age}, but the mode allows rows "
+                f"to be used for {bound} step{'s' if bound > 1 else ''}; with gradring.Async() "
+                "they may be as old as you like"
+            )
 
     def forget_gradients(self) -> None:
         """Forget what backward has brought; `zero_grad` does it."""
@@ -177,16 +250,25 @@ class Embedding(torch.nn.Module):
             self._driver.step(None, rows=self.take_gradients())
 
     def flush(self) -> None:
-        """Wait until the servers have applied all gradients of this worker."""
+        """Wait until the servers have applied all gradients of this worker.
+
+        On a device the next rows are what servers then have.
+        """
         if self._driver is not None:
             self._driver.flush()
+        self.forget_rows()
 
-    def _listen(self, leaf: torch.Tensor, ids: Any, is_real: Any) -> None:
+    def forget_rows(self) -> None:
+        """Ask servers for every row anew, where a device has kept some."""
+        if self.cache is not None:
+            self.cache.clear()
+
+    def _listen(self, leaf: torch.Tensor, ids: Any, chosen: Any) -> None:
         leaf.requires_grad_()
 
         def listen(trained: torch.Tensor) -> None:
-            if not any(trained is known for _, known in self._ready):
-                self._ready.append(((ids, is_real), trained))
+            if not any(trained is known for _, _, known in self._ready):
+                self._ready.append((ids, chosen, trained))
             if self._is_alone:
                 at_the_end_of_backward(self)
 
@@ -197,6 +279,10 @@ class Embedding(torch.nn.Module):
         """Show the table, as `repr` of a module does."""
         pooling = "" if self.pooling is None else f", pooling={self.pooling!r}"
         return f"{self.name!r}, {self.dim}, optimizer={self._optimizer}{pooling}"
+
+
+def _ids_of(ids: torch.Tensor) -> Any:
+    return as_ids(ids.detach().cpu().numpy())
 
 
 def embeddings_of(model: torch.nn.Module | None) -> list[Embedding]:

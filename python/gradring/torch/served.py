@@ -204,6 +204,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Bring everything to the servers and take their values; see `ModeOptimizer.flush`."""
         for driver in self._drivers():
             driver.flush()
+        if self.rows is not None:
+            for layer in self.rows.layers:
+                layer.forget_rows()
 
     def close(self) -> None:
         """Take no further part; see `ModeOptimizer.close`. May be called again."""
