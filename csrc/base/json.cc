@@ -1,5 +1,8 @@
 #include "base/json.h"
 
+#include <array>
+#include <charconv>
+
 namespace gradring {
 
 void JsonWriter::separate() {
@@ -70,6 +73,14 @@ JsonWriter& JsonWriter::value(std::int64_t number) {
 JsonWriter& JsonWriter::value(std::uint64_t number) {
   separate();
   text_ += std::to_string(number);
+  return *this;
+}
+
+JsonWriter& JsonWriter::value(double number) {
+  std::array<char, 32> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number);
+  separate();
+  text_.append(digits.data(), end.ptr);
   return *this;
 }
 

@@ -22,6 +22,7 @@ class JsonWriter {
   JsonWriter& value(std::int64_t number);
   JsonWriter& value(std::uint64_t number);
   JsonWriter& value(std::int32_t number) { return value(std::int64_t{number}); }
+  JsonWriter& value(double number);  // Finite; reads back as the same.
   JsonWriter& value(bool truth);
   JsonWriter& null();
   JsonWriter& micros(std::int64_t nanos);  // As microseconds with three decimals.

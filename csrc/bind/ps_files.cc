@@ -121,7 +121,8 @@ class FileChecker {
 py::dict read_spec(const py::handle& object) {
   const Buffer buffer = as_bytes(object);
   wire::Reader in(bytes_of(buffer));
-  const ps::TableSpec spec = ps::get_spec(in);
+  auto [spec, rule] = ps::get_saved_spec(in);
+  spec.rule = rule;
   py::list state;
   kernels::StateField fields[kernels::kMaxStateFields];
   const bool is_dense = spec.kind == ps::TableKind::kDense;

@@ -118,6 +118,21 @@ std::size_t make_table(PsClient& self, const py::dict& from, std::int64_t timeou
   return self.tables.size() - 1;
 }
 
+// Pairs of a table's number and the rule that its servers go on with: one round trip for all.
+void set_rules(PsClient& self, const std::vector<std::pair<std::size_t, py::dict>>& rules,
+               std::int64_t timeout_ms) {
+  const auto call = std::make_shared<PlainCall>("setting the rules of tables");
+  for (const auto& [number, settings] : rules) {
+    const auto table = self.table(number);
+    const kernels::Rule rule = rule_from(settings);
+    ps::require_successor(table->spec, rule);
+    Bytes head;
+    ps::put(head, rule);
+    call->add_to_all(self.client->shards(), header_of(PsType::kSetRule, table->id), head);
+  }
+  if (!rules.empty()) run(self, call, timeout_ms);
+}
+
 // (ids, rows, since, more): what others have changed, of all shards; ids and float32 rows as bytes.
 py::tuple pull_changed(PsClient& self, std::size_t number, const std::vector<std::uint64_t>& since,
                        std::uint64_t most, std::int64_t timeout_ms) {
@@ -164,7 +179,7 @@ py::tuple read_rows(PsClient& self, std::size_t number, std::uint32_t shard, std
 }
 
 void write_rows(PsClient& self, std::size_t number, const py::object& metas,
-                const py::object& floats, std::int64_t timeout_ms) {
+                const py::object& floats, std::uint64_t steps, std::int64_t timeout_ms) {
   const auto table = self.table(number);
   const Buffer heads(metas, static_cast<int>(DType::kUInt8), false);
   const Buffer values(floats, static_cast<int>(DType::kFloat32), false);
@@ -179,7 +194,7 @@ void write_rows(PsClient& self, std::size_t number, const py::object& metas,
   std::vector<ps::RowMeta> aligned(count);
   if (count > 0) std::memcpy(aligned.data(), heads.data(), count * sizeof(ps::RowMeta));
   ps::add_writes(*call, *table, aligned,
-                 {reinterpret_cast<const float*>(values.data()), count * width});
+                 {reinterpret_cast<const float*>(values.data()), count * width}, steps);
   run(self, call, timeout_ms);
 }
 
@@ -269,12 +284,13 @@ std::vector<std::string> stats(PsClient& self, std::int64_t timeout_ms) {
 
 void register_ps_tables(py::class_<PsClient>& type) {
   type.def("make_table", &make_table, py::arg("spec"), py::arg("timeout_ms") = -1)
+      .def("set_rules", &set_rules, py::arg("rules"), py::arg("timeout_ms") = -1)
       .def("pull_changed", &pull_changed, py::arg("table"), py::arg("since"), py::arg("most"),
            py::arg("timeout_ms") = -1)
       .def("read_rows", &read_rows, py::arg("table"), py::arg("shard"), py::arg("cursor"),
            py::arg("most"), py::arg("timeout_ms") = -1)
       .def("write_rows", &write_rows, py::arg("table"), py::arg("metas"), py::arg("floats"),
-           py::arg("timeout_ms") = -1)
+           py::arg("steps") = 0, py::arg("timeout_ms") = -1)
       .def("read_dense", &read_dense, py::arg("table"), py::arg("timeout_ms") = -1)
       .def("write_dense", &write_dense, py::arg("table"), py::arg("parts"),
            py::arg("timeout_ms") = -1)

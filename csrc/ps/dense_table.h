@@ -29,6 +29,8 @@ class DenseTable {
 
   // One step. `gradient` (count()) is scratch. False: it was not finite and nothing changed.
   bool apply(float* gradient);
+  // For the steps to come; of the same state.
+  void set_rule(const kernels::Rule& rule) { spec_.rule = rule; }
   // Replaces weights, and state and steps where given.
   void write(std::span<const float> weights, std::span<const float> state, std::uint64_t steps);
 

@@ -60,7 +60,7 @@ void put(Writer& out, const kernels::Rule& rule) {
         rule.beta, rule.clip_value, rule.clip_norm})
     put_double(out, value);
 }
-kernels::Rule get_rule(Reader& in) {
+kernels::Rule read_rule(Reader& in) {
   kernels::Rule rule;
   rule.kind = in.get_enum<kernels::RuleKind>(kernels::kRuleKindCount);
   rule.nesterov = in.get<std::uint8_t>() != 0;
@@ -74,6 +74,12 @@ kernels::Rule get_rule(Reader& in) {
 }
 
 }  // namespace
+
+void put(Bytes& out, const kernels::Rule& rule) {
+  Writer writer;
+  put(writer, rule);
+  append(out, writer);
+}
 
 void put_bytes(Bytes& out, std::span<const std::byte> bytes) {
   const std::size_t at = out.size();
@@ -260,7 +266,7 @@ TableSpec get_spec(Reader& in) {
   spec.kind = in.get_enum<TableKind>(2);
   spec.dim = in.get<std::uint32_t>();
   spec.count = in.get<std::uint64_t>();
-  spec.rule = get_rule(in);
+  spec.rule = read_rule(in);
   spec.init.kind = in.get_enum<InitKind>(3);
   spec.init.a = get_float(in);
   spec.init.b = get_float(in);
@@ -277,6 +283,17 @@ TableSpec get_spec(Reader& in) {
     slot.unseen_ticks = in.get<std::uint32_t>();
   }
   return spec;
+}
+
+kernels::Rule get_rule(Reader& in) {
+  return read_rule(in);
+}
+
+SavedSpec get_saved_spec(Reader& in) {
+  SavedSpec saved{get_spec(in), {}};
+  in.take(in.left() % 8);  // Zeros.
+  saved.rule = in.left() > 0 ? read_rule(in) : saved.made.rule;
+  return saved;
 }
 
 }  // namespace gradring::ps

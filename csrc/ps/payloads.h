@@ -63,6 +63,7 @@ void put(Bytes& out, const wire::Round& round);
 void put(Bytes& out, const Outcome& outcome);
 void put(Bytes& out, const ClockPayload& clock);
 void put(Bytes& out, const TableSpec& spec);
+void put(Bytes& out, const kernels::Rule& rule);
 void put_bytes(Bytes& out, std::span<const std::byte> bytes);
 
 wire::Tail get_tail(wire::Reader& in);
@@ -71,5 +72,13 @@ wire::Round get_round(wire::Reader& in);
 Outcome get_outcome(wire::Reader& in);
 ClockPayload get_clock(wire::Reader& in);
 TableSpec get_spec(wire::Reader& in);
+kernels::Rule get_rule(wire::Reader& in);
+// What a snapshot has of a table: its spec, and behind it the rule in force, if it is another one
+// than the table was made with.
+struct SavedSpec {
+  TableSpec made;
+  kernels::Rule rule;
+};
+SavedSpec get_saved_spec(wire::Reader& in);
 
 }  // namespace gradring::ps

@@ -40,8 +40,9 @@ class PlainCall final : public Call {
   std::vector<Answered> answers_;
 };
 
-// Whole rows for their shards, in parts. `floats` has `row_floats` for each of them.
+// Whole rows for their shards, in parts. `floats` has `row_floats` for each of them. `steps`: told
+// to every shard, unless it is 0.
 void add_writes(PlainCall& call, const RemoteTable& table, std::span<const RowMeta> metas,
-                std::span<const float> floats);
+                std::span<const float> floats, std::uint64_t steps = 0);
 
 }  // namespace gradring::ps

@@ -52,6 +52,7 @@ Change parse_change(const PsHeader& header, std::span<std::byte> payload) {
   if ((header.flags & wire::kHasRound) != 0) change.round = get_round(in);
   switch (header.type) {
     case PsType::kMakeTable: change.spec = get_spec(in); break;
+    case PsType::kSetRule: change.rule = get_rule(in); break;
     case PsType::kPush: change.ids = get_ids(in, header.count); [[fallthrough]];
     case PsType::kPushDense:
     case PsType::kWriteRows: change.values = rest_of(payload, in); break;
@@ -151,10 +152,11 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
   Outcome outcome;
   switch (header.type) {
     case PsType::kMakeTable: store.make(change.spec); break;
+    case PsType::kSetRule: store.set_rule(store.require(header.table), change.rule); break;
     case PsType::kPush:
     case PsType::kPushDense: outcome = apply_push(header, change, client); break;
     case PsType::kWriteRows:
-      store.write(store.require(header.table), header.count, change.values, client);
+      store.write(store.require(header.table), header.count, change.values, client, header.a);
       break;
     case PsType::kClock: {
       Domain fresh;

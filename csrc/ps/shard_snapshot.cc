@@ -67,6 +67,7 @@ Bytes Shard::Impl::front_of_snapshot() const {
       counters.put(count);
     put_bytes(payload, counters.take());
     put(payload, table.spec);
+    if (!(table.rule() == table.spec.rule)) put(payload, table.rule());
     put_record(front, RecordKind::kTable, id, payload);
   }
   return front;
@@ -162,7 +163,9 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
       for (std::uint64_t* count : {&before.pushes, &before.steps, &before.rows_pushed,
                                    &before.rows_pulled, &before.refused, &before.not_admitted})
         *count = in.get<std::uint64_t>();
-      Table& table = loading->store.make(get_spec(in));
+      const SavedSpec saved = get_saved_spec(in);
+      Table& table = loading->store.make(saved.made);
+      loading->store.set_rule(table, saved.rule);
       table.pushes = std::max(table.pushes, before.pushes);
       table.steps = std::max(table.steps, before.steps);
       if (!loading->is_same_layout) return;

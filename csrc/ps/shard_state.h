@@ -23,6 +23,7 @@ struct Change {
   wire::Tail tail;
   std::optional<wire::Round> round;
   TableSpec spec;                      // kMakeTable
+  kernels::Rule rule;                  // kSetRule
   ClockPayload clock;                  // kClock
   float least_score = 0;               // kShrink
   std::span<const std::uint64_t> ids;  // kPush

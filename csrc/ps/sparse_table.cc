@@ -47,11 +47,20 @@ SparseTable::Impl::Impl(TableSpec table_spec)
 void SparseTable::Impl::scale_rates(double new_scale) {
   if (new_scale == scale) return;
   scale = new_scale;
+  renew_updaters();
+}
+
+void SparseTable::Impl::renew_updaters() {
   for (Settings& each : settings) {
     kernels::Rule rule = spec.rule;
     rule.lr *= each.lr_scale * scale;
     each.updater = kernels::Updater<float>(rule, dim);
   }
+}
+
+void SparseTable::set_rule(const kernels::Rule& rule) {
+  impl_->spec.rule = rule;
+  impl_->renew_updaters();
 }
 
 template <typename Fetch>

@@ -55,6 +55,9 @@ class SparseTable {
   Applied apply(std::span<const std::uint64_t> ids, float* gradients, std::uint32_t client,
                 std::uint64_t step, double scale = 1);
 
+  // For the updates to come; of the same kind and state.
+  void set_rule(const kernels::Rule& rule);
+
   // Rows changed after `since` by others than `client` (every row if client is ~0u), at most
   // `most`, oldest change first; but what one call changed is never cut in two. Returns the stamp
   // to ask with next time; `more`: there are others.

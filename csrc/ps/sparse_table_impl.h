@@ -59,6 +59,7 @@ struct SparseTable::Impl {
     return settings[found == slots.end() ? 0 : found->second];
   }
   void scale_rates(double scale);
+  void renew_updaters();
 
   // One id's part of an apply.
   struct Push {

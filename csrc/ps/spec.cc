@@ -67,6 +67,48 @@ void require_valid_dense(const TableSpec& spec) {
   }
 }
 
+struct Member {
+  const char* name;
+  double kernels::Rule::* value;
+};
+constexpr Member kRuleMembers[] = {
+    {"lr", &kernels::Rule::lr},
+    {"momentum", &kernels::Rule::momentum},
+    {"dampening", &kernels::Rule::dampening},
+    {"weight_decay", &kernels::Rule::weight_decay},
+    {"lr_decay", &kernels::Rule::lr_decay},
+    {"initial_accumulator_value", &kernels::Rule::initial_accumulator},
+    {"alpha", &kernels::Rule::alpha},
+    {"beta1", &kernels::Rule::beta1},
+    {"beta2", &kernels::Rule::beta2},
+    {"eps", &kernels::Rule::eps},
+    {"l1", &kernels::Rule::l1},
+    {"l2", &kernels::Rule::l2},
+    {"beta", &kernels::Rule::beta},
+    {"clip_value", &kernels::Rule::clip_value},
+    {"clip_norm", &kernels::Rule::clip_norm},
+};
+
+std::string difference(const kernels::Rule& there, const kernels::Rule& here) {
+  if (there.kind != here.kind)
+    return str("optimizer: ", name(there.kind), " there, ", name(here.kind), " here");
+  for (const auto& [text, value] : kRuleMembers)
+    if (there.*value != here.*value)
+      return str("optimizer: ", name(there.kind), " with ", text, "=", there.*value, " there, ",
+                 here.*value, " here");
+  return str("optimizer: ", name(there.kind), there.nesterov || there.centered ? " with" : " without",
+             there.nesterov != here.nesterov ? " nesterov" : " centered", " there");
+}
+
+// The names of its state's fields, for people and to compare.
+std::string state_of(const kernels::Rule& rule) {
+  kernels::StateField fields[kernels::kMaxStateFields];
+  const std::size_t count = kernels::state_fields(rule, 2, fields);
+  std::string names;
+  for (std::size_t i = 0; i < count; ++i) names += str(i > 0 ? ", " : "", fields[i].name);
+  return names.empty() ? "nothing" : names;
+}
+
 }  // namespace
 
 std::uint64_t table_id(const std::string& name) {
@@ -94,6 +136,47 @@ void require_valid(const TableSpec& spec) {
   } else {
     require_valid_dense(spec);
   }
+}
+
+void require_successor(const TableSpec& spec, const kernels::Rule& rule) {
+  try {
+    kernels::require_valid(rule);
+  } catch (const InvalidArgument& error) {
+    refuse(spec, error.what());
+  }
+  if (rule.kind != spec.rule.kind)
+    refuse(spec, str("its rule is ", name(spec.rule.kind), " and stays so, ", name(rule.kind),
+                     " cannot follow; other settings of it can"));
+  if (state_of(rule) != state_of(spec.rule))
+    refuse(spec, str("these settings of ", name(rule.kind), " keep ", state_of(rule),
+                     " beside the weights, the table ", state_of(spec.rule)));
+}
+
+std::string difference(const TableSpec& there, const TableSpec& here) {
+  const auto both = [](const char* what, const auto& a, const auto& b) {
+    return str(what, ": ", a, " there, ", b, " here");
+  };
+  const auto kind = [](const TableSpec& spec) {
+    return spec.kind == TableKind::kSparse ? "sparse" : "dense";
+  };
+  if (there.kind != here.kind) return both("kind", kind(there), kind(here));
+  if (there.dim != here.dim) return both("dim", there.dim, here.dim);
+  if (there.count != here.count) return both("number of floats", there.count, here.count);
+  if (there.rule != here.rule) return difference(there.rule, here.rule);
+  if (there.init != here.init)
+    return there.init.kind != here.init.kind
+               ? std::string("kind of initial values")
+               : both("initial values", str(there.init.a, " and ", there.init.b),
+                      str(here.init.a, " and ", here.init.b));
+  if (there.seed != here.seed) return both("seed", there.seed, here.seed);
+  if (there.entry != here.entry)
+    return both("entry", str("count ", there.entry.count, ", p ", there.entry.probability),
+                str("count ", here.entry.count, ", p ", here.entry.probability));
+  if (there.unseen_ticks != here.unseen_ticks)
+    return both("expire_after", there.unseen_ticks, here.unseen_ticks);
+  if (there.score_decay != here.score_decay)
+    return both("score_decay", there.score_decay, here.score_decay);
+  return "slots";
 }
 
 }  // namespace gradring::ps

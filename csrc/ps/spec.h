@@ -68,5 +68,11 @@ std::uint64_t table_id(const std::string& name);
 
 // Throws InvalidArgument that names the table and what is wrong.
 void require_valid(const TableSpec& spec);
+// Throws InvalidArgument if rows of the table cannot go on under this rule: it makes no sense, is
+// another rule, or keeps another state.
+void require_successor(const TableSpec& spec, const kernels::Rule& rule);
+
+// In what two specs differ first, both values in it: "dim: 4 there, 8 here".
+std::string difference(const TableSpec& there, const TableSpec& here);
 
 }  // namespace gradring::ps

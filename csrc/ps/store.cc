@@ -62,15 +62,11 @@ Table& Store::make(const TableSpec& spec) {
     if (found->second.spec.name != spec.name)
       throw InvalidArgument(str("tables '", spec.name, "' and '", found->second.spec.name,
                                 "' have the same hash; choose another name"));
-    if (found->second.spec != spec)
-      throw Mismatch(str("table '", spec.name, "' is there already with another ",
-                         found->second.spec.kind != spec.kind      ? "kind"
-                         : found->second.spec.dim != spec.dim      ? "dim"
-                         : found->second.spec.count != spec.count  ? "shape"
-                         : !(found->second.spec.rule == spec.rule) ? "optimizer"
-                         : !(found->second.spec.init == spec.init) ? "initial value"
-                         : found->second.spec.seed != spec.seed    ? "seed"
-                                                                   : "entry or expiry rule"));
+    TableSpec in_force = found->second.spec;
+    in_force.rule = found->second.rule();
+    if (found->second.spec != spec && in_force != spec)
+      throw Mismatch(str("table '", spec.name, "' is there already with other settings: ",
+                         difference(found->second.spec, spec)));
     return found->second;
   }
   if (tables_.size() >= limits::kPsTables)
@@ -240,8 +236,16 @@ void Store::average_dense(Table& table, const std::map<std::uint32_t, Contributi
   if (!table.dense->apply(sum.data())) ++table.refused;
 }
 
+void Store::set_rule(Table& table, const kernels::Rule& rule) {
+  require_successor(table.spec, rule);
+  if (table.sparse)
+    table.sparse->set_rule(rule);
+  else
+    table.dense->set_rule(rule);
+}
+
 void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> values,
-                  std::uint32_t client) {
+                  std::uint32_t client, std::uint64_t steps) {
   if (!table.sparse) {
     const std::size_t floats = table.dense->count();
     const auto all = as_floats(values.subspan(std::min<std::size_t>(8, values.size())));
@@ -249,9 +253,9 @@ void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> 
         (all.size() != floats && all.size() != floats + table.dense->state().size()))
       throw InvalidArgument(str("write to '", table.spec.name, "': ", values.size(),
                                 " bytes do not fit its ", floats, " floats here"));
-    std::uint64_t steps = 0;
-    std::memcpy(&steps, values.data(), sizeof steps);
-    table.dense->write(all.first(floats), all.subspan(floats), steps);
+    std::uint64_t own_steps = 0;
+    std::memcpy(&own_steps, values.data(), sizeof own_steps);
+    table.dense->write(all.first(floats), all.subspan(floats), own_steps);
     return;
   }
   const std::size_t row_bytes = sizeof(RowMeta) + table.sparse->row_floats() * sizeof(float);
@@ -262,6 +266,7 @@ void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> 
   for (std::uint32_t i = 0; i < count; ++i) require_ours(std::span(&metas[i].id, 1));
   table.sparse->write({metas, count}, as_floats(values.subspan(sizeof(RowMeta) * count)).data(),
                       client);
+  if (steps > 0) table.steps = steps;
 }
 
 void Store::read_rows(Table& table, std::span<const std::uint64_t> ids, wire::RowCodec codec,
@@ -300,6 +305,7 @@ void Store::stats(JsonWriter& json) const {
   for (const auto& [id, table] : tables_) {
     json.open_object().member("name", std::string_view(table.spec.name));
     json.member("kind", table.sparse ? "sparse" : "dense");
+    json.member("rule", name(table.rule().kind)).member("lr", table.rule().lr);
     json.member("rows", std::uint64_t{table.sparse ? table.sparse->size() : table.dense->count()});
     json.member("bytes", table.sparse ? table.sparse->bytes()
                                       : std::uint64_t{table.dense->count() * sizeof(float)});

@@ -31,6 +31,8 @@ struct Table {
   std::vector<std::uint64_t> staleness;  // Pushes by staleness; the last counts all above.
 
   std::uint64_t stamp() const { return sparse ? sparse->stamp() : dense->stamp(); }
+  // In force; the spec keeps what the table was made with.
+  const kernels::Rule& rule() const { return sparse ? sparse->spec().rule : dense->spec().rule; }
 };
 
 // Gradients as they came: rows (or floats) in a codec, read in place.
@@ -44,7 +46,8 @@ class Store {
  public:
   Store(std::uint32_t shard, std::uint32_t shards) : shard_(shard), shards_(shards) {}
 
-  // Throws Mismatch if there is one of that name with another spec.
+  // Throws Mismatch if there is one of that name with another spec. Its rule may also be the one in
+  // force.
   Table& make(const TableSpec& spec);
   // Throws InvalidArgument that says what there is.
   Table& require(std::uint64_t id, TableKind kind);
@@ -59,8 +62,11 @@ class Store {
   void contribute(Table& table, const Gradients& gradients, Contribution& contribution);
   // One step of every table that somebody contributed to: the weighted average over all workers.
   void apply_round(const ReadyRound& round);
+  // For all updates from now on. Throws InvalidArgument if rows cannot go on under it.
+  void set_rule(Table& table, const kernels::Rule& rule);
+  // `steps`: of a sparse table's rule, where they are the table's; 0: they stay.
   void write(Table& table, std::uint32_t count, std::span<const std::byte> values,
-             std::uint32_t client);
+             std::uint32_t client, std::uint64_t steps);
 
   // Appends what they read to `out`.
   void read_rows(Table& table, std::span<const std::uint64_t> ids, wire::RowCodec codec,

@@ -39,7 +39,8 @@ std::string_view name(PsType type) {
   constexpr std::string_view kRequests[] = {
       "hello",  "make_table", "pull",  "pull", "pull_changed", "push", "push",
       "write",  "clock",      "leave", "tick", "shrink",       "read", "stats",
-      "freeze", "advance",    "cut",   "thaw", "load",         "job",  "goodbye"};
+      "freeze", "advance",    "cut",   "thaw", "load",         "job",  "goodbye",
+      "set_rule"};
   static_assert(std::size(kRequests) == kLastPsRequest + 1);
   const auto raw = static_cast<std::size_t>(type);
   return raw <= kLastPsRequest ? kRequests[raw] : "answer";
@@ -48,6 +49,7 @@ std::string_view name(PsType type) {
 bool is_numbered(PsType type) {
   switch (type) {
     case PsType::kMakeTable:
+    case PsType::kSetRule:
     case PsType::kPush:
     case PsType::kPushDense:
     case PsType::kWriteRows:

@@ -1,11 +1,11 @@
 // Frames between a client of the parameter server and a shard: a header of 64 bytes and a payload.
 // Pure: structs <-> bytes; every length is checked before memory is taken (docs/wire.md).
 //
-// A client numbers the requests that change something (kMakeTable, kPush, kPushDense, kWriteRows,
-// kClock, kTick, kShrink, kLeave) from 1 for each shard: `seq`. A shard does them in that order,
-// each once: what it has done already is answered again, what comes too early is answered with
-// kOutOfOrder. In all other requests `seq` is the last number that must have been done before
-// (reading one's own writes).
+// A client numbers the requests that change something (kMakeTable, kSetRule, kPush, kPushDense,
+// kWriteRows, kClock, kTick, kShrink, kLeave) from 1 for each shard: `seq`. A shard does them in
+// that order, each once: what it has done already is answered again, what comes too early is
+// answered with kOutOfOrder. In all other requests `seq` is the last number that must have been
+// done before (reading one's own writes).
 #pragma once
 
 #include <array>
@@ -30,7 +30,8 @@ enum class PsType : std::uint8_t {
   kPullChanged = 4,  // a: since this stamp, b: at most so many rows; -
   kPush = 5,         // a: pushes seen, b: number of the push; count ids; [tail] [round] ids rows
   kPushDense = 6,    // the same, count floats; [tail] [round] floats
-  kWriteRows = 7,    // count rows; [tail] metas floats   (dense: count floats; weights state)
+  kWriteRows = 7,    // a: steps of the table (0: as they are), count rows; [tail] metas floats
+                     // (dense: count floats; steps weights state)
   kClock = 8,        // a: domain, b: clock; [tail] workers u32, kind u8, weight f64
   kLeave = 9,        // a: domain (0: all); [tail]
   kTick = 10,        // a: tick; [tail]
@@ -44,6 +45,7 @@ enum class PsType : std::uint8_t {
   kLoad = 18,        // a: cut; job text
   kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
   kGoodbye = 20,
+  kSetRule = 21,  // -; [tail] rule
   // Answers.
   kWelcome = 32,     // a: server's incarnation, b: last seq done; see ps/payloads.h
   kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]
@@ -56,7 +58,7 @@ enum class PsType : std::uint8_t {
   kOutOfOrder = 40,  // b: last seq done
   kError = 41,       // a: ErrorKind, b: rank; text
 };
-inline constexpr std::uint8_t kLastPsRequest = 20;
+inline constexpr std::uint8_t kLastPsRequest = 21;
 std::string_view name(PsType type);  // "push", "pull", ...: as errors say it.
 bool is_numbered(PsType type);       // Changes something: carries a seq of its own.
 

@@ -56,6 +56,11 @@ void train(ShardRig& rig, std::uint32_t shard, std::uint32_t shards) {
       dense.push_back(0.01f * static_cast<float>(at * (step + 1)));
     rig.ask(guest, push_dense("dense", dense));
     if (step % 7 == 0) rig.ask(guest, push("missing", ids, rows));
+    if (step % 8 == 3) {
+      kernels::Rule slower = adagrad_table().rule;
+      slower.lr /= step;
+      rig.ask(guest, set_rule("adagrad", slower));
+    }
     rig.ask(guest, clock(9, step / 2, {2, true, 1}));
     if (step % 5 == 0)
       rig.ask(guest, push("adagrad", ids, rows, {.round = wire::Round{9, step / 2}}));

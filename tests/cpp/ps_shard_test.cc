@@ -142,6 +142,76 @@ TEST_CASE("two specs under one name are a mismatch, the same spec twice is not")
   CHECK(text_of(answer).find("dim") != std::string::npos);
 }
 
+ps::TableSpec momentum_table(double lr) {
+  ps::TableSpec spec = sum_table("m", 1);
+  spec.rule = {.kind = kernels::RuleKind::kSgd, .lr = lr, .momentum = 0.5};
+  return spec;
+}
+
+TEST_CASE("other settings of a rule hold from when they are set, and a repeated request is over") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  ps::TableSpec dense = momentum_table(1);
+  dense.name = "d";
+  dense.kind = ps::TableKind::kDense;
+  dense.count = 1;
+  rig.ask(guest, make_table(momentum_table(1)));
+  rig.ask(guest, make_table(dense));
+  const auto value = [&] {
+    const ps::Frame answer = rig.ask(guest, pull("m", {5}));
+    return rows_of(answer.header, answer.payload, 1).rows[0];
+  };
+  const auto step = [&] {
+    rig.ask(guest, push("m", {5}, {1}));
+    rig.ask(guest, push_dense("d", {1}));
+  };
+  step();  // The momentum is 1.
+  CHECK(value() == -1);
+  const ps::Frame halved = rig.frame_of(guest, set_rule("m", momentum_table(0.5).rule));
+  rig.send_frame(guest, halved);
+  rig.ask(guest, set_rule("d", momentum_table(0.5).rule));
+  step();  // It is 1.5.
+  CHECK(value() == -1.75);
+  rig.ask(guest, set_rule("m", momentum_table(0.25).rule));
+  CHECK(error_of(rig.send_frame(guest, halved)[0].frame) == ErrorKind::kNone);
+  step();  // 1.75, by a quarter: the request that came again set nothing.
+  CHECK(value() == -2.1875);
+  const ps::Frame answer = rig.ask(guest, pull_dense("d"));
+  CHECK(floats_of(answer.payload) == Values{-2.625});
+}
+
+TEST_CASE("a table is found by the settings that it was made with, and by those in force") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  rig.ask(guest, make_table(momentum_table(1)));
+  rig.ask(guest, set_rule("m", momentum_table(0.5).rule));
+  Guest other = rig.enter(1);
+  CHECK(error_of(rig.ask(other, make_table(momentum_table(1)))) == ErrorKind::kNone);
+  CHECK(error_of(rig.ask(other, make_table(momentum_table(0.5)))) == ErrorKind::kNone);
+  const ps::Frame answer = rig.ask(other, make_table(momentum_table(0.25)));
+  CHECK(error_of(answer) == ErrorKind::kMismatch);
+  CHECK(text_of(answer).find("sgd with lr=1 there, 0.25 here") != std::string::npos);
+}
+
+TEST_CASE("a rule of another state is refused, and the one in force stays") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  rig.ask(guest, make_table(momentum_table(1)));
+  const kernels::Rule plain{.kind = kernels::RuleKind::kSgd, .lr = 1};
+  const kernels::Rule adam{.kind = kernels::RuleKind::kAdam};
+  kernels::Rule senseless = momentum_table(1).rule;
+  senseless.lr = -1;
+  for (const kernels::Rule& rule : {plain, adam, senseless}) {
+    const ps::Frame answer = rig.ask(guest, set_rule("m", rule));
+    CHECK(error_of(answer) == ErrorKind::kInvalidArgument);
+    CHECK(text_of(answer).find("\"m\"") != std::string::npos);
+  }
+  CHECK(error_of(rig.ask(guest, set_rule("none", plain))) == ErrorKind::kInvalidArgument);
+  rig.ask(guest, push("m", {5}, {1}));
+  const ps::Frame answer = rig.ask(guest, pull("m", {5}));
+  CHECK(rows_of(answer.header, answer.payload, 1).rows == Values{-1});
+}
+
 TEST_CASE("a table that is too large for one shard is refused, and the shard lives on") {
   ShardRig rig;
   Guest guest = enter_with_table(rig, 0);
@@ -173,6 +243,7 @@ TEST_CASE("every request cut short is refused or answered, and a refused one cha
                                       push("t", {1}, {1, 1}, {.round = wire::Round{7, 0}}),
                                       clock(7, 1, {2, true, 1}),
                                       tick(4),
+                                      set_rule("t", {}),
                                       pull("t", {1, 2}, wire::Gate{7, 0, 10, true}),
                                       advance(3, Millis{10}, {{1, 2, 3, {4}}}),
                                       cut(3, "{}")};

@@ -35,6 +35,10 @@ class Table:
     changes: dict[int, tuple[int, int | None]] = field(default_factory=dict)  # stamp, writer
     stamp: int = 0
     pushes: int = 0
+    made_with: Any = None
+
+    def __post_init__(self) -> None:
+        self.made_with = self.rule
 
     def row(self, key: int) -> Any:
         if key in self.rows:
@@ -165,7 +169,7 @@ class ExactStore:
         def make() -> str:
             start = init if callable(init) else lambda key: 0
             table = self._server.tables.setdefault(name, Table(rule, shape, start, is_dense))
-            assert table.rule == rule
+            assert rule in (table.rule, table.made_with)
             return name
 
         return self._change(make)
@@ -179,6 +183,13 @@ class ExactStore:
                 answer = self._server.once(self._client, self._seq, change)
                 if not self._faults.strike():  # Else its answer is: ask again.
                     return answer
+
+    def set_rules(self, rules: Sequence[tuple[str, Any]]) -> None:
+        def set_rules() -> None:
+            for table, rule in rules:
+                self._server.tables[table].rule = rule
+
+        self._change(set_rules)
 
     def write(self, table: str, values: Any) -> None:
         def write() -> None:

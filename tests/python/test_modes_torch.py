@@ -343,23 +343,6 @@ def test_what_servers_cannot_do_is_refused_by_name(comm: Any) -> None:
     assert type(refused) is torch.optim.NAdam  # As it was.
 
 
-def test_a_changed_learning_rate_is_refused_unless_workers_step(comm: Any) -> None:
-    for mode, is_followed in ((gr.Async(), False), (gr.Geo(1), True)):
-        param = torch.nn.Parameter(torch.ones(2))
-        optimizer = gt.distributed(
-            torch.optim.SGD([param], lr=1.0), mode, comm=comm, ps=ExactServer().client(0)
-        )
-        optimizer.param_groups[0]["lr"] = 0.5
-        param.grad = torch.ones(2)
-        if is_followed:
-            optimizer.step()
-            assert param.tolist() == [0.5, 0.5]
-        else:
-            with pytest.raises(gr.InvalidArgument, match="learning rate"):
-                optimizer.step()
-        optimizer.driver.abandon()
-
-
 def test_a_distributed_optimizer_is_not_copied(comm: Any) -> None:
     param = torch.nn.Parameter(torch.ones(2))
     optimizer = gt.distributed(

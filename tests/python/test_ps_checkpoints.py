@@ -78,6 +78,31 @@ def test_a_checkpoint_has_the_same_bits_on_any_number_of_servers(
         assert everything(ps) == later
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3)])
+def test_the_rule_in_force_is_part_of_a_checkpoint(tmp_path: Path, before: int, after: int) -> None:
+    made_with = gr.optim.Adagrad(lr=1.0)
+    first, second = str(tmp_path / "1"), str(tmp_path / "2")
+    ids = np.arange(20)
+
+    def table_of(ps: ParameterServer) -> Any:
+        return ps.sparse_table("t", 2, made_with)
+
+    with connected(before) as ps:
+        table = table_of(ps)
+        ps.save(first)
+        table.push(ids, np.ones((20, 2), np.float32))
+        table.set_optimizer(gr.optim.Adagrad(lr=0.25))
+        saved = ps.save(second, base=first)
+        assert {one["lr"] for one in saved.tables} == {0.25}
+        table.push(ids, np.ones((20, 2), np.float32))
+        later = table.pull(ids)
+    with connected(after) as ps:
+        ps.load(second)
+        table = table_of(ps)
+        table.push(ids, np.ones((20, 2), np.float32))
+        np.testing.assert_array_equal(table.pull(ids), later)
+
+
 def test_several_shards_of_one_process_are_saved_and_loaded(tmp_path: Path) -> None:
     with connected(2, threads=2) as ps:
         train(ps)

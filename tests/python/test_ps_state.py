@@ -103,6 +103,58 @@ def test_training_moves_from_torch_to_servers_and_back() -> None:
         assert np.allclose(table.pull(), parameter.detach().numpy(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+def test_an_embedding_moves_from_sparse_adam_to_servers_and_back(servers: int) -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Embedding(12, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam([layer.weight], lr=0.1)
+    random = np.random.default_rng(3)
+    every = np.arange(12)
+
+    def step(push: Any = None) -> None:
+        ids = random.choice(12, 3, replace=False)
+        gradient = random.standard_normal((3, 4)).astype(np.float32)
+        optimizer.zero_grad()
+        (layer(torch.from_numpy(ids)) * torch.from_numpy(gradient)).sum().backward()
+        optimizer.step()
+        if push is not None:
+            push(ids, gradient)
+
+    rule = gr.optim.SparseAdam(lr=0.1)
+    with connected(servers) as ps, connected(2) as others:
+        table = ps.sparse_table("e", 4, rule)
+        for _ in range(5):
+            step()
+        entry = optimizer.state_dict()["state"][0]
+        table.load_state_dict(
+            {
+                "ids": every,
+                "rows": layer.weight.detach(),
+                "state": {name: entry[name] for name in ("exp_avg", "exp_avg_sq")},
+                "updates": entry["step"],
+            }
+        )
+        for _ in range(5):
+            step(table.push)
+        # The steps that it counts are the table's: had they begun anew, this would be far off.
+        np.testing.assert_allclose(table.pull(every), layer.weight.detach(), rtol=1e-5, atol=1e-7)
+
+        saved = table.state_dict()
+        assert saved["updates"] == 10
+        copy = others.sparse_table("e", 4, rule)
+        copy.load_state_dict(saved)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(saved["rows"]))
+        state = optimizer.state[layer.weight]
+        state["step"] = saved["updates"]
+        for name, values in saved["state"].items():
+            state[name].copy_(torch.from_numpy(values))
+        for _ in range(5):
+            step(lambda ids, gradient: [t.push(ids, gradient) for t in (table, copy)])
+        np.testing.assert_array_equal(table.pull(every), copy.pull(every))
+        np.testing.assert_allclose(table.pull(every), layer.weight.detach(), rtol=1e-5, atol=1e-7)
+
+
 def test_weights_alone_begin_a_table() -> None:
     with connected() as ps:
         words = ps.sparse_table("words", 2, gr.optim.Adagrad(lr=1, initial_accumulator_value=3))

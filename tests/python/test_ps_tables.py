@@ -223,12 +223,52 @@ def test_staleness_counts_the_pushes_in_between() -> None:
 def test_other_settings_for_a_name_are_a_mismatch_that_shows_both(ps: ParameterServer) -> None:
     ps.sparse_table("t", 4, gr.optim.SGD(lr=0.5))
     ps.sparse_table("t", 4, gr.optim.SGD(lr=0.5))
-    with pytest.raises(Mismatch, match="'t'"):
-        ps.sparse_table("t", 8, gr.optim.SGD(lr=0.5))
-    with pytest.raises(Mismatch, match="'t'"):
-        ps.sparse_table("t", 4, gr.optim.SGD(lr=0.25))
-    with pytest.raises(Mismatch, match="'t'"):
+    for dim, rule, options, words in (
+        (8, gr.optim.SGD(lr=0.5), {}, "dim: 4 there, 8 here"),
+        (4, gr.optim.SGD(lr=0.25), {}, "sgd with lr=0.5 there, 0.25 here"),
+        (4, gr.optim.Adam(), {}, "optimizer: sgd there, adam here"),
+        (4, gr.optim.SGD(lr=0.5), {"seed": 3}, "seed: 0 there, 3 here"),
+        (4, gr.optim.SGD(lr=0.5), {"init": 0.5}, "initial values: 0 and 0 there, 0.5 and 0 here"),
+        (4, gr.optim.SGD(lr=0.5), {"expire_after": 2}, "expire_after: 0 there, 2 here"),
+        (4, gr.optim.SGD(lr=0.5), {"entry": gr.ps.Count(3)}, "count 0, p 1 there, count 3"),
+    ):
+        with pytest.raises(Mismatch, match=f"'t' is there already .*{words}"):
+            ps.sparse_table("t", dim, rule, **options)
+    with pytest.raises(Mismatch, match="kind: sparse there, dense here"):
         ps.dense_table("t", 4, gr.optim.SGD(lr=0.5))
+
+
+def test_other_settings_of_a_rule_hold_for_everybody_from_the_next_push_on() -> None:
+    slots = gr.ps.Slots(48, {1: gr.ps.Slot(lr_scale=0.5)})
+    rule = gr.optim.SGD(lr=1.0)
+    with serving(2) as addresses, join(addresses) as ps, join(addresses, client=1) as other:
+        table = ps.sparse_table("t", 1, rule, slots=slots)
+        dense = ps.dense_table("d", 40, rule)
+        same = other.sparse_table("t", 1, rule, slots=slots)
+        ids = [3, (1 << 48) + 3]
+        table.push(ids, np.ones((2, 1)), async_op=True)
+        table.set_optimizer(gr.optim.SGD(lr=0.25))
+        same.push(ids, np.ones((2, 1)))
+        assert table.pull(ids).ravel().tolist() == [-1.25, -0.625]
+        ps.set_optimizers([(table, gr.optim.SGD(lr=2.0)), (dense, gr.optim.SGD(lr=4.0))])
+        assert (table.optimizer.lr, dense.optimizer.lr) == (2, 4)
+        same.push(ids, np.ones((2, 1)))
+        dense.push(np.ones(40, np.float32))
+        assert table.pull(ids).ravel().tolist() == [-3.25, -1.625]
+        assert (dense.pull() == -4).all()
+        in_force = {
+            (t["name"], t["rule"], t["lr"]) for shard in ps.stats() for t in shard["tables"]
+        }
+        assert in_force == {("t", "sgd", 2), ("d", "sgd", 4)}
+        # A worker that begins now may say either what the table was made with or what is in force.
+        for lr in (1.0, 2.0):
+            other.sparse_table("t", 1, gr.optim.SGD(lr=lr), slots=slots)
+        before = ps.calls.core.bytes_sent
+        for wrong in (gr.optim.Adam(), gr.optim.SGD(lr=1.0, momentum=0.5), "sgd"):
+            with pytest.raises(InvalidArgument):
+                ps.set_optimizers([(dense, gr.optim.SGD(lr=1.0)), (table, wrong)])
+        assert ps.calls.core.bytes_sent == before
+        assert (table.optimizer.lr, dense.optimizer.lr) == (2, 4)
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:

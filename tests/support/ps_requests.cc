@@ -78,6 +78,13 @@ Request tick(std::uint32_t tick) {
   return request(PsType::kTick, tick);
 }
 
+Request set_rule(const std::string& table, const kernels::Rule& rule) {
+  Request made = request(PsType::kSetRule);
+  made.header.table = ps::table_id(table);
+  ps::put(made.rest, rule);
+  return made;
+}
+
 Request nothing() {
   return request(PsType::kLeave, ~std::uint64_t{0});
 }

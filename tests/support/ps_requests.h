@@ -38,6 +38,7 @@ Request push_dense(const std::string& table, const Values& values, const PushWis
 Request clock(std::uint64_t domain, std::uint64_t clock, const ps::ClockPayload& payload);
 Request leave(std::uint64_t domain);
 Request tick(std::uint32_t tick);
+Request set_rule(const std::string& table, const kernels::Rule& rule);
 // What the client sends in place of a change that was given up.
 Request nothing();
 

@@ -77,6 +77,7 @@ class AsyncOptimizer(ModeOptimizer):
             TimedOut: The queue of steps to be sent stayed full.
             Error: A push or pull in the background failed; as it did.
         """
+        self.require_open()
         self._receiver.require_well()
         pushes = self.dense.pushes(grads)
         copies = self._copies()
@@ -93,6 +94,10 @@ class AsyncOptimizer(ModeOptimizer):
         self._sender.submit(send, self.timeout)
         self._take_over()
         self._receive()
+
+    def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
+        """Behind the steps that wait to be sent."""
+        self._sender.submit(lambda: self.store.set_rules(rules), self.timeout)
 
     def _copies(self) -> list[Array]:
         try:
@@ -123,6 +128,11 @@ class AsyncOptimizer(ModeOptimizer):
             np.copyto(param, copy)
         self.dense.seen = self._second_seen
         self._second_is = _OURS
+
+    def left_behind(self) -> str:
+        """Say how many steps wait to be sent."""
+        waiting = self._sender.waiting
+        return f"its last {waiting} steps" if waiting else ""
 
     @property
     def versions(self) -> dict[str, Any]:

@@ -74,6 +74,11 @@ class Background:
             raise TimedOut(f"{self._thread.name}: still at work after {timeout:g} s")
         self.require_well()
 
+    @property
+    def waiting(self) -> int:
+        """Tasks that have not ended."""
+        return self._tasks.unfinished_tasks
+
     def require_well(self) -> None:
         """Raise what a task has raised."""
         if self._failure is not None:
@@ -106,3 +111,4 @@ class Background:
                     task()
                 except BaseException as error:  # noqa: BLE001 - raised on the owner's thread
                     self._failure = error
+            self._tasks.task_done()

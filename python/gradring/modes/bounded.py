@@ -83,6 +83,7 @@ class BoundedOptimizer(ModeOptimizer):
         Raises:
             TimedOut: A worker is too far behind for too long; says who.
         """
+        self.require_open()
         pushes = self.dense.pushes(grads) + self.row_pushes(rows)
         pushes.append(self._clock_push(1))
         pending = self.store.push(pushes)

@@ -80,9 +80,19 @@ class GeoOptimizer(ModeOptimizer):
         return Sum()
 
     def sparse_table(
-        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0
+        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
     ) -> ModeTable:
-        """Make or find a table, and a replica of those of its rows that are asked for."""
+        """Make or find a table, and a replica of those of its rows that are asked for.
+
+        Raises:
+            InvalidArgument: The rule has no local steps, or there are other settings: rows that
+                servers leave out, drop or round would not be those of the replicas.
+        """
+        if settings:
+            raise InvalidArgument(
+                f"table {name!r}: {', '.join(settings)}: not with GEO, whose replicas are to be "
+                "equal to the servers' rows; use gradring.Async() for it"
+            )
         if not hasattr(rule, "update"):
             raise InvalidArgument(
                 f"table {name!r}: {type(rule).__name__} has no local steps; GEO needs a rule with "
@@ -101,6 +111,13 @@ class GeoOptimizer(ModeOptimizer):
         self._local_rows[name] = LocalRows(rule, dim)
         self.replicas.sparse.append(replica)
         return table
+
+    def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
+        """Tell nobody: the rule is the worker's."""
+
+    def set_table_rule(self, table: ModeTable, rule: Any) -> None:
+        """Train this worker's rows with other settings."""
+        self._local_rows[table.name].set_rule(rule)
 
     def replica(self, table: ModeTable) -> SparseReplica:
         """Return the local rows of a table, for a training loop that writes them itself."""
@@ -132,6 +149,7 @@ class GeoOptimizer(ModeOptimizer):
         Raises:
             Error: An exchange in the background failed; as it did.
         """
+        self.require_open()
         checked = self.dense.checked(grads)
         for rule, param, grad, state in zip(
             self.rules, self.params, checked, self._state, strict=True
@@ -152,6 +170,7 @@ class GeoOptimizer(ModeOptimizer):
 
     def advance(self) -> None:
         """End a local step that the caller has done itself; exchange if it is time."""
+        self.require_open()
         self.replicas.pace.note_step(time.perf_counter() - self._stepped_at)
         self._take_prefetched()
         self.replicas.poll()
@@ -168,6 +187,11 @@ class GeoOptimizer(ModeOptimizer):
         for each in coming:
             each.wait(self.timeout)
             self.replica(each.table).insert(each.ids, each.rows)
+
+    def left_behind(self) -> str:
+        """Say how many steps were not offered yet."""
+        steps = self.k_steps - self._steps_left
+        return f"what its last {steps} steps have learned" if steps > 0 else ""
 
     @property
     def report(self) -> GeoReport:

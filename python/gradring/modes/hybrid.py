@@ -9,6 +9,7 @@ from gradring.communicator import Communicator
 from gradring.modes.contracts import Hybrid, Sync
 from gradring.modes.optimizer import TIMEOUT, ModeOptimizer, ModeTable, RowGradients
 from gradring.modes.store import Array
+from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
 
 Batch = TypeVar("Batch")
@@ -59,14 +60,22 @@ class HybridOptimizer(ModeOptimizer):
         return made
 
     def sparse_table(
-        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0
+        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
     ) -> ModeTable:
         """Make or find a table whose rows the mode's sparse part trains."""
         if self.sparse_side is None:
             self.sparse_side = self._over_servers(self.mode.sparse, [], None, f"{self.name}/rows")
-        table = self.sparse_side.sparse_table(name, dim, rule, init=init, seed=seed)
+        table = self.sparse_side.sparse_table(name, dim, rule, init=init, seed=seed, **settings)
         self.tables[name] = table
         return table
+
+    def set_rule(self, rule: Any) -> None:
+        """Go on with other settings of the dense parameters' rule."""
+        if isinstance(self.dense_side, SyncOptimizer):
+            require_successor(self.dense_side.rule, rule)
+            self.dense_side.rule = rule
+        else:
+            self.dense_side.set_rule(rule)
 
     def step(
         self,
@@ -75,6 +84,7 @@ class HybridOptimizer(ModeOptimizer):
         rows: Iterable[RowGradients] = (),
     ) -> None:
         """Do a step of both; rows go first, and travel while dense gradients do."""
+        self.require_open()
         if self.sparse_side is not None:
             self.sparse_side.step(None, weight, rows)
         self.dense_side.step(grads, weight)

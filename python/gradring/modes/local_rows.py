@@ -23,6 +23,12 @@ _SETTLED = {"sgd": 2, "rmsprop": 1}
 _BESIDE_FIELDS = {"ids", "step", "updates"}
 
 
+def _settled(core_rule: Mapping[str, Any]) -> int:
+    if core_rule["kind"] == "adagrad" and core_rule["lr_decay"] == 0:
+        return 1
+    return _SETTLED.get(core_rule["kind"], np.iinfo(np.int64).max)
+
+
 class LocalRows:
     """The states of a rule for rows by slot."""
 
@@ -37,15 +43,24 @@ class LocalRows:
         self._dim = dim
         self._core_rule = rule.to_core()
         self._layout = _core.state_fields(self._core_rule, dim)
-        self._settled = _SETTLED.get(self._core_rule["kind"], np.iinfo(np.int64).max)
-        if self._core_rule["kind"] == "adagrad" and rule.lr_decay == 0:
-            self._settled = 1
+        self._settled = _settled(self._core_rule)
         self._counts_for_table = self._core_rule["kind"] == "sparse_adam"
         self._updates = 0
         self._steps = np.zeros(0, np.int64)
         self._fields: list[npt.NDArray[np.float32]] = [
             np.zeros((0, floats), np.float32) for _, floats, _ in self._layout
         ]
+
+    def set_rule(self, rule: Any) -> None:
+        """Go on with other settings, for which the state is the same.
+
+        Raises:
+            InvalidArgument: It needs steps that were not counted.
+        """
+        core_rule = rule.to_core()
+        if _settled(core_rule) != self._settled:
+            raise InvalidArgument(f"{rule}: an lr_decay is there from the start or not at all")
+        self.rule, self._core_rule = rule, core_rule
 
     def update(self, weights: Array, slots: Slots, grads: Array) -> None:
         """Do one step of each row.

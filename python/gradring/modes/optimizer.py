@@ -6,23 +6,29 @@ thread; what goes on in the background is the subclass's.
 
 from __future__ import annotations
 
+import atexit
+import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from gradring.errors import InvalidArgument
+from gradring.errors import Closed, InvalidArgument
 from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
 from gradring.modes.rows import as_ids
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Ids, Pull, Push, Store
+from gradring.optim.state import require_successor
 
 Batch = TypeVar("Batch")
 RowGradients = tuple["ModeTable", Any, Any]  # Table, ids, one gradient row for each id.
 
 TIMEOUT = 30.0  # Seconds.
 _PREFETCHES = 64
+
+_open: weakref.WeakSet[ModeOptimizer] = weakref.WeakSet()
 
 
 class ModeTable:
@@ -65,6 +71,16 @@ class ModeTable:
             self.seen = coming.seen
             return coming.rows
         return self._optimizer.read(self, ids)
+
+    def set_rule(self, rule: Any) -> None:
+        """Go on with other settings of the rule; see `ModeOptimizer.set_rule`.
+
+        Raises:
+            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+        """
+        require_successor(self.rule, rule)
+        self._optimizer.set_table_rule(self, rule)
+        self.rule = rule
 
     def forget_prefetch(self) -> None:
         """Expect nothing; for modes that keep what comes somewhere else."""
@@ -167,6 +183,7 @@ class ModeOptimizer:
         self.dense = DenseParameters(self.params, name)
         self.join()
         self.dense.make(self.store, [self.server_rule(each) for each in self.rules], timeout)
+        _open.add(self)
 
     def _one_for_each(self, rule: Any) -> list[Any]:
         if not isinstance(rule, Sequence):
@@ -176,7 +193,7 @@ class ModeOptimizer:
         return list(rule)
 
     def sparse_table(
-        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0
+        self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
     ) -> ModeTable:
         """Make or find a table whose rows this optimizer's mode trains.
 
@@ -186,9 +203,16 @@ class ModeOptimizer:
             rule: How a gradient changes a row; servers or the worker apply it, as the mode has it.
             init: Where new rows start, such as ``gr.init.Uniform(0.01)``; zeros by default.
             seed: Of the start values.
+            **settings: ``entry``, ``expire_after``, ``score_decay``, ``slots`` and ``codec`` of
+                `gradring.ps.ParameterServer.sparse_table`.
+
+        Raises:
+            InvalidArgument: A setting makes no sense, or not in this mode.
+            Mismatch: There is a table of that name with other settings.
         """
         table = ModeTable(self, name, dim, rule)
-        table.table = self.store.sparse_table(name, dim, self.server_rule(rule), init, seed)
+        on_servers = self.server_rule(rule)
+        table.table = self.store.sparse_table(name, dim, on_servers, init, seed, **settings)
         self.tables[name] = table
         return table
 
@@ -208,6 +232,27 @@ class ModeOptimizer:
                 those of several entries for one table, are added up.
         """
         raise NotImplementedError
+
+    def set_rule(self, rule: Any) -> None:
+        """Go on with other settings of the dense parameters' rule: a learning-rate schedule.
+
+        They hold from the next step on. Servers have one rule for all workers: where those step on
+        their own, the settings that came last hold. With `gradring.Sync` every worker calls this
+        between the same two steps.
+
+        Args:
+            rule: The same rule with other numbers, or a sequence with one for each parameter.
+
+        Raises:
+            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+            TimedOut: Servers did not answer.
+        """
+        rules = self._one_for_each(rule)
+        for before, after in zip(self.rules, rules, strict=True):
+            require_successor(before, after)
+        on_servers = [self.server_rule(each) for each in rules]
+        self.tell_rules(list(zip(self.dense.tables, on_servers, strict=True)))
+        self.rules = rules
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go through batches of which some workers may have more than others.
@@ -248,6 +293,14 @@ class ModeOptimizer:
         """Return the rule that servers apply where the user gave ``rule``."""
         return rule
 
+    def set_table_rule(self, table: ModeTable, rule: Any) -> None:
+        """Go on with other settings of a table's rule."""
+        self.tell_rules([(table.table, self.server_rule(rule))])
+
+    def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
+        """Have servers use these rules for all steps from the next on, and for none before."""
+        self.store.set_rules(rules)
+
     def read(self, table: ModeTable, ids: Ids) -> Array:
         """Return rows of ids, as old as the mode allows; they may repeat."""
         rows = np.empty((len(ids), table.dim), np.float32)
@@ -270,7 +323,16 @@ class ModeOptimizer:
         if self._fetcher is not None:
             self._fetcher.close(0)
 
+    def left_behind(self) -> str:
+        """Say what servers would lack if the process ended now; empty: nothing."""
+        return ""
+
     # What they share.
+
+    def require_open(self) -> None:
+        """Raise `Closed` after `close`."""
+        if self.is_closed:
+            raise Closed(f"optimizer {self.name!r} is closed: it takes no further steps")
 
     def by_table(self, rows: Iterable[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
         """Return one entry for each table that has gradients, in arrays of its own.
@@ -301,3 +363,16 @@ class ModeOptimizer:
             Push(table.table, ids, grads, table.seen, is_distinct=False)
             for table, ids, grads in self.by_table(rows)
         ]
+
+
+@atexit.register
+def _tell_what_is_left() -> None:
+    if hasattr(sys, "last_value"):
+        return  # The program failed: there is worse to read.
+    for optimizer in _open:
+        if not optimizer.is_closed and (left := optimizer.left_behind()):
+            print(
+                f"gradring: optimizer {optimizer.name!r} was not closed, and the servers may lack "
+                f"{left}: call its close() in the end, or use it in a with block",
+                file=sys.stderr,
+            )

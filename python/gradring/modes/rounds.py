@@ -66,6 +66,7 @@ class RoundOptimizer(ModeOptimizer):
             PeerLost: A worker was lost or left; says which.
             TimedOut: Others did not come to this step in time; says who.
         """
+        self.require_open()
         weight = require_weight(weight)
         pushes = [] if weight == 0 else self.dense.pushes(grads) + self.row_pushes(rows)
         self.settle()
@@ -84,6 +85,13 @@ class RoundOptimizer(ModeOptimizer):
         elif self.clock - self._known >= _ROUNDS_UNSEEN:
             self.store.wait(self.gate())
             self._known = self.clock
+
+    def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
+        """Wait for the rounds of all steps done so far first: they are under the rules before."""
+        self.settle()
+        self.store.wait(self.gate())
+        self._known = self.clock
+        super().tell_rules(rules)
 
     def settle(self) -> None:
         """Wait until servers have acknowledged what was pushed."""

@@ -25,6 +25,7 @@ from gradring.modes.store import (
     WorkerClocks,
 )
 from gradring.optim import Sum
+from gradring.ps.specs import codec_number
 
 _MOST_CHANGED = 1 << 16  # Rows in one answer of one shard.
 _NOW = (1 << 64) - 1  # No change is younger.
@@ -68,9 +69,15 @@ class ServedStore:
         """Make or find a dense table."""
         return self._ps.dense_table(name, shape or (1,), rule)
 
-    def sparse_table(self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0) -> Any:
+    def sparse_table(
+        self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0, **settings: Any
+    ) -> Any:
         """Make or find a sparse table."""
-        return self._ps.sparse_table(name, dim, rule, init=init, seed=seed)
+        return self._ps.sparse_table(name, dim, rule, init=init, seed=seed, **settings)
+
+    def set_rules(self, rules: Sequence[tuple[Any, Any]]) -> None:
+        """Give tables other settings of their rules."""
+        self._ps.set_optimizers(rules)
 
     def write(self, table: Any, values: Array) -> None:
         """Replace a dense table's values."""
@@ -78,7 +85,10 @@ class ServedStore:
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip."""
-        sparse = [pull for pull in pulls if pull.ids is not None and len(pull.ids)]
+        sparse: dict[str | None, list[Pull]] = {}  # One call has one codec.
+        for pull in pulls:
+            if pull.ids is not None and len(pull.ids):
+                sparse.setdefault(pull.table.codec, []).append(pull)
         core_gate = _gate(gate)
         timeout_ms = -1 if gate is None else self._gate_ms
         works = [
@@ -92,12 +102,13 @@ class ServedStore:
             for pull in pulls
             if pull.ids is None
         ]
-        if sparse:
+        for codec, chosen in sparse.items():
             works.append(
                 self._core.pull(
-                    [pull.table.number for pull in sparse],
-                    [pull.ids for pull in sparse],
-                    [pull.out for pull in sparse],
+                    [pull.table.number for pull in chosen],
+                    [pull.ids for pull in chosen],
+                    [pull.out for pull in chosen],
+                    codec=codec_number(codec),
                     gate=core_gate,
                     timeout_ms=timeout_ms,
                     in_background=True,
@@ -191,6 +202,7 @@ class _Pushing:
                 [push.table.number],
                 [push.ids],
                 [push.values],
+                codec=codec_number(push.table.codec),
                 round=core_round,
                 returns_rows=None if outcome.values is None else [outcome.values],
                 seen=None if push.seen is None else [push.seen],

@@ -142,8 +142,13 @@ class Store(Protocol):
     def dense_table(self, name: str, shape: tuple[int, ...], rule: Any) -> Any:
         """Make or find a dense table."""
 
-    def sparse_table(self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0) -> Any:
-        """Make or find a sparse table."""
+    def sparse_table(
+        self, name: str, dim: int, rule: Any, init: Any = None, seed: int = 0, **settings: Any
+    ) -> Any:
+        """Make or find a sparse table; ``settings`` are the others of `ParameterServer`'s."""
+
+    def set_rules(self, rules: Sequence[tuple[Any, Any]]) -> None:
+        """Give tables other settings of their rules, for all pushes that follow."""
 
     def write(self, table: Any, values: Array) -> None:
         """Replace a dense table's values."""

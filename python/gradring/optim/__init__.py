@@ -4,6 +4,7 @@ A rule says how a gradient changes a parameter; an optimizer such as `gradring.S
 when ranks talk. docs/update_rules.md has the formulas.
 """
 
+from gradring.optim import state
 from gradring.optim.adaptive import FTRL, Adagrad, Adam, AdamW, RMSprop, SparseAdam
 from gradring.optim.descent import SGD, Sum
 from gradring.optim.row_wise import RowWiseAdagrad, RowWiseAdam
@@ -22,4 +23,5 @@ __all__ = [
     "SparseAdam",
     "State",
     "Sum",
+    "state",
 ]

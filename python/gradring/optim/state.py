@@ -28,6 +28,27 @@ def fields_of(rule: CoreRule, dim: int) -> dict[str, int]:
     return {name: floats for name, floats, _ in _core.state_fields(rule.to_core(), dim)}
 
 
+def require_successor(rule: Any, successor: Any) -> None:
+    """Refuse a rule that cannot go on with what another one keeps.
+
+    Raises:
+        InvalidArgument: It is another rule, or keeps another state.
+    """
+    if type(successor) is not type(rule):
+        raise InvalidArgument(
+            f"the rule is {type(rule).__name__} and stays so: {type(successor).__name__} cannot go "
+            "on with its state; other settings of it can"
+        )
+    if not isinstance(rule, CoreRule):
+        return
+    kept, wanted = (list(fields_of(each, 2)) for each in (rule, successor))
+    if kept != wanted:
+        raise InvalidArgument(
+            f"{rule} keeps {', '.join(kept) or 'no state'}; {successor} needs "
+            f"{', '.join(wanted) or 'none'}"
+        )
+
+
 def split(rule: CoreRule, state: Array, dim: int) -> dict[str, Array]:
     """Cut rows of state into fields.
 

@@ -112,6 +112,15 @@ class Calls:
         )
         return Pending(outcome, pushed) if async_op else pushed(outcome)
 
+    def set_rules(
+        self, rules: Sequence[tuple[SparseTable | DenseTable, Any]], timeout: float | None
+    ) -> None:
+        """Give tables other settings of their rules, in one round trip."""
+        pairs = [(table.number, specs.rule_spec(optimizer)) for table, optimizer in rules]
+        self.core.set_rules(pairs, calling.milliseconds(timeout))
+        for table, optimizer in rules:
+            table.optimizer = optimizer
+
     def stats(self) -> list[dict[str, Any]]:
         """Ask every shard what it holds and has done."""
         return [json.loads(text) for text in self.core.stats()]

@@ -191,6 +191,23 @@ class ParameterServer:
         ]
         return self.calls.push(items, distinct=distinct, async_op=async_op, timeout=timeout)
 
+    def set_optimizers(
+        self,
+        optimizers: Sequence[tuple[SparseTable | DenseTable, Any]],
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Give several tables other settings of their rules, in one round trip.
+
+        Args:
+            optimizers: Pairs of a table and a rule, as for `SparseTable.set_optimizer`.
+            timeout: As for `SparseTable.pull`.
+
+        Raises:
+            InvalidArgument: As `SparseTable.set_optimizer`, and so for every other error.
+        """
+        self.calls.set_rules(optimizers, timeout)
+
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done.
 

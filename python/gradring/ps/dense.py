@@ -94,6 +94,22 @@ class DenseTable:
 
         return self._calls.push_dense(self, values, async_op=async_op, timeout=timeout)
 
+    def set_optimizer(self, optimizer: Any, *, timeout: float | None = None) -> None:
+        """Have the servers go on with other settings of the rule, such as a learning rate.
+
+        They hold from this client's next push on, and for everybody: servers keep them, over
+        restarts with a log and in checkpoints. Done once on every shard, like a push.
+
+        Args:
+            optimizer: The same rule of `gradring.optim`; only its numbers differ.
+            timeout: As for `SparseTable.pull`.
+
+        Raises:
+            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+            TimedOut: As for `SparseTable.push`, and so for every other error.
+        """
+        self._calls.set_rules([(self, optimizer)], timeout)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the array and its optimizer state; see `gradring.ps.state.read_array`."""
         from gradring.ps import state

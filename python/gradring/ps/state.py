@@ -8,6 +8,7 @@ to servers or back, to keep a small table. Larger ones are saved by their server
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,8 @@ def read_rows(core: Any, table: SparseTable) -> dict[str, Any]:
     Returns:
         ``ids`` uint64 (n,), ``rows`` float32 (n, dim), ``state`` with an array for each of the
         rule's names, float32 (n, dim) or (n, 1), and ``step``, ``version``, ``tick``, ``score``
-        of each row.
+        of each row. With a rule whose steps are the table's (`gradring.optim.SparseAdam`)
+        ``updates`` is their number.
     """
     metas, floats = [], []
     for shard in range(core.shards):
@@ -59,7 +61,9 @@ def read_rows(core: Any, table: SparseTable) -> dict[str, Any]:
     widths = [table.dim, *(width for _, width in _fields(table.optimizer, table.dim))]
     wide = np.concatenate(floats).reshape(len(meta), sum(widths))
     parts = np.split(wide[order], np.cumsum(widths)[:-1], axis=1)
+    updates = {"updates": _updates(core, table)} if _counts_for_table(table.optimizer) else {}
     return {
+        **updates,
         "ids": meta["id"].copy(),
         "rows": parts[0].copy(),
         "state": {
@@ -77,7 +81,7 @@ def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
         core: The compiled client.
         table: Of the same dim, with a rule that has the same state.
         saved: ``ids`` and ``rows``; ``state`` begins anew where it is missing, and ``step``,
-            ``version``, ``tick`` and ``score`` at 0.
+            ``version``, ``tick`` and ``score`` at 0. ``updates`` stay as they are.
 
     Raises:
         InvalidArgument: Shapes or names do not fit; nothing was sent.
@@ -98,7 +102,9 @@ def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
     wide = np.concatenate(parts, axis=1)
     for first in range(0, len(ids), _ROWS_AT_ONCE):
         some = slice(first, first + _ROWS_AT_ONCE)
-        core.write_rows(table.number, meta[some].view(np.uint8), wide[some])
+        core.write_rows(
+            table.number, meta[some].view(np.uint8), wide[some], int(saved.get("updates", 0))
+        )
 
 
 def read_array(core: Any, table: DenseTable) -> dict[str, Any]:
@@ -145,6 +151,15 @@ def write_array(core: Any, table: DenseTable, saved: Mapping[str, Any]) -> None:
         table.number,
         [(step, flat[:, begin:end].copy()) for begin, end in itertools.pairwise(ends)],
     )
+
+
+def _counts_for_table(rule: Any) -> bool:
+    return bool(rule.to_core()["kind"] == "sparse_adam")
+
+
+def _updates(core: Any, table: SparseTable) -> int:
+    shards = [json.loads(text)["tables"] for text in core.stats()]
+    return max(int(one["steps"]) for shard in shards for one in shard if one["name"] == table.name)
 
 
 def _fields(rule: Any, dim: int) -> list[tuple[str, int]]:

@@ -20,6 +20,7 @@ from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.optimizer import ModeOptimizer, ModeTable, RowGradients
 from gradring.modes.rows import as_ids, merge
+from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
 from gradring.torch.row_cache import RowCache
 
@@ -65,6 +66,7 @@ class Embedding(torch.nn.Module):
         device: Any = None,
         cache_rows: int = 1 << 16,
         cache_age: int = 1,
+        **settings: Any,
     ) -> None:
         """Say what the rows are; nothing is sent yet.
 
@@ -82,6 +84,8 @@ class Embedding(torch.nn.Module):
             cache_age: Steps in which a row may be used that servers were asked for once. With
                 ``optim.SGD(lr)`` and `gradring.Async` the worker sees its own gradients all the
                 same.
+            **settings: ``entry``, ``expire_after``, ``score_decay``, ``slots`` and ``codec`` of
+                `gradring.ps.ParameterServer.sparse_table`.
 
         Raises:
             InvalidArgument: There is no such pooling, or the cache makes no sense.
@@ -103,6 +107,7 @@ class Embedding(torch.nn.Module):
         self._cache_age = cache_age
         if device is not None:
             self.cache = RowCache(dim, cache_rows, cache_age, torch.device(device))
+        self._settings = settings
         self._driver: ModeOptimizer | None = None
         self._table: ModeTable | None = None
         self._is_alone = False
@@ -119,8 +124,24 @@ class Embedding(torch.nn.Module):
         self._driver = driver
         self._is_alone = False
         self._table = driver.sparse_table(
-            self.name, self.dim, self._optimizer, init=self._init, seed=self._seed
-        )
+            self.name, self.dim, self._optimizer, init=self._init, seed=self._seed,
+            **self._settings,
+        )  # fmt: skip
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Go on with other settings of the rows' rule, such as a learning rate.
+
+        Args:
+            optimizer: The same rule of `gradring.optim`; only its numbers differ.
+
+        Raises:
+            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+        """
+        if self._table is not None:
+            self._table.set_rule(optimizer)
+        else:
+            require_successor(self._optimizer, optimizer)
+        self._optimizer = optimizer
 
     @property
     def table(self) -> ModeTable:
@@ -215,15 +236,16 @@ class Embedding(torch.nn.Module):
             if result and self._sees_own_steps():
                 ids, grads = (np.concatenate([entry[part] for entry in result]) for part in (1, 2))
                 distinct, sums = merge(ids, grads, self.dim)
-                self.cache.descend(distinct, sums, self._optimizer.lr)
+                self.cache.descend(distinct, sums, self.table.rule.lr)
             self.cache.advance()
         return result
 
     def _sees_own_steps(self) -> bool:
         # Where servers subtract each gradient times a rate, from all workers alike.
-        rule = self._optimizer
+        rule = self.table.rule
         return (
             self._cache_age > 1
+            and not self._settings
             and isinstance(self._driver, AsyncOptimizer)
             and isinstance(rule, optim.SGD)
             and rule == optim.SGD(lr=rule.lr)

@@ -121,6 +121,9 @@ class ServedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
         """Do one step in the mode's sense; see `gradring.modes.optimizer.ModeOptimizer.step`.
 
+        Settings that changed since the last step, as schedulers change the learning rate, are the
+        servers' for this one.
+
         Args:
             closure: As in `torch.optim`: computes the loss and its gradients anew, once.
             weight: Number of examples behind this worker's gradients; `gradring.Sync` uses it.
@@ -129,10 +132,10 @@ class ServedOptimizer(torch.optim.Optimizer):
             What the closure returned, or ``None``.
 
         Raises:
-            InvalidArgument: A setting has changed that servers were given, such as the learning
-                rate.
+            InvalidArgument: A setting has changed to what the servers' rule cannot be.
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
         """
+        self.driver.require_open()
         if weight is not None:
             self.set_weight(weight)
         loss = None
@@ -152,17 +155,15 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.driver.train_rows(rows)
             self.driver.advance()
         else:
-            self._require_same_rules()
+            self._tell_changed_settings()
             self.driver.step([_gradient_of(param) for param in self._params], weight, rows)
         return loss
 
-    def _require_same_rules(self) -> None:
-        if settings_of(self) != self._server_settings:
-            raise InvalidArgument(
-                "a setting of the optimizer has changed, such as the learning rate, but servers "
-                "go on with what they were given; schedules work with gradring.Sync() and "
-                "gradring.Geo()"
-            )
+    def _tell_changed_settings(self) -> None:
+        settings = settings_of(self)
+        if settings != self._server_settings:
+            self.driver.set_rule(rules_of(self))
+            self._server_settings = settings
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, as in `torch.optim`; those of embeddings too."""

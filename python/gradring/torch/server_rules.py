@@ -28,8 +28,10 @@ _TAKEN: dict[type[Any], tuple[type[Any], tuple[str, ...]]] = {
     torch.optim.AdamW: (optim.AdamW, ("lr", "betas", "eps", "weight_decay")),
     torch.optim.SparseAdam: (optim.SparseAdam, ("lr", "betas", "eps")),
 }
-# How the same numbers are computed; servers have their own way.
-_IGNORED = {"params", "param_names", "foreach", "fused", "capturable", "initial_lr"}
+# How the same numbers are computed, for which servers have their own way; and what schedulers keep.
+_IGNORED = {"params", "param_names", "foreach", "fused", "capturable"} | {
+    "initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum",
+}  # fmt: skip
 
 
 def rules_of(optimizer: torch.optim.Optimizer) -> list[Any]:

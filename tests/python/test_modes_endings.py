@@ -1,0 +1,62 @@
+"""What comes after the end: closed optimizers take no steps, forgotten ones say what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from mode_servers import Servers
+
+MODES = [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=3), gr.Hybrid()]
+SGD = gr.optim.SGD(lr=1.0)
+ONE = np.ones(1, np.float32)
+
+FORGETFUL = """
+import numpy as np, gradring as gr
+optimizer = gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=1.0), gr.Geo(k_steps=10))
+for step in range(14):
+    optimizer.step([np.ones(1, np.float32)])
+{ending}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
+    world: GetWorld, servers: Servers, mode: Any
+) -> None:
+    params, comm = [np.zeros(1, np.float32)], world(1, "tcp").comms[0]
+    with gr.distributed(params, SGD, mode, ps=servers.client(0), comm=comm) as optimizer:
+        table = optimizer.sparse_table("t", 1, SGD)
+        optimizer.step([ONE], rows=[(table, [3], ONE[None])])
+        optimizer.close()
+        optimizer.close()
+        assert optimizer.is_closed
+        values = params[0].copy()
+        with pytest.raises(gr.Closed, match="'model' is closed"):
+            optimizer.step([ONE], rows=[(table, [3], ONE[None])])
+        assert params[0] == values
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("", "may lack what its last 4 steps have learned"),
+        ("optimizer.flush()", ""),
+        ("optimizer.close()", ""),
+    ],
+)
+def test_an_optimizer_that_was_not_closed_says_what_servers_may_lack(
+    ending: str, words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETFUL.format(ending=ending)], capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert words in done.stderr if words else not done.stderr
