@@ -96,7 +96,8 @@ std::string difference(const kernels::Rule& there, const kernels::Rule& here) {
     if (there.*value != here.*value)
       return str("optimizer: ", name(there.kind), " with ", text, "=", there.*value, " there, ",
                  here.*value, " here");
-  return str("optimizer: ", name(there.kind), there.nesterov || there.centered ? " with" : " without",
+  return str("optimizer: ", name(there.kind),
+             there.nesterov || there.centered ? " with" : " without",
              there.nesterov != here.nesterov ? " nesterov" : " centered", " there");
 }
 

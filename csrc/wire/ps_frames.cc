@@ -37,10 +37,9 @@ bool is_known(std::uint8_t type) {
 
 std::string_view name(PsType type) {
   constexpr std::string_view kRequests[] = {
-      "hello",  "make_table", "pull",  "pull", "pull_changed", "push", "push",
-      "write",  "clock",      "leave", "tick", "shrink",       "read", "stats",
-      "freeze", "advance",    "cut",   "thaw", "load",         "job",  "goodbye",
-      "set_rule"};
+      "hello", "make_table", "pull", "pull",   "pull_changed", "push",    "push",   "write",
+      "clock", "leave",      "tick", "shrink", "read",         "stats",   "freeze", "advance",
+      "cut",   "thaw",       "load", "job",    "goodbye",      "set_rule"};
   static_assert(std::size(kRequests) == kLastPsRequest + 1);
   const auto raw = static_cast<std::size_t>(type);
   return raw <= kLastPsRequest ? kRequests[raw] : "answer";

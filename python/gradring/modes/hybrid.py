@@ -87,7 +87,12 @@ class HybridOptimizer(ModeOptimizer):
         self.require_open()
         if self.sparse_side is not None:
             self.sparse_side.step(None, weight, rows)
-        self.dense_side.step(grads, weight)
+        if self.params:
+            # No gradients are not the same as no examples.
+            is_out = grads is None and weight == 0
+            self.dense_side.step(
+                [None] * len(self.params) if grads is None and not is_out else grads, weight
+            )
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round as often as the stricter of the two modes wants; see `ModeOptimizer.uneven`."""

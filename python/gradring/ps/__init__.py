@@ -4,6 +4,7 @@
 of floats) or a `DenseTable` (an array). docs/parameter_server.md is the guide.
 """
 
+from gradring.ps import checkpoint
 from gradring.ps.client import ParameterServer
 from gradring.ps.connecting import connect, current
 from gradring.ps.dense import DenseTable
@@ -21,6 +22,7 @@ __all__ = [
     "Slot",
     "Slots",
     "SparseTable",
+    "checkpoint",
     "connect",
     "current",
 ]

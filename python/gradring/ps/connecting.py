@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -145,8 +146,9 @@ def _client_number(role: Role | None) -> int:
 
 @atexit.register
 def _close_all() -> None:
-    for server in _connected:
-        server.close(timeout=_AT_EXIT_SECONDS)
+    with contextlib.ExitStack() as closings:  # One that fails keeps no other from it.
+        for server in _connected:
+            closings.callback(server.close, timeout=_AT_EXIT_SECONDS)
 
 
 def _disown() -> None:

@@ -1,0 +1,135 @@
+"""Every block of Python in the documentation runs, after what its text takes for granted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from source_tree import ROOT
+
+SECONDS = 120
+
+MODEL = """
+import numpy, torch
+import gradring
+import gradring as gr
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+dataset = [(torch.full((3,), float(n)), torch.tensor(n % 2)) for n in range(8)]
+class LeNet(torch.nn.Linear):
+    def __init__(self): super().__init__(3, 2)
+model = LeNet()
+loss_of = F.cross_entropy
+"""
+GROUP = """
+import os, socket
+with socket.create_server(("127.0.0.1", 0)) as free: port = free.getsockname()[1]
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+"""
+IDS = """
+ids, gradients = numpy.array([3, 2**60, 3]), numpy.ones((3, 16), numpy.float32)
+"""
+ROWS = """
+batches = [(numpy.arange(6).reshape(2, 3), numpy.zeros(2))] * 2
+def forward_and_backward(rows, labels): return 0.0, numpy.ones_like(rows)
+"""
+DENSE = """
+parameter = torch.nn.Parameter(torch.ones(4, 2))
+optimizer = torch.optim.Adam([parameter], lr=0.1)
+parameter.sum().backward()
+optimizer.step()
+table = ps.dense_table("d", (4, 2), gr.optim.Adam(lr=0.1))
+"""
+TWO = """
+items = ps.sparse_table("item", 4, gr.optim.SGD(lr=0.1))
+user_ids = item_ids = ids = next_ids = numpy.arange(5)
+gradients = user_gradients = numpy.ones((5, 16), numpy.float32)
+item_gradients = numpy.ones((5, 4), numpy.float32)
+"""
+STEPS = """
+params = [numpy.ones((2, 2), numpy.float32)]
+batches = [(numpy.arange(5), numpy.zeros(5))] * 2
+def gradients(params, rows, batch): return [numpy.ones((2, 2))], numpy.ones_like(rows)
+"""
+TABLE = """
+ps = gr.ps.connect()
+table = ps.sparse_table("user", 2, gr.optim.SGD(lr=1.0))
+table.push([1, 2], numpy.ones((2, 2)))
+"""
+
+# What each block of a file finds; names go on from block to block.
+BEFORE = {
+    "README.md": [MODEL, GROUP, "", IDS],
+    "docs/parameter_server.md": [MODEL + ROWS, DENSE, TWO],
+    "docs/modes.md": [MODEL + STEPS, "gr.ps.current().close()"],  # Another program.
+    "docs/checkpoints.md": [MODEL + TABLE],
+    "docs/torch.md": [MODEL + GROUP],
+    "docs/migrating.md": [MODEL + GROUP],
+    "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],
+    "examples/README.md": [MODEL],
+}
+
+
+def blocks_of(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_no_file_with_python_in_it_is_left_out() -> None:
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
+    found = {str(path.relative_to(ROOT)): len(blocks_of(path)) for path in files}
+    expected = {path: len(before) for path, before in BEFORE.items()}
+    assert {path: count for path, count in found.items() if count} == expected
+
+
+# One process imports what takes seconds; each file's program is a child of it.
+DRIVER = """
+import gc, json, os, sys, torch._dynamo, gradring.torch
+gc.freeze()  # A child that looks for garbage in it would copy it.
+results = {}
+for name, program, folder in json.load(sys.stdin):
+    child = os.fork()
+    if not child:
+        os.chdir(folder)
+        os.dup2(os.open("errors", os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(2, 1)
+        exec(compile(program, name, "exec"), {"__name__": "__main__"})
+        sys.exit()
+    results[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+json.dump(results, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Each file's exit status and what it printed."""
+    pytest.importorskip("torch")
+    folders = {name: tmp_path_factory.mktemp("docs") for name in BEFORE}
+    programs = [(name, program_of(name, folder), str(folder)) for name, folder in folders.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER], input=json.dumps(programs), capture_output=True, text=True,
+        timeout=SECONDS, check=True,
+    )  # fmt: skip
+    return {
+        name: (status, (folders[name] / "errors").read_text())
+        for name, status in json.loads(done.stdout).items()
+    }
+
+
+def program_of(name: str, folder: Path) -> str:
+    return "\n".join(
+        part
+        for before, block in zip(BEFORE[name], blocks_of(ROOT / name), strict=True)
+        for part in (before, re.sub(r"/(?=ckpt|serve)", f"{folder}/", block))
+    )
+
+
+@pytest.mark.timeout(2 * SECONDS)
+@pytest.mark.parametrize("name", BEFORE)
+def test_the_blocks_of_a_file_run(endings: dict[str, tuple[int, str]], name: str) -> None:
+    status, printed = endings[name]
+    assert status == 0, printed

@@ -1,0 +1,44 @@
+"""Rows for serving as .parquet, read back by pyarrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring.ps import checkpoint
+from ps_servers import connected
+
+arrow = pytest.importorskip("pyarrow", reason="pyarrow (gradring[parquet]) is not installed")
+
+
+def read(path: Path) -> dict[int, list[float]]:
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    assert table.schema.field("id").type == arrow.uint64()
+    assert table.schema.field("row").type == arrow.list_(arrow.float32(), 3)
+    return dict(zip(table["id"].to_pylist(), table["row"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_live_and_saved_rows_are_written_whole(
+    tmp_path: Path, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradring.ps.export._ROWS_AT_ONCE", 100)  # Several groups of rows.
+    ids: Any = np.arange(700, dtype=np.uint64) * np.uint64(2**55 + 1)
+    with connected(servers) as ps:
+        table = ps.sparse_table("t", 3, gr.optim.Adagrad(lr=1.0), init=gr.init.Uniform(1))
+        table.push(ids, np.ones((700, 3), np.float32))
+        expected = dict(zip(ids.tolist(), table.pull(ids).tolist(), strict=True))
+        table.export(str(tmp_path / "live.parquet"))
+        ps.save(str(tmp_path / "step"))
+        empty = ps.sparse_table("none", 3, gr.optim.Sum())
+        empty.export((tmp_path / "none.parquet").as_uri())
+    checkpoint.export_checkpoint(str(tmp_path / "step"), "t", str(tmp_path / "saved.parquet"))
+    assert read(tmp_path / "live.parquet") == expected
+    assert read(tmp_path / "saved.parquet") == expected
+    assert read(tmp_path / "none.parquet") == {}
