@@ -73,6 +73,9 @@ def test_embeddings_have_settings_of_tables(servers: RealServers) -> None:
         layer(torch.tensor([5])).sum().backward()
         layer.flush()
         assert layer.table.pull([5]).tolist() == [[expected] * 4]
-    layer.table  # noqa: B018
+    kept = gt.Embedding("k", 4, optimizer=SGD, entry=gr.ps.Count(2), ps=servers.client(0),
+                        device="cpu", cache_age=9)  # fmt: skip
+    kept(torch.tensor([5])).sum().backward()
+    assert not kept(torch.tensor([5])).any()  # What servers only counted is not taken off here.
     with pytest.raises(TypeError, match="size"):
         gt.Embedding("f", 4, optimizer=SGD, size=3, ps=servers.client(1)).table  # noqa: B018
