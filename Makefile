@@ -46,7 +46,7 @@ lint: setup
 
 # In the wheel's own build folder: what is tested is what is shipped, and nothing is compiled twice.
 test-cpp: setup wheel-and-tests
-	$(BIN)/ctest --test-dir build/wheel-* --output-on-failure --no-tests=error
+	$(BIN)/ctest --test-dir build/wheel-* --output-on-failure --no-tests=error --parallel $(JOBS)
 
 test-asan: setup
 	$(CMAKE) --workflow --preset asan

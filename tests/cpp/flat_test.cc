@@ -36,9 +36,9 @@ void check_case(FlatTeam& team, const PlanCase& c, std::uint64_t seed) {
   for (std::size_t rank = 0; rank < memory.size(); ++rank) {
     CAPTURE(rank);
     REQUIRE(thrown_by(errors[rank]).text == "");
-    REQUIRE((memory[rank].output() == expected[rank]));
+    REQUIRE(memory[rank].output_is(expected[rank]));
     if (!c.is_in_place || memory[rank].output_bytes == 0)
-      REQUIRE((memory[rank].input() == before[rank].input()));
+      REQUIRE(memory[rank].input_is(before[rank].input()));
   }
 }
 
@@ -142,7 +142,7 @@ TEST_CASE("flat: operations follow each other while ranks run ahead") {
     for (std::size_t i = 0; i < cases.size(); ++i) {
       CAPTURE(cases[i].text());
       for (std::size_t rank = 0; rank < memory[i].size(); ++rank)
-        REQUIRE((memory[i][rank].output() == expected[i][rank]));
+        REQUIRE(memory[i][rank].output_is(expected[i][rank]));
     }
   }
 }
@@ -225,7 +225,7 @@ TEST_CASE("flat: who needs nothing from the others is ahead of them by less than
     CHECK_THROWS_AS(team.call(0, c, memory[kAhead][0], Millis{20}), transport::DeadlinePassed);
     for (std::size_t i = 0; i < kAhead; ++i) {
       team.call(1, c, memory[i][1]);
-      CHECK((memory[i][1].output() == expected[i][1]));
+      CHECK(memory[i][1].output_is(expected[i][1]));
     }
   }
 }
@@ -303,7 +303,7 @@ TEST_CASE("flat: a rank may leave after its last operation without hurting the o
     });
     for (std::size_t rank = 0; rank < 2; ++rank) {
       CHECK(thrown_by(errors[rank]).text == "");
-      CHECK((memory[rank].output() == expected[rank]));
+      CHECK(memory[rank].output_is(expected[rank]));
     }
   }
 }

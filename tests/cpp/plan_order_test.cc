@@ -45,9 +45,9 @@ void check_case(const PlanCase& c, std::uint64_t seed) {
   REQUIRE(play(c, plans, memory, {.seed = seed, .link_bytes = link_bytes}) == "");
   for (std::size_t rank = 0; rank < memory.size(); ++rank) {
     CAPTURE(rank);
-    CHECK((memory[rank].output() == expected[rank]));
+    CHECK(memory[rank].output_is(expected[rank]));
     if (!c.is_in_place || memory[rank].output_bytes == 0) {
-      CHECK((memory[rank].input() == inputs[rank]));
+      CHECK(memory[rank].input_is(inputs[rank]));
     }
   }
 }

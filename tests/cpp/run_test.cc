@@ -141,7 +141,7 @@ TEST_CASE("a run over slow and short links gives the documented bits") {
       REQUIRE(group.play());
       const auto expected = expected_outputs(c, group.before);
       for (std::size_t rank = 0; rank < 5; ++rank)
-        CHECK((group.memory[rank].output() == expected[rank]));
+        CHECK(group.memory[rank].output_is(expected[rank]));
     }
   }
 }
@@ -245,7 +245,7 @@ TEST_CASE("what was sent before a peer went is still received") {
   REQUIRE(group.runs[0]->advance(group.peers[0]));
   group.peers[0].links.clear();
   REQUIRE(group.runs[1]->advance(group.peers[1]));
-  CHECK((group.memory[1].output() == group.before[0].input()));
+  CHECK(group.memory[1].output_is(group.before[0].input()));
 }
 
 }  // namespace

@@ -91,21 +91,22 @@ struct Integers {
   }
 };
 
+// Each value is 0 or 1.
 struct Booleans {
-  using Value = bool;
+  using Value = std::uint8_t;
   using Memory = std::uint8_t;
-  static bool read(std::uint8_t memory) { return memory != 0; }
-  static std::uint8_t write(bool value) { return value ? 1 : 0; }
-  static bool combine(ReduceOp op, bool a, bool b) {
+  static Value read(std::uint8_t memory) { return memory == 0 ? 0 : 1; }
+  static std::uint8_t write(Value value) { return value; }
+  static Value combine(ReduceOp op, Value a, Value b) {
     switch (op) {
       case ReduceOp::kProd:
       case ReduceOp::kMin:
-      case ReduceOp::kBand: return a && b;
-      case ReduceOp::kBxor: return a != b;
-      default: return a || b;
+      case ReduceOp::kBand: return a < b ? a : b;
+      case ReduceOp::kBxor: return a == b ? 0 : 1;
+      default: return a < b ? b : a;
     }
   }
-  static bool divide(bool value, std::uint32_t) { return value; }
+  static Value divide(Value value, std::uint32_t) { return value; }
 };
 
 template <typename Kind>
@@ -118,19 +119,16 @@ typename Kind::Value fold_left(ReduceOp op, const Values<Kind>& operands) {
   return folded;
 }
 
+// `level`: the operands; the level's values take their place, from the leaves to the root.
 template <typename Kind>
-typename Kind::Value fold_tree(ReduceOp op, const Values<Kind>& operands) {
-  std::size_t leaves = 1;
-  while (leaves * 2 <= operands.size()) leaves *= 2;
-  Values<Kind> level(operands.begin(), operands.begin() + static_cast<std::ptrdiff_t>(leaves));
-  for (std::size_t i = leaves; i < operands.size(); ++i)
-    level[i - leaves] = Kind::combine(op, level[i - leaves], operands[i]);
-  while (level.size() > 1) {
-    Values<Kind> next;
-    for (std::size_t i = 0; i < level.size(); i += 2)
-      next.push_back(Kind::combine(op, level[i], level[i + 1]));
-    level = next;
-  }
+typename Kind::Value fold_tree(ReduceOp op, Values<Kind>& level) {
+  std::size_t width = 1;
+  while (width * 2 <= level.size()) width *= 2;
+  for (std::size_t i = width; i < level.size(); ++i)
+    level[i - width] = Kind::combine(op, level[i - width], level[i]);
+  for (; width > 1; width /= 2)
+    for (std::size_t i = 0; i < width / 2; ++i)
+      level[i] = Kind::combine(op, level[2 * i], level[2 * i + 1]);
   return level[0];
 }
 

@@ -205,6 +205,15 @@ Buffer Memory::output() const {
   return slice(bytes, output_at, output_bytes);
 }
 
+bool Memory::input_is(const Buffer& expected) const {
+  return input_bytes == expected.size() &&
+         (expected.empty() || std::memcmp(&bytes[input_at], expected.data(), input_bytes) == 0);
+}
+bool Memory::output_is(const Buffer& expected) const {
+  return output_bytes == expected.size() &&
+         (expected.empty() || std::memcmp(&bytes[output_at], expected.data(), output_bytes) == 0);
+}
+
 std::vector<Memory> memory_of(const PlanCase& c) {
   std::vector<Memory> ranks;
   for (Rank rank = 0; rank < c.world_size; ++rank) {

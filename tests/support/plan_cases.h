@@ -41,6 +41,8 @@ struct Memory {
 
   reference::Buffer input() const;
   reference::Buffer output() const;
+  bool input_is(const reference::Buffer& expected) const;
+  bool output_is(const reference::Buffer& expected) const;
 };
 
 // Where every rank's input and output lie; no bytes yet.
