@@ -277,6 +277,7 @@ GRADRING_LOAD(__ldcv)
     gradring::emulator::require_aligned(address);        \
     *address = value;                                    \
   }
+GRADRING_STORE(__stwb)
 GRADRING_STORE(__stcs)
 GRADRING_STORE(__stcg)
 GRADRING_STORE(__stwt)
