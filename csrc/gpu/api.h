@@ -76,6 +76,10 @@ struct gradring_gpu_runtime {
   // Kinds are found from the pointers.
   int (*copy)(int device, void* to, const void* from, size_t bytes, gradring_stream stream);
   int (*fill)(int device, void* to, int value, size_t bytes, gradring_stream stream);
+
+  // Makes `device` the calling thread's own, and leaves it so: for libraries that go by that
+  // (NCCL).
+  int (*use_device)(int device);
 };
 
 struct gradring_gpu_api {

@@ -24,6 +24,7 @@ from gradring.errors import (
 
 if TYPE_CHECKING:
     from gradring import optim, ps, trace
+    from gradring.build import build_info
     from gradring.communicator import Communicator
     from gradring.compression import TopK
     from gradring.joining import init
@@ -69,6 +70,7 @@ __all__ = [
     "TimedOut",
     "TopK",
     "Work",
+    "build_info",
     "distributed",
     "init",
     "optim",
@@ -93,6 +95,7 @@ _LAZY = {
     "distributed": "gradring.modes.factory",
     "SyncOptimizer": "gradring.optim.sync",
     "Work": "gradring.work",
+    "build_info": "gradring.build",
     "init": "gradring.joining",
     "shard": "gradring.sampling",
 }

@@ -6,7 +6,6 @@ it is asked to tell. The secret is shown as its length only.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Any
 
 from gradring import config, machine, server_addresses
 from gradring.address import is_loopback, parse_address
+from gradring.build import build_info, gpu_facts
 from gradring.errors import InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE, needs_secret
 from gradring.roles import Role, discover
@@ -67,7 +67,8 @@ def report(environ: Mapping[str, str]) -> Report:
         )
     found: Report = {
         "versions": versions(),
-        "core": core,
+        "core": {name: fact for name, fact in core.items() if name != "cuda"},
+        "gpu": _gpu_facts(core),
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
         "servers": _servers(environ, problems),
@@ -105,11 +106,9 @@ def versions() -> dict[str, str | None]:
 def core_info() -> dict[str, Any]:
     """Return what the compiled core says about its build, or why it does not load."""
     try:
-        core = importlib.import_module("gradring._core")
+        return build_info()
     except ImportError as error:
         return {"missing": str(error)}
-    build_info = getattr(core, "build_info", None)
-    return dict(build_info()) if callable(build_info) else {}
 
 
 def libraries() -> dict[str, str | None]:
@@ -125,7 +124,9 @@ def libraries() -> dict[str, str | None]:
 def render(found: Report) -> str:
     """Return the report as text."""
     lines: list[str] = []
-    titles = ("versions", "core", "role", "settings", "servers", "cpus", "memory", "libraries")
+    titles = (
+        "versions", "core", "gpu", "role", "settings", "servers", "cpus", "memory", "libraries"
+    )  # fmt: skip
     for title in titles:
         lines += [title, *_rows(found[title])]
     network = found["network"]
@@ -163,6 +164,18 @@ def _attempt(read: Callable[[], Any], problems: list[str]) -> Any:
     except InvalidArgument as error:
         problems.append(str(error))
         return None
+
+
+def _gpu_facts(core: dict[str, Any]) -> dict[str, Any]:
+    """Say what was built and what of it works here."""
+    if "missing" in core:
+        return {}
+    cuda = core["cuda"]
+    return {
+        "built for": cuda["built_for"] or f"no GPU: {cuda['built_why']}",
+        "plugin": cuda["plugin"],
+        **{name: fact for name, fact in gpu_facts().items() if name != "plugin"},
+    }
 
 
 def _role_facts(role: Role | None, *, is_clear: bool) -> dict[str, Any]:

@@ -252,6 +252,11 @@ int fill(int device, void* to, int value, std::size_t bytes, gradring_stream str
   return GRADRING_GPU_OK;
 }
 
+// Nothing here goes by the calling thread's device.
+int use_device(int device) {
+  return machine().check("use_device", device);
+}
+
 }  // namespace
 
 const gradring_gpu_runtime kRuntime = {
@@ -280,6 +285,7 @@ const gradring_gpu_runtime kRuntime = {
     .stream_write_value = stream_write_value,
     .copy = copy,
     .fill = fill,
+    .use_device = use_device,
 };
 
 const char* error_text(int code) {
