@@ -19,6 +19,7 @@ void register_ps_server(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
 void register_replicas(pybind11::module_& module);
 void register_gradients(pybind11::module_& module);
+void register_gpu_nccl(pybind11::module_& module);
 void register_gpu_plugin(pybind11::module_& module);
 void register_interrupts();
 void register_ps_files(pybind11::module_& module);

@@ -20,6 +20,17 @@
 
 namespace gradring::collectives {
 
+// An operation that moves its bytes some other way than over links, such as NCCL. Driven by one
+// thread.
+class ForeignOperation {
+ public:
+  virtual ~ForeignOperation() = default;
+  // Takes it as far as it will go now; true when it is done. Throws what went wrong; never blocks.
+  virtual bool advance() = 0;
+  // It has failed, here or elsewhere: nothing of it may go on.
+  virtual void give_up() noexcept = 0;
+};
+
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> join(const transport::JoinOptions& options);
@@ -40,6 +51,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Work> submit(const Operation& operation, Millis timeout);
   // Several collectives in a row, and arithmetic between them, as one.
   std::shared_ptr<Work> submit(const Compressed& what, Millis timeout);
+  // In its turn, with the deadline, the records and the failures of all others. `call` is what the
+  // ranks must agree on; a send or a receive is between two of them and has no number.
+  std::shared_ptr<Work> submit(const Call& call, std::shared_ptr<ForeignOperation> operation,
+                               Millis timeout);
   // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on).
   void wait(Work& work, Millis timeout);
 
@@ -74,6 +89,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   DriveLock lock_drive();
   void let_queue_go_first(const Operation& operation);
   void execute(const Operation& operation, Millis timeout, Ticks queued = 0);
+  void execute(const Call& call, ForeignOperation& operation, Millis timeout, Ticks queued);
+  template <typename CarryOut>
+  void execute(const Call& call, Millis timeout, Ticks queued, const CarryOut& carry_out);
   [[noreturn]] void fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
                          Millis timeout);
   void run_progress();

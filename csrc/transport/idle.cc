@@ -19,6 +19,8 @@ constexpr std::chrono::microseconds kYieldTime{50};
 // A rank of ours works for less than this between two looks; a stranger keeps a core for
 // milliseconds.
 constexpr std::chrono::microseconds kStolenTime{500};
+// Nobody will wake us: long enough to leave the core to others, short beside what a GPU does.
+constexpr long kLookNanoseconds = 200'000;
 
 std::atomic<void (*)()> interrupt_check{nullptr};  // Set once at import, before any wait.
 
@@ -103,6 +105,21 @@ void Idle::on_links(std::span<const Interest> interests) {
   if (may_sleep) ::poll(polls.data(), polls.size(), static_cast<int>(slice().count()));
   for (const Interest& interest : interests)
     if (interest.link != nullptr) interest.link->finish_sleep();
+  group_.clear_wake();
+  if (interruptible_) run_interrupt_check();
+}
+
+void Idle::on_clock() {
+  start_clock();
+  if (yield()) {
+    if (group_.is_failed()) check();
+    return;
+  }
+  check();
+  publish();
+  pollfd entry{group_.wake_fd(), POLLIN, 0};
+  const timespec time{0, kLookNanoseconds};
+  ::ppoll(&entry, 1, &time, nullptr);
   group_.clear_wake();
   if (interruptible_) run_interrupt_check();
 }

@@ -66,6 +66,9 @@ class Idle {
   void on_word(std::atomic<std::uint32_t>& word, std::uint32_t seen,
                std::atomic<std::uint32_t>& sleepers);
 
+  // Waits a little for something that can only be looked at again, such as a GPU's event.
+  void on_clock();
+
   // Throws as above, without waiting. Called by drivers between steps too.
   void check();
 

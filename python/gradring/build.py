@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from gradring import nccl
 from gradring.errors import DeviceError
 
 Facts = dict[str, Any]
@@ -17,13 +18,14 @@ Facts = dict[str, Any]
 def build_info() -> Facts:
     """Return how gradring was built and what it would use on GPUs.
 
-    Opens neither the GPU plugin nor a driver.
+    Opens NCCL, to ask for its version, but neither the GPU plugin nor a driver.
 
     Returns:
         Plain values, fit for JSON: ``version``; ``compiler`` of the core; ``cuda`` with
         ``built_for`` (toolkit and architectures, or ``None`` in a build without GPU plugin),
         ``built_why`` (the decision's reason) and ``plugin`` (the plugin's path, ``None`` where
-        there is no such file; ``$GRADRING_GPU_PLUGIN`` names another).
+        there is no such file; ``$GRADRING_GPU_PLUGIN`` names another); ``nccl`` with ``version``
+        and ``path``, or with ``missing``, the reason why there is none.
     """
     core = import_module("gradring._core")
     build = core.gpu_build()
@@ -35,7 +37,17 @@ def build_info() -> Facts:
             "built_why": build["built_why"],
             "plugin": build["path"] if build["is_there"] else None,
         },
+        "nccl": nccl_facts(),
     }
+
+
+def nccl_facts() -> Facts:
+    """Return ``version`` and ``path`` of the NCCL that is used here, or what is ``missing``."""
+    try:
+        version, path = nccl.find()
+    except DeviceError as error:
+        return {"missing": str(error)}
+    return {"version": version, "path": path}
 
 
 def gpu_facts() -> Facts:

@@ -67,7 +67,7 @@ def report(environ: Mapping[str, str]) -> Report:
         )
     found: Report = {
         "versions": versions(),
-        "core": {name: fact for name, fact in core.items() if name != "cuda"},
+        "core": {name: fact for name, fact in core.items() if name not in {"cuda", "nccl"}},
         "gpu": _gpu_facts(core),
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
@@ -113,11 +113,9 @@ def core_info() -> dict[str, Any]:
 
 def libraries() -> dict[str, str | None]:
     """Return the shared libraries that are used where they are found."""
-    nccl_wheel = "nvidia.nccl (package)" if machine.has_package("nvidia.nccl") else None
     return {
         "libcrypto": machine.can_load("libcrypto.so.3", "libcrypto.so.1.1"),
         "cuda": machine.can_load("libcuda.so.1"),
-        "nccl": machine.can_load("libnccl.so.2") or nccl_wheel,
     }
 
 
@@ -175,6 +173,7 @@ def _gpu_facts(core: dict[str, Any]) -> dict[str, Any]:
         "built for": cuda["built_for"] or f"no GPU: {cuda['built_why']}",
         "plugin": cuda["plugin"],
         **{name: fact for name, fact in gpu_facts().items() if name != "plugin"},
+        "nccl": core["nccl"].get("missing") or f"{core['nccl']['version']} {core['nccl']['path']}",
     }
 
 

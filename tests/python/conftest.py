@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from emulated import emulated_plugin
+from fake_nccl import compile_library
 from mode_servers import KINDS, Servers, make_servers
 from rank_job import Job
 from thread_ranks import ThreadWorld
@@ -41,6 +42,12 @@ def emulated_gpu() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADRING_GPU_PLUGIN", str(plugin))
         yield plugin
+
+
+@pytest.fixture(scope="session")
+def fake_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the fake NCCL once; returns its path."""
+    return compile_library(tmp_path_factory.mktemp("nccl"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The GPU plugin: in the wheel where nvcc was there, opened when asked only, clear about failure."""
+"""The GPU plugin: in the wheel where nvcc was there, opened only when asked, clear on failure."""
 
 from __future__ import annotations
 
@@ -81,7 +81,6 @@ def test_importing_and_reducing_opens_no_file_of_a_gpu() -> None:
     opened = run(
         "import gradring as gr, numpy as np\n"
         "gr.init().all_reduce(np.ones(4, np.float32))\n"
-        "gr.build_info()\n"
         "print(open('/proc/self/maps').read())"
     )
     assert "_core" in opened

@@ -1,0 +1,85 @@
+// Communicators made from a communicator: parts of it, and its survivors.
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/error.h"
+#include "collectives/communicator.h"
+
+namespace gradring::collectives {
+
+std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64_t key,
+                                                  Millis timeout) {
+  const auto ranks = static_cast<std::size_t>(world_size());
+  std::vector<std::array<std::int64_t, 2>> entries(ranks);
+  entries[static_cast<std::size_t>(rank_)] = {color, key};
+  Operation exchange;
+  exchange.request.op = OpKind::kAllGather;
+  exchange.request.dtype = DType::kInt64;
+  exchange.request.count = 2 * ranks;
+  exchange.input = reinterpret_cast<const std::byte*>(&entries[static_cast<std::size_t>(rank_)]);
+  exchange.output = reinterpret_cast<std::byte*>(entries.data());
+  run(exchange, timeout);
+  const std::uint64_t nth = ++splits_;
+  if (color < 0) return nullptr;
+  std::vector<Rank> group_ranks;
+  for (Rank rank = 0; rank < world_size(); ++rank)
+    if (entries[static_cast<std::size_t>(rank)][0] == color) group_ranks.push_back(rank);
+  std::stable_sort(group_ranks.begin(), group_ranks.end(), [&](Rank a, Rank b) {
+    return entries[static_cast<std::size_t>(a)][1] < entries[static_cast<std::size_t>(b)][1];
+  });
+  for (Rank& rank : group_ranks) rank = group_->members[static_cast<std::size_t>(rank)];
+  return make_child(transport::derive_id(group_->id, nth, static_cast<std::uint64_t>(color)),
+                    std::move(group_ranks));
+}
+
+std::shared_ptr<Communicator> Communicator::subgroup(std::vector<Rank> ranks, std::uint64_t name) {
+  world_->check_process();
+  if (group_->is_failed()) {
+    const Failure failure = group_->failure();
+    throw Closed(str("subgroup: this communicator is closed since: ", failure.text), failure);
+  }
+  std::set<Rank> seen;
+  for (Rank& rank : ranks) {
+    if (rank < 0 || rank >= world_size() || !seen.insert(rank).second)
+      throw InvalidArgument(
+          str("subgroup: rank ", rank, " is listed twice or not one of 0..", world_size() - 1));
+    rank = group_->members[static_cast<std::size_t>(rank)];
+  }
+  if (!seen.contains(rank_))
+    throw InvalidArgument(str("subgroup: rank ", rank_, " is not one of the ranks listed"));
+  return make_child(transport::derive_id(group_->id, ~std::uint64_t{2}, name), std::move(ranks));
+}
+
+std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
+  world_->check_process();
+  if (world_size() == 1) throw InvalidArgument("shrink: a communicator of one has nobody to lose");
+  const Time deadline = Clock::now() + timeout;
+  // Whoever is still in an operation here must come out of it, or the survivors would wait for that
+  // rank.
+  const Failure cause{ErrorKind::kClosed, -1,
+                      "this communicator was shrunk; use the one that shrink() returned"};
+  if (!group_->is_failed()) {
+    world_->report({group_->id, seq_, world_->rank(), cause});
+    group_->fail(cause);
+  }
+  world_->request_shrink({group_->id, group_->members});
+  while (true) {
+    if (auto survivors = group_->survivors())
+      return make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0),
+                        std::move(*survivors));
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("shrink: not all living ranks called it within ",
+                         seconds_between(Time{}, Time{timeout}), " s"));
+    std::this_thread::sleep_for(Millis{1});
+    transport::run_interrupt_check();
+  }
+}
+
+std::shared_ptr<Communicator> Communicator::make_child(std::uint64_t id,
+                                                       std::vector<Rank> members) {
+  return std::make_shared<Communicator>(world_, world_->make_group(id, std::move(members)),
+                                        recorder_);
+}
+
+}  // namespace gradring::collectives
