@@ -57,7 +57,8 @@ def runtime_names(holder: object, prefix: str = "") -> Names:
             continue
         if name == "__init__" and not (value.__doc__ or "").startswith("__init__("):
             continue  # Python's own: the class has no constructor of ours.
-        found[prefix + name] = runtime_parameters(value)
+        bare = value.__func__ if isinstance(value, staticmethod) else value
+        found[prefix + name] = runtime_parameters(bare)
         if inspect.isclass(value) and value.__module__ == "gradring._core":
             found |= runtime_names(value, f"{prefix}{name}.")
     return found
