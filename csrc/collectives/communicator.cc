@@ -128,25 +128,6 @@ std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis ti
       [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now));
 }
 
-std::shared_ptr<Work> Communicator::submit(const Compressed& what, Millis timeout) {
-  Call call;
-  call.op = OpKind::kAllReduce;
-  call.dtype = DType::kFloat32;
-  call.count = what.count;
-  check_usable(call);
-  const Ticks now = ticks_now();
-  const auto carry_out = [this, what, call, timeout, now] {
-    try {
-      all_reduce_compressed(what, rank_, world_size(),
-                            [&](const Operation& operation) { execute(operation, timeout, now); });
-    } catch (const Mismatch&) {
-      if (group_->is_failed()) throw;
-      fail(call, seq_, std::current_exception(), timeout);
-    }
-  };
-  return enqueue(std::make_shared<Work>(carry_out, call, now));
-}
-
 std::shared_ptr<Work> Communicator::submit(const Call& call,
                                            std::shared_ptr<ForeignOperation> operation,
                                            Millis timeout) {

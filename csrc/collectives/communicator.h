@@ -55,6 +55,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // ranks must agree on; a send or a receive is between two of them and has no number.
   std::shared_ptr<Work> submit(const Call& call, std::shared_ptr<ForeignOperation> operation,
                                Millis timeout);
+  // The same for whatever runs collectives and does something in between. What `carry_out` throws
+  // ends the communicator, on every rank.
+  using Execute = std::function<void(const Operation&)>;
+  std::shared_ptr<Work> submit(const Call& call, std::function<void(const Execute&)> carry_out,
+                               Millis timeout);
+  // How to cut `operation` into parts and run them one by one, and get the same bits.
+  struct Cutting {
+    Request request;                  // The whole: rank, world size and order are filled in.
+    Algorithm algorithm;              // Of each part.
+    std::uint64_t segment_count = 0;  // Of each part but the last; 0: as in plan.h's Order.
+  };
+  Cutting cutting_of(const Operation& operation) const;
+  bool has_hierarchy() const { return engine_.has_hierarchy(); }
   // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on).
   void wait(Work& work, Millis timeout);
 

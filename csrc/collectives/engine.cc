@@ -53,6 +53,7 @@ Request Engine::complete(const Operation& operation) const {
   Request request = operation.request;
   request.rank = rank_;
   request.world_size = static_cast<Rank>(group_->members.size());
+  if (operation.has_order) return request;
   request.order = operation.is_rank_ordered
                       ? Order::kRank
                       : order_for(request.op, request.world_size, bytes_of(request), request.dtype);

@@ -30,6 +30,8 @@ class Engine {
   Request complete(const Operation& operation) const;
   Algorithm decide(const Request& request, Algorithm wanted) const;
 
+  bool has_hierarchy() const { return hierarchy_ != nullptr; }
+
   // Runs it to the end. Throws what PlanRun, Flat and Idle throw.
   void execute(const Operation& asked, const Call& call, std::uint64_t seq, transport::Idle& idle);
 

@@ -6,13 +6,6 @@
 #include "collectives/engine.h"
 
 namespace gradring::collectives {
-namespace {
-
-// One segment is reduced, exchanged and spread before the next begins: it bounds how long the hosts
-// wait for each other's shared memory, and is large enough to keep the network busy.
-constexpr std::uint64_t kSegmentBytes = std::uint64_t{16} << 20;
-
-}  // namespace
 
 std::unique_ptr<Hierarchy> Hierarchy::make(const std::shared_ptr<transport::World>& world,
                                            const transport::Group& group, Rank rank) {

@@ -25,6 +25,9 @@ class Hierarchy {
   ~Hierarchy();
 
   static bool supports(const Request& request);
+  // One segment is reduced, exchanged and spread before the next begins: it bounds how long the
+  // hosts wait for each other's shared memory, and is large enough to keep the network busy.
+  static constexpr std::uint64_t kSegmentBytes = std::uint64_t{16} << 20;
   void execute(const Operation& operation, const Call& call, std::uint64_t seq,
                transport::Idle& idle);
   // What execute() was waiting for when it threw.

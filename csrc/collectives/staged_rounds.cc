@@ -112,10 +112,15 @@ StagedRound all_to_all(const Request& request) {
   const auto total = [](const std::vector<std::uint64_t>& counts) {
     return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
   };
+  // Without counts: rank r gets part r of everybody's vector.
+  const std::uint64_t own = chunk_begin(request.count, request.world_size, request.rank + 1) -
+                            chunk_begin(request.count, request.world_size, request.rank);
   StagedRound round;
   round.request = request;
-  round.output_at = total(request.counts);
-  const std::uint64_t received = total(request.recv_counts);
+  round.output_at = request.counts.empty() ? request.count : total(request.counts);
+  const std::uint64_t received = request.recv_counts.empty()
+                                     ? own * static_cast<std::uint64_t>(request.world_size)
+                                     : total(request.recv_counts);
   round.slot_count = round.output_at + received;
   round.down = without_empty({{0, 0, round.output_at}});
   round.up = without_empty({{0, round.output_at, received}});

@@ -94,6 +94,19 @@ TEST_CASE("all ranks cut into as many rounds, also where their parts are uneven"
   }
 }
 
+TEST_CASE("an all_to_all is one round, its output behind its input") {
+  Request request = request_of(OpKind::kAllToAll, 3, 11);
+  const auto even = staged_rounds(request, 4);
+  REQUIRE(even.size() == 1);
+  CHECK(even[0].down == std::vector<Piece>{{0, 0, 11}});
+  CHECK(even[0].up == std::vector<Piece>{{0, 11, 12}});
+  CHECK(even[0].output_at == 11);
+  CHECK(even[0].slot_count == 23);
+  request.counts = {1, 2, 3};
+  request.recv_counts = {7, 0, 0};
+  CHECK(staged_rounds(request, 4)[0].up == std::vector<Piece>{{0, 6, 7}});
+}
+
 TEST_CASE("segments of a hierarchy are rounds of their own") {
   const auto rounds = staged_rounds(request_of(OpKind::kAllReduce, 4, 1000), 512, 300);
   REQUIRE(rounds.size() == 4);
