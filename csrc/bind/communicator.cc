@@ -9,6 +9,7 @@
 
 #include "bind/arrays.h"
 #include "bind/module.h"
+#include "bind/operations.h"
 #include "bind/pending_work.h"
 
 namespace gradring::bind {
@@ -18,37 +19,6 @@ namespace py = pybind11;
 using collectives::Communicator;
 using collectives::Operation;
 using collectives::Transfer;
-using Counts = std::optional<std::vector<std::uint64_t>>;
-
-void check_extent(const Operation& operation, const char* which, std::uint64_t have,
-                  std::uint64_t need) {
-  if (have != need)
-    throw InvalidArgument(str(name(operation.request.op), ": ", which, " has ", have, " elements, ",
-                              need, " are needed"));
-}
-
-void check_operation(const Communicator& communicator, const Operation& operation,
-                     const Buffer& input, const Buffer& output) {
-  const collectives::Request& request = operation.request;
-  const auto ranks = static_cast<std::size_t>(communicator.world_size());
-  if (request.root < 0 || request.root >= communicator.world_size())
-    throw InvalidArgument(
-        str(name(request.op), ": root ", request.root, " is not a rank of 0..", ranks - 1));
-  for (const auto* counts : {&request.counts, &request.recv_counts})
-    if (!counts->empty() && counts->size() != ranks)
-      throw InvalidArgument(
-          str(name(request.op), ": ", counts->size(), " counts for ", ranks, " ranks"));
-  if (!is_defined(request.dtype, request.reduce_op))
-    throw InvalidArgument(str(name(request.op), ": ", name(request.reduce_op),
-                              " is not defined for ", name(request.dtype)));
-  const auto extents =
-      collectives::extents_of(request, communicator.rank(), communicator.world_size());
-  if (extents.input > 0) check_extent(operation, "the input", input.count(), extents.input);
-  if (extents.output > 0) check_extent(operation, "the output", output.count(), extents.output);
-  if (extents.input > 0 && extents.output > 0 && input.dtype() != output.dtype())
-    throw InvalidArgument(str(name(request.op), ": the input is ", name(input.dtype()),
-                              ", the output ", name(output.dtype())));
-}
 
 py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
                const py::object& input, const py::object& output, int dtype,
@@ -61,7 +31,7 @@ py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
   operation.output = out.data();
   // The root of a broadcast only reads; in place, so that nothing is copied.
   if (operation.request.op == OpKind::kBroadcast && output.is_none()) operation.output = in.data();
-  check_operation(*self, operation, in, out);
+  check_operation(*self, operation, {in.count(), in.dtype()}, {out.count(), out.dtype()});
   const Millis timeout = timeout_of(*self, timeout_ms);
   if (in_background) {
     auto work = self->submit(operation, timeout);
@@ -101,22 +71,6 @@ py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
     self->point_to_point().wait(message, timeout_of(*self, timeout_ms));
   }
   return py::none();
-}
-
-Operation operation_of(std::uint8_t op, std::uint8_t reduce_op, Rank root, std::uint64_t count,
-                       Counts counts, Counts recv_counts, std::uint8_t algorithm,
-                       bool is_rank_ordered) {
-  if (op >= kOpKindCount || reduce_op >= kReduceOpCount) throw InvalidArgument("unknown operation");
-  Operation operation;
-  operation.request.op = static_cast<OpKind>(op);
-  operation.request.reduce_op = static_cast<ReduceOp>(reduce_op);
-  operation.request.root = root;
-  operation.request.count = count;
-  if (counts) operation.request.counts = std::move(*counts);
-  if (recv_counts) operation.request.recv_counts = std::move(*recv_counts);
-  operation.algorithm = static_cast<collectives::Algorithm>(algorithm);
-  operation.is_rank_ordered = is_rank_ordered;
-  return operation;
 }
 
 }  // namespace

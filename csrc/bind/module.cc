@@ -74,6 +74,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_communicator(module);
   gradring::bind::register_gpu_nccl(module);
   gradring::bind::register_gpu_plugin(module);
+  gradring::bind::register_gpu_staged(module);
   gradring::bind::register_gradients(module);
   gradring::bind::register_ps_client(module);
   gradring::bind::register_ps_probe(module);

@@ -84,6 +84,47 @@ class Work:
 class SharedArray:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class StagedWork:
+    def wait(self, timeout_ms: int = -1) -> None: ...
+    def wait_stream(self, stream: int, timeout_ms: int = -1) -> None: ...
+    def done(self) -> bool: ...
+    def is_over(self) -> bool: ...
+
+class Staged:
+    def __init__(
+        self, communicator: Communicator, slot_bytes: int = 4194304, slots: int = 6
+    ) -> None: ...
+    def submit(
+        self,
+        op: int,
+        *,
+        source: int = 0,
+        source_count: int = 0,
+        target: int = 0,
+        target_count: int = 0,
+        dtype: int,
+        reduce_op: int = 0,
+        root: int = 0,
+        count: int = 0,
+        counts: list[int] | None = None,
+        recv_counts: list[int] | None = None,
+        algorithm: int = 0,
+        is_rank_ordered: bool = False,
+        device: int,
+        stream: int,
+        wire_dtype: int = -1,
+        timeout_ms: int = -1,
+        keep: Any = None,
+    ) -> StagedWork: ...
+    def measure(
+        self, pointer: int, count: int, device: int, timeout_ms: int = -1
+    ) -> dict[str, Any]: ...
+    def describe(self, device: int) -> str: ...
+
+def choose_gpu_path(
+    ranks: list[tuple[int, str, str, int, str]], wanted: int = 0
+) -> tuple[str, str]: ...
+
 class Communicator:
     @property
     def rank(self) -> int: ...
