@@ -72,8 +72,10 @@ py::tuple inspect(const std::string& address, const py::bytes& secret, std::int6
 PYBIND11_MODULE(_core, module) {
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
+  gradring::bind::register_gpu_kernels(module);
   gradring::bind::register_gpu_nccl(module);
   gradring::bind::register_gpu_plugin(module);
+  gradring::bind::register_gpu_runtime(module);
   gradring::bind::register_gpu_staged(module);
   gradring::bind::register_gradients(module);
   gradring::bind::register_ps_client(module);

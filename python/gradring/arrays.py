@@ -1,8 +1,9 @@
 """From the user's arrays to buffers the core can use, and back.
 
-The only module that knows about array libraries. NumPy arrays go through as they are; torch CPU
-tensors, DLPack exporters and anything with the buffer protocol are viewed as NumPy arrays without a
-copy; what is not contiguous is packed, and written back afterwards.
+The only module that knows about array libraries, beside `gradring.device_arrays`. NumPy arrays go
+through as they are; torch CPU tensors, DLPack exporters and anything with the buffer protocol are
+viewed as NumPy arrays without a copy; what is not contiguous is packed, and written back
+afterwards.
 """
 
 from __future__ import annotations
@@ -14,33 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring import device_arrays, dlpack
+from gradring.device_arrays import DeviceView, is_torch
+from gradring.dtypes import BFLOAT16, DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 
 Array = npt.NDArray[Any]
-
-BFLOAT16 = 3
-
-# NumPy's name -> the code on the wire (csrc/base/types.h).
-DTYPE_CODES: dict[str, int] = {
-    "float64": 0,
-    "float32": 1,
-    "float16": 2,
-    "bfloat16": BFLOAT16,
-    "int8": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "uint8": 8,
-    "bool": 9,
-}
-
-# By dtype, because asking one for its name takes microseconds. Other byte orders are other keys.
-_CODES: dict[np.dtype[Any], int] = {
-    np.dtype(name): code for name, code in DTYPE_CODES.items() if code != BFLOAT16
-}
-
-_DLPACK_CPU = (1, 3)  # kDLCPU and kDLCUDAHost: memory the CPU can address.
-_DLPACK_HOST_DEVICES = frozenset(_DLPACK_CPU)
 
 
 @dataclass(slots=True)
@@ -60,6 +40,46 @@ class View:
     dtype: int
     shape: tuple[int, ...]
     unpack: Callable[[], None] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.buffer.size
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.buffer.nbytes
+
+
+Operand = View | DeviceView
+
+
+def operand(x: Any, name: str, *, writes: bool, stream: Any = None) -> Operand:
+    """See any array, wherever it lives, as the core takes it.
+
+    Args:
+        x: What `view` takes, or an array on a CUDA device.
+        name: As for `view`.
+        writes: As for `view`.
+        stream: The user's, for an array on a device (`gradring.device_arrays.stream_handle`).
+
+    Raises:
+        InvalidArgument: As `view`, or `gradring.device_arrays.find`.
+        DeviceError: It is on a device that is none of CUDA's.
+    """
+    found = device_arrays.find(x, name, writes=writes, stream=stream)
+    return view(x, name, writes=writes) if found is None else found
+
+
+def overlap(one: Operand, other: Operand) -> bool:
+    """Tell whether two operands share memory."""
+    if isinstance(one, View) and isinstance(other, View):
+        return bool(one.count) and np.may_share_memory(one.buffer, other.buffer)
+    if isinstance(one, DeviceView) and isinstance(other, DeviceView):
+        begins_before = one.pointer < other.pointer + other.nbytes
+        return begins_before and other.pointer < one.pointer + one.nbytes
+    return False
 
 
 def view(x: Any, name: str, *, writes: bool) -> View:
@@ -137,7 +157,7 @@ def as_float32(x: Any, name: str) -> Array:
 
 def new_float32(like: Any, shape: tuple[int, ...]) -> Any:
     """Allocate float32 of the library of ``like``: a torch tensor or a NumPy array."""
-    if _is_torch(like):
+    if is_torch(like):
         import torch
 
         return torch.empty(shape, dtype=torch.float32)
@@ -145,7 +165,7 @@ def new_float32(like: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _plain(x: Any, name: str) -> Array:
-    if _is_torch(x):
+    if is_torch(x):
         _require_cpu(x, name)
         kind = str(x.dtype).removeprefix("torch.")
         if not kind.removeprefix("u").startswith("int"):
@@ -161,10 +181,12 @@ def _plain(x: Any, name: str) -> Array:
 
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """Allocate an array of the library and dtype of ``x``; contents undefined."""
-    if _is_torch(x):
+    if is_torch(x):
         return x.new_empty(shape)
     if isinstance(x, np.ndarray):
         return np.empty(shape, dtype=x.dtype)
+    if hasattr(x, "__cuda_array_interface__") or device_arrays.is_on_cuda(x):
+        return device_arrays.empty_like(x, shape)
     return np.empty(shape, dtype=_as_numpy(x, "x")[0].dtype)
 
 
@@ -185,7 +207,7 @@ def _unpacker(target: Array, packed: Array) -> Callable[[], None]:
 def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
     if isinstance(x, np.ndarray):
         return _coded(x, name)
-    if _is_torch(x):
+    if is_torch(x):
         return _from_torch(x, name)
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x, name)
@@ -198,9 +220,7 @@ def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
 
 
 def _coded(array: Array, name: str) -> tuple[Array, int]:
-    code = _CODES.get(array.dtype)
-    if code is None and array.dtype.name == "bfloat16":  # ml_dtypes; no dtype of NumPy's own.
-        code = _CODES[array.dtype] = BFLOAT16
+    code = code_of(array.dtype)
     if code is None:
         known = ", ".join(DTYPE_CODES)
         raise InvalidArgument(f"{name} has dtype {array.dtype}, which cannot be sent; use {known}")
@@ -209,24 +229,20 @@ def _coded(array: Array, name: str) -> tuple[Array, int]:
     return array, code
 
 
-def _is_torch(x: Any) -> bool:
-    return type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "data_ptr")
-
-
 def _from_torch(x: Any, name: str) -> tuple[Array, int]:
     _require_cpu(x, name)
     kind = str(x.dtype).removeprefix("torch.")
     if kind not in DTYPE_CODES:
         known = ", ".join(DTYPE_CODES)
         raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
-    stored = np.dtype("uint16" if kind == "bfloat16" else kind)
-    return _tensor_memory(x, stored), DTYPE_CODES[kind]
+    code = DTYPE_CODES[kind]
+    return _tensor_memory(x, stored_as(code)), code
 
 
 def _require_cpu(x: Any, name: str) -> None:
     if x.device.type != "cpu":
         raise DeviceError(
-            f"{name} is on {x.device}; this build moves CPU tensors only, call .cpu() first"
+            f"{name} is on {x.device}, but this call takes arrays on the CPU; call .cpu() first"
         )
 
 
@@ -255,10 +271,11 @@ class _TorchMemory:
 
 
 def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:
-    device = x.__dlpack_device__()[0] if hasattr(x, "__dlpack_device__") else _DLPACK_CPU[0]
-    if int(device) not in _DLPACK_HOST_DEVICES:
+    device = x.__dlpack_device__()[0] if hasattr(x, "__dlpack_device__") else dlpack.CPU
+    if int(device) not in dlpack.HOST_DEVICES:
         raise DeviceError(
-            f"{name} is on a device (DLPack type {int(device)}); copy it to the CPU first"
+            f"{name} is on a device (DLPack type {int(device)}), but this call takes arrays on the "
+            "CPU; copy it there first"
         )
     try:
         return _coded(np.from_dlpack(x), name)

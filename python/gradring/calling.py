@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradring import _core, arrays
+from gradring.device_arrays import DeviceView, require_same_device
 from gradring.errors import InvalidArgument
 from gradring.work import Work
+
+if TYPE_CHECKING:
+    from gradring.gpu.calls import DeviceCalls
+    from gradring.gpu.flights import Flight
 
 REDUCE_OPS = {
     "sum": 0, "avg": 1, "prod": 2, "min": 3, "max": 4, "band": 5, "bor": 6, "bxor": 7,
@@ -27,25 +32,34 @@ class Caller:
     """A compiled communicator and the plumbing to call it; see `gradring.Communicator`."""
 
     _core: _core.Communicator
+    _devices: DeviceCalls | None = None
     rank: int
     world_size: int
 
     def _elementwise(
-        self, op: int, x: Any, out: Any, *, async_op: bool, timeout: float | None, **options: Any
+        self,
+        op: int,
+        x: Any,
+        out: Any,
+        *,
+        async_op: bool,
+        timeout: float | None,
+        stream: Any,
+        **options: Any,
     ) -> Any:
         is_source = op == BROADCAST and options["root"] == self.rank
-        target: arrays.View | None
+        target: arrays.Operand | None
         if out is None:
-            source = arrays.view(x, "x", writes=not is_source)
+            source = arrays.operand(x, "x", writes=not is_source, stream=stream)
             target, result = source, x
         else:
-            source = arrays.view(x, "x", writes=False)
-            target, result = arrays.view(out, "out", writes=True), out
+            source = arrays.operand(x, "x", writes=False, stream=stream)
+            target, result = arrays.operand(out, "out", writes=True, stream=stream), out
         if is_source:
             target = None
-        count = source.buffer.size
-        if target is not None and target.buffer.size != count:
-            raise InvalidArgument(f"out has {target.buffer.size} elements, x has {count}")
+        count = source.count
+        if target is not None and target.count != count:
+            raise InvalidArgument(f"out has {target.count} elements, x has {count}")
         return self._start(
             op, source, target, result, async_op=async_op, timeout=timeout, count=count, **options
         )
@@ -53,8 +67,8 @@ class Caller:
     def _start(
         self,
         op: int,
-        source: arrays.View | None,
-        target: arrays.View | None,
+        source: arrays.Operand | None,
+        target: arrays.Operand | None,
         result: Any,
         *,
         async_op: bool,
@@ -65,13 +79,30 @@ class Caller:
         dtype = -1 if either is None else either.dtype
         if source is not None and target is not None and source.dtype != target.dtype:
             raise InvalidArgument("x and out have different dtypes")
-        pending = self._core.run(
-            op,
-            None if source is None else source.buffer,
-            None if target is None else target.buffer,
-            dtype=dtype, timeout_ms=milliseconds(timeout), in_background=async_op, **options,
-        )  # fmt: skip
+        options |= {
+            "dtype": dtype, "timeout_ms": milliseconds(timeout), "in_background": async_op,
+        }  # fmt: skip
+        pending: _core.Work | Flight | None
+        if isinstance(source, DeviceView) or isinstance(target, DeviceView):
+            require_same_device({"x": source, "out": target})
+            assert not isinstance(source, arrays.View)
+            assert not isinstance(target, arrays.View)
+            pending = self._device_calls().run(op, source, target, **options)
+        else:
+            pending = self._core.run(
+                op,
+                None if source is None else source.buffer,
+                None if target is None else target.buffer,
+                **options,
+            )
         return finish(pending, result, target)
+
+    def _device_calls(self) -> DeviceCalls:
+        if self._devices is None:
+            from gradring.gpu.calls import DeviceCalls
+
+            self._devices = DeviceCalls(self._core)
+        return self._devices
 
     def _parts(self, name: str, counts: Sequence[int] | None, total: int | None) -> list[int]:
         if counts is None:
@@ -117,7 +148,7 @@ def milliseconds(timeout: float | None) -> int:
     return max(1, round(timeout * 1000))
 
 
-def finish(pending: _core.Work | None, result: Any, target: arrays.View | None) -> Any:
+def finish(pending: _core.Work | Flight | None, result: Any, target: arrays.Operand | None) -> Any:
     """Return the result of a blocking call, or the handle of one in flight."""
     unpack = None if target is None else target.unpack
     if pending is not None:

@@ -189,6 +189,7 @@ class Communicator(Reductions, Exchanges, Messages):
     def close(self) -> None:
         """Leave. Operations that run or wait raise `Closed`; calling it again does nothing."""
         self._core.close()
+        self._devices = None
         _open.discard(self)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from gradring import arrays, calling
 from gradring.errors import InvalidArgument
 
@@ -23,6 +21,7 @@ class Exchanges(calling.Caller):
         async_op: bool = False,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give every rank everybody's ``x``, in rank order.
 
@@ -34,6 +33,7 @@ class Exchanges(calling.Caller):
             async_op: As for `all_reduce`.
             algorithm: ``auto ring doubling direct flat``.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``out``, or with ``async_op`` a `Work`.
@@ -45,23 +45,23 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.view(x, "x", writes=False)
+        source = arrays.operand(x, "x", writes=False, stream=stream)
         if counts is None:
-            total = source.buffer.size * self.world_size
+            total = source.count * self.world_size
             shape: tuple[int, ...] = (self.world_size, *source.shape)
             parts = None
         else:
             parts = self._parts("all_gather", counts, None)
-            if parts[self.rank] != source.buffer.size:
+            if parts[self.rank] != source.count:
                 raise InvalidArgument(
                     f"all_gather: counts[{self.rank}] is {parts[self.rank]}, but x has "
-                    f"{source.buffer.size} elements"
+                    f"{source.count} elements"
                 )
             total = sum(parts)
             shape = (total,)
         if out is None:
             out = arrays.empty_like(x, shape)
-        target = arrays.view(out, "out", writes=True)
+        target = arrays.operand(out, "out", writes=True, stream=stream)
         return self._start(
             calling.ALL_GATHER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=parts, algorithm=calling.algorithm_code(algorithm),
@@ -75,6 +75,7 @@ class Exchanges(calling.Caller):
         async_op: bool = False,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give every rank the root's ``x``.
 
@@ -84,6 +85,7 @@ class Exchanges(calling.Caller):
             async_op: As for `all_reduce`.
             algorithm: ``auto doubling ring direct flat``.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``x``, or with ``async_op`` a `Work`.
@@ -97,8 +99,9 @@ class Exchanges(calling.Caller):
         """
         options = {"root": root, "algorithm": calling.algorithm_code(algorithm)}
         return self._elementwise(
-            calling.BROADCAST, x, None, async_op=async_op, timeout=timeout, **options
-        )
+            calling.BROADCAST, x, None,
+            async_op=async_op, timeout=timeout, stream=stream, **options,
+        )  # fmt: skip
 
     def gather(
         self,
@@ -108,6 +111,7 @@ class Exchanges(calling.Caller):
         out: Any = None,
         async_op: bool = False,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give the root everybody's ``x``, in rank order.
 
@@ -117,6 +121,7 @@ class Exchanges(calling.Caller):
             out: Array for all parts, on the root; ``None`` allocates ``(world_size, *x.shape)``.
             async_op: As for `all_reduce`.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``out`` on the root, ``None`` elsewhere; with ``async_op`` a `Work`.
@@ -128,15 +133,15 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.view(x, "x", writes=False)
+        source = arrays.operand(x, "x", writes=False, stream=stream)
         target = None
         if self.rank == root:
             if out is None:
                 out = arrays.empty_like(x, (self.world_size, *source.shape))
-            target = arrays.view(out, "out", writes=True)
+            target = arrays.operand(out, "out", writes=True, stream=stream)
         else:
             out = None
-        count = source.buffer.size
+        count = source.count
         return self._start(
             calling.GATHER,
             source,
@@ -156,6 +161,7 @@ class Exchanges(calling.Caller):
         out: Any = None,
         async_op: bool = False,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give each rank its part of the root's ``x``.
 
@@ -166,6 +172,7 @@ class Exchanges(calling.Caller):
             out: Array for this rank's part; ``None`` allocates one like a row of ``x``.
             async_op: As for `all_reduce`.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``out``, or with ``async_op`` a `Work`.
@@ -186,9 +193,9 @@ class Exchanges(calling.Caller):
                     f"scatter: x has shape {shape}; its first axis must be {self.world_size}"
                 )
             out = arrays.empty_like(x, shape[1:])
-        target = arrays.view(out, "out", writes=True)
-        source = arrays.view(x, "x", writes=False) if self.rank == root else None
-        count = target.buffer.size
+        target = arrays.operand(out, "out", writes=True, stream=stream)
+        source = arrays.operand(x, "x", writes=False, stream=stream) if self.rank == root else None
+        count = target.count
         return self._start(
             calling.SCATTER,
             source,
@@ -209,6 +216,7 @@ class Exchanges(calling.Caller):
         recv_counts: Sequence[int] | None = None,
         async_op: bool = False,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Send part r of ``x`` to rank r, and get one part from every rank, in rank order.
 
@@ -220,6 +228,7 @@ class Exchanges(calling.Caller):
             recv_counts: Elements from each rank; what that rank sends here.
             async_op: As for `all_reduce`.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``out``, or with ``async_op`` a `Work`.
@@ -231,25 +240,25 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.view(x, "x", writes=False)
+        source = arrays.operand(x, "x", writes=False, stream=stream)
         if (send_counts is None) != (recv_counts is None):
             raise InvalidArgument("all_to_all: send_counts and recv_counts belong together")
         if send_counts is None or recv_counts is None:
-            if source.buffer.size % self.world_size != 0:
+            if source.count % self.world_size != 0:
                 raise InvalidArgument(
-                    f"all_to_all: {source.buffer.size} elements cannot be cut into "
+                    f"all_to_all: {source.count} elements cannot be cut into "
                     f"{self.world_size} equal parts; pass send_counts and recv_counts"
                 )
-            sent = received = [source.buffer.size // self.world_size] * self.world_size
+            sent = received = [source.count // self.world_size] * self.world_size
             shape = source.shape
         else:
-            sent = self._parts("all_to_all", send_counts, source.buffer.size)
+            sent = self._parts("all_to_all", send_counts, source.count)
             received = self._parts("all_to_all", recv_counts, None)
             shape = (sum(received),)
         if out is None:
             out = arrays.empty_like(x, shape)
-        target = arrays.view(out, "out", writes=True)
-        if source.buffer.size and np.may_share_memory(source.buffer, target.buffer):
+        target = arrays.operand(out, "out", writes=True, stream=stream)
+        if arrays.overlap(source, target):
             raise InvalidArgument("all_to_all: out must not be x; parts would overwrite each other")
         return self._start(
             calling.ALL_TO_ALL,

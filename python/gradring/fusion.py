@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradring import arrays
+from gradring.device_arrays import DeviceView
 from gradring.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -45,28 +46,50 @@ def assign_buckets(
 
 
 def reduce_many(
-    comm: Reductions, xs: Sequence[Any], op: str, bucket_bytes: int, timeout: float | None
+    comm: Reductions,
+    xs: Sequence[Any],
+    op: str,
+    bucket_bytes: int,
+    *,
+    timeout: float | None,
+    stream: Any,
 ) -> list[Any]:
     """Do the work of `Communicator.all_reduce_many`."""
     if bucket_bytes <= 0:
         raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
     results = list(xs)
-    views = [arrays.view(x, f"xs[{index}]", writes=True) for index, x in enumerate(results)]
-    sizes_bytes = [view.buffer.nbytes for view in views]
-    buckets = assign_buckets(sizes_bytes, [view.dtype for view in views], bucket_bytes)
-    for bucket in buckets:
+    views = [
+        arrays.operand(x, f"xs[{index}]", writes=True, stream=stream)
+        for index, x in enumerate(results)
+    ]
+    sizes_bytes = [view.nbytes for view in views]
+    for bucket in assign_buckets(sizes_bytes, [_kind(view) for view in views], bucket_bytes):
         if len(bucket) == 1:
-            comm.all_reduce(results[bucket[0]], op, timeout=timeout)
+            comm.all_reduce(results[bucket[0]], op, timeout=timeout, stream=stream)
             continue
-        members = [views[index].buffer.reshape(-1) for index in bucket]
-        fused = np.concatenate(members)
-        dtype = views[bucket[0]].dtype
-        comm.reduce_bucket(arrays.View(fused, dtype, fused.shape), op, timeout)
-        begin = 0
-        for index, member in zip(bucket, members, strict=True):
-            np.copyto(member, fused[begin : begin + member.size])
-            begin += member.size
-            unpack = views[index].unpack
-            if unpack is not None:
-                unpack()
+        members = [views[index] for index in bucket]
+        on_device = [member for member in members if isinstance(member, DeviceView)]
+        if on_device:
+            comm.reduce_bucket(on_device, op, timeout)
+        else:
+            _reduce_packed(comm, [m for m in members if isinstance(m, arrays.View)], op, timeout)
     return results
+
+
+def _kind(view: arrays.Operand) -> tuple[int, int | None]:
+    # What may share a bucket.
+    return (view.dtype, view.device if isinstance(view, DeviceView) else None)
+
+
+def _reduce_packed(
+    comm: Reductions, views: Sequence[arrays.View], op: str, timeout: float | None
+) -> None:
+    members = [view.buffer.reshape(-1) for view in views]
+    fused = np.concatenate(members)
+    comm.reduce_bucket(arrays.View(fused, views[0].dtype, fused.shape), op, timeout)
+    begin = 0
+    for view, member in zip(views, members, strict=True):
+        np.copyto(member, fused[begin : begin + member.size])
+        begin += member.size
+        if view.unpack is not None:
+            view.unpack()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradring import arrays, calling
+from gradring.device_arrays import DeviceView
 from gradring.errors import InvalidArgument
 
 _ANY = -1  # The core's name for a message from any rank.
@@ -21,6 +22,7 @@ class Messages(calling.Caller):
         *,
         async_op: bool = False,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Send ``x`` to rank ``dst``; returns when ``x`` may be reused.
 
@@ -33,6 +35,7 @@ class Messages(calling.Caller):
             tag: 32-bit integer that the receiver asks for.
             async_op: Return a `Work` at once.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Raises:
             InvalidArgument: ``dst`` is no rank, or ``tag`` is out of range.
@@ -40,7 +43,7 @@ class Messages(calling.Caller):
             TimedOut: Nobody received it in time; the communicator is closed.
             Closed: As `all_reduce`.
         """
-        view = arrays.view(x, "x", writes=False)
+        view = arrays.operand(x, "x", writes=False, stream=stream)
         return self._transfer(view, x, dst, tag, is_recv=False, async_op=async_op, timeout=timeout)
 
     def recv(
@@ -51,6 +54,7 @@ class Messages(calling.Caller):
         *,
         async_op: bool = False,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Receive the next message with this tag from rank ``src`` into ``x``.
 
@@ -60,6 +64,7 @@ class Messages(calling.Caller):
             tag: What the sender gave.
             async_op: Return a `Work` at once; when done, its ``source`` says who sent.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``x``, or with ``async_op`` a `Work`.
@@ -71,7 +76,7 @@ class Messages(calling.Caller):
             TimedOut: It did not come in time; the communicator is closed.
             Closed: As `all_reduce`.
         """
-        view = arrays.view(x, "x", writes=True)
+        view = arrays.operand(x, "x", writes=True, stream=stream)
         if src is not None and src < 0:
             raise InvalidArgument(f"recv: rank {src} is not a rank of 0..{self.world_size - 1}")
         peer = _ANY if src is None else src
@@ -79,7 +84,7 @@ class Messages(calling.Caller):
 
     def _transfer(
         self,
-        view: arrays.View,
+        view: arrays.Operand,
         result: Any,
         peer: int,
         tag: int,
@@ -90,8 +95,14 @@ class Messages(calling.Caller):
     ) -> Any:
         if not -(2**31) <= tag < 2**31:
             raise InvalidArgument(f"tag {tag} does not fit into 32 bits")
-        pending = self._core.transfer(
-            is_recv, view.buffer, view.dtype, peer, tag,
-            calling.milliseconds(timeout), async_op,
-        )  # fmt: skip
+        timeout_ms = calling.milliseconds(timeout)
+        pending: Any
+        if isinstance(view, DeviceView):
+            pending = self._device_calls().transfer(
+                view, peer, tag, is_recv=is_recv, timeout_ms=timeout_ms, async_op=async_op
+            )
+        else:
+            pending = self._core.transfer(
+                is_recv, view.buffer, view.dtype, peer, tag, timeout_ms, async_op
+            )
         return calling.finish(pending, result if is_recv else None, view if is_recv else None)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import arrays, calling, compression
+from gradring import _core, arrays, calling, compression
+from gradring.device_arrays import DeviceView
 from gradring.errors import InvalidArgument
 from gradring.fusion import reduce_many
 from gradring.work import Work
@@ -26,6 +27,7 @@ class Reductions(calling.Caller):
         algorithm: str = "auto",
         deterministic: Literal["rank_order"] | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine ``x`` element by element over all ranks; every rank gets the same bits.
 
@@ -35,8 +37,9 @@ class Reductions(calling.Caller):
         Rabenseifner and Gropp 2005.
 
         Args:
-            x: Any supported dtype and shape, on the CPU; the same shape and dtype on every rank.
-                Written in place unless ``out`` is given. May be strided.
+            x: Any supported dtype and shape; the same shape and dtype on every rank. Written in
+                place unless ``out`` is given. May be strided on the CPU; on a CUDA device it must
+                be contiguous.
             op: ``sum avg prod min max``, and for integers and bool ``band bor bxor``. ``avg`` of
                 integers truncates towards zero.
             out: Array like ``x`` for the result; ``x`` is then left alone.
@@ -44,6 +47,10 @@ class Reductions(calling.Caller):
             algorithm: ``auto ring doubling halving direct gather flat``; the same on every rank.
             deterministic: ``"rank_order"`` adds x[0] + x[1] + ... whatever the algorithm.
             timeout: Seconds without progress before giving up; ``None`` is the communicator's.
+            stream: Of a device array (docs/gpu.md): what was put on it before has made ``x``. A
+                number, or a stream of torch, CuPy or any library with ``__cuda_stream__``;
+                ``None``: torch's current stream, else what the array says. Ignored for arrays on
+                the CPU.
 
         Returns:
             ``x`` (or ``out``); with ``async_op`` a `Work` whose ``wait()`` returns it.
@@ -57,8 +64,9 @@ class Reductions(calling.Caller):
         """
         options = calling.reduction(op, algorithm, deterministic)
         return self._elementwise(
-            calling.ALL_REDUCE, x, out, async_op=async_op, timeout=timeout, **options
-        )
+            calling.ALL_REDUCE, x, out,
+            async_op=async_op, timeout=timeout, stream=stream, **options,
+        )  # fmt: skip
 
     def all_reduce_many(
         self,
@@ -67,6 +75,7 @@ class Reductions(calling.Caller):
         *,
         bucket_bytes: int = 25 << 20,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> list[Any]:
         """Combine many arrays with few operations, by packing those of one dtype into buckets.
 
@@ -76,6 +85,7 @@ class Reductions(calling.Caller):
             op: As for `all_reduce`.
             bucket_bytes: Most bytes in one operation; a larger array is an operation of its own.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``xs`` as a list.
@@ -87,9 +97,9 @@ class Reductions(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        return reduce_many(self, xs, op, bucket_bytes, timeout)
+        return reduce_many(self, xs, op, bucket_bytes, timeout=timeout, stream=stream)
 
-    def reduce_scatter(
+    def reduce_scatter(  # noqa: PLR0913 - what an operation can be told
         self,
         x: Any,
         out: Any = None,
@@ -100,6 +110,7 @@ class Reductions(calling.Caller):
         algorithm: str = "auto",
         deterministic: Literal["rank_order"] | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine ``x`` over all ranks and leave each rank its own part.
 
@@ -113,6 +124,7 @@ class Reductions(calling.Caller):
             algorithm: ``auto ring direct flat``.
             deterministic: As for `all_reduce`.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             ``out``, or with ``async_op`` a `Work`.
@@ -124,19 +136,19 @@ class Reductions(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.view(x, "x", writes=False)
-        total = source.buffer.size
+        source = arrays.operand(x, "x", writes=False, stream=stream)
+        total = source.count
         parts = self._parts("reduce_scatter", counts, total)
         if out is None:
             out = arrays.empty_like(x, (parts[self.rank],))
-        target = arrays.view(out, "out", writes=True)
+        target = arrays.operand(out, "out", writes=True, stream=stream)
         return self._start(
             calling.REDUCE_SCATTER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=None if counts is None else parts,
             **calling.reduction(op, algorithm, deterministic),
         )  # fmt: skip
 
-    def reduce(
+    def reduce(  # noqa: PLR0913 - what an operation can be told
         self,
         x: Any,
         root: int = 0,
@@ -147,6 +159,7 @@ class Reductions(calling.Caller):
         algorithm: str = "auto",
         deterministic: Literal["rank_order"] | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Combine ``x`` over all ranks; only the root gets the result.
 
@@ -159,6 +172,7 @@ class Reductions(calling.Caller):
             algorithm: ``auto ring direct gather flat``.
             deterministic: As for `all_reduce`.
             timeout: As for `all_reduce`.
+            stream: As for `all_reduce`.
 
         Returns:
             The result on the root, ``x`` elsewhere; with ``async_op`` a `Work`.
@@ -173,10 +187,11 @@ class Reductions(calling.Caller):
         options = {"root": root, **calling.reduction(op, algorithm, deterministic)}
         if self.rank == root:
             return self._elementwise(
-                calling.REDUCE, x, out, async_op=async_op, timeout=timeout, **options
-            )
-        source = arrays.view(x, "x", writes=False)
-        count = source.buffer.size
+                calling.REDUCE, x, out,
+                async_op=async_op, timeout=timeout, stream=stream, **options,
+            )  # fmt: skip
+        source = arrays.operand(x, "x", writes=False, stream=stream)
+        count = source.count
         return self._start(
             calling.REDUCE,
             source,
@@ -205,11 +220,13 @@ class Reductions(calling.Caller):
         leave out is put into ``residual`` and takes part in the next call (`gradring.compression`).
 
         Args:
-            x: Contiguous float32, the same size on every rank; written in place.
+            x: Contiguous float32, the same size on every rank; written in place. On a GPU it goes
+                to the host to be encoded.
             compress: ``"bf16" "fp16" "int8"`` or `TopK`, the same on every rank.
-            residual: float32 like ``x``, zeros before the first call, then kept by the caller from
-                call to call. Over all ranks, result + residuals is the sum of all ``x`` and earlier
-                residuals, but for the rounding of additions. ``None``: what is left out is lost.
+            residual: float32 like ``x``, on the CPU, zeros before the first call, then kept by the
+                caller from call to call. Over all ranks, result + residuals is the sum of all ``x``
+                and earlier residuals, but for the rounding of additions. ``None``: what is left out
+                is lost.
             op: ``avg`` divides the decoded sum by the number of ranks.
             async_op: As for `all_reduce`; ``residual`` must not be touched either.
             timeout: As for `all_reduce`.
@@ -238,15 +255,19 @@ class Reductions(calling.Caller):
         timeout: float | None = None,
     ) -> Work:
         """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`."""
-        values = arrays.view(bucket, "x", writes=True)
+        values = arrays.operand(bucket, "x", writes=True)
         rest = None if residual is None else arrays.view(residual, "residual", writes=True)
         if values.unpack is not None or (rest is not None and rest.unpack is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
-        pending = self._core.all_reduce_compressed(
-            values.buffer, *compression.code_of(compress), None if rest is None else rest.buffer,
-            total, calling.milliseconds(timeout),
-        )  # fmt: skip
-        return Work(pending, bucket, None)
+        rest_buffer = None if rest is None else rest.buffer
+        codec, timeout_ms = compression.code_of(compress), calling.milliseconds(timeout)
+
+        def start(host: Any) -> _core.Work:
+            return self._core.all_reduce_compressed(host, *codec, rest_buffer, total, timeout_ms)
+
+        if isinstance(values, DeviceView):
+            return Work(self._device_calls().run_on_host(values, start), bucket, None)
+        return Work(start(values.buffer), bucket, None)
 
     def average_bucket(self, bucket: Any, total: Any) -> Work:
         """Add up a bucket in the background and divide it by ``total``; for the optimizers.
@@ -260,17 +281,19 @@ class Reductions(calling.Caller):
         view = arrays.view(bucket, "bucket", writes=True)
         return Work(self._core.average(view.buffer, view.dtype, total), bucket, view.unpack)
 
-    def reduce_bucket(self, bucket: arrays.View, op: str, timeout: float | None) -> None:
-        """Combine a packed bucket in place; for `gradring.fusion`."""
+    def reduce_bucket(
+        self, bucket: arrays.View | Sequence[DeviceView], op: str, timeout: float | None
+    ) -> None:
+        """Combine a packed bucket, or several device arrays, in place; for `gradring.fusion`."""
         options = calling.reduction(op, "auto", None)
-        count = bucket.buffer.size
-        self._start(
-            calling.ALL_REDUCE,
-            bucket,
-            bucket,
-            None,
-            async_op=False,
-            timeout=timeout,
-            count=count,
+        if isinstance(bucket, arrays.View):
+            self._start(
+                calling.ALL_REDUCE, bucket, bucket, None,
+                async_op=False, timeout=timeout, count=bucket.count, **options,
+            )  # fmt: skip
+            return
+        self._device_calls().run_many(
+            calling.ALL_REDUCE, bucket, bucket, in_background=False, dtype=bucket[0].dtype,
+            timeout_ms=calling.milliseconds(timeout), count=sum(view.count for view in bucket),
             **options,
-        )
+        )  # fmt: skip

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gradring.arrays import DTYPE_CODES
 from gradring.communicator import Communicator
+from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument, Mismatch
 
 _DIMS_MAX = 14

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradring import _core
+from gradring.device_arrays import stream_handle
 from gradring.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from gradring.gpu.flights import Flight
 
 
 class Work:
     """An operation in flight: its arrays live, and must not be touched, until it is done."""
 
-    def __init__(self, core: _core.Work, result: Any, unpack: Callable[[], None] | None) -> None:
+    def __init__(
+        self, core: _core.Work | Flight, result: Any, unpack: Callable[[], None] | None
+    ) -> None:
         """Wrap a compiled handle; made by `Communicator`."""
         self._core = core
         self._result = result
         self._unpack = unpack
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Wait until it is done; may be called again.
 
         Args:
             timeout: Seconds; ``None`` is the communicator's.
+            stream: Of arrays on a device: this returns as soon as what comes on the stream from
+                now on will find the result (docs/gpu.md). ``None``: it is there when this returns.
+                Ignored for arrays on the CPU.
 
         Returns:
             What the blocking call would have returned.
@@ -34,7 +43,11 @@ class Work:
         """
         if timeout is not None and not timeout > 0:
             raise InvalidArgument(f"timeout must be positive seconds, got {timeout}")
-        self._core.wait(-1 if timeout is None else max(1, round(timeout * 1000)))
+        timeout_ms = -1 if timeout is None else max(1, round(timeout * 1000))
+        if isinstance(self._core, _core.Work):
+            self._core.wait(timeout_ms)
+        else:
+            self._core.wait(timeout_ms, stream_handle(stream))
         if self._unpack is not None:
             self._unpack()
             self._unpack = None

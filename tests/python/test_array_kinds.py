@@ -34,7 +34,7 @@ class OnlyDlpack:
 
 class OnDevice(OnlyDlpack):
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, 0)  # kDLCUDA.
+        return (8, 0)  # kDLMetal.
 
 
 def test_out_gets_the_result_and_x_is_left_alone(world: GetWorld, transport: str) -> None:

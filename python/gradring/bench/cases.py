@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradring.arrays import DTYPE_CODES
 from gradring.bench.peers.pattern import Case
+from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 
 OPERATIONS = (

@@ -51,7 +51,11 @@ def _measure_here(options: Options, argv: Sequence[str]) -> int:
         sockets = Path(folder)
         _say("", f"starting {ranks} ranks")
         own = libraries.start_ours(
-            ranks, options.transport, options.algorithm, sockets / "gradring.sock"
+            ranks,
+            options.transport,
+            options.algorithm,
+            sockets / "gradring.sock",
+            options.device,
         )
         groups.append(LaunchedGroup(own, ranks, sockets / "gradring.sock"))
         missing: dict[str, str] = {}
@@ -71,7 +75,7 @@ def _take_part(options: Options, argv: Sequence[str]) -> int:
     from gradring.bench.peers import ours
 
     with gr.init(transport=options.transport) as comm:
-        group = JoinedGroup(comm, ours.program(comm, options.algorithm))
+        group = JoinedGroup(comm, ours.program(comm, options.algorithm, options.device))
         if comm.rank != 0:
             group.follow()
             return 0
@@ -91,6 +95,7 @@ def _measure(
     transport = _transport(options, is_one_host=all(answer["is_one_host"] for answer in about))
     document = report.start_document(options, argv, ours.size, transport)
     document["missing"] = missing
+    document["device"] = about[0]["device"]
     sweep = Sweep(ours, peers, options, is_tcp=transport.startswith("tcp"))
     for op in options.operations:
         rows: list[Document] = []

@@ -44,10 +44,12 @@ class Missing(Exception):  # noqa: N818 - the words of the message
     """A library is not here; the text says how to install it."""
 
 
-def start_ours(ranks: int, transport: str | None, algorithm: str, socket: Path) -> Start:
+def start_ours(
+    ranks: int, transport: str | None, algorithm: str, socket: Path, device: str = "cpu"
+) -> Start:
     """Return how to start gradring's own ranks."""
     chosen = ("--transport", transport) if transport is not None else ()
-    program = (sys.executable, "-m", "gradring.bench.peers.ours", str(socket), algorithm)
+    program = (sys.executable, "-m", "gradring.bench.peers.ours", str(socket), algorithm, device)
     return Start("gradring", (*_run(ranks, *chosen), *program), Path.cwd(), _package_path())
 
 

@@ -44,6 +44,7 @@ class Options:
     compare: tuple[str, ...]
     is_bound: bool
     peer_python: str
+    device: str
 
 
 def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
@@ -80,6 +81,7 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
         compare=_names(given.compare),
         is_bound=given.bind == "core",
         peer_python=given.peer_python,
+        device=given.device,
     )
 
 
@@ -130,6 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--sizes", metavar="LIST", help="sizes by themselves, as 4,1K,1M")
     add("--dtype", default="float32", choices=cases.DTYPES, help="element type (float32)")
     add("--op", default="sum", choices=REDUCE_OPS, help="how to reduce (sum)")
+    add(
+        "--device",
+        default="cpu",
+        choices=("cpu", "cuda"),
+        help="where gradring's arrays are; peers' stay on the CPU (cpu)",
+    )
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
     add("--algorithm", default="auto", choices=ALGORITHMS, help="instead of the one chosen by size")
     add("--rounds", type=int, default=7, metavar="N", help="batches of calls a size (7)")

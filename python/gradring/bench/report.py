@@ -111,6 +111,11 @@ def header_lines(document: Document) -> list[str]:
         f"{document['rounds']} rounds in turn, {checked}",
         f"congestion control: system {facts['tcp_congestion_control']}",
     ]
+    device = document.get("device")
+    if device is not None:
+        lines.append(f"gradring's arrays are on {device}")
+        if "emulated" in device:
+            lines.append("EMULATED on the host: these times say nothing about any GPU")
     for name, library in document["libraries"].items():
         controls = [f"{control} on {n} sockets" for control, n in library["congestion"].items()]
         cores = "bound to a core each" if library["cores_a_rank"] == 1 else "not bound to cores"

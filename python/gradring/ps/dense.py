@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from gradring import arrays
+from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class DenseTable:
         """
         result = arrays.new_float32(None, self.shape) if out is None else out
         view = arrays.view(result, "out", writes=True)
-        self._require_fit("pull from", view.shape, view.dtype == arrays.DTYPE_CODES["float32"])
+        self._require_fit("pull from", view.shape, view.dtype == DTYPE_CODES["float32"])
 
         def finish(version: int) -> Any:
             self._version = version

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring import arrays
+from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 
 Ids = npt.NDArray[np.uint64]
@@ -53,7 +54,7 @@ def pull_request(name: str, dim: int, ids: Any, out: Any) -> PullRequest:
     shape = (*shaped.shape, dim)
     result = arrays.new_float32(ids, shape) if out is None else out
     view = arrays.view(result, "out", writes=True)
-    if view.dtype != arrays.DTYPE_CODES["float32"]:
+    if view.dtype != DTYPE_CODES["float32"]:
         raise InvalidArgument(f"pull from table {name!r}: out must be float32")
     if view.shape != shape:
         raise InvalidArgument(

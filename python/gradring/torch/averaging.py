@@ -168,10 +168,10 @@ class GradientAverager:
         if total == 0:
             self._reset_buckets()
             raise no_examples()
-        is_divided = self._compress is not None or (
-            total == int(total) and 1 <= total <= _WHOLE_DIVISORS
-        )
+        is_whole = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
         for bucket in self._buckets:
+            # The core divides as it adds, where it is told the total and can.
+            is_divided = self._compress is not None or (is_whole and not bucket.is_apart)
             if not is_divided:
                 bucket.values.div_(total)
             bucket.give(self._params)
@@ -219,11 +219,18 @@ class GradientAverager:
         # The total is there when its turn has come: operations run in their order.
         whole = bucket.buffer
         if self._compress is not None:
-            values = bucket.values.numpy()
             compressed = self._start(
-                self.comm.average_compressed, values, self._total, self._compress, bucket.residual
+                self.comm.average_compressed,
+                bucket.travelling,
+                self._total,
+                self._compress,
+                bucket.residual,
             )
             self._reducing.append(compressed)
+            whole = bucket.marks
+        elif bucket.is_apart:
+            added = self._start(self.comm.all_reduce, bucket.travelling, async_op=True)
+            self._reducing.append(added)
             whole = bucket.marks
         self._reducing.append(self._start(self.comm.average_bucket, whole, self._total))
         self._count_bytes(bucket)
@@ -231,7 +238,7 @@ class GradientAverager:
     def _count_bytes(self, bucket: Bucket) -> None:
         count = bucket.values.numel()
         rank, world_size = self.comm.rank, self.comm.world_size
-        items = bucket.buffer.itemsize / 4
+        items = bucket.values.element_size() / 4
         plain = round(items * wire_bytes(count, None, rank, world_size))
         self.uncompressed_bytes += plain
         if self._compress is not None:
@@ -244,12 +251,18 @@ class GradientAverager:
                 self._put(index)
         self._start_full_buckets()
         for work in self._works():
-            work.wait()
+            work.wait(stream=self._stream)
         self._weighing = None
         self._reducing.clear()
         self._sent = 0
         self._is_ready = [False] * len(self._params)
         return float(self._total[0])
+
+    @property
+    def _stream(self) -> Any:
+        # Who goes on with gradients on a GPU: the stream of whoever ends the round.
+        is_on_gpu = any(bucket.values.is_cuda for bucket in self._buckets)
+        return torch.cuda.current_stream() if is_on_gpu else None
 
     def _reset_buckets(self) -> None:
         for bucket in self._buckets:

@@ -41,7 +41,13 @@ class Bucket:
         marks: The other part.
         residual: What compression has left out of ``values`` so far (`keep_residual`).
         missing: Number of gradients that are not in it yet.
+        is_apart: Whether the marks lie elsewhere and travel by themselves.
     """
+
+    is_apart = False
+    buffer: Any
+    values: torch.Tensor
+    marks: Any
 
     def __init__(self, members: Sequence[int], params: Sequence[torch.Tensor], memory: Any) -> None:
         """Take these members of ``params``, and bytes of ``memory`` (see `bytes_of`)."""
@@ -49,11 +55,7 @@ class Bucket:
         tensors = [_as_real(params[index].detach()) for index in self.members]
         count = sum(tensor.numel() for tensor in tensors)
         wire_dtype = _WIRE_DTYPES[params[self.members[0]].dtype]
-        item_bytes = wire_dtype.itemsize
-        flat = torch.from_numpy(memory[: (count + len(tensors)) * item_bytes]).view(wire_dtype)
-        self.buffer: Any = flat.numpy()
-        self.values = flat[:count]
-        self.marks: Any = self.buffer[count:]
+        self._take(memory, count, wire_dtype)
         self.residual: Any = None
         parts = torch.split(self.values, [tensor.numel() for tensor in tensors])
         self._slots = {
@@ -67,6 +69,18 @@ class Bucket:
             for index in self.members
         }
         self.reset()
+
+    def _take(self, memory: Any, count: int, wire_dtype: torch.dtype) -> None:
+        whole_bytes = (count + len(self.members)) * wire_dtype.itemsize
+        flat = torch.from_numpy(memory[:whole_bytes]).view(wire_dtype)
+        self.buffer = flat.numpy()
+        self.values = flat[:count]
+        self.marks = self.buffer[count:]
+
+    @property
+    def travelling(self) -> Any:
+        """The gradients as the core takes them."""
+        return self.values.numpy()
 
     def keep_residual(self, earlier: Mapping[int, Any]) -> None:
         """Compress from now on; ``earlier`` are residuals to go on from, by parameter."""
@@ -91,19 +105,27 @@ class Bucket:
         if grad is None or weight == 0:
             slot.zero_()
             self.marks[self._places[index]] = 0
-            return
-        if grad is not slot:
+        elif grad is not slot:
             grad = _as_real(grad.detach() if grad.requires_grad else grad)
-            if weight != 1 and grad.dtype == slot.dtype:
-                torch.mul(grad, weight, out=slot)
-            else:
-                slot.copy_(grad)
-                if weight != 1:
-                    slot.mul_(weight)
-            if self._is_grad[index]:
-                param.grad = slot
+            self._copy(index, param, grad, weight)
         elif weight != 1:
             slot.mul_(weight)
+        if self.missing == 0:
+            self._is_filled()
+
+    def _copy(self, index: int, param: torch.Tensor, grad: torch.Tensor, weight: float) -> None:
+        slot = self._slots[index]
+        if weight != 1 and grad.dtype == slot.dtype:
+            torch.mul(grad, weight, out=slot)
+        else:
+            slot.copy_(grad)
+            if weight != 1:
+                slot.mul_(weight)
+        if self._is_grad[index]:
+            param.grad = slot
+
+    def _is_filled(self) -> None:
+        """Do what is left to do once every gradient has come."""
 
     def give(self, params: Sequence[torch.Tensor]) -> None:
         """Let every ``.grad`` be the average, or stay absent where no rank had a gradient."""
@@ -129,11 +151,20 @@ class Bucket:
 def make_buckets(
     layout: Sequence[Sequence[int]], params: Sequence[torch.Tensor], comm: Communicator
 ) -> list[Bucket]:
-    """Take memory for buckets, which the ranks of a host reach into; a collective call."""
+    """Take memory for buckets; on the CPU the ranks of a host reach into it. A collective call."""
+    from gradring.torch.device_buckets import DeviceBucket
+
+    devices = [params[members[0]].device for members in layout]
     sizes = [bytes_of(members, params) for members in layout]
-    memory = comm.empty(sum(sizes), "uint8")
-    buckets, begin = [], 0
-    for members, size in zip(layout, sizes, strict=True):
+    host_sizes = [size for size, device in zip(sizes, devices, strict=True) if device.type == "cpu"]
+    memory = comm.empty(sum(host_sizes), "uint8")
+    buckets: list[Bucket] = []
+    begin = 0
+    for members, size, device in zip(layout, sizes, devices, strict=True):
+        if device.type != "cpu":
+            on_device = torch.empty(size, dtype=torch.uint8, device=device)
+            buckets.append(DeviceBucket(members, params, on_device))
+            continue
         buckets.append(Bucket(members, params, memory[begin : begin + size]))
         begin += size
     return buckets
@@ -161,7 +192,8 @@ def lay_out(
         _as_real(params[index].detach()).numel() * dtype.itemsize
         for index, dtype in zip(order, dtypes, strict=True)
     ]
-    groups = assign_buckets(sizes, dtypes, bucket_bytes)
+    devices = [str(params[index].device) for index in order]
+    groups = assign_buckets(sizes, list(zip(dtypes, devices, strict=True)), bucket_bytes)
     return [[order[position] for position in group] for group in groups]
 
 

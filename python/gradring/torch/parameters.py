@@ -41,13 +41,13 @@ def require_averageable(named: Named) -> None:
     """Refuse parameters whose gradients cannot be averaged.
 
     Raises:
-        DeviceError: One is not on the CPU.
+        DeviceError: One is neither on the CPU nor on CUDA.
         InvalidArgument: One has a dtype without an average.
     """
     for name, param in named.items():
-        if param.device.type != "cpu":
+        if param.device.type not in ("cpu", "cuda"):
             raise DeviceError(
-                f"{name} is on {param.device}; this version trains on the CPU, move the model there"
+                f"{name} is on {param.device}; models on the CPU and on CUDA can be trained"
             )
         if param.requires_grad and not can_travel(param):
             raise InvalidArgument(f"{name} has dtype {param.dtype}, which cannot be averaged")
@@ -79,4 +79,8 @@ def share(comm: Communicator, named: Named) -> None:
         [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
     )
     for tensor in tensors:
-        comm.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if real.is_cuda and not real.is_contiguous():  # As channels_last; on the CPU it may be.
+            real.copy_(comm.broadcast(real.contiguous(), 0))
+        else:
+            comm.broadcast(real, 0)

@@ -1,13 +1,15 @@
-"""A rank of gradring: `python -m gradring.bench.peers.ours SOCKET ALGORITHM` in `gradring run`."""
+"""A rank of gradring, in `gradring run`: `python -m ...ours SOCKET ALGORITHM DEVICE`."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import numpy as np
+
 import gradring as gr
 from gradring import machine
-from gradring.arrays import DTYPE_CODES
+from gradring.dtypes import DTYPE_CODES
 
 from . import control
 from .link import RawLink
@@ -24,10 +26,18 @@ _OP_CODES = {
 class Ours:
     """The library as the bench sees it."""
 
-    def __init__(self, comm: gr.Communicator, algorithm: str) -> None:
-        """Measure on ``comm``."""
+    def __init__(self, comm: gr.Communicator, algorithm: str, device: str) -> None:
+        """Measure on ``comm``, with arrays on ``cpu`` or ``cuda``."""
         self.comm = comm
         self._algorithm = algorithm
+        self._device: int | None = None
+        if device == "cuda":
+            from gradring import gpu
+
+            count = gpu.device_count()
+            if count == 0:
+                raise gr.DeviceError("--device cuda: there is no CUDA device")
+            self._device = comm.local_rank % count
         self.rank = comm.rank
         self.size = comm.world_size
 
@@ -40,15 +50,38 @@ class Ours:
         return {
             "version": f"gradring {machine.own_version()}",
             "is_one_host": self.comm.local_world_size == self.size,
+            "device": self._about_device(),
         }
+
+    def _about_device(self) -> str | None:
+        if self._device is None:
+            return None
+        from gradring import gpu
+
+        return f"{gpu.device_facts(self._device)['name']}, {gpu.build()}"
 
     def bind(self, case: Case, x: Array, y: Array) -> Bound:
         """Prepare an operation; all_reduce and broadcast are in place."""
         in_place = case.op in ("all_reduce", "broadcast")
-        call = self._call(case, x, y)
-        return Bound(call, x if in_place else y, self._algorithm_of(case))
+        result = x if in_place else y
+        if self._device is None:
+            return Bound(self._call(case, x, y), result, self._algorithm_of(case))
+        from gradring import gpu
 
-    def _call(self, case: Case, x: Array, y: Array) -> Call:
+        here = gpu.empty(x.shape, x.dtype, self._device)
+        there = gpu.empty(y.shape, y.dtype, self._device)
+
+        def put() -> None:
+            here.copy_from(x)
+            there.copy_from(y)
+
+        def get() -> None:
+            np.copyto(result, (here if in_place else there).to_numpy())
+
+        call = self._call(case, here, there)
+        return Bound(call, result, self._algorithm_of(case), put, get)
+
+    def _call(self, case: Case, x: Any, y: Any) -> Call:
         comm, op = self.comm, case.reduce_op
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         is_root = self.rank == 0
@@ -86,9 +119,9 @@ class Ours:
         return name
 
 
-def program(comm: gr.Communicator, algorithm: str) -> Rank:
+def program(comm: gr.Communicator, algorithm: str, device: str = "cpu") -> Rank:
     """Make the rank that measures on ``comm``; it also measures the plain link below it."""
-    rank = Rank(Ours(comm, algorithm))
+    rank = Rank(Ours(comm, algorithm, device))
     link = RawLink(comm)
     rank.add("copy", link.copy)
     rank.add("stream", link.stream)
@@ -96,10 +129,10 @@ def program(comm: gr.Communicator, algorithm: str) -> Rank:
     return rank
 
 
-def main(path: str, algorithm: str) -> None:
+def main(path: str, algorithm: str, device: str = "cpu") -> None:
     """Join and obey."""
     with gr.init() as comm:
-        control.serve(path, comm.rank, program(comm, algorithm))
+        control.serve(path, comm.rank, program(comm, algorithm, device))
 
 
 if __name__ == "__main__":

@@ -39,11 +39,15 @@ class Bound:
         call: Runs it once.
         result: Where the result is.
         algorithm: Its name, where the library tells.
+        put: Brings what the host's buffers hold to where the call reads it.
+        get: Brings the result back to the host's buffers.
     """
 
     call: Call
     result: Array
     algorithm: str = ""
+    put: Call = lambda: None
+    get: Call = lambda: None
 
 
 class Library(Protocol):
@@ -147,6 +151,8 @@ class Rank:
         else:
             pattern.fill(self._x, self._case, self._library.rank)
         pattern.poison(self._y)
+        assert self._bound is not None
+        self._bound.put()
 
     def _check(self) -> int:
         assert self._case is not None
@@ -155,6 +161,7 @@ class Rank:
             # In place, so that the timed calls have reduced results of one another.
             self._fill()
             self._bound.call()
+        self._bound.get()
         ranks = self._library.rank, self._library.size
         return pattern.count_wrong(self._bound.result, self._case, *ranks)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradring import errors
 from gradring.torch.c10d import tensors
 from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.streams import CallStream, stream_of
 from gradring.torch.c10d.work import FOR_GOOD, Flight, Watcher, Work
 from gradring.work import Work as CoreWork
 
@@ -51,11 +52,16 @@ class Call:
         self._patience = patience
         self._pending: list[CoreWork] = []
         self._finishers: list[Callable[[], None]] = []
+        self._stream: CallStream | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """What every operation of the core is given."""
-        return {"async_op": self.is_async, "timeout": self.timeout}
+        """What every operation of the core is given.
+
+        On a GPU nothing blocks the host: torch waits for the handle, which orders streams.
+        """
+        is_async = self.is_async or self._stream is not None
+        return {"async_op": is_async, "timeout": self.timeout}
 
     def __enter__(self) -> Call:
         """Begin the block that starts the operations."""
@@ -74,7 +80,10 @@ class Call:
             raise for_torch(error) from error.__cause__
 
     def _flight(self, finishers: Sequence[Callable[[], None]]) -> Flight:
-        return Flight(self._pending, finishers, self._result, self._patience, self._watcher)
+        return Flight(
+            self._pending, finishers, self._result,
+            patience=self._patience, watcher=self._watcher, stream=self._stream,
+        )  # fmt: skip
 
     def started(self, pending: Any) -> None:
         """Note an operation; what a blocking one returned is not needed."""
@@ -88,14 +97,17 @@ class Call:
 
     def input(self, tensor: Tensor, *, reduces: bool = False, copies: bool = False) -> Tensor:
         """Stage a tensor that is only read."""
-        return tensors.stage(tensor, reads=True, writes=False, reduces=reduces, copies=copies).host
+        self._see([tensor])
+        return tensors.stage(tensor, reads=True, writes=False, reduces=reduces, copies=copies).flat
 
     def output(self, tensor: Tensor, *, reduces: bool = False) -> Tensor:
         """Stage a tensor that is only written."""
+        self._see([tensor])
         return self._take(tensors.stage(tensor, reads=False, writes=True, reduces=reduces))
 
     def both(self, tensor: Tensor, *, reduces: bool = False, copies: bool = False) -> Tensor:
         """Stage a tensor that is read and written."""
+        self._see([tensor])
         return self._take(
             tensors.stage(tensor, reads=True, writes=True, reduces=reduces, copies=copies)
         )
@@ -104,20 +116,27 @@ class Call:
         self, parts: Sequence[Tensor], *, reduces: bool = False, copies: bool = False
     ) -> Tensor:
         """Stage tensors that are only read, as one."""
-        return tensors.packed(parts, reads=True, writes=False, reduces=reduces, copies=copies).host
+        self._see(parts)
+        return tensors.packed(parts, reads=True, writes=False, reduces=reduces, copies=copies).flat
 
     def outputs(self, parts: Sequence[Tensor], *, reduces: bool = False) -> Tensor:
         """Stage tensors that are only written, as one."""
+        self._see(parts)
         return self._take(tensors.packed(parts, reads=False, writes=True, reduces=reduces))
 
     def boths(
         self, parts: Sequence[Tensor], *, reduces: bool = False, copies: bool = False
     ) -> Tensor:
         """Stage tensors that are read and written, as one."""
+        self._see(parts)
         return self._take(
             tensors.packed(parts, reads=True, writes=True, reduces=reduces, copies=copies)
         )
 
+    def _see(self, parts: Sequence[Tensor]) -> None:
+        if self._stream is None:
+            self._stream = stream_of(parts)
+
     def _take(self, staged: tensors.Staged) -> Tensor:
         self.finally_do(staged.write_back)
-        return staged.host
+        return staged.flat

@@ -38,6 +38,6 @@ class Operator:
         self.name = _NAMES[kind.name]
         self.factor: Any = op.__getstate__()[1] if kind.name == "PREMUL_SUM" else None
 
-    def prepared(self, host: Tensor) -> Tensor:
+    def prepared(self, staged: Tensor) -> Tensor:
         """Multiply a staged tensor, in place, by the factor."""
-        return host if self.factor is None else host.mul_(self.factor)
+        return staged if self.factor is None else staged.mul_(self.factor)

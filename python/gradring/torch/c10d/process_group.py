@@ -139,7 +139,8 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        return [torch.device(kind) for kind in kinds]
 
 
 leave_untraced(Collectives, Gathering, Messages, ProcessGroup, Work)

@@ -99,7 +99,9 @@ class SparseReducer:
         if self._side is None:
             self._side = self._comm.subgroup(range(self._comm.world_size), f"{self._name} sparse")
         side = self._side
-        job = Job(self._lane, lambda: _reduce(side, tensor, operator, call.timeout))
+        # Here, on the stream that has made it; the lane's thread has another.
+        mine = tensor.detach().coalesce().cpu()
+        job = Job(self._lane, lambda: _reduce(side, tensor, mine, operator, call.timeout))
         if call.is_async:
             return job
         job.wait()
@@ -112,8 +114,7 @@ class SparseReducer:
             self._side.close()
 
 
-def _reduce(comm: Communicator, tensor: Tensor, op: Operator, timeout: float) -> None:
-    mine = tensor.detach().coalesce().cpu()
+def _reduce(comm: Communicator, tensor: Tensor, mine: Tensor, op: Operator, timeout: float) -> None:
     counts = _agree(comm, mine, timeout)
     indices = _gather_rows(comm, mine.indices().t(), counts, timeout)
     values = op.prepared(mine.values().clone())
@@ -127,6 +128,8 @@ def _reduce(comm: Communicator, tensor: Tensor, op: Operator, timeout: float) ->
         )
     with torch.no_grad():
         tensor.copy_(total.to(tensor.dtype))  # Not into detach(): its indices are its own.
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _agree(comm: Communicator, mine: Tensor, timeout: float) -> list[int]:
@@ -152,7 +155,7 @@ def _gather_rows(comm: Communicator, rows: Tensor, counts: list[int], timeout: f
     out = torch.empty(shape, dtype=rows.dtype)
     row = out.numel() // shape[0] if shape[0] else 0
     scale = row * tensors.units(rows)
-    source = tensors.stage(rows, reads=True, writes=False, reduces=False).host
-    target = tensors.stage(out, reads=False, writes=True, reduces=False).host
+    source = tensors.stage(rows, reads=True, writes=False, reduces=False).flat
+    target = tensors.stage(out, reads=False, writes=True, reduces=False).flat
     comm.all_gather(source, target, counts=[count * scale for count in counts], timeout=timeout)
     return out

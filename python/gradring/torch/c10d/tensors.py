@@ -1,7 +1,8 @@
-"""From torch tensors to what the core moves: contiguous host memory of a dtype it knows.
+"""From torch tensors to what the core moves: contiguous memory of a dtype it knows.
 
-A contiguous CPU tensor of such a dtype is used as it is. What is strided or on a device is staged
-in a contiguous host tensor and written back afterwards. Complex numbers go as pairs of reals; where
+A contiguous tensor of such a dtype is used as it is, on the CPU and, where Gradring has a GPU
+plugin, on CUDA. What is strided is staged in a contiguous tensor beside it, what is on another
+device in one on the CPU, and written back afterwards. Complex numbers go as pairs of reals; where
 nothing is added up, dtypes that the core does not know go as bytes.
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradring.errors import InvalidArgument
+from gradring.torch.c10d.streams import has_device_path
 
 _SENDABLE = frozenset(
     (
@@ -28,11 +30,11 @@ class Staged:
     """One tensor as the core takes it.
 
     Attributes:
-        host: Flat, contiguous, on the CPU, of a dtype that the core knows.
-        write_back: Copies the result to the user's tensor; ``None`` where ``host`` is its memory.
+        flat: Flat, contiguous, where the core can reach it, of a dtype that it knows.
+        write_back: Copies the result to the user's tensor; ``None`` where ``flat`` is its memory.
     """
 
-    host: Tensor
+    flat: Tensor
     write_back: Callable[[], None] | None = None
 
 
@@ -56,13 +58,13 @@ def stage(
             f"a {tensor.layout} tensor: only all_reduce takes sparse tensors, in COO format"
         )
     own = tensor.detach()
-    is_direct = own.device.type == "cpu" and own.is_contiguous() and not copies
-    if is_direct:
+    home = _home([own])
+    if own.device == home and own.is_contiguous() and not copies:
         return Staged(_flat(own, reduces=reduces))
     if reads:
-        contiguous = own.to("cpu", memory_format=torch.contiguous_format, copy=True)
+        contiguous = own.to(home, memory_format=torch.contiguous_format, copy=True)
     else:
-        contiguous = torch.empty(own.shape, dtype=own.dtype)
+        contiguous = torch.empty(own.shape, dtype=own.dtype, device=home)
 
     def write_back() -> None:
         own.copy_(contiguous)
@@ -93,7 +95,8 @@ def packed(
     whole = None if copies else _joined(own, sizes)
     if whole is not None:
         return Staged(_flat(whole, reduces=reduces))
-    whole = torch.empty(sum(sizes), dtype=own[0].dtype if own else torch.uint8)
+    dtype = own[0].dtype if own else torch.uint8
+    whole = torch.empty(sum(sizes), dtype=dtype, device=_home(own))
     parts = torch.split_with_sizes(whole, sizes)
     if reads:
         for part, tensor in zip(parts, own, strict=True):
@@ -113,15 +116,25 @@ def units(tensor: Tensor) -> int:
     return 2 if tensor.dtype.is_complex else tensor.element_size()
 
 
+def _home(tensors: Sequence[Tensor]) -> torch.device:
+    # Where the core takes them.
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) == 1 and next(iter(devices)).type == "cuda" and has_device_path():
+        return tensors[0].device
+    return torch.device("cpu")
+
+
 def _joined(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     # Slices of one buffer in order, as torch.chunk makes them: nothing has to be packed.
     if not tensors:
         return None
     first = tensors[0]
+    if first.device != _home(tensors):
+        return None
     place = first.data_ptr()
     for tensor, size in zip(tensors, sizes, strict=True):
         is_next = tensor.data_ptr() == place and tensor.is_contiguous() and size > 0
-        if not is_next or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if not is_next or tensor.layout is not torch.strided:
             return None
         place += size * tensor.element_size()
     end = first.storage_offset() + sum(sizes)

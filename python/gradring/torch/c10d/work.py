@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from gradring.errors import Error
 from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.streams import CallStream
 from gradring.work import Work as CoreWork
 
 Watcher = Callable[["Flight"], None]
@@ -32,8 +34,10 @@ class Flight:
         pending: Sequence[CoreWork],
         finishers: Sequence[Callable[[], None]],
         result: Any,
+        *,
         patience: float,
         watcher: Watcher,
+        stream: CallStream | None = None,
     ) -> None:
         """Take over operations.
 
@@ -43,6 +47,7 @@ class Flight:
             result: The tensors that then hold the results.
             patience: Seconds that a wait lasts where it does not say.
             watcher: Sees to it that `complete` is called.
+            stream: Of the call's tensors, where they are on a GPU.
         """
         self.pending = list(pending)
         self.result = result
@@ -52,6 +57,7 @@ class Flight:
         self.is_settled = False
         self._finishers = list(finishers)
         self._watcher = watcher
+        self._stream = stream
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._told: torch.futures.Future[Any] | None = None
@@ -71,9 +77,10 @@ class Flight:
         Raises:
             TimedOut: They are not done yet.
         """
+        after = None if self._stream is None else self._stream.handle
         for work in self.pending:
             try:
-                work.wait(self.patience if timeout is None else timeout)
+                _wait(work, self.patience if timeout is None else timeout, after)
             except Error as error:
                 if not work.done():
                     raise for_torch(error) from error.__cause__
@@ -86,8 +93,9 @@ class Flight:
             if self.is_settled:
                 return
             if error is None:
-                for finish in self._finishers:
-                    finish()
+                with contextlib.nullcontext() if self._stream is None else self._stream.finishing():
+                    for finish in self._finishers:
+                        finish()
                 if self.pending:
                     self.source = self.pending[0].source
             self.error = error
@@ -95,7 +103,14 @@ class Flight:
             self.is_settled = True
             told = self._told
         if told is not None:
+            self._tell(told)
+
+    def _tell(self, told: torch.futures.Future[Any]) -> None:
+        if self._stream is None or self.error is not None:
             told.set_result(None)
+            return
+        with self._stream.finishing():  # A future orders others after what is current now.
+            told.set_result(self.result)
 
     def complete(self) -> None:
         """Settle; an error is kept for those who ask."""
@@ -103,6 +118,11 @@ class Flight:
             self.settle(None)
         except Error as error:  # The deadline of a message that nobody waited for.
             self._settle_with(error)
+
+    def order_current(self) -> None:
+        """Let the current stream go on after the results, where they are on a GPU."""
+        if self._stream is not None:
+            self._stream.order_current()
 
     def outcome(self) -> Any:
         """Return the result of a settled flight, or raise its error."""
@@ -115,12 +135,13 @@ class Flight:
         with self._lock:
             if self._future is not None:
                 return self._future
-            told: torch.futures.Future[Any] = torch.futures.Future()
+            devices: list[Any] = [] if self._stream is None else [self._stream.device]
+            told: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
             self._future = told.then(lambda _: self.outcome())
             if not self.is_settled:
                 self._told = told
         if self._told is None:
-            told.set_result(None)
+            self._tell(told)
         else:
             self._watcher(self)
         return self._future
@@ -129,6 +150,13 @@ class Flight:
         """The user has let go of the handle: keep the tensors until all is done."""
         if not self.is_settled:
             self._watcher(self)
+
+
+def _wait(work: CoreWork, seconds: float, stream: int | None) -> None:
+    if stream is None:
+        work.wait(seconds)
+    else:
+        work.wait(seconds, stream=stream)
 
 
 class Work(dist.Work):
@@ -146,7 +174,7 @@ class Work(dist.Work):
             flight.abandon()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the result is there.
+        """Wait until the result is there; on a GPU, until the current stream will find it.
 
         Args:
             timeout: Zero is the group's.
@@ -163,6 +191,7 @@ class Work(dist.Work):
             flight.settle(seconds if seconds > 0 else None)
         if flight.error is not None:
             raise flight.error
+        flight.order_current()
         return True
 
     def synchronize(self) -> None:

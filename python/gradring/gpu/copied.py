@@ -1,0 +1,204 @@
+"""Calls on device arrays by way of the host's memory: down, the CPU's call, and up again.
+
+The plainest way, which every operation can take: the calling thread waits until what the arrays
+hold has come to pinned memory, the core does what it does for arrays on the CPU (so the bits are
+the same), and `Landing.wait` sends the result back. What `gradring.gpu.calls` can do better it does
+not send here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradring import _core
+from gradring.device_arrays import UNKNOWN_DEVICE, DeviceView
+from gradring.gpu.memory import PinnedBlock, pinned
+from gradring.gpu.runtime import Event, Stream, device_of, order
+
+
+class Road:
+    """The way between one device and the host, with a stream of its own.
+
+    Attributes:
+        device: Number of the device.
+    """
+
+    def __init__(self, device: int) -> None:
+        """Make the stream.
+
+        Raises:
+            DeviceError: There is no such device.
+        """
+        self.device = device
+        self._stream = Stream(device, is_urgent=True)
+
+    def down(self, views: Sequence[DeviceView]) -> Cargo:
+        """Bring arrays of one dtype to the host, one after another; waits for them."""
+        cargo = Cargo(views)
+        self.follow(views)
+        for view, address in cargo.places():
+            _core.gpu_copy(self.device, address, view.pointer, view.nbytes, self._stream.ptr)
+        self._stream.synchronize()
+        return cargo
+
+    def follow(self, views: Sequence[DeviceView]) -> None:
+        """Touch arrays only after what is on their streams now: who had the memory may use it."""
+        for stream in {view.stream for view in views if view.stream}:
+            order(self.device, self._stream.ptr, stream)
+
+    def up(self, cargo: Cargo) -> Event:
+        """Send arrays back; returns at once, with the event that they have come."""
+        for view, address in cargo.places():
+            _core.gpu_copy(self.device, view.pointer, address, view.nbytes, self._stream.ptr)
+        came = Event(self.device).record(self._stream)
+        cargo.block.last_use = came
+        return came
+
+
+class Cargo:
+    """Device arrays of one dtype, and as much pinned memory, in one piece.
+
+    Attributes:
+        views: The arrays.
+        block: The memory.
+        host: It as a flat array; bfloat16 as uint16.
+    """
+
+    def __init__(self, views: Sequence[DeviceView]) -> None:
+        """Take the memory; contents undefined."""
+        self.views = list(views)
+        self.block: PinnedBlock = pinned.take(sum(view.nbytes for view in views))
+        count = sum(view.count for view in views)
+        self.host = self.block.array(views[0].dtype, count)
+
+    def places(self) -> list[tuple[DeviceView, int]]:
+        """Return where on the host each array is, but for empty ones."""
+        address = self.block.address
+        result = []
+        for view in self.views:
+            if view.nbytes:
+                result.append((view, address))
+            address += view.nbytes
+        return result
+
+
+class Landing:
+    """A call in flight whose result still has to go up; has what `_core.Work` has."""
+
+    def __init__(self, pending: _core.Work | None, road: Road, cargo: Cargo | None) -> None:
+        """Take over a call.
+
+        Args:
+            pending: The core's; ``None``: it is done.
+            road: Where the result goes.
+            cargo: The result; ``None``: there is none on this rank.
+        """
+        self._pending = pending
+        self._road = road
+        self._cargo = cargo
+        self._came: Event | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
+        """Wait for the ranks; then for the result, or have a stream wait for that.
+
+        Args:
+            timeout_ms: For the ranks; -1 is the communicator's.
+            stream: Who goes on with the result; ``None``: this thread waits until it is there.
+        """
+        if self._pending is not None:
+            self._pending.wait(timeout_ms)
+        with self._lock:
+            if self._cargo is not None:
+                self._came = self._road.up(self._cargo)
+                self._cargo = None
+        if self._came is None:
+            return
+        if stream is None:
+            self._came.synchronize()
+        else:
+            _core.gpu_stream_wait_event(self._road.device, stream, self._came.handle)
+
+    def done(self) -> bool:
+        """Tell, without waiting, whether the ranks are done with it, well or not."""
+        return self._pending is None or self._pending.done()
+
+    @property
+    def source(self) -> int:
+        """Rank that sent a message; -1: none."""
+        return -1 if self._pending is None else self._pending.source
+
+
+class CopiedCalls:
+    """The calls of one communicator that go by way of the host."""
+
+    def __init__(self, core: _core.Communicator) -> None:
+        """Belong to a communicator."""
+        self._core = core
+        self._roads: dict[int, Road] = {}
+
+    def run(
+        self,
+        op: int,
+        sources: Sequence[DeviceView],
+        targets: Sequence[DeviceView],
+        **options: Any,
+    ) -> Landing:
+        """Do a collective.
+
+        Args:
+            op: Code of the operation.
+            sources: What this rank gives, as one array; empty: nothing.
+            targets: Where the result goes, as one array; may be ``sources`` itself.
+            **options: Of `_core.Communicator.run`, with ``dtype``.
+
+        Raises:
+            DeviceError: The driver fails.
+            PeerLost: As the CPU's call, and so for its other errors.
+        """
+        road = self._road((sources or targets)[0])
+        given = road.down(sources) if sources else None
+        result = None
+        if targets:
+            result = given if targets is sources else Cargo(targets)
+            road.follow(targets)
+        pending = self._core.run(
+            op, None if given is None else given.host, None if result is None else result.host,
+            **options,
+        )  # fmt: skip
+        return Landing(pending, road, result)
+
+    def run_in_place(self, view: DeviceView, start: Callable[[Any], _core.Work]) -> Landing:
+        """Do in place what ``start`` begins with a flat array on the host."""
+        road = self._road(view)
+        cargo = road.down([view])
+        return Landing(start(cargo.host), road, cargo)
+
+    def transfer(
+        self,
+        view: DeviceView,
+        peer: int,
+        tag: int,
+        *,
+        is_recv: bool,
+        timeout_ms: int,
+        async_op: bool,
+    ) -> Landing:
+        """Send or receive; see `_core.Communicator.transfer`."""
+        road = self._road(view)
+        road.follow([view])
+        cargo = Cargo([view]) if is_recv else road.down([view])
+        pending = self._core.transfer(
+            is_recv, cargo.host, view.dtype, peer, tag, timeout_ms, async_op
+        )
+        return Landing(pending, road, cargo if is_recv else None)
+
+    def _road(self, view: DeviceView) -> Road:
+        device = view.device
+        if device == UNKNOWN_DEVICE:
+            device = device_of(view.pointer) if view.pointer else 0
+        if device not in self._roads:
+            self._roads[device] = Road(device)
+        return self._roads[device]
