@@ -62,6 +62,23 @@ sanitize() {
     --size 1M --tensors 37 --rows 1000 --dim 20 --sources 3 --rounds 5 --no-peers
 }
 
+# No timing comes from this: two processes take turns on one GPU.
+nccl_two_ranks() {
+  local pids=() status=0
+  local port=$((20000 + RANDOM % 20000))
+  for rank in 0 1; do
+    NCCL_HOSTID="rank$rank" NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 \
+      NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=2 NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_DEBUG=WARN \
+      GRADRING_RANK=$rank GRADRING_WORLD_SIZE=2 GRADRING_RENDEZVOUS="127.0.0.1:$port" GRADRING_SECRET=gpu-check-of-one-machine \
+      "$python" tests/gpu/nccl_rank.py &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do
+    wait "$pid" || status=1
+  done
+  return "$status"
+}
+
 rm -f "$OUT/summary.txt"
 part facts 10 facts
 part build 120 build
@@ -74,6 +91,7 @@ part info 10 "$python" -m gradring doctor
 part tests 90 "$python" -m pytest -q -m gpu --override-ini=timeout=60 tests/python
 part memcheck 40 sanitize memcheck
 part racecheck 40 sanitize racecheck
+part nccl 40 nccl_two_ranks
 part kernels 70 "$python" -m gradring bench kernels --size 256M --json "$OUT/kernels.json"
 part all_reduce_shm 30 "$python" -m gradring bench all_reduce --device cuda --sizes 1M,16M,64M,256M --transport shm --json "$OUT/all_reduce_shm.json"
 part all_reduce_tcp 30 "$python" -m gradring bench all_reduce --device cuda --sizes 1M,16M,64M --transport tcp --json "$OUT/all_reduce_tcp.json"

@@ -17,7 +17,7 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -147,6 +147,40 @@ class Communicator(Reductions, Exchanges, Messages):
         if memory is None or count == 0:
             return np.empty(sizes, wanted)
         return np.frombuffer(memoryview(memory), wanted, count).reshape(sizes)
+
+    def use_gpu(
+        self,
+        device: int | None = None,
+        *,
+        path: Literal["auto", "nccl", "staged"] = "auto",
+        timeout: float | None = None,
+    ) -> str:
+        """Agree how arrays on GPUs travel; a collective call, also of ranks without a GPU.
+
+        Without it they are staged through the host's memory. With it NCCL takes the collectives
+        that it has, where every rank has a GPU of its own and NCCL (docs/gpu.md).
+
+        Args:
+            device: This rank's GPU; ``None``: by its number among those of its host.
+            path: ``auto nccl staged``, the same on every rank.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            The way and why: ``"staged: rank 1 has no GPU"``, say.
+
+        Raises:
+            InvalidArgument: There is no such way.
+            DeviceError: ``path="nccl"`` cannot be had; says which rank is the reason.
+            PeerLost: As `all_reduce`, and so for its other errors.
+        """
+        from gradring.gpu.agreement import agree
+
+        chosen, reason, own = agree(self, device, path)
+        calls = self._device_calls()
+        calls.nccl = None
+        if chosen == "nccl" and own is not None:
+            calls.nccl = _core.NcclRanks.join(self._core, own, calling.milliseconds(timeout))
+        return f"{chosen}: {reason}"
 
     def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
         """Make a group of some ranks without asking the others.

@@ -63,6 +63,9 @@ def test_ranks_with_device_arrays_are_measured_and_checked(plugin: str, tmp_path
     assert [entry["op"] for entry in document["operations"]] == ["all_reduce", "scatter"]
     for entry in document["operations"]:
         assert entry["rows"][0]["results"]["gradring"]["wrong"] == 0
+    assert document["operations"][0]["rows"][0]["staging"]["overlap"] > 0
+    assert "staging" not in document["operations"][1]["rows"][0]
+    assert "overlap" in done.stdout
 
 
 def test_without_a_gpu_the_reason_is_said(tmp_path: Path) -> None:

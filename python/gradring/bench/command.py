@@ -104,6 +104,9 @@ def _measure(
             what = f"{op} {table.size_text(message_bytes(case))}"
             say = functools.partial(_say, f"{what}: ")
             rows.append(report.row_of(sweep.measure(case, say)))
+            if options.device == "cuda" and op == "all_reduce":
+                count = max(1, message_bytes(case) // 4)
+                rows[-1]["staging"] = report.staging(count, ours.ask(do="staging", count=count))
     # Last, because some libraries open their connections when they first need them.
     for group in groups:
         if group.name not in sweep.dropped:

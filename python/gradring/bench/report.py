@@ -87,6 +87,33 @@ def row_of(row: Row) -> Document:
     }
 
 
+def staging(count: int, answers: Sequence[Reply]) -> Document:
+    """Return the stages of an all_reduce on devices: GB/s of the slowest rank, and the overlap."""
+    seconds = {
+        name: max(answer[f"{name}_s"] for answer in answers)
+        for name in ("down", "network", "up", "whole")
+    }
+    rates = {f"{name}_gbs": _gbs(4 * count, each) for name, each in seconds.items()}
+    stages = seconds["down"] + seconds["network"] + seconds["up"]
+    overlap = stages / seconds["whole"] if seconds["whole"] > 0 else None
+    return {**rates, "overlap": None if overlap is None else round(overlap, 3)}
+
+
+def staging_lines(document: Document) -> list[str]:
+    """Say how well the stages of calls on devices overlap."""
+    lines = []
+    for operation in document["operations"]:
+        for row in operation["rows"]:
+            stages = row.get("staging")
+            if stages is not None:
+                lines.append(
+                    f"staged {row['bytes']} B: down {stages['down_gbs']}, network "
+                    f"{stages['network_gbs']}, up {stages['up_gbs']}, all at once "
+                    f"{stages['whole_gbs']} GB/s; overlap {stages['overlap']} (sum of stages / all)"
+                )
+    return lines
+
+
 def count_wrong(document: Document) -> dict[str, int]:
     """Return the wrong elements of each library, over all rows; only of those that have any."""
     wrong: dict[str, int] = {}
@@ -133,6 +160,7 @@ def footer_lines(document: Document) -> list[str]:
         "us: a batch's time / its calls, median over rounds; p50, p99: single calls, slowest rank.",
         f"link GB/s: {link}; bound us: least time over that link, by bytes {bound}.",
     ]
+    lines += staging_lines(document)
     if document["libraries"].keys() - {"gradring"}:
         lines.append("x: peer's time / ours, median over rounds (lowest, highest); > 1: faster.")
     return lines
@@ -155,6 +183,10 @@ def _result(figures: Figures) -> Document:
 
 def _ratio(ratio: Ratio) -> Document:
     return {name: round(value, 3) for name, value in dataclasses.asdict(ratio).items()}
+
+
+def _gbs(nbytes: int, seconds: float) -> float | None:
+    return round(nbytes / seconds / 1e9, 3) if seconds > 0 else None
 
 
 def _us(seconds: float) -> float:

@@ -1,7 +1,9 @@
 """`DeviceCalls`: which way a call on device arrays goes, and its way there.
 
-Owned by a communicator from its first device array on. The call is put into the order of the
-communicator's calls before anything here returns, so that order is the same on every rank.
+Owned by a communicator from its first device array on. Collectives are staged through the host's
+memory until `agree` has found that every rank has a GPU and NCCL; messages, and what the pipeline
+has not got, are copied. Each way puts the call into the order of the communicator's calls before it
+returns, so that order is the same on every rank.
 """
 
 from __future__ import annotations
@@ -10,20 +12,36 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradring import _core
-from gradring.device_arrays import DeviceView
+from gradring.calling import ALL_GATHER, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from gradring.device_arrays import LEGACY_STREAM, UNKNOWN_DEVICE, DeviceView
+from gradring.errors import InvalidArgument
 from gradring.gpu.copied import CopiedCalls, Landing
-from gradring.gpu.flights import Flight
+from gradring.gpu.flights import Flight, NcclFlight, StagedFlight
+from gradring.gpu.runtime import device_of
 
 _FOR_GOOD_MS = 365 * 24 * 3600 * 1000  # A call has a deadline of its own.
 
 
 class DeviceCalls:
-    """The calls of one communicator on arrays of devices."""
+    """The calls of one communicator on arrays of devices.
+
+    Attributes:
+        nccl: The ranks as NCCL has them; ``None``: everything is staged.
+    """
 
     def __init__(self, core: _core.Communicator) -> None:
         """Belong to a communicator; nothing is loaded yet."""
         self._core = core
         self._copied = CopiedCalls(core)
+        self._staged: _core.Staged | None = None
+        self.nccl: _core.NcclRanks | None = None
+
+    @property
+    def staged(self) -> _core.Staged:
+        """The pipeline through pinned memory."""
+        if self._staged is None:
+            self._staged = _core.Staged(self._core)
+        return self._staged
 
     def run(
         self,
@@ -50,9 +68,12 @@ class DeviceCalls:
             DeviceError: No GPU, no plugin, or the driver fails.
             PeerLost: As the CPU's call, and so for its other errors.
         """
-        sources = [] if source is None else [source]
-        targets = [] if target is None else sources if target is source else [target]
-        return self.run_many(op, sources, targets, in_background=in_background, **options)
+        flight: Flight | None = None
+        if self.nccl is not None:
+            flight = self._run_by_nccl(self.nccl, op, source, target, **options)
+        if flight is None:
+            flight = self._run_staged(op, source, target, **options)
+        return _landed(flight, in_background)
 
     def run_many(
         self,
@@ -86,6 +107,67 @@ class DeviceCalls:
             view, peer, tag, is_recv=is_recv, timeout_ms=timeout_ms, async_op=async_op
         )
         return _landed(landing, async_op)
+
+    def _run_staged(
+        self, op: int, source: DeviceView | None, target: DeviceView | None, **options: Any
+    ) -> Flight:
+        view = source or target
+        assert view is not None
+        ends: dict[str, Any] = {}
+        if source is not None:
+            ends |= {"source": source.pointer, "source_count": source.count}
+        if target is not None:
+            ends |= {"target": target.pointer, "target_count": target.count}
+        elif op == BROADCAST:  # The root's array is in place, though nothing writes it.
+            ends |= {"target": view.pointer, "target_count": view.count}
+        work = self.staged.submit(
+            op, **ends, **options, device=_device(view), stream=view.stream or LEGACY_STREAM,
+            keep=(source, target),
+        )  # fmt: skip
+        return StagedFlight(work)
+
+    def _run_by_nccl(
+        self,
+        nccl: _core.NcclRanks,
+        op: int,
+        source: DeviceView | None,
+        target: DeviceView | None,
+        **options: Any,
+    ) -> Flight | None:
+        view = source or target
+        assert view is not None
+        if options.get("algorithm", 0) or options.get("is_rank_ordered", False):
+            return None
+        count = options.get("count", 0)
+        parts = options.get("counts")
+        if parts is None and op in (REDUCE_SCATTER, ALL_GATHER):
+            ranks = self._core.world_size
+            edges = [rank * count // ranks for rank in range(ranks + 1)]
+            parts = [edges[rank + 1] - edges[rank] for rank in range(ranks)]
+        try:
+            work = nccl.submit(
+                op,
+                0 if source is None else source.pointer,
+                0 if target is None else target.pointer,
+                view.dtype,
+                count,
+                view.stream or LEGACY_STREAM,
+                reduce_op=options.get("reduce_op", 0),
+                root=options.get("root", 0),
+                parts=parts,
+                recv_parts=options.get("recv_counts") if op == ALL_TO_ALL else None,
+                timeout_ms=options["timeout_ms"],
+            )
+        except InvalidArgument:  # Not an operation of NCCL's, on any rank: the pipeline has it.
+            return None
+        views = [one for one in (source, target) if one is not None]
+        return NcclFlight(work, views, self._core.timeout_ms)
+
+
+def _device(view: DeviceView) -> int:
+    if view.device != UNKNOWN_DEVICE:
+        return view.device
+    return device_of(view.pointer) if view.pointer else 0
 
 
 def _landed(flight: Flight, in_background: bool) -> Flight | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
+
+from gradring import _core
+from gradring.device_arrays import DeviceView
 
 
 class Flight(Protocol):
@@ -26,3 +29,60 @@ class Flight(Protocol):
     @property
     def source(self) -> int:
         """Rank that sent a message; -1: none."""
+
+
+class StagedFlight:
+    """A collective through pinned slots of host memory, all in the order of streams."""
+
+    source = -1
+
+    def __init__(self, work: _core.StagedWork) -> None:
+        """Take it over; it keeps the arrays itself."""
+        self._work = work
+
+    def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
+        """See `Flight.wait`."""
+        if stream is None:
+            self._work.wait(timeout_ms)
+        else:
+            self._work.wait_stream(stream, timeout_ms)
+
+    def done(self) -> bool:
+        """See `Flight.done`."""
+        return self._work.done()
+
+
+# Guarded by the GIL: whose handle was dropped while NCCL was at their memory.
+_abandoned: list[tuple[_core.NcclWork, Any]] = []
+
+
+class NcclFlight:
+    """A collective of NCCL's."""
+
+    source = -1
+
+    def __init__(
+        self, work: _core.NcclWork, views: list[DeviceView], usual_timeout_ms: int
+    ) -> None:
+        """Take it over, and keep the arrays until it is done."""
+        self._work = work
+        self._views = views
+        self._usual_timeout_ms = usual_timeout_ms
+        _abandoned[:] = [one for one in _abandoned if not one[0].done()]
+
+    def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
+        """See `Flight.wait`."""
+        limit_ms = self._usual_timeout_ms if timeout_ms < 0 else timeout_ms
+        if stream is None:
+            self._work.wait(limit_ms)
+        else:
+            self._work.order(stream, limit_ms)
+
+    def done(self) -> bool:
+        """See `Flight.done`."""
+        return self._work.done()
+
+    def __del__(self) -> None:
+        """Let go of the arrays, or leave them to the next flight to let go of."""
+        if not self._work.done():
+            _abandoned.append((self._work, self._views))

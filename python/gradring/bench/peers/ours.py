@@ -60,6 +60,16 @@ class Ours:
 
         return f"{gpu.device_facts(self._device)['name']}, {gpu.build()}"
 
+    def staging(self, count: int) -> Reply:
+        """Measure the stages of an all_reduce of float32 on the device, each alone, and all."""
+        from gradring import gpu
+
+        assert self._device is not None
+        x = gpu.from_numpy(np.ones(count, np.float32), self._device)
+        calls = self.comm._device_calls()  # noqa: SLF001 - stages are no question for users
+        stages: Reply = calls.staged.measure(x.pointer, count, self._device)
+        return stages
+
     def bind(self, case: Case, x: Array, y: Array) -> Bound:
         """Prepare an operation; all_reduce and broadcast are in place."""
         in_place = case.op in ("all_reduce", "broadcast")
@@ -121,11 +131,13 @@ class Ours:
 
 def program(comm: gr.Communicator, algorithm: str, device: str = "cpu") -> Rank:
     """Make the rank that measures on ``comm``; it also measures the plain link below it."""
-    rank = Rank(Ours(comm, algorithm, device))
+    ours = Ours(comm, algorithm, device)
+    rank = Rank(ours)
     link = RawLink(comm)
     rank.add("copy", link.copy)
     rank.add("stream", link.stream)
     rank.add("half_trip", link.half_trip)
+    rank.add("staging", ours.staging)
     return rank
 
 

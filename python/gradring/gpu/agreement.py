@@ -1,0 +1,74 @@
+"""`agree`: the ranks tell each other what GPUs they have and choose how arrays there travel."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradring import _core, nccl
+from gradring.errors import DeviceError, InvalidArgument
+from gradring.gpu.runtime import device_count, device_facts
+
+if TYPE_CHECKING:
+    from gradring.communicator import Communicator
+
+PATHS = {"auto": 0, "nccl": 1, "staged": 2}
+_ROOM = 1024  # Bytes that each rank's facts may take.
+
+
+def agree(comm: Communicator, device: int | None, path: str) -> tuple[str, str, int | None]:
+    """Choose alike on every rank; a collective call.
+
+    Args:
+        comm: The ranks.
+        device: This rank's; ``None``: by its number on the host, none where there is no GPU.
+        path: ``auto nccl staged``.
+
+    Returns:
+        The way, why, and this rank's device.
+
+    Raises:
+        InvalidArgument: There is no such way.
+        DeviceError: ``nccl`` cannot be had; says which rank is the reason.
+    """
+    if path not in PATHS:
+        raise InvalidArgument(f"path '{path}' is none of {', '.join(PATHS)}")
+    own = device if device is not None else _usual_device(comm.local_rank)
+    text = json.dumps(_facts(own)).encode()
+    mine = np.zeros(_ROOM, np.uint8)
+    mine[: len(text)] = np.frombuffer(text[:_ROOM], np.uint8)
+    every = [bytes(row).rstrip(b"\0") for row in comm.all_gather(mine)]
+    chosen, reason = _core.choose_gpu_path([tuple(json.loads(row)) for row in every], PATHS[path])
+    return chosen, reason, own
+
+
+def _usual_device(local_rank: int) -> int | None:
+    try:
+        count = device_count()
+    except DeviceError:
+        return None
+    return local_rank % count if count else None
+
+
+def _facts(device: int | None) -> list[Any]:
+    # NCCL's own name for a host, where somebody has given it one.
+    host = os.environ.get("NCCL_HOSTID") or f"{platform.node()} {_boot_id()}"[:200]
+    if device is None:
+        return [-1, host, "", 0, "no GPU"]
+    bus_id = device_facts(device)["bus_id"]
+    try:
+        version, _ = nccl.find()
+    except DeviceError as error:
+        return [device, host, bus_id, 0, str(error)[:300]]
+    major, minor, patch = (int(part) for part in version.split(".")[:3])
+    return [device, host, bus_id, major * 10000 + minor * 100 + patch, ""]
+
+
+def _boot_id() -> str:
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.exists() else ""
