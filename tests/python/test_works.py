@@ -50,11 +50,12 @@ def test_the_arrays_of_a_work_that_nobody_keeps_live_until_it_is_done(
         if comm.rank == 1:
             assert dropped.wait(20)
             comm.all_reduce(np.ones(100_000))
-            comm.recv(np.empty(400_000), 0)
+            comm.recv(np.empty(4_000_000), 0)
             comm.barrier()
             comm.barrier()
             return True, True
-        arrays = [np.ones(100_000), np.ones(400_000)]
+        # The message is more than sockets keep: it cannot be under way in whole.
+        arrays = [np.ones(100_000), np.ones(4_000_000)]
         alive = [weakref.ref(array) for array in arrays]
         comm.all_reduce(arrays[0], async_op=True)
         comm.send(arrays[1], 1, async_op=True)
