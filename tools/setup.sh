@@ -34,6 +34,7 @@ missing_packages() {
   has_header openssl/hmac.h || echo libssl-dev
   if [ "$profile" = test ]; then
     has_header doctest/doctest.h || echo doctest-dev
+    command -v valgrind >/dev/null || echo valgrind
   fi
 }
 
