@@ -134,9 +134,11 @@ class Counting final : public PsProgram {
     std::uint32_t& seen = world_.versions_seen[{self, id}];
     if (version < seen)
       world_.complain(str(about, "version ", version, " after it had seen ", seen));
-    seen = version;
     std::vector<float>& before = world_.counts_seen[{self, id}];
     before.resize(row.size());
+    if (version == seen && row != before)
+      world_.complain(str(about, "another value, and version ", version, " as before"));
+    seen = version;
     for (std::uint32_t column = 0; column < row.size(); ++column) {
       if (row[column] < before[column])
         world_.complain(str(about, "client ", column, "'s count went back from ", before[column],
