@@ -60,7 +60,7 @@ std::string PsScenario::text() const {
           clients, " clients, ", steps, " steps, depth ", depth, has_log ? "" : ", no log",
           has_saver ? ", checkpoints" : "", has_poison ? ", a poisoned request" : "", ", delay ",
           max_delay.count(), " us, ", short_percent, " % short, ", break_percent, " % break, ",
-          duplicate_percent, " % twice");
+          duplicate_percent, " % twice, ", lost_percent, " % lost");
   if (work == PsWork::kBounded) text += str(", staleness ", staleness);
   for (const PsFault& fault : faults) text += "\n  " + text_of(fault);
   return text;
@@ -88,6 +88,7 @@ PsScenario ps_scenario_of(std::uint64_t seed) {
   scenario.has_poison = !is_gentle && scenario.work == PsWork::kCounting && dice.percent(10);
   for (std::uint64_t left = dice.below(6); left > 0; --left)
     scenario.faults.push_back(fault_of(scenario, is_gentle, dice));
+  scenario.lost_percent = dice.percent(30) ? static_cast<std::uint32_t>(dice.below(8)) : 0;
   return scenario;
 }
 

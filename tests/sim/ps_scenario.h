@@ -53,6 +53,7 @@ struct PsScenario {
   std::uint32_t short_percent = 0;
   std::uint32_t break_percent = 0;      // Of the connections: they break at some byte.
   std::uint32_t duplicate_percent = 0;  // Of the requests: they arrive twice.
+  std::uint32_t lost_percent = 0;       // Of the changes: they do not arrive, later ones do.
   std::vector<PsFault> faults;
 
   Millis client_grace{1000};
