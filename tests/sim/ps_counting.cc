@@ -17,7 +17,7 @@ class Counting final : public PsProgram {
   Counting(PsClient& client, PsWorld& world) : client_(client), world_(world) {}
 
   bool is_over() const override {
-    return has_given_up_ || (steps_left_ == 0 && under_way_.empty());
+    return has_given_up_ || (has_begun_ && steps_left_ == 0 && under_way_.empty());
   }
 
   void step() override {
@@ -129,6 +129,7 @@ class Counting final : public PsProgram {
 
   void judge_row(std::uint64_t id, const std::vector<float>& row, std::uint32_t version,
                  float least) {
+    ++world_.rows_judged;
     const std::uint32_t self = client_.number();
     const auto about = str("client ", self, " pulled row ", id, ": ");
     std::uint32_t& seen = world_.versions_seen[{self, id}];

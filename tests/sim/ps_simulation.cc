@@ -89,7 +89,8 @@ PsOutcome PsSimulation::run() {
   while (world_.complaint.empty() && network_.now() < settled) pass_time(round());
   if (world_.complaint.empty()) check_end();
   return {world_.complaint,    trace_.hash(),     world_.calls_ended,
-          world_.calls_failed, world_.cuts_taken, network_.reconnections()};
+          world_.calls_failed, world_.cuts_taken, network_.reconnections(),
+          world_.rows_judged};
 }
 
 bool PsSimulation::all_are_over() const {

@@ -23,6 +23,7 @@ struct PsOutcome {
   std::uint64_t failed = 0;  // Of these, with a right error.
   std::uint64_t cuts = 0;    // Checkpoints that were taken and judged.
   std::uint64_t reconnections = 0;
+  std::uint64_t rows_judged = 0;  // That the counting program has pulled.
 };
 
 PsOutcome simulate(const PsScenario& scenario, bool is_printed = false);

@@ -68,6 +68,7 @@ int main(int argc, char** argv) {
     total.calls += outcome.calls;
     total.failed += outcome.failed;
     total.cuts += outcome.cuts;
+    total.rows_judged += outcome.rows_judged;
     total.reconnections += outcome.reconnections;
     if (outcome.complaint.empty()) continue;
     ++broken;
@@ -76,6 +77,7 @@ int main(int argc, char** argv) {
   }
   std::cout << wishes.seeds << " seeds: " << total.calls << " calls, " << total.failed
             << " of them with a right error, " << total.reconnections << " connections made again, "
-            << total.cuts << " checkpoints, " << broken << " seeds broke a promise\n";
+            << total.cuts << " checkpoints, " << total.rows_judged << " rows judged, " << broken
+            << " seeds broke a promise\n";
   return broken == 0 ? 0 : 1;
 }

@@ -32,6 +32,7 @@ struct PsWorld {
   std::uint64_t calls_ended = 0;
   std::uint64_t calls_failed = 0;
   std::uint64_t cuts_taken = 0;
+  std::uint64_t rows_judged = 0;  // Of the counting program's pulls.
 
   std::set<std::uint32_t> troubled;     // Clients that were crashed, frozen, cut off, or failed.
   std::set<std::uint32_t> still_going;  // Clients whose program is not over.
