@@ -66,8 +66,10 @@ class Session {
   std::span<std::byte> destination(const wire::PsHeader& answer);
   // Throws ProtocolError: close the connection.
   void receive(const wire::PsHeader& answer, std::span<const std::byte> payload, Time now);
-  // Bytes of a long answer came.
-  void moved(Time now) { progress_at_ = moved_at_ = now; }
+  // Bytes of a long answer came. A welcome is none, also in pieces.
+  void moved(Time now) {
+    if (state_ == State::kUp) progress_at_ = moved_at_ = now;
+  }
 
   Time progress_at() const { return progress_at_; }
   void tick(Time now);

@@ -147,3 +147,22 @@ TEST_CASE("a server that does not greet is asked again on a new connection") {
   CHECK(push->is_done());
   CHECK_FALSE(push->failure());
 }
+
+TEST_CASE("a welcome that comes in pieces, again and again, ends no wait for an answer") {
+  Time now{Millis{1000}};
+  ClientCore core({{7, 1}, {"server:1"}, Millis{500}});
+  const auto call = std::make_shared<PlainCall>("stats");
+  wire::PsHeader header;
+  header.type = wire::PsType::kStats;
+  call->add(0, header);
+  core.submit(call, Millis{1000}, now);
+  for (int nth = 0; nth < 4; ++nth) {
+    core.session(0).connected(now);
+    now += Millis{300};
+    core.session(0).moved(now);
+    core.session(0).disconnected("it hung up", now);
+    core.tick(now);
+  }
+  REQUIRE(call->is_done());
+  CHECK(call->failure().kind == ErrorKind::kTimedOut);
+}

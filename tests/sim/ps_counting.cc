@@ -132,10 +132,12 @@ class Counting final : public PsProgram {
     ++world_.rows_judged;
     const std::uint32_t self = client_.number();
     const auto about = str("client ", self, " pulled row ", id, ": ");
-    std::uint32_t& seen = world_.versions_seen[{self, id}];
+    // With a log over all its processes.
+    const std::uint64_t reader = world_.scenario.has_log ? self : ~client_.process();
+    std::uint32_t& seen = world_.versions_seen[{reader, id}];
     if (version < seen)
       world_.complain(str(about, "version ", version, " after it had seen ", seen));
-    std::vector<float>& before = world_.counts_seen[{self, id}];
+    std::vector<float>& before = world_.counts_seen[{reader, id}];
     before.resize(row.size());
     if (version == seen && row != before)
       world_.complain(str(about, "another value, and version ", version, " as before"));

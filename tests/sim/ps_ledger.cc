@@ -78,9 +78,11 @@ CountBounds PsLedger::own(const PsClient& client, std::uint64_t id) const {
     for (const CountedPart& part : push.parts) {
       if (std::find(part.ids.begin(), part.ids.end(), id) == part.ids.end()) continue;
       bounds.most += part.value;
+      // Without a log a later process does not hear that a server has lost what it had.
+      const bool is_own = push.process == client.process();
       const bool is_certain =
-          push.fate == CountedPush::Fate::kDone ||
-          (push.fate == CountedPush::Fate::kPending && push.process == client.process());
+          (push.fate == CountedPush::Fate::kDone && (is_own || scenario_.has_log)) ||
+          (push.fate == CountedPush::Fate::kPending && is_own);
       if (is_certain) bounds.least += part.value;
     }
   }
@@ -120,8 +122,8 @@ std::string PsLedger::check_end(const Reader& read) const {
   return check_sums(read, is_in);
 }
 
-std::string PsLedger::check_cut(const std::vector<std::size_t>& done_before,
-                                const Reader& read) const {
+std::string PsLedger::check_cut(const std::vector<std::size_t>& done_before, const Reader& read,
+                                const std::set<std::uint32_t>& unsure) const {
   std::vector<std::vector<bool>> is_in;
   for (std::size_t at = 0; at < pushes_.size(); ++at) {
     const CountedPush& push = pushes_[at];
@@ -130,7 +132,10 @@ std::string PsLedger::check_cut(const std::vector<std::size_t>& done_before,
     const auto in = std::count(parts.begin(), parts.end(), true);
     const bool is_whole = in == 0 || in == static_cast<std::ptrdiff_t>(parts.size());
     // Of a push that was given up, parts may be missing for ever.
-    if (!is_whole && push.fate != CountedPush::Fate::kUnknown)
+    const bool may_lack_parts =
+        push.fate == CountedPush::Fate::kUnknown ||
+        (push.fate == CountedPush::Fate::kPending && unsure.contains(push.client));
+    if (!is_whole && !may_lack_parts)
       return str(describe(push, at), ": ", in, " of its ", parts.size(),
                  " parts are in the checkpoint");
     if (in == 0 && std::binary_search(done_before.begin(), done_before.end(), at))

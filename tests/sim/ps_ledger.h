@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,7 +66,9 @@ class PsLedger {
   std::string check_end(const Reader& read) const;
   // A checkpoint: the pushes that were done before it began, and no part without the others.
   // `began`: how many pushes were done by then. Values are the sum of what is in it.
-  std::string check_cut(const std::vector<std::size_t>& done_before, const Reader& read) const;
+  // `unsure`: clients that may have been given up; of what they had under way parts may be missing.
+  std::string check_cut(const std::vector<std::size_t>& done_before, const Reader& read,
+                        const std::set<std::uint32_t>& unsure) const;
   std::vector<std::size_t> done() const;
 
  private:

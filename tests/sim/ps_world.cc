@@ -29,6 +29,11 @@ bool PsWorld::has_succeeded(const PsClient& client, const ps::Call& call) {
       if (client.number() != kSaverNumber && !was_given_up(client.number()))
         complain(str("closed, and nobody was given up: ", about));
       break;
+    case ErrorKind::kProtocolError:
+      // Behind a freeze it is refused later, and its connection stays.
+      if (call.what() == "poison") break;
+      complain(str("an error of the wrong kind: ", about));
+      break;
     case ErrorKind::kInvalidArgument:
       // Of a checkpoint: another one is being written. Of a server without a log: no table.
       if (client.number() == kSaverNumber || !scenario.has_log) break;

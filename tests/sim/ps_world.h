@@ -38,8 +38,8 @@ struct PsWorld {
   std::set<std::uint32_t> still_going;  // Clients whose program is not over.
 
   // By client number, over all of its processes: what it has seen and said.
-  std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> versions_seen;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<float>> counts_seen;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint32_t> versions_seen;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<float>> counts_seen;
   std::map<std::uint32_t, std::uint64_t> clocks;        // Acknowledged.
   std::map<std::uint32_t, std::uint64_t> marks_pushed;  // Submitted, in bounded staleness.
   std::map<std::uint32_t, std::map<std::uint64_t, std::vector<float>>> replicas;  // GEO.
