@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "kernels/codec_top.h"
 #include "kernels/half.h"
+#include "kernels/quantise.h"
 
 // Compiled twice where the compiler can and no sanitizer stands in the way of its resolver.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -18,7 +19,8 @@
 namespace gradring::kernels {
 namespace {
 
-constexpr std::size_t kBlock = 256;
+constexpr std::size_t kBlock = kQuantiseBlock;
+
 std::size_t blocks_of(std::size_t count) {
   return (count + kBlock - 1) / kBlock;
 }
@@ -79,28 +81,13 @@ GRADRING_CLONES void decode_float16(const std::byte* from, std::size_t count, fl
   decode_halves<Float16>(from, count, dst, adds);
 }
 
-// Such that 127 times it is at most `largest`, so no decoded value can overflow. 0 for a block that
-// is too small to be scaled: it stays in the residual. A NaN for one that is not finite.
-float scale_for(std::uint32_t largest) {
-  if (largest >= kInfinityBits) return float_of(kNanBits);
-  const auto value = float_of(largest);
-  if (value < 0x1p-100F) return 0;
-  const float scale = value / 127.0F;
-  return scale * 127.0F > value ? std::nextafter(scale, 0.0F) : scale;
-}
-
-// Divided, not multiplied by an inverse: a quotient that is rounded once lies below 0.5 when its
-// value lies below half the scale, and then what is left of it is exact (Sterbenz).
 inline __attribute__((always_inline)) void encode_block(const float* v, std::size_t size,
                                                         float scale, std::int8_t* codes) {
-  const float divisor = scale > 0 ? scale : 1.0F;
-  const float factor = scale > 0 ? 1.0F : 0.0F;
-  constexpr float kRounder = 0x1.8p23F;  // Its last place is 1: adding it rounds to nearest even.
-  for (std::size_t i = 0; i < size; ++i) {
-    const float quotient = v[i] / divisor * factor;
-    const std::uint32_t whole = bits_of(quotient + kRounder);
-    codes[i] = static_cast<std::int8_t>(static_cast<std::int32_t>(whole - bits_of(kRounder)));
+  if (!(scale > 0)) {
+    std::memset(codes, 0, size);
+    return;
   }
+  for (std::size_t i = 0; i < size; ++i) codes[i] = static_cast<std::int8_t>(code_of(v[i], scale));
 }
 
 // All scales, then all codes.
@@ -123,7 +110,7 @@ GRADRING_CLONES void encode_int8(const float* values, float* residual, std::size
     if (residual == nullptr) continue;
     const bool is_lost = largest >= kInfinityBits;  // It went as NaNs.
     for (std::size_t i = 0; i < size; ++i)
-      residual[begin + i] = is_lost ? 0.0F : v[i] - static_cast<float>(codes[i]) * scale;
+      residual[begin + i] = is_lost ? 0.0F : v[i] - decoded(codes[i], scale);
   }
 }
 
@@ -135,10 +122,11 @@ GRADRING_CLONES void decode_int8(const std::byte* from, std::size_t count, float
     std::int8_t codes[kBlock];
     std::memcpy(&scale, from + begin / kBlock * sizeof scale, sizeof scale);
     std::memcpy(codes, codes_at + begin, size);
+    scale = trusted_scale(scale);
     if (adds) {
-      for (std::size_t i = 0; i < size; ++i) dst[begin + i] += static_cast<float>(codes[i]) * scale;
+      for (std::size_t i = 0; i < size; ++i) dst[begin + i] += decoded(codes[i], scale);
     } else {
-      for (std::size_t i = 0; i < size; ++i) dst[begin + i] = static_cast<float>(codes[i]) * scale;
+      for (std::size_t i = 0; i < size; ++i) dst[begin + i] = decoded(codes[i], scale);
     }
   }
 }

@@ -1,11 +1,12 @@
 #include "kernels/codec_top.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "kernels/portable.h"
 
 namespace gradring::kernels {
 namespace {
@@ -15,7 +16,7 @@ constexpr int kBinShift = 16;
 constexpr std::size_t kBins = std::size_t{1} << (31 - kBinShift);
 
 std::uint32_t magnitude(float value) {
-  return std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu;
+  return bits_of(value) & kMagnitudeBits;
 }
 
 // A NaN's bits are above those of infinity: whatever is not finite comes first.
@@ -25,10 +26,26 @@ bool is_larger(const std::vector<float>& v, std::uint32_t a, std::uint32_t b) {
   return left != right ? left > right : a < b;
 }
 
-// The indices of the `kept` largest magnitudes, ascending.
-std::vector<std::uint32_t> largest(const std::vector<float>& v, std::size_t kept) {
-  std::vector<std::uint32_t> bins(kBins);
+using Bins = std::vector<std::uint32_t>;
+
+Bins count_in_bins(const std::vector<float>& v) {
+  Bins bins(kBins);
   for (const float value : v) ++bins[magnitude(value) >> kBinShift];
+  return bins;
+}
+
+// Which of two NaNs an addition keeps is the processor's choice, and the larger NaN comes first: so
+// they become the one NaN, if there are any.
+void unify_nans(std::vector<float>& v, Bins& bins) {
+  const auto has = [](std::uint32_t count) { return count != 0; };
+  if (!std::any_of(bins.begin() + (kInfinityBits >> kBinShift), bins.end(), has)) return;
+  for (float& value : v) value = with_one_nan(value);
+  bins = count_in_bins(v);
+}
+
+// The indices of the `kept` largest magnitudes, ascending.
+std::vector<std::uint32_t> largest(const std::vector<float>& v, const Bins& bins,
+                                   std::size_t kept) {
   std::size_t bin = kBins;
   std::size_t above = 0;
   while (above < kept) above += bins[--bin];
@@ -61,7 +78,9 @@ void encode_top(std::size_t kept, const float* values, float* residual, std::siz
   std::vector<float> v(values, values + count);
   if (residual != nullptr)
     for (std::size_t i = 0; i < count; ++i) v[i] += residual[i];
-  const std::vector<std::uint32_t> chosen = largest(v, kept);
+  Bins bins = count_in_bins(v);
+  if (residual != nullptr) unify_nans(v, bins);
+  const std::vector<std::uint32_t> chosen = largest(v, bins, kept);
   std::memcpy(out, chosen.data(), kept * sizeof(std::uint32_t));
   std::byte* at = out + kept * sizeof(std::uint32_t);
   for (const std::uint32_t index : chosen) {
@@ -71,7 +90,7 @@ void encode_top(std::size_t kept, const float* values, float* residual, std::siz
   }
   if (residual == nullptr) return;
   // More values that are not finite than places: they must not stay for ever.
-  for (std::size_t i = 0; i < count; ++i) residual[i] = std::isfinite(v[i]) ? v[i] : 0.0F;
+  for (std::size_t i = 0; i < count; ++i) residual[i] = is_finite(v[i]) ? v[i] : 0.0F;
 }
 
 void decode_top(std::size_t kept, const std::byte* from, std::size_t count, float* dst, bool adds) {

@@ -43,15 +43,14 @@ UpdateKernel<Float> kernel_of(const UpdateTable& table, RuleKind kind) {
 
 // Adam's and AdamW's, in double and in the order of Python's expressions.
 template <typename Float>
-void correct_bias(const Rule& rule, double step, Float& descent, Float& root_correction) {
-  const double correction1 = 1 - std::pow(rule.beta1, step);
-  const double correction2 = 1 - std::pow(rule.beta2, step);
+void correct_bias(const Rule& rule, std::uint64_t step, Float& descent, Float& root_correction) {
+  const BiasCorrection by = bias_correction(rule, step);
   if (rule.kind == RuleKind::kSparseAdam) {
-    descent = static_cast<Float>(-(rule.lr * std::sqrt(correction2) / correction1));
+    descent = static_cast<Float>(-(rule.lr * by.root_of_square / by.mean));
     root_correction = 1;
   } else {
-    descent = static_cast<Float>(-(rule.lr / correction1));
-    root_correction = static_cast<Float>(std::pow(correction2, 0.5));
+    descent = static_cast<Float>(-(rule.lr / by.mean));
+    root_correction = static_cast<Float>(by.root_of_square);
   }
 }
 
@@ -65,7 +64,7 @@ void of_step(const Rule& rule, std::uint64_t step, Float& descent, Float& root_c
   const auto number = static_cast<double>(step);
   root_correction = 1;
   if (is_adam(rule.kind)) {
-    correct_bias(rule, number, descent, root_correction);
+    correct_bias(rule, step, descent, root_correction);
   } else if (rule.kind == RuleKind::kAdagrad) {
     descent = static_cast<Float>(-(rule.lr / (1 + (number - 1) * rule.lr_decay)));
   } else {
@@ -132,6 +131,25 @@ void run(UpdateKernel<Float> kernel, const Scalars<Float>& scalars, std::size_t 
 }
 
 }  // namespace
+
+BiasCorrection bias_correction(const Rule& rule, std::uint64_t step) {
+  const auto number = static_cast<double>(step);
+  const double mean = 1 - std::pow(rule.beta1, number);
+  const double square = 1 - std::pow(rule.beta2, number);
+  const bool takes_root = rule.kind == RuleKind::kSparseAdam;
+  return {mean, takes_root ? std::sqrt(square) : std::pow(square, 0.5)};
+}
+
+std::vector<BiasCorrection> bias_corrections(const Rule& rule, std::size_t most) {
+  std::vector<BiasCorrection> all;
+  do {
+    if (all.size() == most)
+      throw InvalidArgument(str(name(rule.kind), ": betas of ", rule.beta1, " and ", rule.beta2,
+                                " matter for more than ", most, " steps"));
+    all.push_back(bias_correction(rule, all.size() + 1));
+  } while (all.back().mean != 1 || all.back().root_of_square != 1);
+  return all;
+}
 
 std::span<const UpdateTable* const> usable_update_tables() {
   static const UsableTables usable;

@@ -4,11 +4,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/update.h"
 #include "kernels/update_table.h"
 
 namespace gradring::kernels {
+
+// What Adam's rules divide the moments by in a step, in double. Both grow to 1.
+struct BiasCorrection {
+  double mean = 1;
+  double root_of_square = 1;
+};
+BiasCorrection bias_correction(const Rule& rule, std::uint64_t step);
+// Those of the steps 1, 2, ... up to the first at which both are 1, as they stay. Throws
+// InvalidArgument if that takes more than `most` steps.
+std::vector<BiasCorrection> bias_corrections(const Rule& rule, std::size_t most = 1u << 22);
 
 // `Float` is float or double.
 template <typename Float>

@@ -34,7 +34,7 @@ class Distinct {
   void fan_out(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
                float* out) const;
   // The inverse: sums[i] = the sum of `rows` (one for each position) over the positions of
-  // ids()[first + i], in their order, each sum rounded to float32.
+  // ids()[first + i], in their order, each sum rounded to float32. What occurs once is copied.
   void sum(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
            float* sums) const;
 
