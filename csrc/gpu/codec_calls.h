@@ -1,11 +1,14 @@
 // Calls of the codec kernels: fewer bytes for float32 vectors, in the formats of kernels/codec.h
-// and with its bits, so that ranks with and without a GPU take part in one collective. All pointers
-// are device memory. Vectors of floats lie on 4 bytes, encoded bytes anywhere; on 16 both are
-// faster. Scratch memory lies on 16 bytes and belongs to one call at a time.
+// and with its bits, so that ranks with and without a GPU take part in one collective. (A NaN that
+// an addition in memory gives is the one NaN of kernels/reduce.h here, the processor's choice
+// there; no encoding shows which.) All pointers are device memory. Vectors of floats lie on 4
+// bytes, encoded bytes anywhere; on 16 both are faster. Scratch memory lies on 16 bytes and belongs
+// to one call at a time.
 //
 // Every entry only enqueues kernels: it allocates nothing and waits for nothing, so it may be
-// captured in a CUDA graph. It returns 0, the driver's code, or GRADRING_GPU_BAD_CALL. What goes
-// wrong in a kernel (values that are not finite) is written where the call says.
+// captured in a CUDA graph once preload() was called. It returns 0, the driver's code, or
+// GRADRING_GPU_BAD_CALL. What goes wrong in a kernel (values that are not finite) is written where
+// the call says.
 #pragma once
 
 #include <stddef.h>
@@ -111,5 +114,7 @@ struct gradring_codec_kernels {
   int (*sparsify_above)(int device, const struct gradring_sparsify_above* call,
                         gradring_stream stream);
   int (*desparsify)(int device, const struct gradring_desparsify* call, gradring_stream stream);
+  // Brings the kernels to the device, which a first launch would do, within a capture too late.
+  int (*preload)(int device);
 };
 }

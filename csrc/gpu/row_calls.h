@@ -1,13 +1,13 @@
 // Calls of the row kernels: tables of rows in device memory, addressed by slots; lists of ids that
-// have some of them many times. The bits are those of the CPU path (ps/merge.h, kernels/update.h).
-// All pointers are device memory and lie on their type's size; rows on 16 bytes, a multiple of 16
-// bytes long and apart, are faster. Scratch memory lies on 16 bytes and belongs to one call at a
-// time.
+// have some of them many times. The bits are those of the CPU path (ps/merge.h, kernels/update.h);
+// a sum that is a NaN is the one NaN of kernels/reduce.h. All pointers are device memory and lie on
+// their type's size; rows on 16 bytes, a multiple of 16 bytes long and apart, are faster. Scratch
+// memory lies on 16 bytes and belongs to one call at a time.
 //
 // Every entry only enqueues kernels: it allocates nothing and waits for nothing, so it may be
-// captured in a CUDA graph. It returns 0, the driver's code, or GRADRING_GPU_BAD_CALL. How many
-// rows there are may be known to the device alone: counts are given as a most, for which there is
-// room, and a word with the count.
+// captured in a CUDA graph once preload() was called. It returns 0, the driver's code, or
+// GRADRING_GPU_BAD_CALL. How many rows there are may be known to the device alone: counts are given
+// as a most, for which there is room, and a word with the count.
 #pragma once
 
 #include <stddef.h>
@@ -132,5 +132,7 @@ struct gradring_row_kernels {
   int (*gather_rows)(int device, const struct gradring_gather_rows* call, gradring_stream stream);
   int (*put_rows)(int device, const struct gradring_put_rows* call, gradring_stream stream);
   int (*apply_rows)(int device, const struct gradring_apply_rows* call, gradring_stream stream);
+  // Brings the kernels to the device, which a first launch would do, within a capture too late.
+  int (*preload)(int device);
 };
 }
