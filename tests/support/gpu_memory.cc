@@ -68,12 +68,32 @@ void Device::free(void* pointer) const {
     api_->runtime->free(0, pointer);
 }
 
-void Device::copy(void* to, const void* from, std::size_t bytes) const {
-  if (bytes == 0) return;
+// Through pinned memory: a copy to or from memory that the driver does not know is no call of ours.
+void Device::write(void* to, const void* from, std::size_t bytes) const {
   if (api_ == nullptr) {
     std::memcpy(to, from, bytes);
     return;
   }
+  void* pinned = nullptr;
+  require(api_->runtime->pinned_alloc(bytes, &pinned), "pinned_alloc");
+  std::memcpy(pinned, from, bytes);
+  copy(to, pinned, bytes);
+  require(api_->runtime->pinned_free(pinned), "pinned_free");
+}
+
+void Device::read(void* to, const void* from, std::size_t bytes) const {
+  if (api_ == nullptr) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  void* pinned = nullptr;
+  require(api_->runtime->pinned_alloc(bytes, &pinned), "pinned_alloc");
+  copy(pinned, from, bytes);
+  std::memcpy(to, pinned, bytes);
+  require(api_->runtime->pinned_free(pinned), "pinned_free");
+}
+
+void Device::copy(void* to, const void* from, std::size_t bytes) const {
   require(api_->runtime->copy(0, to, from, bytes, stream_), "copy");
   require(api_->runtime->stream_synchronize(0, stream_), "stream_synchronize");
 }
@@ -84,7 +104,7 @@ Bytes::Bytes(const void* content, std::size_t bytes, std::size_t shift)
       shift_(shift) {
   std::vector<std::byte> all(shift + bytes + kBehind, kAround);
   if (bytes > 0) std::memcpy(all.data() + shift, content, bytes);
-  Device::get().copy(memory_, all.data(), all.size());
+  if (!all.empty()) Device::get().write(memory_, all.data(), all.size());
 }
 
 Bytes::Bytes(Bytes&& other) noexcept
@@ -96,7 +116,7 @@ Bytes::~Bytes() {
 
 std::vector<std::byte> Bytes::read() const {
   std::vector<std::byte> all(shift_ + bytes_ + kBehind);
-  Device::get().copy(all.data(), memory_, all.size());
+  if (!all.empty()) Device::get().read(all.data(), memory_, all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const bool is_around = i < shift_ || i >= shift_ + bytes_;
     if (is_around && all[i] != kAround)

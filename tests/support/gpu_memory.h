@@ -28,10 +28,13 @@ class Device {
   bool is_emulated() const { return api_ == nullptr; }
   void* allocate(std::size_t bytes) const;
   void free(void* pointer) const;
-  void copy(void* to, const void* from, std::size_t bytes) const;  // After all that was launched.
+  // To and from the device, after all that was launched.
+  void write(void* to, const void* from, std::size_t bytes) const;
+  void read(void* to, const void* from, std::size_t bytes) const;
 
  private:
   Device();
+  void copy(void* to, const void* from, std::size_t bytes) const;
   const gradring_gpu_api* api_ = nullptr;
   const gradring_stream_kernels* streaming_ = nullptr;
   gradring_stream stream_ = nullptr;
