@@ -97,16 +97,15 @@ void check_unique(const Ids& given) {
 TEST_CASE("unique: equal ids are grouped, their positions grow") {
   std::mt19937_64 dice(1);
   in_every_order([&] {
-    for (const std::size_t count : {0, 1, 2, 33, 257}) {
-      CAPTURE(count);
-      for (const IdKind kind : kAllIds) {
-        CAPTURE(static_cast<int>(kind));
-        check_unique(some_ids(kind, count, dice));
-      }
+    for (const IdKind kind : kAllIds) {
+      CAPTURE(static_cast<int>(kind));
+      check_unique(some_ids(kind, 257, dice));
     }
-    // Whole tiles, and a little more or less; six passes of a sort are a lot to emulate.
-    for (const std::size_t count : {2047, 2048, 2049, 5000})
+    // Parts of a tile, whole ones and a little more; eight passes of a sort are a lot to emulate.
+    for (const std::size_t count : {0, 1, 2, 33, 2048, 2049}) {
+      CAPTURE(count);
       check_unique(some_ids(kAllIds[dice() % 6], count, dice));
+    }
   });
 }
 
@@ -178,12 +177,12 @@ void check_sum(const Ids& ids, std::size_t dim, DType dtype, Floats kind, std::s
 TEST_CASE("segment sum: the client's additions in the client's order") {
   std::mt19937_64 dice(3);
   in_every_order([&] {
-    for (const std::size_t dim : {1, 2, 3, 4, 7, 8, 16, 33, 64, 100, 130}) {
+    for (const std::size_t dim : {1, 2, 3, 4, 8, 33, 64, 130}) {
       CAPTURE(dim);
       for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
         const IdKind kind = kAllIds[dice() % 6];
         CAPTURE(static_cast<int>(kind));
-        const Ids ids = some_ids(kind, 1 + dice() % 400, dice);
+        const Ids ids = some_ids(kind, 1 + dice() % 200, dice);
         check_sum(ids, dim, dtype, kAllFloats[dice() % 6], dice() % 2 == 0 ? 0 : 4);
       }
     }
