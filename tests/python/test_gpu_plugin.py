@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,6 +125,48 @@ def test_the_plugin_loads_without_a_driver_and_says_so() -> None:
     assert "libgradring_cuda" in run(
         "import gradring._core as core\ncore.gpu_driver()\nprint(open('/proc/self/maps').read())"
     )
+
+
+# The plugin's tables in the order of gradring_gpu_api, and the headers that declare them.
+TABLES = {
+    "gpu_runtime": "api.h",
+    "stream_kernels": "stream_calls.h",
+    "codec_kernels": "codec_calls.h",
+    "row_kernels": "row_calls.h",
+}
+
+
+class Api(ctypes.Structure):
+    """`gradring_gpu_api` of csrc/gpu/api.h."""
+
+    _fields_ = (
+        ("abi", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
+        ("build", ctypes.c_char_p),
+        ("error_text", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in TABLES),
+    )
+
+
+@pytest.mark.skipif(not BUILD["plugin"], reason="this build has no GPU plugin")
+@pytest.mark.parametrize("table", TABLES)
+def test_every_entry_of_the_plugins_tables_is_there(table: str) -> None:
+    header = (ROOT / "csrc" / "gpu" / TABLES[table]).read_text()
+    struct = re.search(rf"struct gradring_{table} {{\n(.*?)^}};", header, re.DOTALL | re.MULTILINE)
+    assert struct is not None
+    names = re.findall(r"\(\*(\w+)\)\(", struct[1])
+    assert names
+    get_api = ctypes.CDLL(BUILD["plugin"]).gradring_gpu_get_api
+    get_api.restype = ctypes.POINTER(Api)
+    api = get_api().contents
+    assert api.bytes == ctypes.sizeof(Api)
+    address = getattr(api, table)
+    assert address
+    if "uint32_t bytes;" in struct[1]:
+        assert ctypes.c_uint32.from_address(address).value == 8 * (1 + len(names))
+        address += 8
+    entries = (ctypes.c_void_p * len(names)).from_address(address)
+    assert [name for name, entry in zip(names, entries, strict=True) if not entry] == []
 
 
 @pytest.mark.skipif(IS_BUILT, reason="this build has a GPU plugin")
