@@ -1,8 +1,8 @@
 // Launchers of what moves and adds rows, and the table of all row kernels.
-#include "cuda/rows.cuh"
+#include "cuda/rows.h"
 
 #include "cuda/preload.h"
-#include "cuda/rows.h"
+#include "cuda/rows.cuh"
 #include "kernels/reduce.h"
 
 namespace gradring::cuda {

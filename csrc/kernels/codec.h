@@ -31,9 +31,9 @@ std::size_t encoded_bytes(const Codec& codec, std::size_t count);
 // With v = values + residual (rounded to float32; residual may be null: 0): writes v's encoding to
 // `out`, and v - decoded to residual. That difference is exact, so nothing is lost: bf16 and int8
 // for every finite v, fp16 for |v| < 2^29, top-k always. What is not finite arrives as not finite
-// (in int8 all of its block) and leaves a residual of 0. In kInt8 and kTopK a sum that is a NaN goes
-// as the one NaN of reduce.h, and the codes of a block that is not finite are 0: the bytes do not
-// depend on the processor.
+// (in int8 all of its block) and leaves a residual of 0. In kInt8 and kTopK a sum that is a NaN
+// goes as the one NaN of reduce.h, and the codes of a block that is not finite are 0: the bytes do
+// not depend on the processor.
 void encode(const Codec& codec, const float* values, float* residual, std::size_t count,
             std::byte* out);
 
