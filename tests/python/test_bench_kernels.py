@@ -47,7 +47,7 @@ def test_kernels_are_measured_and_the_emulation_is_named(plugin: str, tmp_path: 
         if "failed" not in row:
             assert row["us"] > 0
             assert row["floor_bytes"] > 0
-            assert row["fraction_of_copy"] > 0
+            assert 0 <= row["fraction_of_copy"] < 1  # Emulated, it may round to 0.
     assert set(document["staging_gbs"]) == {"down", "up", "both"}
 
 
