@@ -55,7 +55,7 @@ test-tsan: setup
 	$(CMAKE) --workflow --preset tsan
 
 test-python: setup wheel
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # The build folder under build/ is kept, so a second wheel compiles only what changed.
 WITH_TESTS ?= OFF
