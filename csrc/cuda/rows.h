@@ -2,6 +2,8 @@
 // thread.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/launch.h"
 #include "gpu/api.h"
 

@@ -2,6 +2,8 @@
 // Called on any thread.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/launch.h"
 #include "gpu/api.h"
 #include "kernels/reduce.h"
