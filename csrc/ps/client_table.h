@@ -21,6 +21,7 @@ struct ClientState {
   // Where it is now; nothing while it is away, since `away_since`.
   std::optional<std::uint64_t> connection;
   Time away_since{};
+  bool has_said_goodbye = false;  // On its connection: it will not come back.
   bool is_given_up = false;
 };
 

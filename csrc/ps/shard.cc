@@ -38,7 +38,7 @@ void Shard::disconnected(Connection connection, Time now) {
   for (auto& [client, state] : impl_->clients.all()) {
     if (state.connection != connection) continue;
     state.connection.reset();
-    state.away_since = now;
+    state.away_since = state.has_said_goodbye ? now - impl_->options.client_grace : now;
   }
 }
 
@@ -140,6 +140,7 @@ void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame,
     if (state.connection && *state.connection > connection)
       throw Closed("this client has a later connection");
     state.connection = connection;
+    state.has_said_goodbye = false;
     state.is_given_up = false;
     Frame answer = answer_to(frame.header, PsType::kWelcome);
     answer.header.a = options.incarnation;
@@ -154,7 +155,7 @@ void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame,
 
 void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame, Time now,
                        Answers& answers) {
-  const ClientState* state = clients.find(client);
+  ClientState* state = clients.find(client);
   if (state == nullptr || state->connection != connection) {
     answers.push_back({connection, replaced_to(frame.header)});
     return;
@@ -179,6 +180,7 @@ void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame,
         break;
       }
       case PsType::kGoodbye:
+        state->has_said_goodbye = true;
         answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
         break;
       default: control(connection, frame, now, answers);

@@ -144,6 +144,28 @@ TEST_CASE("a worker without a connection is given up, and the bound goes on with
   CHECK(answers[0].frame.header.type == PsType::kRows);
 }
 
+TEST_CASE("a worker that said goodbye is not waited for, unless it comes back and breaks off") {
+  Team team(2, false);
+  team.rig.ask(team.guests[0], clock(kDomain, 1, kBoundOfTwo));
+  CHECK(team.rig.send(team.guests[0], pull("rows", {1}, bound_at(1))).empty());
+  Request goodbye;
+  goodbye.header.type = PsType::kGoodbye;
+  CHECK(team.rig.ask(team.guests[1], goodbye).header.type == PsType::kDone);
+  CHECK(team.rig.tick_after(Millis{0}).empty());  // Until its connection ends it is there.
+  team.rig.shard().disconnected(team.guests[1].connection, team.rig.now);
+  CHECK(team.rig.shard().next_tick() <= team.rig.now);
+  const auto answers = team.rig.tick_after(Millis{0});
+  REQUIRE(answers.size() == 1);
+  CHECK(answers[0].frame.header.type == PsType::kRows);
+
+  Guest back = team.rig.enter(1);
+  team.rig.ask(back, clock(kDomain, 1, kBoundOfTwo));
+  team.rig.ask(team.guests[0], clock(kDomain, 2, kBoundOfTwo));
+  CHECK(team.rig.send(team.guests[0], pull("rows", {1}, bound_at(2))).empty());
+  team.rig.shard().disconnected(back.connection, team.rig.now);
+  CHECK(team.rig.tick_after(Millis{0}).empty());
+}
+
 TEST_CASE("a round is the weighted average in rank order over every worker, touched rows only") {
   for (std::uint32_t count : {1u, 2u, 3u}) {
     CAPTURE(count);
