@@ -214,8 +214,8 @@ void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& an
         return;
       }
     }
-    answers.push_back(
-        {connection, header.type == PsType::kPull ? rows_of(frame, ids_at) : dense_of(frame)});
+    answers.push_back(header.type == PsType::kPull ? Answer{connection, rows_of(frame, ids_at)}
+                                                   : dense_of(connection, frame));
   } catch (const ProtocolError&) {
     throw;
   } catch (const Error& error) {
@@ -235,14 +235,15 @@ Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
   return answer;
 }
 
-Frame Shard::Impl::dense_of(const Frame& request) {
-  const Table& table = store.require(request.header.table, TableKind::kDense);
-  Frame answer = answer_to(request.header, PsType::kDense);
-  answer.header.a = table.pushes;
-  answer.header.b = table.stamp();
+Answer Shard::Impl::dense_of(Connection connection, const Frame& request) {
+  Table& table = store.require(request.header.table, TableKind::kDense);
+  Answer answer{connection, answer_to(request.header, PsType::kDense)};
+  PsHeader& header = answer.frame.header;
+  header.a = table.pushes;
+  header.b = table.stamp();
   if (request.header.a != 0 && request.header.a == table.stamp()) return answer;
-  answer.header.count = static_cast<std::uint32_t>(table.dense->count());
-  store.read_dense(table, request.header.codec, answer.payload);
+  header.count = static_cast<std::uint32_t>(table.dense->count());
+  answer.shared = store.share_dense(table, request.header.codec);
   return answer;
 }
 

@@ -35,6 +35,10 @@ using Connection = std::uint64_t;
 struct Answer {
   Connection to = 0;
   Frame frame;
+  // The payload in place of the frame's, where others are told the same: a dense table as it is.
+  std::shared_ptr<const Bytes> shared = nullptr;
+
+  std::span<const std::byte> payload() const { return shared ? *shared : frame.payload; }
 };
 
 // Where the changes go. The owner of the shard makes them durable (Log) before it sends answers.

@@ -238,7 +238,7 @@ bool ShardLoop::read_from(Connection connection, Guest& guest, Time now) {
     }
     std::size_t bytes = 0;
     for (std::size_t at = answers_before; at < answers_.size(); ++at)
-      bytes += answers_[at].frame.payload.size();
+      bytes += answers_[at].payload().size();
     if (bytes >= kAnswerTurnBytes) return true;
   }
   return moved;
@@ -254,9 +254,9 @@ void ShardLoop::settle(Time now) {
     const auto found = guests_.find(answer.to);
     if (found == guests_.end()) continue;
     Guest& guest = found->second;
-    answer.frame.header.payload_bytes = answer.frame.payload.size();
-    guest.out.push_back({wire::encode(answer.frame.header), std::move(answer.frame.payload)});
-    guest.out_bytes += wire::kPsHeaderBytes + guest.out.back().payload.size();
+    answer.frame.header.payload_bytes = answer.payload().size();
+    guest.out_bytes += wire::kPsHeaderBytes + answer.payload().size();
+    guest.out.push_back({wire::encode(answer.frame.header), std::move(answer)});
   }
   answers_.clear();
 }
@@ -268,7 +268,7 @@ bool ShardLoop::write_to(Guest& guest) {
     const Outgoing& out = guest.out.front();
     const std::size_t of_head = std::min(guest.out_sent, wire::kPsHeaderBytes);
     const auto head = std::span<const std::byte>(out.head).subspan(of_head);
-    const auto body = std::span<const std::byte>(out.payload).subspan(guest.out_sent - of_head);
+    const auto body = out.answer.payload().subspan(guest.out_sent - of_head);
     const transport::Io io = guest.link->send_some(head, body);
     if (io.closed) {
       guest.is_gone = true;

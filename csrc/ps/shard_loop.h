@@ -59,7 +59,7 @@ class ShardLoop {
  private:
   struct Outgoing {
     wire::PsHeaderBytes head{};
-    Bytes payload;
+    Answer answer;  // Whose payload follows.
   };
   struct Guest {
     std::unique_ptr<transport::Link> link;

@@ -94,7 +94,7 @@ struct Shard::Impl {
   void read(Connection connection, std::uint32_t client, Frame frame, Time now, Answers& answers);
   void pull(Connection connection, Frame frame, Time now, Answers& answers);
   Frame rows_of(const Frame& request, std::size_t ids_at);
-  Frame dense_of(const Frame& request);
+  Answer dense_of(Connection connection, const Frame& request);
   Frame changed_of(const Frame& request, std::uint32_t client);
   Frame whole_rows_of(const Frame& request);
   std::string stats() const;

@@ -300,6 +300,15 @@ void Store::read_dense(const Table& table, wire::RowCodec codec, Bytes& out) con
   encode_rows(codec, weights.size(), 1, weights.data(), nullptr, out.data() + at);
 }
 
+std::shared_ptr<const Bytes> Store::share_dense(Table& table, wire::RowCodec codec) const {
+  auto bytes = table.copy.bytes.lock();
+  if (bytes && table.copy.stamp == table.stamp() && table.copy.codec == codec) return bytes;
+  auto fresh = std::make_shared<Bytes>();
+  read_dense(table, codec, *fresh);
+  table.copy = {table.stamp(), codec, fresh};
+  return fresh;
+}
+
 void Store::stats(JsonWriter& json) const {
   json.open_array();
   for (const auto& [id, table] : tables_) {

@@ -29,6 +29,13 @@ struct Table {
   std::uint64_t refused = 0;
   std::uint64_t not_admitted = 0;
   std::vector<std::uint64_t> staleness;  // Pushes by staleness; the last counts all above.
+  // Of a dense table: the last copy that was made for answers, while one of them needs it.
+  struct Copy {
+    std::uint64_t stamp = 0;
+    wire::RowCodec codec = wire::RowCodec::kFloat32;
+    std::weak_ptr<const Bytes> bytes;
+  };
+  Copy copy;
 
   std::uint64_t stamp() const { return sparse ? sparse->stamp() : dense->stamp(); }
   // In force; the spec keeps what the table was made with.
@@ -72,6 +79,8 @@ class Store {
   void read_rows(Table& table, std::span<const std::uint64_t> ids, wire::RowCodec codec,
                  bool with_versions, Bytes& out);
   void read_dense(const Table& table, wire::RowCodec codec, Bytes& out) const;
+  // One copy for all who ask between two changes: when a gate opens, every worker does.
+  std::shared_ptr<const Bytes> share_dense(Table& table, wire::RowCodec codec) const;
 
   // Throws InvalidArgument if these are no gradients for the table.
   void require_fit(const Table& table, const Gradients& gradients) const;

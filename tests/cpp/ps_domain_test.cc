@@ -296,6 +296,31 @@ TEST_CASE("one client cannot fill a server with domains") {
   CHECK(error_of(rig.ask(guest, clock(5000, 1, kBoundOfTwo))) == ErrorKind::kNone);
 }
 
+TEST_CASE("workers that a gate lets through at once are told of one copy of a dense table") {
+  constexpr std::uint32_t kWorkers = 8;
+  Team team(kWorkers, true);
+  for (std::uint32_t worker = 0; worker + 1 < kWorkers; ++worker) {
+    team.rig.ask(team.guests[worker], clock(kDomain, 1, round_of(kWorkers)));
+    CHECK(team.rig.send(team.guests[worker], pull_dense("dense", rounds_before(1))).empty());
+  }
+  Guest& last = team.guests.back();
+  team.rig.ask(last, push_dense("dense", {8, 16, 24}, in_round(0)));
+  auto answers = team.rig.send(last, clock(kDomain, 1, round_of(kWorkers)));
+  REQUIRE(answers.size() == kWorkers);
+  for (std::size_t at = 1; at < answers.size(); ++at) {
+    CHECK(floats_of(answers[at].payload()) == Values{1, 2, 3});
+    CHECK(answers[at].payload().data() == answers[1].payload().data());
+  }
+  // What is on its way to a slow worker stays what it was; later answers are of another copy.
+  team.rig.ask(last, push_dense("dense", {1, 1, 1}));
+  CHECK(team.dense() == Values{2, 3, 4});
+  CHECK(floats_of(answers[1].payload()) == Values{1, 2, 3});
+  // Nobody needs it any more: it goes.
+  const std::weak_ptr<const Bytes> copy = answers[1].shared;
+  answers.clear();
+  CHECK(copy.expired());
+}
+
 TEST_CASE("pulls that wait at a gate are bounded, and make room when it opens") {
   Team team(2, false);
   Guest& waiting = team.guests[0];

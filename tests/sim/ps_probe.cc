@@ -30,7 +30,7 @@ ps::Frame PsProbe::ask(ps::Frame request) {
   std::vector<ps::Answer> answers;
   shard_.receive(kConnection, std::move(request), now_, answers);
   for (ps::Answer& answer : answers)
-    if (answer.to == kConnection) return std::move(answer.frame);
+    if (answer.to == kConnection) return testing::arrived(std::move(answer));
   throw std::logic_error("a probe has no answer");
 }
 

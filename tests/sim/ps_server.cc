@@ -179,10 +179,10 @@ void PsServer::post_answers(Living& living) {
   for (ps::Answer& answer : living.answers) {
     const auto found = living.guests.find(answer.to);
     if (found == living.guests.end()) continue;
-    answer.frame.header.payload_bytes = answer.frame.payload.size();
-    const auto head = wire::encode(answer.frame.header);
+    const ps::Frame frame = testing::arrived(std::move(answer));
+    const auto head = wire::encode(frame.header);
     std::vector<std::byte> bytes(head.begin(), head.end());
-    bytes.insert(bytes.end(), answer.frame.payload.begin(), answer.frame.payload.end());
+    bytes.insert(bytes.end(), frame.payload.begin(), frame.payload.end());
     found->second.out.push_back(std::move(bytes));
   }
   living.answers.clear();

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "support/ps_requests.h"
 
 namespace gradring::testing {
 namespace {
@@ -58,7 +59,7 @@ ps::Frame OneShard::ask(wire::PsHeader header, Bytes payload) {
   std::vector<ps::Answer> answers;
   shard_->receive(connection_, {header, std::move(payload)}, Time{}, answers);
   if (answers.empty()) throw InternalError("the shard gave no answer");
-  ps::Frame answer = std::move(answers.front().frame);
+  ps::Frame answer = arrived(std::move(answers.front()));
   if (answer.header.type == PsType::kError)
     Failure{static_cast<ErrorKind>(answer.header.a), -1, ps::decode_text(answer.payload)}.raise();
   return answer;

@@ -1,5 +1,7 @@
 #include "support/ps_net.h"
 
+#include "support/ps_requests.h"
+
 namespace gradring::testing {
 namespace {
 
@@ -139,10 +141,10 @@ void PsNet::give_answers(std::uint32_t number, std::vector<ps::Answer>& given) {
   Seat& seat = seats_[number];
   for (ps::Answer& answer : given) {
     if (answer.to != seat.connection || seat.connection == 0) continue;
-    answer.frame.header.payload_bytes = answer.frame.payload.size();
-    const int times = answers ? answers(number, answer.frame.header) : 1;
+    const ps::Frame frame = arrived(std::move(answer));
+    const int times = answers ? answers(number, frame.header) : 1;
     if (times == 0) return disconnect(number);
-    for (int copy = 0; copy < times; ++copy) seat.to_client.push_back(answer.frame);
+    for (int copy = 0; copy < times; ++copy) seat.to_client.push_back(frame);
   }
 }
 

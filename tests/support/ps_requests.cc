@@ -153,6 +153,12 @@ Bytes hello_payload(std::uint32_t client, std::uint64_t incarnation) {
   return ps::encode(ps::Hello{client, incarnation});
 }
 
+ps::Frame arrived(ps::Answer answer) {
+  if (answer.shared) answer.frame.payload = *answer.shared;
+  answer.frame.header.payload_bytes = answer.frame.payload.size();
+  return std::move(answer.frame);
+}
+
 Values floats_of(std::span<const std::byte> bytes) {
   Values values(bytes.size() / sizeof(float));
   if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));

@@ -55,6 +55,9 @@ Request job(std::uint64_t cut);
 
 Bytes hello_payload(std::uint32_t client, std::uint64_t incarnation);
 
+// An answer as it comes out of its connection.
+ps::Frame arrived(ps::Answer answer);
+
 // What an answer says.
 Values floats_of(std::span<const std::byte> bytes);
 struct PulledRows {

@@ -66,7 +66,7 @@ ps::Frame ShardRig::ask(Guest& guest, const Request& request) {
   auto answers = send(guest, request);
   if (answers.size() != 1 || answers[0].to != guest.connection)
     throw std::logic_error(str(name(request.header.type), ": ", answers.size(), " answers"));
-  return std::move(answers[0].frame);
+  return arrived(std::move(answers[0]));
 }
 
 std::vector<ps::Answer> ShardRig::tick_after(Millis wait) {
