@@ -14,7 +14,6 @@
 namespace gradring::ps {
 namespace {
 
-constexpr Millis kDialTime{2000};
 constexpr Millis kGoodbyeTime{200};
 constexpr Millis kSeatTime{5};
 constexpr Millis kTickTime{10};
@@ -29,14 +28,15 @@ Client::Client(const ClientOptions& options)
       addresses_(find_shards(options.servers, options.secret, options.timeout)),
       core_({{options.client, new_incarnation()}, addresses_, options.answer_time}),
       connections_(addresses_.size()),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      dialer_(addresses_, options.secret, options.mode, wake_.get()) {}
 
 Client::~Client() {
-  if (transport::fork_generation() != fork_generation_) {
-    if (thread_.joinable()) thread_.detach();  // The handle only: the thread is the parent's.
-    return;
-  }
   close();
+  if (transport::fork_generation() == fork_generation_) return;
+  // The handles only: the threads are the parent's.
+  if (thread_.joinable()) thread_.detach();
+  dialer_.abandon();
 }
 
 void Client::check_usable() const {
@@ -229,7 +229,7 @@ bool Client::drive_once() {
     Connection& connection = connections_[shard];
     Session& session = core_.session(shard);
     if (connection.link && session.wants_hang_up()) disconnect(shard, session.trouble());
-    if (!connection.link && session.wants_connection(now)) connect(shard, now);
+    if (!connection.link) connect(shard, now);
     if (!connection.link) continue;
     try {
       moved |= push(shard, now);
@@ -251,18 +251,18 @@ bool Client::drive_once() {
   return moved;
 }
 
+// Takes the link that was made meanwhile, or has one made.
 void Client::connect(std::uint32_t shard, Time now) {
   Session& session = core_.session(shard);
-  Connection& connection = connections_[shard];
-  try {
-    connection.link =
-        dial_shard(addresses_[shard], options_.secret, shard, options_.mode, now + kDialTime);
-    connection.reader = FrameReader();
-    session.connected(Clock::now());
-  } catch (const PeerLost& error) {
-    session.disconnected(error.what(), Clock::now());
-  } catch (const AuthError& error) {
-    session.disconnected(error.what(), Clock::now());  // Its port has another owner now.
+  if (auto dialed = dialer_.take(shard); !dialed) {
+    if (session.wants_connection(now) && dialer_.begin(shard))
+      session.connecting(now + Dialer::kTime);
+  } else if (dialed->link) {
+    connections_[shard].link = std::move(dialed->link);
+    connections_[shard].reader = FrameReader();
+    session.connected(now);
+  } else {
+    session.disconnected(dialed->failure.text, now);
   }
 }
 

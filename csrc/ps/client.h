@@ -13,7 +13,7 @@
 
 #include "base/turn.h"
 #include "ps/client_core.h"
-#include "ps/dial.h"
+#include "ps/dialer.h"
 #include "ps/frame_reader.h"
 #include "ps/pause.h"
 
@@ -94,6 +94,7 @@ class Client {
   bool is_stopping_ = false;
   std::thread thread_;
   transport::Fd wake_;                   // Written to end a driver's sleep.
+  Dialer dialer_;                        // The driver's too: under seat_.
   std::atomic<bool> has_posted_{false};  // A hint, set under mutex_.
   std::atomic<bool> is_closed_{false};
   std::atomic<std::uint64_t> bytes_sent_{0};  // Statistics: relaxed.

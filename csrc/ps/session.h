@@ -47,6 +47,8 @@ class Session {
   // Whether a new connection should be made now; while not, next_try() says when.
   bool wants_connection(Time now) const;
   Time next_try() const { return next_try_; }
+  // One is being made, and no other until then.
+  void connecting(Time until) { next_try_ = until; }
   void connected(Time now);
   void disconnected(const std::string& why, Time now);
   bool is_connected() const { return state_ != State::kDown; }

@@ -2,6 +2,7 @@
 #include "ps/server.h"
 
 #include <doctest/doctest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -305,6 +306,33 @@ TEST_CASE("a server that is gone ends a call at its deadline, with the reason") 
   pull->add_to_all(client->shards(), header);
   CHECK_THROWS_WITH_AS(client->run(pull, Millis{300}), doctest::Contains("refused"), TimedOut);
   CHECK_FALSE(client->is_closed());
+}
+
+TEST_CASE("a server that takes connections and says nothing keeps nobody from the others") {
+  Service service(2, 1, TransportMode::kTcp);
+  const auto client = service.connect(0, TransportMode::kTcp);
+  const auto table = make_table(*client, counts(4));
+  std::uint64_t id = 0;
+  while (shard_of(id, 2) != 0) ++id;
+  const auto address = transport::parse_host_port(service.addresses[1]);
+  service.servers[1].reset();
+  transport::Fd mute = transport::listen_tcp(address.host, address.port, 8);
+  const auto unanswered = std::make_shared<PlainCall>("stats");
+  wire::PsHeader header;
+  header.type = wire::PsType::kStats;
+  unanswered->add(1, header);
+  client->start(unanswered, kTimeout);
+  pollfd knock{mute.get(), POLLIN, 0};
+  REQUIRE(::poll(&knock, 1, static_cast<int>(kTimeout.count())) == 1);
+  transport::Fd taken = transport::accept_one(mute.get());
+  CHECK(all_are(pull(*client, table, {id}), 0.0f));
+  // It still tries to talk to the mute one, so the pull did not have to wait for the end of that.
+  pollfd hang_up{taken.get(), POLLRDHUP, 0};
+  CHECK(::poll(&hang_up, 1, 0) == 0);
+  CHECK_FALSE(unanswered->is_done());
+  taken.reset();
+  mute.reset();
+  client->close();
 }
 
 TEST_CASE("closing ends what is under way") {
