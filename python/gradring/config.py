@@ -39,6 +39,8 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
+    "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
+    "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
     "GRADRING_DATA": "folder of the examples' data sets",
 }
 
