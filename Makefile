@@ -17,6 +17,7 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
+CUDA_ARCHITECTURES ?=
 BENCH ?= all_reduce
 BENCH_COMPARE ?=
 PYTEST_ARGS ?=
@@ -30,8 +31,8 @@ CPP_SOURCES = $(shell find csrc tests bench -name '*.cc' -o -name '*.h' -o -name
 demo: setup-demo wheel
 	$(BIN)/gradring demo
 
-# One GPU architecture is enough to test with; a wheel made by `make wheel` alone has all of them.
-test: export CUDAARCHS ?= 90-real
+# One GPU architecture is enough to test with. A wheel made by `make wheel` has all, whatever was built here before.
+test: CUDA_ARCHITECTURES = 90-real
 test: lint test-cpp test-asan test-tsan conformance test-python
 
 setup:
@@ -66,6 +67,7 @@ wheel wheel-and-tests: setup-demo
 	@rm -rf build/dist
 	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON \
+	  --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
 	  --config-settings=cmake.define.GRADRING_TESTS=$(WITH_TESTS)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
 

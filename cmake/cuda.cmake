@@ -57,9 +57,12 @@ endif()
 if(gradring_cuda)
   # Before the language is enabled: CMake would guess, and older ones guess what newer toolkits no longer know. The variable
   # CUDAARCHS of the environment is CMake's own.
-  if(NOT CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    unset(CMAKE_CUDA_ARCHITECTURES CACHE)  # Empty asks for the default.
     set(architectures "80-real;90-real;100")
-    if(gradring_nvcc_version VERSION_LESS 12.8)
+    if(NOT "$ENV{CUDAARCHS}" STREQUAL "")
+      set(architectures "$ENV{CUDAARCHS}")
+    elseif(gradring_nvcc_version VERSION_LESS 12.8)
       set(architectures "80-real;90")
     endif()
     set(CMAKE_CUDA_ARCHITECTURES "${architectures}" CACHE STRING "What the GPU plugin is compiled for")

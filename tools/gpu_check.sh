@@ -56,7 +56,7 @@ sanitize() {
   sanitizer="$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)"
   if [ -z "$sanitizer" ]; then
     echo "compute-sanitizer was not found: nothing was checked"
-    return 0
+    return 1
   fi
   "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" -m gradring bench kernels \
     --size 1M --tensors 37 --rows 1000 --dim 20 --sources 3 --rounds 5 --no-peers
