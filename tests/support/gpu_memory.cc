@@ -62,10 +62,12 @@ void* Device::allocate(std::size_t bytes) const {
 }
 
 void Device::free(void* pointer) const {
-  if (api_ == nullptr)
+  if (api_ == nullptr) {
     std::free(pointer);
-  else
-    api_->runtime->free(0, pointer);
+    return;
+  }
+  api_->runtime->stream_synchronize(0, stream_);  // What was launched may still read it.
+  api_->runtime->free(0, pointer);
 }
 
 // Through pinned memory: a copy to or from memory that the driver does not know is no call of ours.
