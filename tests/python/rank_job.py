@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frozen import freeze
 from thread_ranks import listening_socket
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
@@ -118,9 +119,8 @@ class RankProcess:
         return at
 
     def freeze(self) -> float:
-        """Stop it with SIGSTOP; returns when."""
-        os.kill(self.pid, signal.SIGSTOP)
-        return time.monotonic()
+        """Stop it with SIGSTOP; returns when it has stopped."""
+        return freeze(self.pid)
 
     def interrupt(self) -> float:
         """Send the SIGINT of a Ctrl-C; returns when."""

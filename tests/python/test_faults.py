@@ -11,9 +11,9 @@ from rank_job import Job, Outcome, StartJob
 from thread_ranks import TRANSPORTS
 
 SIZE = 4
-AFTER_A_KILL = 3.0  # Seconds; the promise is about one.
-HEARTBEAT_TIMEOUT = 1.0
-AFTER_A_FREEZE = HEARTBEAT_TIMEOUT + 3.0
+AFTER_A_KILL = 8.0  # Seconds, on a busy machine; the promise is about one.
+HEARTBEAT_TIMEOUT = 2.0
+AFTER_A_FREEZE = HEARTBEAT_TIMEOUT + 8.0
 
 REDUCE_FOREVER = """
 x = np.ones(4_000_000, np.float32)
@@ -102,7 +102,7 @@ def test_a_rank_that_thaws_learns_that_the_others_have_given_it_up(
 
 
 def test_a_slow_rank_whose_heart_beats_is_waited_for(job: StartJob, transport: str) -> None:
-    ranks = job(2, transport=transport, heartbeat_timeout=0.3)
+    ranks = job(2, transport=transport, heartbeat_timeout=1.0)
     ranks.ranks[0].begin("comm.barrier()")
     # Python code that keeps the GIL for long.
     ranks.ranks[1].begin(
@@ -112,11 +112,11 @@ def test_a_slow_rank_whose_heart_beats_is_waited_for(job: StartJob, transport: s
 
 
 def test_a_job_that_is_stopped_as_a_whole_goes_on_afterwards(job: StartJob, transport: str) -> None:
-    ranks = job(3, transport=transport, heartbeat_timeout=0.5)
+    ranks = job(3, transport=transport, heartbeat_timeout=1.0)
     ranks.begin(REDUCE_FOREVER)
     ranks.expect("moving")
     for rank in ranks.ranks:
-        rank.freeze()
+        os.kill(rank.pid, signal.SIGSTOP)
     assert not ranks.says_anything_within(2.0)
     for rank in ranks.ranks:
         os.kill(rank.pid, signal.SIGCONT)

@@ -76,7 +76,7 @@ def test_different_calls_are_a_mismatch_on_every_rank_and_reduce_nothing(
     fresh_world: FreshWorld, name: str, count: int, transport: str
 ) -> None:
     usual, odd = CASES[name]
-    world = fresh_world(SIZE, transport, heartbeat_timeout=2.0)
+    world = fresh_world(SIZE, transport)
     arrays = [np.full(count, rank + 1, np.float32) for rank in range(SIZE)]
 
     def call(comm: Any) -> tuple[float, str]:
@@ -92,7 +92,7 @@ def test_different_calls_are_a_mismatch_on_every_rank_and_reduce_nothing(
 
     outcomes = world.run(call)
     for seconds, text in outcomes:
-        assert seconds < 3.0
+        assert seconds < 10.0
         assert text.startswith("Mismatch: ") or name.startswith(ONE_SIDED), text
         assert " #1" in text, text
     assert any(text.startswith("Mismatch: ") for _, text in outcomes)
@@ -115,7 +115,7 @@ def test_calls_in_another_order_are_a_mismatch(fresh_world: FreshWorld, transpor
         first(x)
         second(x)
 
-    errors = fresh_world(SIZE, transport, heartbeat_timeout=2.0).errors(call)
+    errors = fresh_world(SIZE, transport).errors(call)
     for error in errors:
         assert type(error) is gr.Mismatch
         assert "all_reduce #1" in str(error)
@@ -130,7 +130,7 @@ def test_a_rank_one_call_behind_is_a_mismatch(fresh_world: FreshWorld, transport
             if (comm.rank, step) != (2, 3):
                 comm.all_reduce(np.ones(10 + step))
 
-    errors = fresh_world(SIZE, transport, heartbeat_timeout=2.0).errors(call)
+    errors = fresh_world(SIZE, transport).errors(call)
     assert [type(error) for error in errors] == [gr.Mismatch] * SIZE
     assert "#4" in str(errors[0])
 

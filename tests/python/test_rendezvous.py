@@ -188,7 +188,7 @@ def test_ctrl_c_ends_the_wait_for_the_others(job: StartJob) -> None:
         interrupted = process.interrupt()
         outcome = process.outcome()
         assert outcome.error == "KeyboardInterrupt", outcome
-        assert outcome.at - interrupted < 1.0
+        assert outcome.at - interrupted < 8.0
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

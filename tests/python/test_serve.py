@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gradring as gr
+from frozen import freeze
 from gradring.cli import main
 from gradring.errors import TimedOut
 from ps_servers import SECRET, connected, join
@@ -108,7 +109,7 @@ def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: S
     with join([address]) as ps:
         table = ps.sparse_table("t", 1, gr.optim.Sum())
         table.push([1], [[1.0]])
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         with pytest.raises(TimedOut, match=address):
             table.pull([1], timeout=0.3)
         with pytest.raises(TimedOut, match=f"'t'.*{address}|{address}.*'t'"):
@@ -143,7 +144,7 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
     assert worker.stdout is not None
     try:
         assert worker.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         assert worker.stdin is not None
         worker.stdin.write("\n")
         worker.stdin.flush()
