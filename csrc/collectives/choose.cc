@@ -16,12 +16,12 @@ namespace {
 // all of them, the wake-ups and system calls add up to as much as a step of its own.
 constexpr double kFurtherLink = 0.95;
 // One rank's further sends, with nothing to receive.
-constexpr double kFurtherSend = 0.35;
+constexpr double kFurtherSend = 0.6;
 // Sending a whole vector and then receiving one takes twice as long as a stream of pieces both
 // ways.
 constexpr double kNotStreamed = 2.0;
 // Halving adds what it received before it can send the half of it: streams with gaps.
-constexpr double kHalvingGaps = 1.2;
+constexpr double kHalvingGaps = 1.05;
 // Streams on several links at once get in each other's way.
 constexpr double kManyStreams = 1.1;
 // With more ranks than this all at once, links start to lose packets or wake-ups to each other.
@@ -72,11 +72,12 @@ Effort ring(OpKind op, const World& w) {
   }
 }
 
-// Doubling: log2(n) steps; all_reduce moves the whole vector in each, and two more if ranks lend
+// Doubling: log2(n) steps; what adds moves the whole vector in each, and two more if ranks lend
 // theirs.
 Effort doubling(OpKind op, const World& w) {
   switch (op) {
-    case OpKind::kAllReduce: {
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter: {
       const double steps = w.levels + 2 * w.lent;
       return {steps, 1, steps * w.bytes, (w.levels + w.lent) * w.bytes, kNotStreamed};
     }

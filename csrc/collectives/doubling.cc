@@ -1,7 +1,8 @@
 // Recursive doubling: log2(n) steps for small messages, partners at distance 1, 2, 4, ... .
 // all_reduce combines whole vectors pairwise, the lower ranks' operand first: Order::kTree.
-// all_gather is Bruck's (Bruck et al., 1997), which needs no power of two; the barrier is the same
-// pattern with one byte (dissemination: Hensgen, Finkel and Manber, 1988).
+// reduce_scatter does the same and keeps a part of it: more bytes than any other way, and the
+// fewest messages. all_gather is Bruck's (Bruck et al., 1997), which needs no power of two; the
+// barrier is the same pattern with one byte (dissemination: Hensgen, Finkel and Manber, 1988).
 
 #include <bit>
 #include <vector>
@@ -20,11 +21,13 @@ class DoublingPlanner {
   explicit DoublingPlanner(const Request& request)
       : rank_(request.rank),
         n_(request.world_size),
+        spreads_(request.op == OpKind::kReduceScatter),
         pairs_(static_cast<Rank>(std::bit_floor(static_cast<std::uint32_t>(n_)))),
-        vector_(std::array{request.count}, item_bytes(request.dtype)),
+        parts_(request),
+        vector_(std::array{parts_.bytes() / item_bytes(request.dtype)}, item_bytes(request.dtype)),
         columns_(static_cast<Rank>((vector_.bytes() + kPieceBytes - 1) / kPieceBytes)) {}
 
-  Plan all_reduce() {
+  Plan plan() {
     if (rank_ < pairs_) make_slots();
     for (Rank column = 0; column < columns_; ++column) {
       const Extent piece = vector_.piece(0, column, columns_);
@@ -58,7 +61,21 @@ class DoublingPlanner {
   void hand_over(Extent piece) {
     const Rank partner = rank_ - pairs_;
     const auto sent = plan_.send(partner, input(piece.begin_bytes), piece.bytes);
-    plan_.recv(partner, output(piece.begin_bytes), piece.bytes, {{sent}});
+    const Extent kept = kept_by(rank_, piece);
+    plan_.recv(partner, home(kept), kept.bytes, {{sent}});
+  }
+
+  // What a rank gets of a finished piece.
+  Extent kept_by(Rank rank, Extent piece) const {
+    if (!spreads_) return piece;
+    const Extent part = parts_.part(rank);
+    const std::uint64_t begin = std::max(part.begin_bytes, piece.begin_bytes);
+    const std::uint64_t end = std::min(part.end_bytes(), piece.end_bytes());
+    return {begin, end > begin ? end - begin : 0};
+  }
+  // Where that lies in this rank's output.
+  Slice home(Extent kept) const {
+    return output(kept.begin_bytes - (spreads_ ? parts_.part(rank_).begin_bytes : 0));
   }
 
   void combine(Extent piece, Rank column) {
@@ -82,16 +99,47 @@ class DoublingPlanner {
       const auto got = plan_.recv(partner, slot.at, piece.bytes, slot.last_users);
       const bool is_lower = rank_ < partner;
       const std::array sources{is_lower ? held.at : slot.at, is_lower ? slot.at : held.at};
-      const std::array after{held.ready, got, is_last ? input_sent : PlanBuilder::kNothing};
-      const auto combined = plan_.reduce(is_last ? output(piece.begin_bytes) : slot.at, sources,
-                                         piece.bytes, kernels::Fold::kLeft, is_last, after);
+      if (is_last) {
+        const std::uint32_t done = finish(piece, sources, slot, {held.ready, got, input_sent});
+        if (held.slot != nullptr) held.slot->last_users = {sent, done};
+        return;
+      }
+      const auto combined = plan_.reduce(slot.at, sources, piece.bytes, kernels::Fold::kLeft, false,
+                                         {{held.ready, got}});
       if (held.slot != nullptr) held.slot->last_users = {sent, combined};
       slot.last_users = {combined, PlanBuilder::kNothing};
       held = {.at = slot.at, .ready = combined, .slot = &slot};
     }
+  }
+
+  // Adds the last two operands, as far as anybody gets the sum from here; the last to read them.
+  std::uint32_t finish(Extent piece, const std::array<Slice, 2>& sources, Slot& slot,
+                       std::vector<std::uint32_t> after) {
+    const auto reduce = [&](Slice into, Extent kept) {
+      const std::uint64_t skip = kept.begin_bytes - piece.begin_bytes;
+      const std::array from{later(sources[0], skip), later(sources[1], skip)};
+      return plan_.reduce(into, from, kept.bytes, kernels::Fold::kLeft, true, after);
+    };
+    const Extent mine = kept_by(rank_, piece);
+    const std::uint32_t own = reduce(home(mine), mine);
+    after.push_back(own);
+    std::uint32_t done = own;
+    std::uint32_t sent = PlanBuilder::kNothing;
     if (rank_ + pairs_ < n_) {
-      plan_.send(rank_ + pairs_, output(piece.begin_bytes), piece.bytes, {{held.ready}});
+      const Extent theirs = kept_by(rank_ + pairs_, piece);
+      const Slice from =
+          spreads_ ? later(slot.at, theirs.begin_bytes - piece.begin_bytes) : home(mine);
+      const std::uint32_t ready = spreads_ ? reduce(from, theirs) : own;
+      if (ready != PlanBuilder::kNothing) done = ready;
+      sent = plan_.send(rank_ + pairs_, from, theirs.bytes, {{ready}});
     }
+    const bool was_added = done != PlanBuilder::kNothing;
+    slot.last_users = {was_added ? done : after[1], sent};  // Else nobody wants what was received.
+    return done;
+  }
+
+  static Slice later(Slice slice, std::uint64_t bytes) {
+    return {slice.place, slice.offset_bytes + bytes};
   }
 
   Slot& slot_of(Rank column, Rank level) {
@@ -100,7 +148,9 @@ class DoublingPlanner {
 
   const Rank rank_;
   const Rank n_;
+  const bool spreads_;  // reduce_scatter: everybody gets a part.
   const Rank pairs_;    // The largest power of two that is at most n.
+  const Parts parts_;
   const Parts vector_;  // One part: the whole.
   const Rank columns_;
   Rank levels_ = 0;
@@ -111,7 +161,10 @@ class DoublingPlanner {
 }  // namespace
 
 Plan doubling_all_reduce(const Request& request) {
-  return DoublingPlanner(request).all_reduce();
+  return DoublingPlanner(request).plan();
+}
+Plan doubling_reduce_scatter(const Request& request) {
+  return DoublingPlanner(request).plan();
 }
 
 // Scratch holds the parts of rank, rank+1, ... in this order, as far as they are known; every step

@@ -60,7 +60,7 @@ Request Engine::complete(const Operation& operation) const {
   // An algorithm that was asked for by name brings its own order along.
   if (!operation.is_rank_ordered && operation.algorithm == Algorithm::kRing)
     request.order = Order::kRing;
-  if (!operation.is_rank_ordered && request.op == OpKind::kAllReduce &&
+  if (!operation.is_rank_ordered && reduces(request.op) &&
       (operation.algorithm == Algorithm::kDoubling || operation.algorithm == Algorithm::kHalving))
     request.order = Order::kTree;
   return request;

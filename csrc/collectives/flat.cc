@@ -14,10 +14,6 @@ namespace {
 constexpr std::size_t kShortBytes = 32 * 1024;
 static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
 
-bool reduces(OpKind op) {
-  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
-}
-
 // What `rank` writes into its post when the operation is short.
 std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {
   switch (request.op) {

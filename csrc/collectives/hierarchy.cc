@@ -92,6 +92,8 @@ void Hierarchy::all_reduce(const Operation& segment, const Call& call, std::uint
     Operation reduce = segment;
     reduce.request.op = OpKind::kReduce;
     reduce.request.root = 0;
+    reduce.has_order = true;
+    reduce.request.order = Order::kRing;
     if (reduce.request.reduce_op == ReduceOp::kAvg)
       reduce.request.reduce_op = ReduceOp::kSum;  // Divided between the hosts.
     run(local_, reduce, call, seq, idle);

@@ -40,7 +40,11 @@ std::string_view name(Algorithm algorithm);
 //   kRank: every chunk is ((x[0] + x[1]) + x[2]) + ...
 enum class Order : std::uint8_t { kRing, kTree, kRank };
 
-// A pure function of what all ranks know, never of the transport: this is promise P1.
+// all_reduce, reduce_scatter and reduce.
+bool reduces(OpKind op);
+
+// A pure function of what all ranks know, never of the transport: this is promise P1. The same for
+// all operations that reduce, so that their results are the same bits, or parts of them.
 Order order_for(OpKind op, Rank world_size, std::uint64_t bytes, DType dtype);
 
 // First element of chunk `index` of `count` elements in `parts` parts; the end of the last chunk is

@@ -49,6 +49,7 @@ Plan ring_all_gather(const Request& request);
 
 // doubling.cc
 Plan doubling_all_reduce(const Request& request);
+Plan doubling_reduce_scatter(const Request& request);
 Plan doubling_all_gather(const Request& request);
 Plan doubling_barrier(const Request& request);
 

@@ -33,7 +33,8 @@ TEST_CASE(
   }
   CHECK(over_loopback(OpKind::kAllReduce, 4, 64 * kKiB) == Algorithm::kHalving);
   CHECK(over_loopback(OpKind::kAllReduce, 4, 128 * kKiB) == Algorithm::kHalving);
-  for (const std::uint64_t bytes : {kMiB, 16 * kMiB, 64 * kMiB}) {
+  CHECK(over_loopback(OpKind::kAllReduce, 4, 2 * kMiB) == Algorithm::kHalving);
+  for (const std::uint64_t bytes : {4 * kMiB, 16 * kMiB, 64 * kMiB}) {
     const Algorithm algorithm = over_loopback(OpKind::kAllReduce, 4, bytes);
     CHECK((algorithm == Algorithm::kDirect || algorithm == Algorithm::kRing));
   }
@@ -71,9 +72,15 @@ TEST_CASE("choose: a crowd goes round in a ring") {
   CHECK(over_loopback(OpKind::kAllGather, 64, 64 * kMiB) == Algorithm::kRing);
 }
 
+TEST_CASE("choose: short vectors are scattered in few messages, longer ones in few bytes") {
+  CHECK(over_loopback(OpKind::kReduceScatter, 4, 4 * kKiB) == Algorithm::kDoubling);
+  CHECK(over_loopback(OpKind::kReduceScatter, 4, 256 * kKiB) == Algorithm::kDirect);
+}
+
 TEST_CASE(
     "choose: short vectors are broadcast by the root or down a tree, long ones along a chain") {
-  CHECK(over_loopback(OpKind::kBroadcast, 4, kKiB) == Algorithm::kDirect);
+  CHECK(over_loopback(OpKind::kBroadcast, 3, kKiB) == Algorithm::kDirect);
+  CHECK(over_loopback(OpKind::kBroadcast, 4, kKiB) == Algorithm::kDoubling);
   CHECK(over_loopback(OpKind::kBroadcast, 8, kKiB) == Algorithm::kDoubling);
   CHECK(over_loopback(OpKind::kBroadcast, 8, 64 * kMiB) == Algorithm::kRing);
   CHECK(over_loopback(OpKind::kAllGather, 8, kKiB) == Algorithm::kDoubling);

@@ -94,17 +94,23 @@ TEST_CASE("operand_ranks: a ring ends at the chunk's owner, tree and rank order 
   CHECK(fold_of(Order::kRank) == kernels::Fold::kLeft);
 }
 
-TEST_CASE("order_for: small all_reduce is added up in a tree, everything else in ring order") {
+TEST_CASE(
+    "order_for: what is small is added up in a tree, and in the same order by all that reduce") {
+  constexpr std::uint64_t kMiB = 1024 * 1024;
   const auto order = [](OpKind op, Rank n, std::uint64_t bytes) {
     return order_for(op, n, bytes, DType::kFloat32);
   };
   CHECK(order(OpKind::kAllReduce, 2, 4) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 4, 128 * 1024) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 4, 128 * 1024 + 1) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 1000, 512 * 1024) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 1000, 512 * 1024 + 1) == Order::kRing);
-  CHECK(order(OpKind::kReduceScatter, 4, 4) == Order::kRing);
-  CHECK(order(OpKind::kReduce, 4, 4) == Order::kRing);
+  CHECK(order(OpKind::kAllReduce, 4, 2 * kMiB) == Order::kTree);
+  CHECK(order(OpKind::kAllReduce, 4, 2 * kMiB + 1) == Order::kRing);
+  CHECK(order(OpKind::kAllReduce, 1000, 4 * kMiB) == Order::kTree);
+  CHECK(order(OpKind::kAllReduce, 1000, 4 * kMiB + 1) == Order::kRing);
+  for (const OpKind op : {OpKind::kReduceScatter, OpKind::kReduce}) {
+    CHECK(order(op, 2, 4) == Order::kRing);
+    CHECK(order(op, 4, 2 * kMiB) == Order::kTree);
+    CHECK(order(op, 4, 2 * kMiB + 1) == Order::kRing);
+  }
+  CHECK(order(OpKind::kAllGather, 4, 4) == Order::kRing);
 }
 
 TEST_CASE("PlanBuilder: nothing is asked for zero bytes, and waiting for nothing is free") {

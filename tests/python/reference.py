@@ -54,8 +54,9 @@ def sample(dtype: str, count: int, *seed: object) -> Array:
 
 def order_for(op: str, world_size: int, nbytes: int) -> str:
     """Tell the order of the default algorithm."""
-    is_small = nbytes <= min(32 * 1024 * world_size, 512 * 1024)
-    return "tree" if op == "all_reduce" and world_size > 2 and is_small else "ring"
+    is_small = nbytes <= min(512 * 1024 * world_size, 4 << 20)
+    reduces = op in ("all_reduce", "reduce_scatter", "reduce")
+    return "tree" if reduces and world_size > 2 and is_small else "ring"
 
 
 def even_parts(count: int, world_size: int) -> list[int]:

@@ -57,7 +57,8 @@ def test_reduce_scatter_leaves_each_rank_its_reduced_part(
     for index, (dtype, op, counts) in enumerate(cases):
         inputs = [reference.sample(dtype, total(counts), rank) for rank in range(size)]
         parts = reference.even_parts(total(counts), size) if counts is None else counts
-        expected = reference.reduced(inputs, op, "ring", parts)
+        order = reference.order_for("reduce_scatter", size, inputs[0].nbytes)
+        expected = reference.reduced(inputs, op, order, parts)
         ends = list(itertools.accumulate(parts))
         for rank in range(size):
             part = expected[ends[rank] - parts[rank] : ends[rank]]
@@ -87,7 +88,8 @@ def test_reduce_gives_the_root_alone_the_documented_bits(
         inputs = [reference.sample(dtype, count, rank) for rank in range(size)]
         for rank in range(size):
             is_root = rank == root
-            expected = reference.reduced(inputs, op, "ring") if is_root else inputs[rank]
+            order = reference.order_for("reduce", size, inputs[0].nbytes)
+            expected = reference.reduced(inputs, op, order) if is_root else inputs[rank]
             assert same(results[rank][index], expected), (dtype, op, count, root, rank)
 
 
