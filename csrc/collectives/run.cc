@@ -91,15 +91,18 @@ bool PlanRun::pull(Stream& stream, transport::Peers& peers) {
   if (link == nullptr) return false;
   const Action& action = plan_.actions[index];
   const auto head = std::span(stream.header).subspan(stream.header_bytes);
-  // The header and the first bytes behind it come in one call, except where a wrong call would
-  // spill into the user's memory.
-  const bool takes_body = may_take_body && (has_header || action.at.place == Place::kScratch);
-  const std::uint64_t most =
-      takes_body ? std::min(action.bytes - stream.action_bytes, kTurnBytes) : 0;
-  const transport::Io io =
-      link->recv_some(head, std::span(into(action.at) + stream.action_bytes, most));
+  // The header and the first bytes behind it come in one call. Where a wrong call would spill into
+  // the user's memory, few of them, and by a detour.
+  const bool takes_detour = !has_header && action.at.place != Place::kScratch;
+  std::uint64_t most = may_take_body ? std::min(action.bytes - stream.action_bytes, kTurnBytes) : 0;
+  if (takes_detour) most = action.bytes <= detour_.size() ? most : 0;
+  std::byte* const to = into(action.at) + stream.action_bytes;
+  const transport::Io io = link->recv_some(head, {takes_detour ? detour_.data() : to, most});
   const bool moved = count_bytes(stream, io.bytes);
-  if (!has_header && stream.header_bytes == wire::kOpHeaderBytes) check_header(stream);
+  if (!has_header && stream.header_bytes == wire::kOpHeaderBytes) {
+    check_header(stream);
+    if (takes_detour) std::copy_n(detour_.data(), io.bytes - head.size(), to);
+  }
   if (io.closed && !stream.is_done())
     throw LinkClosed{stream.peer, true, stream.total_bytes, stream.expected_bytes};
   return moved;

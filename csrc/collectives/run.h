@@ -3,6 +3,7 @@
 // it with real links, the simulator with seeded ones. One operation, one thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -114,6 +115,7 @@ class PlanRun {
   std::vector<const std::byte*> operands_;
   std::size_t left_ = 0;
   bool has_moved_ = false;
+  std::array<std::byte, 4096> detour_;  // Not initialized: received into, then copied from.
 };
 
 }  // namespace gradring::collectives
