@@ -33,7 +33,7 @@ TEST_CASE(
   }
   CHECK(over_loopback(OpKind::kAllReduce, 4, 64 * kKiB) == Algorithm::kHalving);
   CHECK(over_loopback(OpKind::kAllReduce, 4, 128 * kKiB) == Algorithm::kHalving);
-  CHECK(over_loopback(OpKind::kAllReduce, 4, 2 * kMiB) == Algorithm::kHalving);
+  CHECK(over_loopback(OpKind::kAllReduce, 4, kMiB) == Algorithm::kHalving);
   for (const std::uint64_t bytes : {4 * kMiB, 16 * kMiB, 64 * kMiB}) {
     const Algorithm algorithm = over_loopback(OpKind::kAllReduce, 4, bytes);
     CHECK((algorithm == Algorithm::kDirect || algorithm == Algorithm::kRing));

@@ -101,14 +101,14 @@ TEST_CASE(
     return order_for(op, n, bytes, DType::kFloat32);
   };
   CHECK(order(OpKind::kAllReduce, 2, 4) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 4, 2 * kMiB) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 4, 2 * kMiB + 1) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 1000, 4 * kMiB) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 1000, 4 * kMiB + 1) == Order::kRing);
+  CHECK(order(OpKind::kAllReduce, 4, kMiB) == Order::kTree);
+  CHECK(order(OpKind::kAllReduce, 4, kMiB + 1) == Order::kRing);
+  CHECK(order(OpKind::kAllReduce, 1000, 2 * kMiB) == Order::kTree);
+  CHECK(order(OpKind::kAllReduce, 1000, 2 * kMiB + 1) == Order::kRing);
   for (const OpKind op : {OpKind::kReduceScatter, OpKind::kReduce}) {
     CHECK(order(op, 2, 4) == Order::kRing);
-    CHECK(order(op, 4, 2 * kMiB) == Order::kTree);
-    CHECK(order(op, 4, 2 * kMiB + 1) == Order::kRing);
+    CHECK(order(op, 4, kMiB) == Order::kTree);
+    CHECK(order(op, 4, kMiB + 1) == Order::kRing);
   }
   CHECK(order(OpKind::kAllGather, 4, 4) == Order::kRing);
 }

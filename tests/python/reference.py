@@ -54,7 +54,7 @@ def sample(dtype: str, count: int, *seed: object) -> Array:
 
 def order_for(op: str, world_size: int, nbytes: int) -> str:
     """Tell the order of the default algorithm."""
-    is_small = nbytes <= min(512 * 1024 * world_size, 4 << 20)
+    is_small = nbytes <= min(256 * 1024 * world_size, 2 << 20)
     reduces = op in ("all_reduce", "reduce_scatter", "reduce")
     return "tree" if reduces and world_size > 2 and is_small else "ring"
 
