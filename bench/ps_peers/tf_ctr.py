@@ -11,40 +11,23 @@ function takes `--batches` batches of 512. --local trains in this process withou
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
-import multiprocessing
-import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import numpy as np
+import tf_cluster
 from datasets import ROWS, auc, table
 
 WIDTHS = (400, 400, 400)
 DIM, BATCH = 16, 512
 ROW_LR, LR, BETA1, BETA2, EPSILON = 0.05, 1e-3, 0.9, 0.999, 1e-8
-
-
-def serve(role: str, index: int, cluster: dict[str, list[str]], threads: int) -> None:
-    """Be a worker or a parameter server until killed."""
-    os.environ["TF_CONFIG"] = json.dumps(
-        {"cluster": cluster, "task": {"type": role, "index": index}}
-    )
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    config = tf.compat.v1.ConfigProto()
-    config.intra_op_parallelism_threads = threads
-    tf.distribute.Server(
-        resolver.cluster_spec(), job_name=role, task_index=index, protocol="grpc", config=config
-    ).join()
 
 
 class Model:
@@ -104,33 +87,18 @@ class Model:
         self.powers[1].assign(power2 * BETA2)
 
 
-def train(options: argparse.Namespace, data: Any, port_base: list[str]) -> tuple[float, Any]:
-    """Train an epoch; returns seconds and the model."""
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+def train(options: argparse.Namespace, data: Any, model: Model, coordinator: Any) -> float:
+    """Train an epoch; returns examples per second."""
+    tf = model.tf
     slots, columns = data.ids.shape[1], data.dense.shape[1]
-    signature = [
-        tf.TensorSpec((None, BATCH, slots), tf.int64),
-        tf.TensorSpec((None, BATCH, columns), tf.float32),
-        tf.TensorSpec((None, BATCH), tf.float32),
-    ]
-    strategy, coordinator = None, None
-    if not options.local:
-        cluster = {"worker": port_base[1:-1], "ps": port_base[:1], "chief": port_base[-1:]}
-        os.environ["TF_CONFIG"] = json.dumps(
-            {"cluster": cluster, "task": {"type": "chief", "index": 0}}
-        )
-        strategy = tf.distribute.ParameterServerStrategy(
-            tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        )
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        with strategy.scope():
-            model = Model(tf, slots, columns)
-    else:
-        model = Model(tf, slots, columns)
 
-    @tf.function(input_signature=signature)
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec((None, BATCH, slots), tf.int64),
+            tf.TensorSpec((None, BATCH, columns), tf.float32),
+            tf.TensorSpec((None, BATCH), tf.float32),
+        ]
+    )
     def steps(ids: Any, dense: Any, labels: Any) -> None:
         for nth in range(options.batches):
             model.step(ids[nth], dense[nth], labels[nth])
@@ -139,71 +107,66 @@ def train(options: argparse.Namespace, data: Any, port_base: list[str]) -> tuple
     size = BATCH * options.batches
     parts = [order[at : at + size] for at in range(0, data.train - size + 1, size)]
 
-    def shaped(rows: Any) -> list[Any]:
-        columns_of = (data.ids, data.dense, data.labels)
-        return [x[rows].reshape(options.batches, BATCH, *x.shape[1:]) for x in columns_of]
-
     def run(rows: Any) -> None:
+        columns_of = (data.ids, data.dense, data.labels)
+        shaped = [x[rows].reshape(options.batches, BATCH, *x.shape[1:]) for x in columns_of]
         if coordinator is None:
-            steps(*shaped(rows))
+            steps(*shaped)
         else:
-            coordinator.schedule(steps, args=shaped(rows))
+            coordinator.schedule(steps, args=shaped)
+
+    def join() -> None:
+        if coordinator is not None:
+            coordinator.join()
 
     warm = 4 * options.workers  # Every worker compiles its function before the clock starts.
     for rows in parts[:warm]:
         run(rows)
-    if coordinator is not None:
-        coordinator.join()
+    join()
     begin = time.perf_counter()
     for rows in parts[warm:]:
         run(rows)
-    if coordinator is not None:
-        coordinator.join()
-    seconds = time.perf_counter() - begin
-    return (len(parts) - warm) * size / seconds, model
+    join()
+    return (len(parts) - warm) * size / (time.perf_counter() - begin)
 
 
 def main() -> None:
     """Start the processes, train, print a line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batches", type=int, default=1, help="in a scheduled function")
+    parser.add_argument("--batches", type=int, default=4, help="in a scheduled function")
     parser.add_argument("--threads", type=int, default=1, help="of a worker's operations")
     parser.add_argument("--examples", type=int, default=102_400)
     parser.add_argument("--local", action="store_true")
     options = parser.parse_args()
     data = table("synthetic", examples=options.examples)
-    ports: list[str] = []
-    running = []
-    if not options.local:
-        ports = free_ports(options.workers + 2)
-        cluster = {"worker": ports[1:-1], "ps": ports[:1], "chief": ports[-1:]}
-        context = multiprocessing.get_context("spawn")
-        for role, count in (("ps", 1), ("worker", options.workers)):
-            for index in range(count):
-                arguments = (role, index, cluster, options.threads)
-                running.append(context.Process(target=serve, args=arguments, daemon=True))
-                running[-1].start()
-    rate, model = train(options, data, ports)
-    tf = model.tf
+    if options.local:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+        measure(options, data, tf, None, None)
+        return
+    with tf_cluster.started(options.workers, options.threads) as (strategy, coordinator):
+        import tensorflow as tf
+
+        measure(options, data, tf, strategy, coordinator)
+
+
+def measure(
+    options: argparse.Namespace, data: Any, tf: Any, strategy: Any, coordinator: Any
+) -> None:
+    """Train a model and print what comes of it."""
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = Model(tf, data.ids.shape[1], data.dense.shape[1])
+    rate = train(options, data, model, coordinator)
     weights = [tf.identity(weight) for weight in model.weights]
     logits = []
     for at in range(data.train, len(data.labels), 4096):
         ids, dense = data.ids[at : at + 4096], data.dense[at : at + 4096]
         logits.append(model.logits(tf.gather(model.rows, ids), dense, weights).numpy())
     score = auc(data.labels[data.train :], np.concatenate(logits))
-    print(json.dumps({"examples/s": rate, "test AUC": score, "best AUC": data.best_auc}))
-    for process in running:
-        process.kill()
-
-
-def free_ports(count: int) -> list[str]:
-    """Return addresses that nobody listens on just now."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
-    return addresses
+    found = {"examples/s": rate, "test AUC": score, "best AUC": data.best_auc}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The row benchmark on torch's RPC: one server that holds rows in a tensor, some workers.
 
-Started once for each process by rows.py. The server knows a row by its place: ids are numbered
-beforehand, so it needs no hash table. Workers send each distinct id once; finding the distinct ids
-is not timed.
+Started once for each process by bench/compare. The server's tensor has a row for every id there is,
+so it needs no hash table; memory that nobody touches costs nothing. Workers send each distinct id
+once; finding the distinct ids is not timed. At the end a worker compares its rows with what they
+must be (SGD, one worker).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def push(ids: torch.Tensor, gradients: torch.Tensor) -> None:
 
 def work(options: argparse.Namespace) -> None:
     """Time rounds; rank 1 prints them."""
-    batches = list(np.load(f"{options.ids}.{options.rank - 1}.npz").values())
+    batches = list(np.load(f"{options.ids}.npz").values())
     ids = [torch.from_numpy(batch.astype(np.int64)) for batch in batches]
     gradients = [torch.full((batch.numel(), options.dim), GRADIENT) for batch in ids]
     if options.rank == 1:
@@ -64,6 +65,19 @@ def work(options: argparse.Namespace) -> None:
         _wait(options)
         if options.rank == 1 and round_ > 0:
             print(f"round {time.perf_counter() - start:.6f}", flush=True)
+    if options.workers == 1 and (options.rule, options.do) == ("sgd", "train"):
+        print(f"wrong {_count_wrong(options, ids)}", flush=True)
+
+
+def _count_wrong(options: argparse.Namespace, ids: list[torch.Tensor]) -> int:
+    """Return how many rows of the first batch are not what all pushes must have made of them."""
+    pushes = torch.zeros(options.rows)
+    for nth, batch in enumerate(ids):
+        times = 1 + (options.rounds + 1) * len(range(nth, options.calls, len(ids)))
+        pushes.index_add_(0, batch, torch.full((batch.numel(),), float(times)))
+    rows = rpc.rpc_sync("server", pull, (ids[0],))
+    right = (-LR * GRADIENT * pushes[ids[0]])[:, None]
+    return int((rows != right).any(1).sum())
 
 
 _arrived = 0

@@ -18,6 +18,7 @@ from gradring.bench.cases import make_cases, message_bytes
 from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup
 from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
+from gradring.bench.starts import Missing
 from gradring.bench.sweep import Sweep
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -65,7 +66,7 @@ def _measure_here(options: Options, argv: Sequence[str]) -> int:
             try:
                 start = libraries.start_peer(name, ranks, options.peer_python, path)
                 groups.append(LaunchedGroup(start, ranks, path))
-            except (libraries.Missing, GroupFailed) as failure:
+            except (Missing, GroupFailed) as failure:
                 missing[name] = str(failure)
         document = _measure(groups, options, argv, missing)
     return _finish(document, options)

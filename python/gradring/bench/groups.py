@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 import gradring as gr
-from gradring.bench.libraries import Start
 from gradring.bench.peers.timing import Rank, Reply
+from gradring.bench.starts import Start
 
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 300.0
@@ -54,13 +54,16 @@ class Group(Protocol):
 class LaunchedGroup:
     """Ranks that this process has started. Between commands they sleep in a read."""
 
-    def __init__(self, start: Start, size: int, path: Path) -> None:
+    def __init__(
+        self, start: Start, size: int, path: Path, patience: float = _ANSWER_SECONDS
+    ) -> None:
         """Start them and wait until all have connected.
 
         Args:
             start: The library's launcher.
             size: Ranks that will come.
             path: The socket's; a private folder. The ranks' output goes into a file beside it.
+            patience: Seconds after which a rank that has not answered is given up.
 
         Raises:
             GroupFailed: They did not come.
@@ -68,6 +71,7 @@ class LaunchedGroup:
         self.name = start.name
         self.size = size
         self._log = path.with_suffix(".log")
+        self._patience = patience
         self._ranks: list[Any] = [None] * size
         self._connections: list[socket.socket] = []
         with socket.socket(socket.AF_UNIX) as listener:
@@ -134,7 +138,7 @@ class LaunchedGroup:
                     what = "it ended" if ready else f"not all ranks came in {_START_SECONDS:g} s"
                     raise GroupFailed(self._complaint(f"could not start: {what}"))
                 connection = listener.accept()[0]
-                connection.settimeout(_ANSWER_SECONDS)
+                connection.settimeout(self._patience)
                 self._connections.append(connection)
                 stream = connection.makefile("rwb")
                 self._ranks[json.loads(stream.readline())["rank"]] = stream

@@ -13,9 +13,9 @@ from gradring.errors import InvalidArgument
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {
-    "gradring": "#0072b2", "gloo": "#d55e00", "openmpi": "#009e73", "openmpi-tcp": "#56b4e9",
-    "mpich": "#cc79a7",
+COLOURS = {  # By library, over any transport.
+    "gradring": "#0072b2", "gloo": "#d55e00", "openmpi": "#009e73", "mpich": "#cc79a7",
+    "intelmpi": "#e69f00", "oneccl": "#56b4e9",
 }  # fmt: skip
 _PANEL_INCHES = 4.2
 
@@ -95,8 +95,9 @@ def _line(axes: Axes, operation: Document, name: str, key: str) -> None:
         if name in row["results"]
     ]
     is_ours = name == "gradring"
+    colour = COLOURS.get(name.removesuffix("-tcp"))
     axes.plot(
-        *zip(*points, strict=True), "o-", label=name, color=_COLOURS.get(name), markersize=3,
+        *zip(*points, strict=True), "o-", label=name, color=colour, markersize=3,
         linewidth=2.2 if is_ours else 1.3, zorder=3 if is_ours else 2,
     )  # fmt: skip
 
@@ -114,5 +115,6 @@ def _finish(axes: Axes, operation: Document) -> None:
 
 
 def _names(operation: Document) -> list[str]:
+    """Return who has figures in any row."""
     names = dict.fromkeys(name for row in operation["rows"] for name in row["results"])
     return list(names)

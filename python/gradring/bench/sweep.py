@@ -60,6 +60,11 @@ class Sweep:
         self._options = options
         self._ceiling = Ceiling(ours, is_tcp)
 
+    def rejoin(self, peer: Group) -> None:
+        """Measure a peer again that was started anew after it had failed."""
+        self.dropped.pop(peer.name, None)
+        self._peers.append(peer)
+
     def measure(self, case: Case, say: Say) -> Row:
         """Measure one case on all libraries.
 

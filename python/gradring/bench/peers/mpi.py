@@ -44,7 +44,7 @@ class Mpi:
     def about(self) -> Reply:
         """Say which MPI was loaded."""
         first = self._mpi.Get_library_version().splitlines()[0]
-        return {"version": first.split(",")[0].strip("\0 ")}
+        return {"version": " ".join(first.split(",")[0].strip("\0 ").split())}
 
     def bind(self, case: Case, x: Array, y: Array) -> Bound:
         """Prepare an operation; all_reduce and broadcast are in place."""

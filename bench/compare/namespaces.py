@@ -1,0 +1,105 @@
+"""Network namespaces: one with another congestion control, or hosts behind a slow switch. Needs root.
+
+Nothing is changed outside of them, and they are deleted at the end, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compare.collectives import Place
+from gradring.bench.starts import Start
+
+NETWORK = "10.77.0"
+_CONTROL = "net.ipv4.tcp_congestion_control"
+
+
+def complaint() -> str:
+    """Return why namespaces cannot be made here; empty if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    return f"no {' and no '.join(missing)} here (apt install iproute2)" if missing else ""
+
+
+@contextlib.contextmanager
+def with_congestion(control: str) -> Iterator[Place]:
+    """Make a namespace whose sockets use this congestion control unless they ask for another."""
+    name = f"gradring-{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", name)
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "netns", "exec", name, "sysctl", "-qw", f"{_CONTROL}={control}")
+
+        def place(start: Start) -> Start:
+            return dataclasses.replace(start, argv=("ip", "netns", "exec", name, *start.argv))
+
+        yield place
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts in a row; host i has the address NETWORK.(i + 1).
+
+    Attributes:
+        prefix: Of the namespaces' names; host i is prefix-i.
+        mbit: What each may send a second, in order.
+    """
+
+    prefix: str
+    mbit: Sequence[float]
+
+    def addresses(self) -> list[str]:
+        """All hosts' addresses."""
+        return [f"{NETWORK}.{number + 1}" for number in range(len(self.mbit))]
+
+    def inside(self, number: int) -> tuple[str, ...]:
+        """What a command is preceded by to run on a host, which has a name of its own."""
+        enter = ("ip", "netns", "exec", f"{self.prefix}-{number}")
+        rename = f'hostname {self.prefix}-{number}; exec "$@"'
+        return (*enter, "unshare", "--uts", "sh", "-c", rename, "sh")
+
+
+@contextlib.contextmanager
+def hosts(mbit: Sequence[float], congestion: str = "") -> Iterator[Hosts]:
+    """Make hosts behind a switch; a token bucket shapes what each sends."""
+    made = Hosts(f"gradring-{os.getpid()}", mbit)
+    switch = f"{made.prefix}-switch"
+    try:
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        for number, rate in enumerate(mbit):
+            _add_host(made, number, rate, congestion)
+        yield made
+    finally:
+        for name in (switch, *(f"{made.prefix}-{number}" for number in range(len(mbit)))):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _add_host(made: Hosts, number: int, rate: float, congestion: str) -> None:
+    host, switch, port = f"{made.prefix}-{number}", f"{made.prefix}-switch", f"port{number}"
+    _run("ip", "netns", "add", host)
+    _run("ip", "link", "add", "eth0", "netns", host, "type", "veth", "peer", "name", port,
+         "netns", switch)  # fmt: skip
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
+    _run("ip", "-n", switch, "link", "set", port, "up")
+    _run("ip", "-n", host, "address", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
+    _run("ip", "-n", host, "link", "set", "lo", "up")
+    _run("ip", "-n", host, "link", "set", "eth0", "up")
+    if congestion:
+        _run("ip", "netns", "exec", host, "sysctl", "-qw", f"{_CONTROL}={congestion}")
+    _run("tc", "-n", host, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", f"{rate:g}mbit",
+         "burst", "256k", "latency", "20ms")  # fmt: skip
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

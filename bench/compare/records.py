@@ -1,0 +1,63 @@
+"""The JSON files that measurements go into, row by row, so that an interrupted run can be resumed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def load(path: Path) -> Document | None:
+    """Return what a file holds; None where there is none."""
+    if not path.exists():
+        return None
+    document: Document = json.loads(path.read_text())
+    return document
+
+
+def save(path: Path, document: Document) -> None:
+    """Replace a file at once, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1) + "\n")
+    part.replace(path)
+
+
+def stamp() -> Document:
+    """Say when and at which state of the code a row was measured, and how busy the machine was."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        ended = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
+        commit = ended.stdout.strip() or "unknown"
+    except OSError:
+        commit = "unknown"
+    now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    return {"commit": commit, "date": now, "load": round(os.getloadavg()[0], 2)}
+
+
+def rows_of(document: Document, op: str) -> list[Document]:
+    """Return an operation's rows in a document of collectives, for reading and adding."""
+    for operation in document["operations"]:
+        if operation["op"] == op:
+            rows: list[Document] = operation["rows"]
+            return rows
+    document["operations"].append({"op": op, "rows": []})
+    return rows_of(document, op)
+
+
+def put_row(document: Document, op: str, row: Document) -> None:
+    """Add a row, in place of one of the same size."""
+    rows = rows_of(document, op)
+    rows[:] = sorted(
+        [*(one for one in rows if one["bytes"] != row["bytes"]), row], key=lambda one: one["bytes"]
+    )
+
+
+def has_row(document: Document, op: str, size: int) -> bool:
+    """Whether a row of this size is there."""
+    return any(row["bytes"] == size for row in rows_of(document, op))
