@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # This folder is the package `compare`.
 
-from compare.command import main
+from compare.command import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

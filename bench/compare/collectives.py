@@ -1,4 +1,4 @@
-"""Measures collectives of all libraries in turn, a row at a time, each row saved when it is done."""
+"""Measures collectives of all libraries in turn; each row is saved when it is done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from gradring.bench.starts import Missing, Start
 from gradring.bench.sweep import Sweep
 
 _RESTARTS = 2  # Of a peer that fails, in a job.
-_START_SECONDS = 120.0
 
 Place = Callable[[Start], Start]
 
@@ -80,7 +79,7 @@ def measure(job: Job, settings: Settings, cores: int) -> bool:
     document = report.start_document(options, argv, job.ranks, job.transport)
     if job.congestion:
         document["machine"]["tcp_congestion_control"] = job.congestion
-    document["command"] = shlex.join(["python", *sys.argv])
+    document["command"] = _command()
     document["operations"] = old["operations"] if old else []
     document["environments"] = {
         name: settings.environments[name.removesuffix("-tcp")].versions
@@ -211,6 +210,18 @@ def _starting(job: Job, settings: Settings) -> Iterator[World]:
             yield world
         finally:
             world.close()
+
+
+def _command() -> str:
+    """The command line without folders, which are this machine's."""
+    words = iter(sys.argv[1:])
+    kept = ["python", "bench/compare"]
+    for word in words:
+        if word in ("--environments", "--json"):
+            next(words, None)
+        elif not word.startswith(("--environments=", "--json=")):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _summary(row: Document) -> str:

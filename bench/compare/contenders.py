@@ -1,4 +1,4 @@
-"""Who trains what: the programs of the training comparisons, ours from examples/, peers' beside them.
+"""Who trains what: our programs from examples/, the peers' from bench/ps_peers/.
 
 Every program trains on the same made stream or text with the same model, on two workers and, where
 there is one, a server, all on this machine's cores; each worker computes on one thread. The last

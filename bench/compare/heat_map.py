@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST = 4.0  # The colours end here, and at one over it.
+_LOUD = 2.3  # From here on the colour is too dark for black digits.
 
 Cells = dict[tuple[str, int], float]
 
@@ -39,7 +40,7 @@ def draw(documents: list[Document]) -> Figure | None:
         axes.set_title("shared memory" if transport == "shm" else transport.upper(), fontsize=11)
     facts = documents[0]["machine"]
     figure.suptitle(
-        "Time of the best peer over ours: above 1 (blue) we are faster, below 1 (orange) slower\n"
+        "Time of the best peer over ours: above 1 (blue) we are faster, below 1 (red) slower\n"
         f"{facts['cpu']}, {facts['cpus']['usable']} cores, {facts['date'][:10]}",
         fontsize=10,
     )
@@ -51,7 +52,7 @@ def _cells(documents: list[Document]) -> Cells:
     found: Cells = {}
     for op in dict.fromkeys(each["op"] for one in documents for each in one["operations"]):
         for document in documents:
-            label = f"{op}, {document['world_size']}"
+            label = f"{op}, {document['world_size']} ranks"
             if document["name"].count("-") > 1:
                 label += f", {cells.control(document)}"
             rows = (each["rows"] for each in document["operations"] if each["op"] == op)
@@ -80,12 +81,12 @@ def _panel(axes: Axes, found: Cells, sizes: list[int]) -> None:
     for (label, size), ratio in found.items():
         place = labels.index(label), sizes.index(size)
         grid[place] = ratio
-        loud = ratio > _MOST / 1.6 or ratio < 1.6 / _MOST
+        loud = ratio > _LOUD or ratio < 1 / _LOUD
         axes.text(
             place[1], place[0], number(ratio), ha="center", va="center", fontsize=8,
             color="white" if loud else "black", fontweight="bold" if ratio < 1 else "normal",
         )  # fmt: skip
-    axes.imshow(grid, cmap="PuOr", norm=LogNorm(1 / _MOST, _MOST), aspect="auto")
+    axes.imshow(grid, cmap="RdBu", norm=LogNorm(1 / _MOST, _MOST), aspect="auto")
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set_xticks(range(len(sizes)), [size_text(size) for size in sizes], fontsize=8)
     axes.tick_params(length=0)

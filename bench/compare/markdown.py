@@ -25,7 +25,9 @@ def whole(folder: Path) -> str:
         parts.append(_totals(documents))
     parts += [_collectives(document) for document in documents]
     if documents:
-        lines = [_loss(document, *loss) for document in documents for loss in cells.losses(document)]
+        lines = [
+            _loss(document, *loss) for document in documents for loss in cells.losses(document)
+        ]
         text = "\n".join(f"- {line}" for line in lines) or "Nowhere."
         parts.append(f"## Where a peer was faster in most rounds\n\n{text}")
     parts += [_network(one) for path in sorted(folder.glob("network-*.json"))
@@ -64,7 +66,9 @@ def _collectives(document: Document) -> str:
     short = {name: _short(reason) for name, reason in document["missing"].items()}
     lines += [f"- {line}" for line in header_lines({**document, "missing": short})]
     lines += [f"- {line}" for line in _measured(document)]
-    lines += [f"- failed and was started anew: {_short(one)}" for one in document.get("failures", [])]
+    lines += [
+        f"- failed and was started anew: {_short(one)}" for one in document.get("failures", [])
+    ]
     for operation in document["operations"]:
         lines += ["", f"### {operation['op']}, {where}", "", _operation(operation)]
     return "\n".join(lines)
@@ -139,7 +143,9 @@ def _network(document: Document) -> str:
             share = 0.0 if result is None else result["busbw_gbs"] * 8e3 / max(mbit)
             shown.append("-" if result is None else f"{result['time_us'] / 1e3:.1f}, {share:.3f}")
         table.append(shown)
-    about = "share: bus bandwidth of the fastest host's rate; 1500-byte packets leave 0.956 at most."
+    about = (
+        "share: bus bandwidth of the fastest host's rate; 1500-byte packets leave 0.956 at most."
+    )
     return "\n".join([*lines, "", _table(table), "", f"least ms: {document['bound']}; {about}"])
 
 

@@ -1,4 +1,4 @@
-"""Network namespaces: one with another congestion control, or hosts behind a slow switch. Needs root.
+"""Network namespaces: one with its own congestion control, or hosts behind a slow switch (root).
 
 Nothing is changed outside of them, and they are deleted at the end, whatever happens.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS_IN_FILE = 48
+_COLOURS_IN_FILE = 64
 _SCALING_SIZES = (64 << 10, 1 << 20, 16 << 20)
 
 
@@ -135,8 +135,10 @@ def _times_over_ranks(axes: Axes, worlds: list[Document], size: int) -> None:
                     times.setdefault(name, []).append((document["world_size"], result["time_us"]))
     for name, points in times.items():
         axes.plot(*zip(*points, strict=True), "o-", **_style(name))
+    axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(sorted({document["world_size"] for document in worlds}))
+    ranks = sorted({document["world_size"] for document in worlds})
+    axes.set_xticks(ranks, [str(number) for number in ranks])
     axes.set_xlabel("ranks")
     axes.grid(visible=True, alpha=0.3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 
-from gradring.bench.cases import message_bytes, make_cases, parse_size
+from gradring.bench.cases import make_cases, message_bytes, parse_size
 from gradring.errors import InvalidArgument
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -1,4 +1,4 @@
-"""The JSON files that measurements go into, row by row, so that an interrupted run can be resumed."""
+"""The JSON files that measurements go into, row by row, so that a run can be resumed."""
 
 from __future__ import annotations
 

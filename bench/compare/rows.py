@@ -33,12 +33,16 @@ PROGRAMS = Path(__file__).parents[1] / "ps_peers"
 BATCHES = 8
 IDS, ROWS, DIM, ZIPF = 65_536, 10_000_000, 64, 1.05
 _ROUNDS = 3  # In a turn; the median counts.
-_COUNTING = (
-    f"{IDS:,} ids a call, Zipf {ZIPF} out of {ROWS:,}, {DIM} floats a row, SGD; a row counts once "
-    "for each id of a call, also in a pair of pull and push, for everybody",
-    "peers get distinct sorted ids for nothing; ours finds them, spreads rows and adds up "
-    'gradients, except where it says "distinct"',
-)
+_COUNTING = [
+    (
+        f"{IDS:,} ids a call, Zipf {ZIPF} out of {ROWS:,}, {DIM} floats a row, SGD; a row counts "
+        "once for each id of a call, also in a pair of pull and push, for everybody"
+    ),
+    (
+        "peers get distinct sorted ids for nothing; ours finds them, spreads rows and adds up "
+        'gradients, except where it says "distinct"'
+    ),
+]
 _INDEX = {
     False: "peers' servers: an array of all 10,000,000 rows, ids being places in it (0 to "
     "9,999,999, hot ones scattered); ours: a hash table, ids scattered over 64 bits",
@@ -74,9 +78,10 @@ def estimate(_what: str, options: argparse.Namespace) -> float:
 def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) -> bool:
     """Measure and save; returns whether ours ran through."""
     name = "rows-compact" if options.compact else "rows"
+    compact = ["--compact"] if options.compact else []
     document = {
-        "title": "Rows: pairs of pull and push, one client, one server" + ", compact" * options.compact,
-        "command": shlex.join(["python", "bench/compare", "rows"] + ["--compact"] * options.compact),
+        "title": ": ".join(["Rows", *compact, "pairs of pull and push, one client, one server"]),
+        "command": shlex.join(["python", "bench/compare", "rows", *compact]),
         "machine": machine_facts(),
         "measured": records.stamp(),
         "about": [*_COUNTING, _INDEX[options.compact], f"{_turns(options)} turns, A B C A B C"],

@@ -22,9 +22,9 @@ _TITLES = {
     "ctr": "Click rates: examples a second, and how good the predictions are",
 }
 _ABOUT = (
-    "start-up, reading data and compiling are not timed",
+    "start-up, reading data and compiling are not timed; "
     "held-out loss: mean of pairs that nobody trained on; analogies: share that comes out right; "
-    "test AUC beside the best that is possible",
+    "test AUC beside the best that is possible"
 )
 _DEADLINE = 300.0
 _FAILURES = 2  # In a row; then a contender is left out.
@@ -46,8 +46,7 @@ def run(what: str, options: argparse.Namespace, found: dict[str, Environment]) -
         "command": _command(what, options),
         "machine": machine_facts(),
         "measured": records.stamp(),
-        "about": [f"{options.workers} workers, one server, one thread each, on "
-                  f"{machine_facts()['cpus']['usable']} cores", *_ABOUT],
+        "about": [f"{options.workers} workers and a server, one thread each", _ABOUT],
         "versions": {name: found[name].versions for name in NEEDED[what]},
         "missing": {},
         "parts": [],

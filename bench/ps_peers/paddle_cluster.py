@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 _LISTEN_SECONDS = 60.0
@@ -23,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=int, default=2)
     made.add_argument("--mode", choices=("geo", "async", "local"), default="geo")
     made.add_argument("--k-steps", type=int, default=100, help="geo: steps between exchanges")
+    made.add_argument("--merge", type=int, default=1, help="async: gradients in a push")
     return made
 
 
@@ -36,7 +38,7 @@ def start(options: argparse.Namespace) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    steps = str(options.k_steps)
+    steps = str(options.k_steps if options.mode == "geo" else options.merge)
     common = {
         **os.environ, "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}",
         "PADDLE_TRAINERS_NUM": str(options.workers), "PADDLE_WITH_GLOO": "0", "CPU_NUM": "1",
@@ -90,15 +92,17 @@ def join(paddle: Any, options: argparse.Namespace, loss: Any, optimizer: Any) ->
     return True
 
 
-def test_program(paddle: Any, options: argparse.Namespace) -> Any:
-    """Return what predicts; call it before `join`.
+def test_program(paddle: Any, options: argparse.Namespace) -> Callable[[], Any]:
+    """Return what gives the program that predicts; call it before `join`.
 
     The clone for tests looks rows up in this process. In `async` they are on the server only, which
     only the program that trains asks: then the test part is trained on too, each batch after it was
     predicted.
     """
-    program = paddle.static.default_main_program()
-    return program if options.mode == "async" else program.clone(for_test=True)
+    if options.mode == "async":
+        return paddle.static.default_main_program  # `join` puts another one there.
+    program = paddle.static.default_main_program().clone(for_test=True)
+    return lambda: program
 
 
 def rank(options: argparse.Namespace) -> int:

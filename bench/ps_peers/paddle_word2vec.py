@@ -47,7 +47,7 @@ def main() -> None:
     workers = 1 if options.mode == "local" else options.workers
     rate = train(options, executor, rank, workers)
     if rank == 0:
-        found = {"pairs/s": rate * workers, "held-out loss": evaluate(executor, test, loss)}
+        found = {"pairs/s": rate * workers, "held-out loss": evaluate(executor, test(), loss)}
         print(json.dumps(found), flush=True)
     paddle_cluster.leave(options)
 

@@ -1,4 +1,4 @@
-"""One parameter server and the workers of TensorFlow's ParameterServerStrategy, for the programs here.
+"""The server and the workers of TensorFlow's ParameterServerStrategy, for the programs here.
 
 They are processes that wait for what the coordinator, the calling process, schedules.
 """

@@ -2,7 +2,7 @@
 
     python bench/ps_peers/tf_word2vec.py [--workers 2] [--batches 10]
 
-Needs tensorflow (2.21 was used) in an environment of its own. Plain SGD on the sum of the losses and
+Needs tensorflow (2.21 was used) in its own environment. Plain SGD on the sum of the losses and
 a learning rate that falls in a straight line, as ours. A worker's step gathers the distinct rows of
 a batch of 1,024 pairs, computes, and adds to them; a scheduled function takes `--batches` of them.
 Prints pairs per second of all and the held-out loss.

@@ -40,7 +40,9 @@ def _gloo(ranks: int, python: str, socket: Path) -> Start:
     script = f'exec "$0" -m peers.gloo "$1" "$2" "$GRADRING_RANK" {ranks}'
     program = ("sh", "-c", script, python, str(socket), str(store))
     environ = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    return Start("gloo", (*under_gradring_run(ranks), *program), HERE, {**package_path(), **environ})
+    return Start(
+        "gloo", (*under_gradring_run(ranks), *program), HERE, {**package_path(), **environ}
+    )
 
 
 PEERS: dict[str, mpis.Starter] = {

@@ -69,7 +69,9 @@ def intel_mpi(name: str, **environ: str) -> Starter:
         launcher = program_of(name, python, ("mpiexec",), "Intel(R) MPI", _INTEL)
         require_module(name, python, "mpi4py", _INTEL)
         argv = (str(launcher), "-n", str(ranks), python, "-m", "peers.mpi", str(socket))
-        return Start(name, argv, HERE, {"MPI4PY_MPIABI": "impi", **_intel(launcher, ranks, environ)})
+        return Start(
+            name, argv, HERE, {"MPI4PY_MPIABI": "impi", **_intel(launcher, ranks, environ)}
+        )
 
     return start
 
@@ -84,9 +86,7 @@ def oneccl(name: str, **environ: str) -> Starter:
             raise Missing(f"{name}: there is no {calls}; {_ONECCL}")
         store = socket.with_suffix(".store")
         argv = (str(launcher), "-n", str(ranks), python, "-m", "peers.oneccl", str(socket))
-        return Start(
-            name, (*argv, str(store), str(calls)), HERE, _intel(launcher, ranks, environ)
-        )
+        return Start(name, (*argv, str(store), str(calls)), HERE, _intel(launcher, ranks, environ))
 
     return start
 
