@@ -4,7 +4,7 @@
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours (about 2 minutes)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
 #   make bench     gradring bench (BENCH="all_reduce --json")
-#   make bench-compare   beside Gloo and Open MPI, into bench/results (BENCH_COMPARE=--quick)
+#   make bench-compare   beside every peer, into bench/results (BENCH_COMPARE="collectives --quick")
 #   make format    rewrite sources in the house's format
 #   make stubs     regenerate python/gradring/_core.pyi from the built module
 #   make fuzz      run each fuzz target for FUZZ_SECONDS (needs clang)
@@ -85,8 +85,7 @@ bench: setup-demo wheel
 	$(BIN)/gradring bench $(BENCH)
 
 bench-compare: setup wheel
-	@$(BIN)/pip install --quiet --disable-pip-version-check mpi4py==4.1.2
-	PYTHON=$(CURDIR)/$(BIN)/python bench/compare.sh $(BENCH_COMPARE)
+	$(BIN)/python bench/compare $(BENCH_COMPARE)
 
 format: setup
 	$(BIN)/ruff check --fix

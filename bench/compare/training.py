@@ -92,7 +92,7 @@ def _train(part: Part, contender: Contender, deadline: float) -> tuple[Document,
         ended = processes.run([command], deadline, OMP_NUM_THREADS="1")
         processes.end_strays(folder)
         text = out.read_text() if out.exists() else ended.output
-    found = _last_json(text, f"{part.unit}/s")
+    found = last_json(text, f"{part.unit}/s")
     if found is None:
         return {}, ended.reason or f"it printed no {part.unit}/s"
     quality = {key: found[key] for key in QUALITY if found.get(key) is not None}
@@ -103,7 +103,7 @@ def _train(part: Part, contender: Contender, deadline: float) -> tuple[Document,
     return outcome, ""
 
 
-def _last_json(text: str, key: str) -> dict[str, Any] | None:
+def last_json(text: str, key: str) -> dict[str, Any] | None:
     """Return the last line that is JSON and has the key."""
     for line in reversed(text.splitlines()):
         if line.startswith("{") and key in line:

@@ -1,0 +1,195 @@
+"""bench/compare: what it is asked to measure, short real runs, and what is drawn from records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradring.bench.starts import Start
+from gradring.errors import InvalidArgument
+from source_tree import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+from compare import cells, environments, markdown, network, pictures, plan, processes, training
+from compare.namespaces import Hosts
+from compare.options import parse
+
+RECORDS = Path(__file__).parent / "compare_records"
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "compare"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def record(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_every_world_is_a_job_with_sizes_as_they_will_be_measured() -> None:
+    options = parse(["collectives", "--ranks", "2,4", "--sizes", "4,1M", "--congestion", "bbr"])
+    jobs = plan.jobs_of(options)
+
+    assert [job.name for job in jobs] == ["shm-2", "shm-4", "tcp-2-bbr", "tcp-4-bbr"]
+    assert jobs[1].sizes["all_reduce"] == [4, 1 << 20]
+    assert jobs[1].sizes["all_gather"] == [16, 1 << 20], "an element for each rank"
+    assert plan.estimate(jobs[1], 6, 5, 0.3) > plan.estimate(jobs[0], 6, 5, 0.3) > 0
+
+
+def test_rows_are_named_by_operation_transport_ranks_and_size() -> None:
+    rows = ["all_reduce:tcp:4:64K", "broadcast:tcp:4:4", "all_reduce:shm:2:1M"]
+    options = parse([word for row in rows for word in ("--rows", row)])
+
+    assert options.what == ["collectives"]
+    tcp, shm = plan.jobs_of(options)
+    assert (tcp.name, tcp.sizes) == ("tcp-4", {"all_reduce": [64 << 10], "broadcast": [4]})
+    assert (shm.name, shm.sizes) == ("shm-2", {"all_reduce": [1 << 20]})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rows", "all_reduce:tcp:4"],
+        ["--rows", "all_reduce:pigeon:4:4"],
+        ["--rows", "no_such:tcp:4:4"],
+        ["--transport", "pigeon"],
+        ["--sizes", "large"],
+    ],
+)
+def test_what_does_not_exist_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(InvalidArgument):
+        plan.jobs_of(parse(["collectives", *arguments]))
+
+
+def test_a_table_has_every_ratio_and_says_where_we_are_behind() -> None:
+    text = markdown.whole(RECORDS)
+
+    assert "| 4 ranks, tcp, system's bbr | 5 |" in text
+    assert "### all_reduce, 2 ranks, shm" in text
+    (behind,) = [line for line in text.splitlines() if line.startswith("- all_reduce, 4 ranks")]
+    assert "1M: openmpi-tcp 0.86x" in behind
+    assert "| gradring async | 55 k (50 k-60 k) | test AUC 0.82 to 0.83 | 2.25x |" in text
+    assert "Paddle async (examples): it was not through after 300 s and was ended" in text
+
+
+def test_a_wrong_result_is_no_best_peer_and_is_called_wrong() -> None:
+    document = record(RECORDS / "shm-2.json")
+    row = document["operations"][0]["rows"][1]
+    best = cells.best_peer(row)
+    assert best is not None
+    row["results"][best[0]]["wrong"] = 3
+    again = cells.best_peer(row)
+
+    assert again is not None
+    assert again[0] != best[0]
+
+
+def test_pictures_are_drawn_from_records_alone_and_are_small(tmp_path: Path) -> None:
+    for path in RECORDS.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    drawn = pictures.draw_all(tmp_path)
+
+    names = {path.name for path in drawn}
+    assert names == {
+        "shm-2.png", "tcp-4.png", "heat-map.png", "all-reduce.png", "scaling.png", "training.png",
+    }  # fmt: skip
+    for path in drawn:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size < 150_000
+
+
+@pytest.mark.timeout(400)
+def test_rows_are_measured_kept_and_measured_again(tmp_path: Path) -> None:
+    folders = ("--json", str(tmp_path), "--environments", str(tmp_path / "peers"))
+    world = ("--ranks", "2", "--transport", "tcp", "--operations", "all_reduce")
+    first = compare("collectives", *world, "--sizes", "1K", "--peers", "gloo", "--quick", *folders)
+    assert first.returncode == 0, first.stderr
+    before = record(tmp_path / "tcp-2.json")
+    more = compare("--rows", "all_reduce:tcp:2:4K", "--peers", "gloo", "--quick", *folders)
+    assert more.returncode == 0, more.stderr
+    after = record(tmp_path / "tcp-2.json")
+    again = compare("collectives", *world, "--sizes", "1K,4K", "--resume", "--peers", "gloo",
+                    *folders)  # fmt: skip
+    assert again.returncode == 0, again.stderr
+
+    (row,) = before["operations"][0]["rows"]
+    assert {name: found["wrong"] for name, found in row["results"].items()} == {
+        "gradring": 0,
+        "gloo": 0,
+    }
+    assert len(row["results"]["gloo"]["rounds_us"]) == 5
+    assert row["measured"]["date"]
+    assert before["libraries"]["gloo"]["congestion"], "peers' sockets are described"
+    assert before["environments"]["gloo"]["torch"].startswith("2.")
+    assert str(tmp_path) not in before["command"]
+    assert [one["bytes"] for one in after["operations"][0]["rows"]] == [1 << 10, 4 << 10]
+    assert after["operations"][0]["rows"][0] == row, "the other row is as it was"
+    assert "all rows are there" in again.stderr
+    assert record(tmp_path / "tcp-2.json") == after
+    assert "### all_reduce, 2 ranks, tcp" in (tmp_path / "table.md").read_text()
+
+
+def test_a_peer_that_cannot_be_installed_has_a_reason(tmp_path: Path) -> None:
+    python = tmp_path / "mpich" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    said: list[str] = []
+    found = environments.prepare(["mpich"], tmp_path, said.append)
+
+    assert found["mpich"].reason.startswith("mpich: ")
+    assert said == [found["mpich"].reason]
+
+
+def test_a_program_that_hangs_is_ended_with_its_children_and_the_run_goes_on() -> None:
+    hung = ["sh", "-c", "echo begun; sleep 600 & wait"]
+    ended = processes.run([hung], deadline=0.3)
+    assert "not through after 0.3 s" in ended.reason
+
+    failed = processes.run([["sh", "-c", "echo why >&2; exit 7"], ["sleep", "600"]], deadline=60)
+    assert failed.reason == "it ended with 7: why"
+    assert processes.run([["echo", "fine"]], deadline=60).output == "fine\n"
+
+
+def test_a_contender_is_read_by_its_last_line_of_json() -> None:
+    text = 'noise\n{"pairs/s": 1.0}\n{"pairs/s": 2.0, "held-out loss": 3.0}\n{"x": 1}\n'
+    found = training.last_json(text, "pairs/s")
+
+    assert found == {"pairs/s": 2.0, "held-out loss": 3.0}
+    assert training.last_json("nothing", "pairs/s") is None
+
+
+def test_no_all_reduce_beats_what_the_links_must_carry() -> None:
+    size = 16 << 20
+    alike = network.least_seconds(size, [1000] * 4)
+    assert alike == pytest.approx(1.5 * size * 8 / 1e9)
+    slow = network.least_seconds(size, [1000, 1000, 1000, 250])
+    assert slow == pytest.approx(size * 8 / 250e6), "the slow host sends its own data once"
+
+
+def test_every_rank_is_started_on_a_host_of_its_own(tmp_path: Path) -> None:
+    hosts = Hosts("test", [1000, 1000])
+    mpi = Start("mpich-tcp", ("mpiexec", "-n", "2", "python"), tmp_path)
+    argv = network.placed(mpi, hosts, tmp_path / "agent.sh").argv
+    assert argv[:4] == ("ip", "netns", "exec", "test-0")
+    assert argv[argv.index("-hosts") + 1] == "10.77.0.1,10.77.0.2"
+
+    run = (sys.executable, "-m", "gradring", "run", "-n", "2", sys.executable, "-m", "ranks")
+    ours = network.placed(Start("gradring", run, tmp_path), hosts, tmp_path / "agent.sh")
+    lines = ours.argv[-1].splitlines()
+    assert len(lines) == 3
+    assert "netns exec test-1 " in lines[1]
+    assert "GRADRING_RANK=1" in lines[1]
+    assert len(ours.environ["GRADRING_SECRET"]) == 64
