@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.what != ["install"]:
         wants = bool(measured)
         _write(options, table=wants or "table" in options.what,
-               pictures=wants or "plot" in options.what)  # fmt: skip
+               pictures=(wants and not options.no_pictures) or "plot" in options.what)  # fmt: skip
     return 0 if is_right else 1
 
 

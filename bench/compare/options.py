@@ -39,6 +39,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--json", type=Path, default=_ROOT / "bench" / "results", metavar="DIR",
         help="where JSON, table and pictures go (bench/results)")  # fmt: skip
     add("--estimate", action="store_true", help="only say how long it would take")
+    add("--no-pictures", action="store_true", help="JSON and table only")
     _add_collectives(parser)
     group = parser.add_argument_group("rows, word2vec, ctr").add_argument
     group("--workers", type=int, default=2, help="of a training, beside one server (2)")
