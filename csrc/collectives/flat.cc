@@ -42,10 +42,12 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   GRADRING_ASSERT(request.world_size == side_.ranks && request.rank == side_.rank);
   GRADRING_ASSERT(supports(request));
   shape_.set(request);
-  if (side_.ranks > 1) free_post(idle);
-  ++round_;
   const std::size_t largest =
       request.op == OpKind::kAllGather ? shape_.largest_part_bytes() : shape_.bytes();
+  const std::size_t own =
+      largest <= kShortBytes ? payload_bytes(request, shape_, side_.rank) : sizeof shared.place;
+  if (side_.ranks > 1) free_post(own, idle);
+  ++round_;
   if (side_.ranks == 1) {
     copy_to(output, input, shape_.bytes());
   } else if (largest <= kShortBytes) {
@@ -86,10 +88,10 @@ void Flat::run_short(const Request& request, const Call& call, std::uint64_t seq
 // write over, which they show by having begun an operation after it. What could not be compared in
 // the last operation is compared now if it has come: another rank's post of that operation stays as
 // it is until this one begins the next.
-void Flat::free_post(transport::Idle& idle) {
+void Flat::free_post(std::size_t payload, transport::Idle& idle) {
   if (in_step_ == round_) return;
   look_back(idle);
-  const std::uint32_t begun = round_ + 2 - FlatMemory::kPosts;
+  const std::uint32_t begun = round_ + 2 - FlatMemory::turn_of(payload);
   for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
     side_.wait(peer, side_.memory.post(peer, begun).round, begun, idle);
 }

@@ -46,7 +46,7 @@ class Flat {
   void run_short(const Request& request, const Call& call, std::uint64_t seq,
                  const std::byte* input, transport::Idle& idle);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
-  void free_post(transport::Idle& idle);
+  void free_post(std::size_t payload, transport::Idle& idle);
   void check_posts(transport::Idle& idle);
   void await_post(Rank peer, transport::Idle& idle);
   void compare_post(Rank peer, const transport::Idle& idle) const;

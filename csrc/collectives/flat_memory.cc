@@ -23,7 +23,8 @@ std::size_t entry_bytes_for(std::size_t ranks) {
 
 std::size_t FlatMemory::bytes(Rank ranks) {
   const auto n = static_cast<std::size_t>(ranks);
-  return n * (sizeof(Counters) + kPosts * kPostBytes + kSlots * n * entry_bytes_for(n));
+  return n * (sizeof(Counters) + kPosts * sizeof(Post) + kPayloads * kPayloadBytes +
+              kSlots * n * entry_bytes_for(n));
 }
 
 FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
@@ -33,8 +34,9 @@ FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
   GRADRING_ASSERT(memory_.bytes() >= bytes(ranks));
   const auto n = static_cast<std::size_t>(ranks);
   counters_ = reinterpret_cast<Counters*>(memory_.data());
-  posts_ = memory_.data() + n * sizeof(Counters);
-  slots_ = posts_ + n * kPosts * kPostBytes;
+  posts_ = reinterpret_cast<Post*>(counters_ + n);
+  payloads_ = reinterpret_cast<std::byte*>(posts_ + n * kPosts);
+  slots_ = payloads_ + n * kPayloads * kPayloadBytes;
 }
 
 }  // namespace gradring::collectives

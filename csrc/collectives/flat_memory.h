@@ -2,7 +2,8 @@
 // inside the segment whatever another process wrote into it, because nothing read from the segment
 // takes part in computing one. Used by the thread that drives a Flat.
 //   counters   per rank: how far it is in long operations
-//   posts      kPosts per rank, used in turn: what it calls, and a short operation's whole payload
+//   posts      kPosts per rank, used in turn: what it calls, and the payload of the shortest
+//   payloads   kPayloads per rank, used in turn: the payload of other short operations
 //   slots      kSlots per rank, used in turn: a long operation's payload, one entry per rank
 #pragma once
 
@@ -38,22 +39,25 @@ struct Counters {
   Counter gone;      // 1: it left, after its last write.
 };
 
-// One cache line with room for a few elements behind the call: the shortest operations cost one
-// line's way from core to core.
+// A cache line with room for a few elements behind the call: the shortest operations cost one
+// line's way from core to core. Lines of its own for some more.
 struct alignas(kLineBytes) Post {
   Word round;
   std::uint64_t seq;
   Call call;
   std::array<std::byte, 24> few;
+  std::array<std::byte, 448> some;
 };
-static_assert(sizeof(Post) == kLineBytes);
+static_assert(sizeof(Post) == 8 * kLineBytes);
 
 class FlatMemory {
  public:
   static constexpr std::uint32_t kSlots = 2;
-  // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others.
-  static constexpr std::uint32_t kPosts = 8;
-  static constexpr std::size_t kPayloadBytes = 32 * 1024;  // The largest of a post.
+  // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others: where
+  // ranks share cores, the fewer changes from one to the other the farther.
+  static constexpr std::uint32_t kPosts = 32;
+  static constexpr std::uint32_t kPayloads = 8;  // Few, to stay in a cache.
+  static constexpr std::size_t kPayloadBytes = 32 * 1024;
 
   static std::size_t bytes(Rank ranks);
   FlatMemory(transport::SharedMemory memory, Rank ranks);
@@ -64,12 +68,19 @@ class FlatMemory {
 
   Counters& counters(Rank rank) const { return counters_[rank]; }
   Post& post(Rank rank, std::uint32_t round) const {
-    return *reinterpret_cast<Post*>(posts_ + post_index(rank, round) * kPostBytes);
+    return posts_[kPosts * static_cast<std::size_t>(rank) + round % kPosts];
   }
-  // Where a post's payload of `bytes` lies, at most kPayloadBytes.
+  // Where the payload of `bytes` of a rank's operation lies, at most kPayloadBytes.
   std::byte* payload(Rank rank, std::uint32_t round, std::size_t bytes) const {
     Post& at = post(rank, round);
-    return bytes <= at.few.size() ? at.few.data() : reinterpret_cast<std::byte*>(&at + 1);
+    if (bytes <= at.few.size()) return at.few.data();
+    if (bytes <= at.some.size()) return at.some.data();
+    return payloads_ +
+           (kPayloads * static_cast<std::size_t>(rank) + round % kPayloads) * kPayloadBytes;
+  }
+  // After how many operations what a payload of `bytes` takes is written again.
+  static constexpr std::uint32_t turn_of(std::size_t bytes) {
+    return bytes <= sizeof(Post::some) ? kPosts : kPayloads;
   }
   std::byte* slot(Rank rank, std::uint32_t step) const {
     return slots_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
@@ -79,17 +90,12 @@ class FlatMemory {
   }
 
  private:
-  static constexpr std::size_t kPostBytes = sizeof(Post) + kPayloadBytes;
-
-  static std::size_t post_index(Rank rank, std::uint32_t round) {
-    return kPosts * static_cast<std::size_t>(rank) + round % kPosts;
-  }
-
   transport::SharedMemory memory_;
   std::size_t entry_bytes_;
   std::size_t slot_bytes_;
   Counters* counters_;
-  std::byte* posts_;
+  Post* posts_;
+  std::byte* payloads_;
   std::byte* slots_;
 };
 

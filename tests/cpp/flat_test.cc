@@ -209,24 +209,29 @@ TEST_CASE("flat: two roots of a short broadcast are a mismatch in the next opera
   }
 }
 
+// With `count` floats; rank 0 only gives: it is the broadcast's root, and not the reduce's.
+void runs_ahead(OpKind op, std::uint64_t count, std::size_t ahead) {
+  FlatTeam team(2);
+  const PlanCase c{
+      .op = op, .world_size = 2, .count = count, .root = op == OpKind::kReduce ? 1 : 0};
+  std::vector<std::vector<Memory>> memory;
+  for (std::size_t i = 0; i <= ahead; ++i) memory.push_back(random_memory(c, i));
+  std::vector<Outputs> expected;
+  for (const auto& one : memory) expected.push_back(expected_outputs(c, one));
+  for (std::size_t i = 0; i < ahead; ++i) team.call(0, c, memory[i][0]);
+  CHECK_THROWS_AS(team.call(0, c, memory[ahead][0], Millis{20}), transport::DeadlinePassed);
+  for (std::size_t i = 0; i < ahead; ++i) {
+    team.call(1, c, memory[i][1]);
+    CHECK(memory[i][1].output_is(expected[i][1]));
+  }
+}
+
 TEST_CASE("flat: who needs nothing from the others is ahead of them by less than its posts") {
-  constexpr int kAhead = static_cast<int>(collectives::FlatMemory::kPosts) - 1;
+  using collectives::FlatMemory;
   for (const OpKind op : {OpKind::kBroadcast, OpKind::kReduce}) {
     CAPTURE(name(op));
-    FlatTeam team(2);
-    // Rank 0 only gives: it is the broadcast's root, and not the reduce's.
-    const PlanCase c{.op = op, .world_size = 2, .count = 5, .root = op == OpKind::kReduce ? 1 : 0};
-    std::vector<std::vector<Memory>> memory;
-    for (int i = 0; i <= kAhead; ++i)
-      memory.push_back(random_memory(c, static_cast<std::uint64_t>(i)));
-    std::vector<Outputs> expected;
-    for (const auto& one : memory) expected.push_back(expected_outputs(c, one));
-    for (std::size_t i = 0; i < kAhead; ++i) team.call(0, c, memory[i][0]);
-    CHECK_THROWS_AS(team.call(0, c, memory[kAhead][0], Millis{20}), transport::DeadlinePassed);
-    for (std::size_t i = 0; i < kAhead; ++i) {
-      team.call(1, c, memory[i][1]);
-      CHECK(memory[i][1].output_is(expected[i][1]));
-    }
+    for (const std::uint64_t count : {5, 100}) runs_ahead(op, count, FlatMemory::kPosts - 1);
+    runs_ahead(op, 1000, FlatMemory::kPayloads - 1);
   }
 }
 
