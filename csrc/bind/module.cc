@@ -3,6 +3,7 @@
 #include "bind/module.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <string>
 
@@ -33,7 +34,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
     const std::string& transport, std::int64_t timeout_ms, std::int64_t heartbeat_timeout_ms,
     const std::string& interface, int listen_fd, const std::string& host_label,
     std::size_t record_operations, const std::string& record_directory,
-    const std::string& trace_directory) {
+    const std::string& trace_directory, const gradring::bind::Costs& costs) {
   JoinOptions options;
   options.rank = rank;
   options.world_size = world_size;
@@ -45,6 +46,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.interface = interface;
   options.listen_fd = listen_fd;
   options.host_label = host_label;
+  options.costs = gradring::bind::profile_of(costs);
   options.record = {record_operations, record_directory, trace_directory};
   options.check_interrupt = [] { gradring::transport::run_interrupt_check(); };
   const py::gil_scoped_release release;
@@ -72,6 +74,7 @@ py::tuple inspect(const std::string& address, const py::bytes& secret, std::int6
 PYBIND11_MODULE(_core, module) {
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
+  gradring::bind::register_costs(module);
   gradring::bind::register_gpu_kernels(module);
   gradring::bind::register_gpu_nccl(module);
   gradring::bind::register_gpu_plugin(module);
@@ -94,5 +97,6 @@ PYBIND11_MODULE(_core, module) {
              py::arg("rendezvous"), py::arg("secret"), py::arg("transport"), py::arg("timeout_ms"),
              py::arg("heartbeat_timeout_ms"), py::arg("interface"), py::arg("listen_fd"),
              py::arg("host_label") = "", py::arg("record_operations") = 1024,
-             py::arg("record_directory") = "", py::arg("trace_directory") = "");
+             py::arg("record_directory") = "", py::arg("trace_directory") = "",
+             py::arg("costs") = gradring::bind::Costs());
 }

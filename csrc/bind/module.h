@@ -3,7 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <exception>
+#include <map>
 #include <string>
 
 #include "base/error.h"
@@ -13,6 +15,7 @@ namespace gradring::bind {
 
 void register_errors(pybind11::module_& module);
 void register_communicator(pybind11::module_& module);
+void register_costs(pybind11::module_& module);
 void register_ps_client(pybind11::module_& module);
 void register_ps_probe(pybind11::module_& module);
 void register_ps_server(pybind11::module_& module);
@@ -31,6 +34,12 @@ void register_spans(pybind11::module_& module);
 
 // "auto", "shm", "tcp". Throws InvalidArgument.
 transport::TransportMode mode_of(const std::string& text);
+
+// By transport: latency in us, bandwidth and reduce rate in GB/s, part of a step for a further
+// link.
+using Costs = std::map<std::string, std::array<double, 4>>;
+// Throws InvalidArgument.
+CostProfile profile_of(const Costs& costs);
 
 // An instance of the Python class that belongs to `failure`.
 pybind11::object to_python(const Failure& failure);

@@ -12,11 +12,8 @@ namespace gradring::collectives {
 
 namespace {
 
-// A further link in the same step costs this much of a step. Where every rank sends and receives on
-// all of them, the wake-ups and system calls add up to as much as a step of its own.
-constexpr double kFurtherLink = 0.95;
-// One rank's further sends, with nothing to receive.
-constexpr double kFurtherSend = 0.6;
+// One rank's further sends, with nothing to receive, where a further link both ways costs 0.95.
+constexpr double kFurtherSend = 0.6 / 0.95;
 // Sending a whole vector and then receiving one takes twice as long as a stream of pieces both
 // ways.
 constexpr double kNotStreamed = 2.0;
@@ -34,7 +31,7 @@ struct Effort {
   double moved_bytes = 0;  // Sent, or received if that is more.
   double reduced_bytes = 0;
   double slowdown = 1;  // Of the moving, against streams that never pause.
-  double further_link = kFurtherLink;
+  double further = 1;   // Of what costs say that a further link costs.
 };
 
 struct World {
@@ -142,13 +139,19 @@ LinkCosts shared_memory_costs() {
   return {.latency_us = 4, .bandwidth_gb_s = 4, .reduce_gb_s = 10};
 }
 
+LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory) {
+  if (has_shared_memory) return profile.shared_memory.value_or(shared_memory_costs());
+  return profile.tcp.value_or(loopback_costs());
+}
+
 // steps * latency (more for each further link) + bytes moved / bandwidth (more if not streamed) +
 // bytes added / rate.
 double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts& costs) {
   if (request.world_size == 1) return 0;
   constexpr double kBytesPerUs = 1e3;  // One GB/s.
   const Effort effort = effort_of(request, algorithm);
-  const double step_us = costs.latency_us * (1 + effort.further_link * (effort.links - 1));
+  const double further = costs.further_link * effort.further * (effort.links - 1);
+  const double step_us = costs.latency_us * (1 + further);
   const double moved_us =
       effort.moved_bytes * effort.slowdown / (costs.bandwidth_gb_s * kBytesPerUs);
   return effort.steps * step_us + moved_us +

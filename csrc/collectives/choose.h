@@ -3,21 +3,18 @@
 // among algorithms that give it.
 #pragma once
 
+#include "base/link_costs.h"
 #include "collectives/plan.h"
 
 namespace gradring::collectives {
-
-struct LinkCosts {
-  double latency_us = 0;      // One step: a small message sent, received and acted on.
-  double bandwidth_gb_s = 0;  // What one rank sends while it receives as much, in a stream.
-  double reduce_gb_s = 0;     // Result bytes of one addition of two operands.
-};
 
 // Measured with 4 ranks on 2 cores over loopback TCP. A real network has less of both latency (no
 // shared cores) and bandwidth; their ratio, which decides, is close.
 LinkCosts loopback_costs();
 // The same machine, ranks linked by rings in shared memory.
 LinkCosts shared_memory_costs();
+// What the profile says of the transport, else the defaults.
+LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory);
 
 // The cheapest of algorithms_for(request). Throws InvalidArgument when there is none.
 Algorithm choose(const Request& request, const LinkCosts& costs);

@@ -82,7 +82,7 @@ Algorithm Engine::decide(const Request& request, Algorithm wanted) const {
   if (wanted == Algorithm::kAuto && may_be_hierarchical && bytes_of(request) >= kHierarchicalBytes)
     return Algorithm::kHierarchical;
   if (wanted != Algorithm::kAuto) return wanted;
-  return choose(request, has_shared_memory_ ? shared_memory_costs() : loopback_costs());
+  return choose(request, costs_of(world_->costs(), has_shared_memory_));
 }
 
 void Engine::execute(const Operation& asked, const Call& call, std::uint64_t seq, Idle& idle) {

@@ -131,6 +131,7 @@ Meeting host_meeting(const JoinOptions& options) {
   address.port = local_port(listener.get());
   Meeting meeting;
   meeting.session = random_session();
+  meeting.costs = options.costs;
   meeting.members.resize(static_cast<std::size_t>(options.world_size));
   meeting.members[0] = describe_self(options, to_text(address));
   meeting.door = open_door(options, std::move(listener), meeting.members[0]);
@@ -151,7 +152,7 @@ Meeting host_meeting(const JoinOptions& options) {
     forget_dead(meeting);
   }
   for (const auto& [rank, control] : meeting.controls)
-    send_frame(control.get(), wire::Welcome{meeting.session, meeting.members},
+    send_frame(control.get(), wire::Welcome{meeting.session, meeting.members, meeting.costs},
                deadline + options.timeout);
   return meeting;
 }
@@ -216,6 +217,7 @@ Meeting join_meeting(const JoinOptions& options) {
     throw ProtocolError("the answer to a join is no welcome");
   meeting.session = welcome->session;
   meeting.members = welcome->members;
+  meeting.costs = welcome->costs;
   // Where rank 0 was found is where it can be reached, whatever it calls itself.
   meeting.members[0].tcp_address = to_text(options.rendezvous);
   meeting.controls[0] = std::move(control);

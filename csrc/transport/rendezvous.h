@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/link_costs.h"
 #include "base/record.h"
 #include "transport/door.h"
 #include "transport/socket.h"
@@ -31,6 +32,7 @@ struct JoinOptions {
   Millis timeout{30000};
   Millis heartbeat_timeout{5000};
   RecordOptions record;
+  CostProfile costs;  // Rank 0's. The others hear of it, whatever they have here.
   std::function<void()> check_interrupt;  // Called a few times a second while waiting; may throw.
 };
 
@@ -39,6 +41,7 @@ struct Meeting {
   std::map<Rank, Fd> controls;        // Rank 0: one from each other rank. Others: to rank 0.
   std::vector<wire::Member> members;  // By rank.
   wire::SessionId session{};
+  CostProfile costs;                  // Rank 0's.
   std::vector<Arrival> early;         // Connections that came while we were still meeting.
   std::vector<std::size_t> departed;  // Ranks that joined and did not wait; they may come again.
 };

@@ -56,6 +56,7 @@ std::shared_ptr<World> World::join(const JoinOptions& options) {
   Meeting meeting = meet(options);
   check_shm_possible(options, meeting.members);
   std::shared_ptr<World> world(new World(options, meeting.members, meeting.session));
+  world->options_.costs = meeting.costs;
   world->monitor_ = std::make_unique<Monitor>(
       std::move(meeting), options,
       [world = world.get()](Fd guest) { world->answer(std::move(guest)); });

@@ -32,6 +32,7 @@ class World {
   std::string describe(Rank rank) const;  // "rank 2 (10.0.0.3:41822)"
   const wire::SessionId& session() const { return session_; }
   const RecordOptions& record_options() const { return options_.record; }
+  const CostProfile& costs() const { return options_.costs; }  // The same on every rank.
   Scribe& scribe() { return *scribe_; }
   // How far rank 0's clock is ahead of ours; nothing if it does not answer. Blocks for round trips.
   std::optional<ClockOffset> compare_clocks() const;

@@ -1,5 +1,6 @@
 #include "wire/messages.h"
 
+#include <bit>
 #include <cstring>
 
 #include "wire/bytes.h"
@@ -59,6 +60,34 @@ std::vector<Rank> get_ranks(Reader& in) {
   return ranks;
 }
 
+void put(Writer& out, double value) {
+  out.put(std::bit_cast<std::uint64_t>(value));
+}
+
+double get_double(Reader& in) {
+  return std::bit_cast<double>(in.get<std::uint64_t>());
+}
+
+void put(Writer& out, const std::optional<LinkCosts>& costs) {
+  out.put(static_cast<std::uint8_t>(costs.has_value()));
+  if (!costs) return;
+  put(out, costs->latency_us);
+  put(out, costs->bandwidth_gb_s);
+  put(out, costs->reduce_gb_s);
+  put(out, costs->further_link);
+}
+
+std::optional<LinkCosts> get_costs(Reader& in) {
+  if (in.get<std::uint8_t>() == 0) return std::nullopt;
+  LinkCosts costs;
+  costs.latency_us = get_double(in);
+  costs.bandwidth_gb_s = get_double(in);
+  costs.reduce_gb_s = get_double(in);
+  costs.further_link = get_double(in);
+  if (!is_sound(costs)) throw ProtocolError("the costs in a welcome make no sense");
+  return costs;
+}
+
 struct Encoder {
   Writer& out;
   void operator()(const Join& m) const {
@@ -69,6 +98,8 @@ struct Encoder {
     out.put_bytes(m.session);
     out.put(static_cast<std::uint32_t>(m.members.size()));
     for (const Member& member : m.members) put(out, member);
+    put(out, m.costs.tcp);
+    put(out, m.costs.shared_memory);
   }
   void operator()(const Refused& m) const { out.put_text(m.text); }
   void operator()(const Heartbeat& m) const {
@@ -117,6 +148,8 @@ Welcome get_welcome(Reader& in) {
   std::memcpy(m.session.data(), in.take(m.session.size()).data(), m.session.size());
   const auto count = in.get_count(limits::kWorldSize);
   for (std::uint32_t i = 0; i < count; ++i) m.members.push_back(get_member(in));
+  m.costs.tcp = get_costs(in);
+  m.costs.shared_memory = get_costs(in);
   return m;
 }
 

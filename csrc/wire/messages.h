@@ -12,6 +12,7 @@
 
 #include "base/call.h"
 #include "base/error.h"
+#include "base/link_costs.h"
 
 namespace gradring::wire {
 
@@ -40,6 +41,7 @@ struct Join {  // Follower -> coordinator, first.
 struct Welcome {  // Coordinator -> follower, when everybody has joined.
   SessionId session{};
   std::vector<Member> members;
+  CostProfile costs;  // What every rank chooses algorithms by.
 };
 struct Refused {  // Coordinator -> follower: this join makes no sense.
   std::string text;

@@ -1,6 +1,6 @@
 """The compiled core. Bare: names, defaults and documentation are in the Python modules above it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 version: str
@@ -389,7 +389,21 @@ def join(
     record_operations: int = 1024,
     record_directory: str = "",
     trace_directory: str = "",
+    costs: Mapping[str, Sequence[float]] = ...,
 ) -> Communicator: ...
+def default_costs() -> dict[str, list[float]]: ...
+def choose(
+    op: int, dtype: int, count: int, ranks: int, shares_memory: bool, costs: Sequence[float]
+) -> str: ...
+def estimates(
+    op: int,
+    dtype: int,
+    count: int,
+    ranks: int,
+    costs: Sequence[float],
+    any_order: bool = False,
+) -> dict[str, float]: ...
+def time_additions(size_bytes: int, repeats: int) -> list[float]: ...
 def encode(array: Any, codec: int, ratio: float, residual: Any) -> bytes: ...
 def decode(encoded: bytes, codec: int, ratio: float, array: Any) -> None: ...
 def compressed_bytes(codec: int, ratio: float, count: int, rank: int, ranks: int) -> int: ...

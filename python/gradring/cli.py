@@ -21,6 +21,7 @@ _DELEGATED = {
     "bench": "measure an operation between the ranks",
     "demo": "train on two local ranks beside one process, and on a parameter server",
     "serve": "hold tables for workers: one process of a parameter server",
+    "tune": "measure what links cost here, for the choice of algorithms",
 }
 
 
@@ -100,6 +101,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.job is not None:
         return job_doctor.main(options.job, as_json=options.json)
+    asked = {name: getattr(options, name) for name in ("sizes", "op", "ranks")}
+    if any(value is not None for value in asked.values()):
+        from gradring import choice_doctor
+
+        given = {name: value for name, value in asked.items() if value is not None}
+        return choice_doctor.main(choice_doctor.Asked(**given), as_json=options.json)
     return doctor.main(as_json=options.json)
 
 
@@ -126,18 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_const", const=_version, dest="action")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_run(commands)
-    doctor = commands.add_parser(
-        "doctor", help="show what gradring finds on this machine, and what to change"
-    )
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor.add_argument(
-        "--job",
-        metavar="PID|HOST:PORT|FOLDER",
-        help="show instead what each rank of a job does: a running one by the process id of "
-        "`gradring run` or of a rank, or by rank 0's address (with GRADRING_SECRET set); one that "
-        "failed by the folder of its records",
-    )
-    doctor.set_defaults(action=_doctor)
+    _add_doctor(commands)
     _add_trace(commands)
     for name, text in _DELEGATED.items():
         commands.add_parser(name, help=text)
@@ -149,6 +145,40 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.set_defaults(action=no_command)
     return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="show what gradring finds on this machine, and what to change"
+    )
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.add_argument(
+        "--job",
+        metavar="PID|HOST:PORT|FOLDER",
+        help="show instead what each rank of a job does: a running one by the process id of "
+        "`gradring run` or of a rank, or by rank 0's address (with GRADRING_SECRET set); one that "
+        "failed by the folder of its records",
+    )
+    choice = doctor.add_argument_group("show instead which algorithm a call takes").add_argument
+    choice(
+        "--size",
+        dest="sizes",
+        type=_sizes,
+        metavar="LIST",
+        help="of messages, as 64K,1MiB (some from 64 to 256M)",
+    )
+    choice("--op", metavar="OP", help="default: all_reduce")
+    choice("--ranks", type=int, metavar="N", help="default: 4")
+    doctor.set_defaults(action=_doctor)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from gradring.bench.cases import parse_size
+
+    try:
+        return tuple(parse_size(each) for each in text.split(","))
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

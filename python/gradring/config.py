@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
+    "GRADRING_PROFILE": "rank 0: file of what links cost, made by `gradring tune`",
     "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
     "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
     "GRADRING_DATA": "folder of the examples' data sets",
@@ -57,6 +59,7 @@ class Settings:
         record: Folder for the record that a failure leaves; ``{job}`` stands for the job's id.
         record_operations: How many operations a communicator's record keeps.
         trace: Folder for traces; ``None`` makes none.
+        profile: File of what links cost, read by rank 0; ``None`` leaves the planner its defaults.
     """
 
     transport: str = "auto"
@@ -66,6 +69,7 @@ class Settings:
     record: str = "/tmp/gradring-{job}"
     record_operations: int = DEFAULT_RECORD_OPERATIONS
     trace: str | None = None
+    profile: str | None = None
 
     @classmethod
     def from_environ(
@@ -76,6 +80,7 @@ class Settings:
         timeout: float | None = None,
         heartbeat_timeout: float | None = None,
         interface: str | None = None,
+        profile: str | os.PathLike[str] | None = None,
     ) -> Settings:
         """Read the variables; an argument that is not ``None`` wins over its variable.
 
@@ -85,6 +90,9 @@ class Settings:
         """
         transport_from, transport_text = _choose("transport", transport, environ)
         interface_from, interface_text = _choose("interface", interface, environ)
+        _, profile_text = _choose(
+            "profile", None if profile is None else os.fspath(profile), environ
+        )
         return cls(
             transport=_transport(transport_from, transport_text or "auto"),
             timeout=_seconds("timeout", timeout, environ, DEFAULT_TIMEOUT),
@@ -92,9 +100,10 @@ class Settings:
                 "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
             ),
             interface=_interface(interface_from, interface_text) if interface_text else None,
-            record=_folder(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
+            record=_absolute(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
             record_operations=_count("GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS),
-            trace=_folder(environ["GRADRING_TRACE"]) if environ.get("GRADRING_TRACE") else None,
+            trace=_absolute(environ["GRADRING_TRACE"]) if environ.get("GRADRING_TRACE") else None,
+            profile=_absolute(profile_text) if profile_text else None,
         )
 
 
@@ -148,7 +157,7 @@ def _count(name: str, environ: Mapping[str, str], default: int) -> int:
     return int(text)
 
 
-def _folder(text: str) -> str:
+def _absolute(text: str) -> str:
     # What the script does to its working directory must not move it.
     return str(Path(text).absolute())
 

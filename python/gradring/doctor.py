@@ -71,6 +71,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "gpu": _gpu_facts(core),
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
+        "planner": _planner(settings, core, problems),
         "servers": _servers(environ, problems),
         "network": _network(role, settings, problems),
         "cpus": machine.cpus(),
@@ -123,7 +124,8 @@ def render(found: Report) -> str:
     """Return the report as text."""
     lines: list[str] = []
     titles = (
-        "versions", "core", "gpu", "role", "settings", "servers", "cpus", "memory", "libraries"
+        "versions", "core", "gpu", "role", "settings", "planner", "servers", "cpus", "memory",
+        "libraries",
     )  # fmt: skip
     for title in titles:
         lines += [title, *_rows(found[title])]
@@ -215,6 +217,17 @@ def _network(
         "tcp_rmem": machine.setting("net.ipv4.tcp_rmem"),
         "tcp_wmem": machine.setting("net.ipv4.tcp_wmem"),
     }
+
+
+def _planner(
+    settings: config.Settings | None, core: dict[str, Any], problems: list[str]
+) -> dict[str, str]:
+    """Say by which costs algorithms are chosen, if this is rank 0."""
+    if settings is None or "missing" in core:
+        return {}
+    from gradring.choice_doctor import planner_facts  # Needs the core.
+
+    return _attempt(lambda: planner_facts(settings.profile), problems) or {}
 
 
 def _servers(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:

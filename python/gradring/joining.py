@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from gradring import _core, config, initial, job_secret, roles
+from gradring import _core, config, cost_profile, initial, job_secret, roles
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 
@@ -71,6 +71,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     heartbeat_timeout: float | None = None,
     interface: str | None = None,
     listen_fd: int | None = None,
+    profile: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Join the job and return the communicator of all its ranks.
 
@@ -89,9 +90,12 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         heartbeat_timeout: Seconds of silence after which a rank counts as frozen.
         interface: ``NAME`` or ``CIDR`` of the interface that other ranks should reach this one by.
         listen_fd: Rank 0: a socket that already listens at ``rendezvous``; it now belongs to us.
+        profile: Rank 0: a file that `gradring tune` wrote. All ranks choose algorithms by what rank
+            0 has, which they hear when they join; the others' is not read.
 
     Raises:
-        InvalidArgument: The role is incomplete or makes no sense; two processes have one rank.
+        InvalidArgument: The role is incomplete or makes no sense; two processes have one rank; the
+            profile is none.
         AuthError: The secrets differ.
         TimedOut: Names the ranks that did not come.
         PeerLost: Rank 0 ended, or gave up, before everybody had come.
@@ -103,6 +107,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         timeout=timeout,
         heartbeat_timeout=heartbeat_timeout,
         interface=interface,
+        profile=profile,
     )
     if secret is None:
         secret = job_secret.secret_for(role, os.environ)
@@ -126,6 +131,9 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         InvalidArgument: As `init`, and so for every other error.
     """
     secret = place.secret
+    costs: dict[str, tuple[float, float, float, float]] = {}
+    if settings.profile is not None and place.rank == 0:
+        costs = cost_profile.load(settings.profile).as_costs()
     core = _core.join(
         rank=place.rank,
         world_size=place.world_size,
@@ -139,6 +147,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         record_operations=settings.record_operations,
         record_directory=settings.record,
         trace_directory=settings.trace or "",
+        costs=costs,
     )
     communicator = Communicator(core)
     _joined[:] = [other for other in _joined if not other.is_closed]

@@ -66,6 +66,28 @@ TEST_CASE("choose: 2 ranks exchange whole vectors up to 64 KiB and halves of lar
   }
 }
 
+TEST_CASE("choose: a link with more latency keeps to few steps for longer") {
+  const Request request = request_of(OpKind::kAllReduce, 4, 64 * kKiB);
+  CHECK(choose(request, loopback_costs()) == Algorithm::kHalving);
+  CHECK(choose(request, {.latency_us = 4000, .bandwidth_gb_s = 1.9, .reduce_gb_s = 10}) ==
+        Algorithm::kDoubling);
+}
+
+TEST_CASE("choose: links that cost nothing more at once make everybody talk to everybody") {
+  LinkCosts costs = loopback_costs();
+  costs.further_link = 0;
+  CHECK(over_loopback(OpKind::kAllGather, 8, kKiB) == Algorithm::kDoubling);
+  CHECK(choose(request_of(OpKind::kAllGather, 8, kKiB), costs) == Algorithm::kDirect);
+}
+
+TEST_CASE("choose: a profile stands for the transports that it has, defaults for the others") {
+  CostProfile profile;
+  profile.tcp = LinkCosts{.latency_us = 7, .bandwidth_gb_s = 1, .reduce_gb_s = 1};
+  CHECK(costs_of(profile, false).latency_us == 7);
+  CHECK(costs_of(profile, true).latency_us == shared_memory_costs().latency_us);
+  CHECK(costs_of({}, false).latency_us == loopback_costs().latency_us);
+}
+
 TEST_CASE("choose: a crowd goes round in a ring") {
   CHECK(over_loopback(OpKind::kAllReduce, 64, 64 * kMiB) == Algorithm::kRing);
   CHECK(over_loopback(OpKind::kReduceScatter, 64, 64 * kMiB) == Algorithm::kRing);

@@ -42,6 +42,7 @@ std::vector<Message> all_messages() {
   for (std::size_t i = 0; i < welcome.session.size(); ++i)
     welcome.session[i] = static_cast<std::byte>(255 - i);
   for (Rank rank = 0; rank < 40; ++rank) welcome.members.push_back(some_member(rank));
+  welcome.costs.tcp = LinkCosts{1.5, 2.5, 1e-9, 0};
   Heartbeat beat;
   for (std::uint64_t i = 0; i < 256; ++i) beat.calls.push_back(some_state(i));
   return {
@@ -134,6 +135,16 @@ TEST_CASE("a count over its limit is refused before memory is taken for it") {
       std::memcpy(&bytes[lie.at], &count, sizeof count);
       CHECK_THROWS_AS(decode_message(bytes), ProtocolError);
     }
+  }
+}
+
+TEST_CASE("a welcome with costs that no planner can compare by is refused") {
+  for (const double latency : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(),
+                               std::numeric_limits<double>::infinity()}) {
+    Welcome welcome;
+    welcome.costs.shared_memory = LinkCosts{latency, 1, 1, 1};
+    CAPTURE(latency);
+    CHECK_THROWS_AS(decode_message(encode(Message{welcome})), ProtocolError);
   }
 }
 

@@ -54,6 +54,24 @@ TEST_CASE("everybody gets the same table of ranks") {
   for (const auto& table : tables) CHECK(table == tables[0]);
 }
 
+TEST_CASE("everybody goes by the costs that rank 0 brought, whatever else was brought") {
+  std::vector<JoinOptions> options = options_for({.ranks = 3});
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    options[i].costs.tcp = LinkCosts{100.0 + static_cast<double>(i), 2, 3, 4};
+    if (i != 0) options[i].costs.shared_memory = LinkCosts{5, 6, 7, 8};
+  }
+  const auto errors = run_threads(3, [&](int i) {
+    const auto world = World::join(options[static_cast<std::size_t>(i)]);
+    world->enter();
+    const CostProfile& costs = world->costs();
+    CHECK(costs.tcp.value_or(LinkCosts{}).latency_us == 100);
+    CHECK(costs.tcp.value_or(LinkCosts{}).further_link == 4);
+    CHECK(!costs.shared_memory);
+    world->leave();
+  });
+  for (const auto& error : errors) CHECK(text_of(error) == "");
+}
+
 TEST_CASE("a world of one needs nobody and opens nothing") {
   JoinOptions options;
   options.rendezvous = {"name.that.does.not.resolve.invalid", 1};

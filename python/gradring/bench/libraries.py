@@ -18,10 +18,20 @@ def start_ours(
     ranks: int, transport: str | None, algorithm: str, socket: Path, device: str = "cpu"
 ) -> Start:
     """Return how to start gradring's own ranks."""
+    return start_ranks(
+        "gradring.bench.peers.ours", ranks, transport, (str(socket), algorithm, device)
+    )
+
+
+def start_ranks(
+    module: str, ranks: int, transport: str | None, arguments: tuple[str, ...]
+) -> Start:
+    """Return how to start a module of ours as every rank."""
     chosen = ("--transport", transport) if transport is not None else ()
-    program = (sys.executable, "-m", "gradring.bench.peers.ours", str(socket), algorithm, device)
-    argv = (*under_gradring_run(ranks, *chosen), *program)
-    return Start("gradring", argv, Path.cwd(), package_path())
+    program = (sys.executable, "-m", module, *arguments)
+    return Start(
+        "gradring", (*under_gradring_run(ranks, *chosen), *program), Path.cwd(), package_path()
+    )
 
 
 def start_peer(name: str, ranks: int, python: str, socket: Path) -> Start:

@@ -17,15 +17,19 @@ def show(document: Document, stream: TextIO = sys.stdout) -> None:
         print(f"# {line}", file=stream)
     for operation in document["operations"]:
         print(file=stream)
-        columns, cells = columns_and_cells(operation)
-        if stream.isatty() and machine.has_package("rich"):
-            _show_rich(operation["op"], columns, cells, stream)
-        else:
-            print(f"# {operation['op']}", file=stream)
-            print(plain(columns, cells), file=stream)
+        show_rows(operation["op"], *columns_and_cells(operation), stream)
     print(file=stream)
     for line in footer_lines(document):
         print(f"# {line}", file=stream)
+
+
+def show_rows(title: str, columns: list[str], cells: list[list[str]], stream: TextIO) -> None:
+    """Print one table with its title."""
+    if stream.isatty() and machine.has_package("rich"):
+        _show_rich(title, columns, cells, stream)
+    else:
+        print(f"# {title}", file=stream)
+        print(plain(columns, cells), file=stream)
 
 
 def columns_and_cells(operation: Document) -> tuple[list[str], list[list[str]]]:
