@@ -31,7 +31,9 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
 
   const std::vector<wire::Message> messages{
       wire::Join{.world_size = 4, .member = member},
-      wire::Welcome{.session = {}, .members = {member, member}},
+      wire::Welcome{.session = {},
+                    .members = {member, member},
+                    .costs = {.tcp = LinkCosts{40, 2, 10, 1}, .shared_memory = {}}},
       wire::Refused{.text = "this rank has joined already"},
       wire::Heartbeat{.calls = {state, state}},
       wire::Lost{.rank = 2, .has_left = true, .text = "closed"},
