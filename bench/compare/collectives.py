@@ -86,12 +86,9 @@ def measure(job: Job, settings: Settings, cores: int) -> bool:
         for name in peers_of(job.transport, settings.peers)
     }
     with _starting(job, settings) as world:
-        if not world.start_all(document["missing"]):
+        if not world.start_all(document["missing"], options.is_bound):
             records.save(path, document)
             return False
-        if options.is_bound:
-            for group in world.groups.values():
-                group.ask(do="bind")
         is_through = world.measure(options, todo, document, path)
     records.save(path, document)
     return is_through and not report.count_wrong(document)
@@ -104,9 +101,15 @@ class World:
         self.groups: dict[str, LaunchedGroup] = {}
         self._job, self._settings, self._sockets = job, settings, sockets
         self._starts = 0
+        self._is_bound = False
 
-    def start_all(self, missing: dict[str, str]) -> bool:
-        """Start all libraries, ours first; returns whether ours came."""
+    def start_all(self, missing: dict[str, str], is_bound: bool) -> bool:
+        """Start all libraries, ours first, each rank on one core if wanted.
+
+        Returns:
+            Whether ours came.
+        """
+        self._is_bound = is_bound
         for name in ("gradring", *peers_of(self._job.transport, self._settings.peers)):
             try:
                 self.start(name)
@@ -132,6 +135,8 @@ class World:
         placed = self._settings.place(start)
         group = LaunchedGroup(placed, job.ranks, path, self._settings.deadline)
         self.groups[name] = group
+        if self._is_bound:
+            group.ask(do="bind")
         return group
 
     def measure(

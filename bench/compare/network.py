@@ -105,7 +105,7 @@ def _measure(
         )  # fmt: skip
         world = World(job, settings, Path(folder))
         try:
-            is_through = world.start_all(document["missing"]) and world.measure(
+            is_through = world.start_all(document["missing"], False) and world.measure(
                 measured, job.sizes, document, path
             )
         finally:

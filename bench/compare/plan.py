@@ -21,8 +21,8 @@ PEERS = {
 }
 _START_SECONDS = 4.0  # A library's ranks, to come and to go.
 _CHECK_SECONDS = 0.03  # A batch's bookkeeping.
-_BYTES_A_SECOND = 1e9  # Of all ranks' messages, to be filled and compared.
-_SLOW_BYTES_A_SECOND = 0.5e9  # Of all ranks' messages, through a slow library.
+_BYTES_A_SECOND = 1.5e9  # Of all ranks' messages, to be filled and compared.
+_SLOW_BYTES_A_SECOND = 1e9  # Of all ranks' messages, through a slow library.
 
 
 @dataclass

@@ -128,14 +128,15 @@ class LaunchedGroup:
                     break
 
     def _welcome(self, listener: socket.socket) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        seconds = min(_START_SECONDS, self._patience)
+        deadline = time.monotonic() + seconds
         ended = os.pidfd_open(self._process.pid)
         try:
             while None in self._ranks:
                 left = max(0.0, deadline - time.monotonic())
                 ready = select.select([listener.fileno(), ended], [], [], left)[0]
                 if listener.fileno() not in ready:
-                    what = "it ended" if ready else f"not all ranks came in {_START_SECONDS:g} s"
+                    what = "it ended" if ready else f"not all ranks came in {seconds:g} s"
                     raise GroupFailed(self._complaint(f"could not start: {what}"))
                 connection = listener.accept()[0]
                 connection.settimeout(self._patience)
