@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class Settings:
         deadline: Seconds that a rank has for a batch.
         resume: Whether rows that are there already are left as they are.
         environments: By name.
+        until: When no further row is begun, on the monotonic clock.
         place: Where ranks are put; changes what starts them.
     """
 
@@ -52,6 +54,7 @@ class Settings:
     deadline: float
     resume: bool
     environments: Mapping[str, Environment]
+    until: float = float("inf")
     place: Place = lambda start: start
 
 
@@ -85,6 +88,9 @@ def measure(job: Job, settings: Settings, cores: int) -> bool:
         name: settings.environments[name.removesuffix("-tcp")].versions
         for name in peers_of(job.transport, settings.peers)
     }
+    if time.monotonic() > settings.until:
+        print(f"{job.name}: left out, the minutes are over", file=sys.stderr)
+        return True
     with _starting(job, settings) as world:
         if not world.start_all(document["missing"], options.is_bound):
             records.save(path, document)
@@ -151,6 +157,9 @@ class World:
         for op, sizes in todo.items():
             for case in make_cases(op, sizes, "float32", "sum", self._job.ranks):
                 what = f"{self._job.name} {op} {message_bytes(case)}"
+                if time.monotonic() > self._settings.until:
+                    print(f"{what}: left out, the minutes are over", file=sys.stderr)
+                    continue
                 try:
                     row = report.row_of(sweep.measure(case, lambda _: None))
                 except GroupFailed as failure:

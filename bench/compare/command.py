@@ -36,6 +36,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.estimate:
         return 0
     began = time.monotonic()
+    options.until = began + 60 * options.minutes
     found = _environments(options, measured)
     is_right = True
     for what in measured:
@@ -92,6 +93,7 @@ def _settings(options: argparse.Namespace, found: dict[str, Environment]) -> Set
         deadline=options.deadline or 60.0,
         resume=options.resume,
         environments=found,
+        until=getattr(options, "until", float("inf")),
     )
 
 

@@ -101,6 +101,7 @@ def _measure(
             folder=options.json, rounds=rounds, seconds=_ROW_SECONDS, bind="none",
             peers=tuple(words(options.peers, ("gloo", "openmpi", "mpich", "intelmpi", "oneccl"))),
             deadline=options.deadline or 60.0, resume=False, environments=found,
+            until=options.until,
             place=lambda start: placed(start, made, agent),
         )  # fmt: skip
         world = World(job, settings, Path(folder))

@@ -38,6 +38,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="where peers are or get installed (build/peers)")  # fmt: skip
     add("--json", type=Path, default=_ROOT / "bench" / "results", metavar="DIR",
         help="where JSON, table and pictures go (bench/results)")  # fmt: skip
+    add("--minutes", type=float, default=float("inf"), help="begin nothing after that; --resume "
+        "measures what is left of collectives")  # fmt: skip
     add("--estimate", action="store_true", help="only say how long it would take")
     add("--no-pictures", action="store_true", help="JSON and table only")
     _add_collectives(parser)

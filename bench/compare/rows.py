@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) 
         contenders = _contenders(work, found, Path(folder), document["missing"])
         for turn in range(_turns(options)):
             for contender, measure in contenders.items():
-                if contender in document["missing"]:
+                if contender in document["missing"] or time.monotonic() > options.until:
                     continue
                 rates, reason = measure()
                 if reason:
@@ -106,7 +107,8 @@ def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) 
                 document["million_rows_per_s"].setdefault(contender, []).append(median)
                 records.save(options.json / f"{name}.json", document)
                 print(f"rows turn {turn + 1}: {contender} {median:.2f} M/s", file=sys.stderr)
-    records.save(options.json / f"{name}.json", document)
+    if document["missing"]:
+        records.save(options.json / f"{name}.json", document)
     return not any("gradring" in contender for contender in document["missing"])
 
 

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def run(what: str, options: argparse.Namespace, found: dict[str, Environment]) -
     for number in range(_rounds(options)):
         for part, entry in zip(parts, document["parts"], strict=True):
             for name, contender in part.contenders.items():
+                if time.monotonic() > options.until:
+                    break
                 key = f"{name} ({part.unit})"
                 reason = found[contender.environment].reason if contender.environment else ""
                 if not reason and failures.get(key, 0) < _FAILURES:
