@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "collectives/parts.h"
+#include "collectives/operation.h"
 
 namespace gradring::collectives {
 
@@ -45,9 +45,7 @@ struct World {
 
 World world_of(const Request& request) {
   const auto n = static_cast<std::uint32_t>(request.world_size);
-  const bool has_equal_parts = request.op == OpKind::kGather || request.op == OpKind::kScatter;
-  const Parts parts = has_equal_parts ? Parts::equal(request) : Parts(request);
-  const auto bytes = static_cast<double>(parts.bytes());
+  const auto bytes = static_cast<double>(bytes_of(request));
   return {.n = static_cast<double>(n),
           .bytes = bytes,
           .share = bytes * static_cast<double>(n - 1) / static_cast<double>(n),

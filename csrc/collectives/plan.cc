@@ -22,6 +22,8 @@ struct Planner {
 // ring is ahead on such links (0.94 against 0.89).
 constexpr std::uint64_t kTreeBytesPerRank = std::uint64_t{256} << 10;
 constexpr std::uint64_t kTreeBytes = std::uint64_t{2} << 20;
+// More than 64 ranks: chunks so short that a ring spends its 2(n-1) steps waiting (docs/scale.md).
+constexpr std::uint64_t kTreeChunkBytes = std::uint64_t{32} << 10;
 
 // Everything there is.
 constexpr Planner kPlanners[] = {
@@ -128,8 +130,11 @@ bool reduces(OpKind op) {
 
 Order order_for(OpKind op, Rank world_size, std::uint64_t bytes, DType /*dtype*/) {
   if (!reduces(op) || world_size <= 2) return Order::kRing;
-  const std::uint64_t limit = kTreeBytesPerRank * static_cast<std::uint64_t>(world_size);
-  return bytes <= std::min(limit, kTreeBytes) ? Order::kTree : Order::kRing;
+  const auto ranks = static_cast<std::uint64_t>(world_size);
+  std::uint64_t most = std::min(kTreeBytesPerRank * ranks, kTreeBytes);
+  // Only all_reduce can halve.
+  if (op == OpKind::kAllReduce) most = std::max(most, kTreeChunkBytes * ranks);
+  return bytes <= most ? Order::kTree : Order::kRing;
 }
 
 std::uint64_t chunk_begin(std::uint64_t count, Rank parts, Rank index) {

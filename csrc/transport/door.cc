@@ -8,6 +8,8 @@
 namespace gradring::transport {
 namespace {
 
+constexpr Millis kGrace{100};  // Before a guest may have to make room.
+
 void refuse(Rank rank, int fd, const std::string& why) {
   const std::string from = peer_text(fd);
   // Keyed without the port: one line for each host and reason.
@@ -46,9 +48,14 @@ std::vector<Arrival> Door::work(Time now) {
 }
 
 void Door::accept_all(int listener, Time now) {
-  while (Fd fd = accept_one(listener)) {
-    // A crowd of strangers must not shut out a rank, which needs a round trip and then is no guest.
-    if (guests_.size() >= limits::kHandshakesPending) {
+  while (true) {
+    // A crowd of strangers must not shut out a rank, which needs two round trips and then is no
+    // guest. Nor must a crowd of ranks that all start at once: those behind wait in the listener.
+    const bool is_full = guests_.size() >= limits::kHandshakesPending;
+    if (is_full && now < guests_.front().deadline - limits::kHandshakeTime + kGrace) return;
+    Fd fd = accept_one(listener);
+    if (!fd) return;
+    if (is_full) {
       refuse(rank_, guests_.front().fd.get(),
              "too many connections that have not proved themselves");
       guests_.pop_front();

@@ -14,6 +14,12 @@ bool is_member(const wire::Left& left, Rank rank) {
   return std::find(left.members.begin(), left.members.end(), rank) != left.members.end();
 }
 
+// A member need not hear who the others are. Where all of n ranks close a communicator, that makes
+// n^2 short messages instead of n^2 long ones.
+wire::Left told_to(Rank member, const wire::Left& left) {
+  return {left.communicator, left.rank, {member}};
+}
+
 }  // namespace
 
 Membership::Membership(Settings settings, Time now) : settings_(std::move(settings)) {
@@ -49,7 +55,10 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
     if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
   for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
   for (const wire::Left& left : lefts_)
-    if (who == coordinator() || is_member(left, who)) actions.send.emplace_back(who, left);
+    if (who == coordinator() && left.rank == settings_.rank)
+      actions.send.emplace_back(who, left);
+    else if (who != coordinator() && is_member(left, who))
+      actions.send.emplace_back(who, told_to(who, left));
   if (who == coordinator()) {
     for (const auto& [communicator, reply] : settled_) actions.send.emplace_back(who, reply);
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
@@ -345,11 +354,18 @@ void Membership::leave_group(const wire::Left& left, Actions& actions) {
 }
 
 void Membership::hear_left(const wire::Left& left, Rank from, Actions& actions) {
-  for (const wire::Left& known : lefts_)
-    if (known.communicator == left.communicator && known.rank == left.rank) return;
-  if (lefts_.size() >= limits::kCommunicators) lefts_.pop_front();
-  lefts_.push_back(left);
-  if (from != settings_.rank && is_member(left, settings_.rank)) actions.left.push_back(left);
+  const auto known = std::find_if(lefts_.begin(), lefts_.end(), [&](const wire::Left& other) {
+    return other.communicator == left.communicator && other.rank == left.rank;
+  });
+  if (known != lefts_.end()) {
+    // This rank was told by a coordinator that is gone now. Who left says again whom it concerns.
+    if (left.members.size() <= known->members.size()) return;
+    *known = left;
+  } else {
+    if (lefts_.size() >= limits::kCommunicators) lefts_.pop_front();
+    lefts_.push_back(left);
+    if (from != settings_.rank && is_member(left, settings_.rank)) actions.left.push_back(left);
+  }
   if (is_coordinator())
     tell_members(left, from, actions);
   else if (from == settings_.rank && peer(coordinator()).is_connected)
@@ -360,7 +376,8 @@ void Membership::tell_members(const wire::Left& left, Rank except, Actions& acti
   for (const Rank rank : left.members) {
     if (rank < 0 || rank >= settings_.world_size || rank == settings_.rank || rank == except)
       continue;
-    if (is_alive(rank) && peer(rank).is_connected) actions.send.emplace_back(rank, left);
+    if (is_alive(rank) && peer(rank).is_connected)
+      actions.send.emplace_back(rank, told_to(rank, left));
   }
 }
 

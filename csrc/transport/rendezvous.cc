@@ -13,6 +13,7 @@ namespace gradring::transport {
 namespace {
 
 constexpr Millis kRetryPause{50};
+constexpr Millis kLookPause{50};
 
 std::string hex(const wire::SessionId& session) {
   static constexpr char kDigits[] = "0123456789abcdef";
@@ -122,6 +123,12 @@ void forget_dead(Meeting& meeting) {
   }
 }
 
+void send_payload(int fd, std::span<const std::byte> payload, Time deadline) {
+  const auto length = static_cast<std::uint32_t>(payload.size());
+  send_all(fd, std::as_bytes(std::span(&length, 1)), deadline);
+  send_all(fd, payload, deadline);
+}
+
 Meeting host_meeting(const JoinOptions& options) {
   const std::string host =
       options.interface.empty() ? options.rendezvous.host : interface_address(options.interface);
@@ -137,6 +144,7 @@ Meeting host_meeting(const JoinOptions& options) {
   meeting.door = open_door(options, std::move(listener), meeting.members[0]);
 
   const Time deadline = Clock::now() + options.timeout;
+  Time next_look{};
   while (!is_complete(meeting)) {
     if (Clock::now() >= deadline)
       throw TimedOut(str("rendezvous at ", to_text(address), ": after ",
@@ -149,11 +157,16 @@ Meeting host_meeting(const JoinOptions& options) {
     check_interrupt(options);
     for (Arrival& arrival : meeting.door->work(Clock::now()))
       admit(options, std::move(arrival), meeting);
+    // A look at every rank for each that comes would be a look for each pair of them.
+    if (!is_complete(meeting) && Clock::now() < next_look) continue;
     forget_dead(meeting);
+    next_look = Clock::now() + kLookPause;
   }
+  // Encoded once: it is as long as there are ranks to send it to.
+  const std::vector<std::byte> welcome =
+      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
   for (const auto& [rank, control] : meeting.controls)
-    send_frame(control.get(), wire::Welcome{meeting.session, meeting.members, meeting.costs},
-               deadline + options.timeout);
+    send_payload(control.get(), welcome, deadline + options.timeout);
   return meeting;
 }
 
@@ -231,10 +244,7 @@ Meeting meet(const JoinOptions& options) {
 }
 
 void send_frame(int fd, const wire::Message& message, Time deadline) {
-  const std::vector<std::byte> payload = wire::encode(message);
-  const auto length = static_cast<std::uint32_t>(payload.size());
-  send_all(fd, std::as_bytes(std::span(&length, 1)), deadline);
-  send_all(fd, payload, deadline);
+  send_payload(fd, wire::encode(message), deadline);
 }
 
 wire::Message recv_frame(int fd, Time deadline) {

@@ -103,12 +103,15 @@ TEST_CASE(
   CHECK(order(OpKind::kAllReduce, 2, 4) == Order::kRing);
   CHECK(order(OpKind::kAllReduce, 4, kMiB) == Order::kTree);
   CHECK(order(OpKind::kAllReduce, 4, kMiB + 1) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 1000, 2 * kMiB) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 1000, 2 * kMiB + 1) == Order::kRing);
+  CHECK(order(OpKind::kAllReduce, 64, 2 * kMiB) == Order::kTree);
+  CHECK(order(OpKind::kAllReduce, 64, 2 * kMiB + 1) == Order::kRing);
+  CHECK(order(OpKind::kAllReduce, 1024, 32 * kMiB) == Order::kTree);
+  CHECK(order(OpKind::kAllReduce, 1024, 32 * kMiB + 1) == Order::kRing);
   for (const OpKind op : {OpKind::kReduceScatter, OpKind::kReduce}) {
     CHECK(order(op, 2, 4) == Order::kRing);
     CHECK(order(op, 4, kMiB) == Order::kTree);
     CHECK(order(op, 4, kMiB + 1) == Order::kRing);
+    CHECK(order(op, 1024, 2 * kMiB + 1) == Order::kRing);
   }
   CHECK(order(OpKind::kAllGather, 4, 4) == Order::kRing);
 }
