@@ -3,6 +3,7 @@
 #   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours (about 2 minutes)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
+#   make scale     collectives of 64 to 4,096 ranks and their start-up, simulated, into bench/results
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside every peer, into bench/results (BENCH_COMPARE="collectives --quick")
 #   make format    rewrite sources in the house's format
@@ -11,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
-.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel wheel-and-tests conformance soak bench bench-compare format \
+.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel wheel-and-tests conformance soak scale bench bench-compare format \
         stubs fuzz clean setup setup-demo
 
 JOBS ?= $(shell nproc)
@@ -80,6 +81,12 @@ soak: setup
 	$(CMAKE) --build --preset release --target gradring_soak gradring_ps_soak
 	build/release/tests/sim/gradring_soak --seeds $(SEEDS)
 	build/release/tests/sim/gradring_ps_soak --seeds $(SEEDS)
+
+scale: setup
+	$(CMAKE) --preset release
+	$(CMAKE) --build --preset release --target gradring_scale
+	build/release/tests/sim/gradring_scale --json bench/results/scale.json
+	$(BIN)/python bench/scale.py bench/results/scale.json --to bench/results
 
 bench: setup-demo wheel
 	$(BIN)/gradring bench $(BENCH)
