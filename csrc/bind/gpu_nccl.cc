@@ -75,7 +75,8 @@ void register_gpu_nccl(py::module_& module) {
       .def(
           "wait", [](NcclWork& self, std::int64_t timeout_ms) { self.wait(Millis{timeout_ms}); },
           py::arg("timeout_ms"), WithoutGil())
-      .def("done", &NcclWork::is_done);
+      .def("done", &NcclWork::is_done)
+      .def("is_over", &NcclWork::is_done);
 
   py::class_<NcclRanks, std::shared_ptr<NcclRanks>>(module, "NcclRanks")
       .def_static(

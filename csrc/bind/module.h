@@ -21,6 +21,7 @@ void register_ps_probe(pybind11::module_& module);
 void register_ps_server(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
 void register_replicas(pybind11::module_& module);
+void register_gpu_hosts(pybind11::module_& module);
 void register_gpu_kernels(pybind11::module_& module);
 void register_gpu_nccl(pybind11::module_& module);
 void register_gpu_plugin(pybind11::module_& module);

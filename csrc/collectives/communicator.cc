@@ -269,6 +269,17 @@ void Communicator::execute(const Call& call, ForeignOperation& operation, Millis
   throw;
 }
 
+void Communicator::execute(const Call& call, Composition& operation, Millis timeout,
+                           Ticks queued) try {
+  execute(call, timeout, queued, [&](std::uint64_t seq, transport::Idle& idle) {
+    Steps steps(engine_, call, seq, idle);
+    operation.carry_out(steps);
+  });
+} catch (...) {
+  operation.give_up();
+  throw;
+}
+
 void Communicator::fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
                         Millis timeout) {
   const Failure failure =

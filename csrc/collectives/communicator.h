@@ -16,6 +16,7 @@
 #include "collectives/engine.h"
 #include "collectives/flight_recorder.h"
 #include "collectives/point_to_point.h"
+#include "collectives/steps.h"
 #include "collectives/work.h"
 
 namespace gradring::collectives {
@@ -60,6 +61,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   using Execute = std::function<void(const Operation&)>;
   std::shared_ptr<Work> submit(const Call& call, std::function<void(const Execute&)> carry_out,
                                Millis timeout);
+  std::shared_ptr<Work> submit(const Call& call, std::shared_ptr<Composition> operation,
+                               Millis timeout);
   // How to cut `operation` into parts and run them one by one, and get the same bits.
   struct Cutting {
     Request request;                  // The whole: rank, world size and order are filled in.
@@ -84,6 +87,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Not collective: only the members call it, each with the same group ranks and the same name,
   // which no other group made from this one may have.
   std::shared_ptr<Communicator> subgroup(std::vector<Rank> ranks, std::uint64_t name);
+  // Collective, though nothing is sent: every rank names the part that it is in, and no rank is in
+  // two. For steps of a Composition of this communicator, which outlives the level.
+  std::unique_ptr<Level> level(std::vector<Rank> ranks);
   // After a PeerLost: the living members agree on who is left and get a new communicator of those.
   // This one is closed.
   std::shared_ptr<Communicator> shrink(Millis timeout);
@@ -103,6 +109,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void let_queue_go_first(const Operation& operation);
   void execute(const Operation& operation, Millis timeout, Ticks queued = 0);
   void execute(const Call& call, ForeignOperation& operation, Millis timeout, Ticks queued);
+  void execute(const Call& call, Composition& operation, Millis timeout, Ticks queued);
   template <typename CarryOut>
   void execute(const Call& call, Millis timeout, Ticks queued, const CarryOut& carry_out);
   [[noreturn]] void fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,

@@ -162,8 +162,7 @@ void Engine::run_hierarchy(const Operation& operation, const Call& call, std::ui
 }
 
 void Engine::agree(const Call& call, std::uint64_t seq, Idle& idle) {
-  // A dissemination barrier whose headers carry this call: who gets through it has heard, hop by
-  // hop, of equal calls from all.
+  // A dissemination barrier whose headers carry this call.
   Operation barrier;
   barrier.request.op = OpKind::kBarrier;
   barrier.request.dtype = DType::kUInt8;

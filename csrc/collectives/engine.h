@@ -35,6 +35,9 @@ class Engine {
   // Runs it to the end. Throws what PlanRun, Flat and Idle throw.
   void execute(const Operation& asked, const Call& call, std::uint64_t seq, transport::Idle& idle);
 
+  // A barrier: who gets through it has heard, hop by hop, of equal calls from all.
+  void agree(const Call& call, std::uint64_t seq, transport::Idle& idle);
+
   // Memory that all ranks of the group can reach, a part of `bytes` for each; collective, and after
   // an operation that has made all ranks sure of each other. nullptr where they share none.
   std::shared_ptr<SharedArray> share_memory(std::size_t bytes, transport::Idle& idle);
@@ -42,6 +45,8 @@ class Engine {
   // After a failed execute: what it was waiting for, "" if for nothing: "; waiting for rank 2
   // (...): 65536 of 262144 bytes received".
   const std::string& waited_for() const { return waited_for_; }
+  // It waits for something beside the links.
+  void note_waited_for(std::string what) { waited_for_ = std::move(what); }
   void leave();
 
  private:
@@ -59,7 +64,6 @@ class Engine {
                 transport::Idle& idle);
   void run_hierarchy(const Operation& operation, const Call& call, std::uint64_t seq,
                      transport::Idle& idle);
-  void agree(const Call& call, std::uint64_t seq, transport::Idle& idle);
   void run_flat(const Request& request, const Operation& operation, const Call& call,
                 std::uint64_t seq, transport::Idle& idle);
   transport::SharedMemory meet_segment(std::size_t bytes, transport::Idle& idle);

@@ -12,7 +12,7 @@ std::string version_text(std::int32_t version) {
   return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-// Why these ranks cannot all be in NCCL communicators, or nothing.
+// Why these ranks can be in no NCCL communicators, or nothing.
 std::string obstacle_to_nccl(const std::vector<GpuFacts>& ranks) {
   std::map<std::pair<std::string, std::string>, std::size_t> owners;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -22,14 +22,22 @@ std::string obstacle_to_nccl(const std::vector<GpuFacts>& ranks) {
     if (!is_first)
       return str("ranks ", owner->second, " and ", rank, " share one GPU (", facts.bus_id, ")");
   }
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const GpuFacts& facts = ranks[rank];
-    if (facts.nccl_version == 0)
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    if (ranks[rank].nccl_version == 0)
       return str("rank ", rank, " has no NCCL",
-                 facts.nccl_trouble.empty() ? "" : ": " + facts.nccl_trouble);
-    if (facts.nccl_version != ranks[0].nccl_version)
-      return str("rank 0 has NCCL ", version_text(ranks[0].nccl_version), ", rank ", rank, " has ",
-                 version_text(facts.nccl_version));
+                 ranks[rank].nccl_trouble.empty() ? "" : ": " + ranks[rank].nccl_trouble);
+  return "";
+}
+
+// Which ranks have different NCCLs, or nothing: of one host, or of all.
+std::string difference(const std::vector<GpuFacts>& ranks, bool is_of_one_host) {
+  std::map<std::string, std::size_t> firsts;  // By host.
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    const std::size_t first =
+        firsts.try_emplace(is_of_one_host ? ranks[rank].host : "", rank).first->second;
+    if (ranks[rank].nccl_version != ranks[first].nccl_version)
+      return str("rank ", first, " has NCCL ", version_text(ranks[first].nccl_version), ", rank ",
+                 rank, " has ", version_text(ranks[rank].nccl_version));
   }
   return "";
 }
@@ -60,18 +68,26 @@ std::string_view name(GpuPath path) {
 
 GpuChoice choose_gpu_path(const std::vector<GpuFacts>& ranks, GpuPath wanted) {
   if (wanted == GpuPath::kStaged) return {GpuPath::kStaged, "asked for"};
-  const std::string obstacle = obstacle_to_nccl(ranks);
+  std::string to_any = obstacle_to_nccl(ranks);
+  std::string to_one = to_any.empty() ? difference(ranks, false) : to_any;
+  std::string to_hosts = to_any.empty() ? difference(ranks, true) : to_any;
+  if (to_hosts.empty()) to_hosts = obstacle_to_hosts(ranks);
   if (wanted == GpuPath::kNccl || wanted == GpuPath::kNcclInHosts) {
-    std::string why_not = obstacle;
-    if (why_not.empty() && wanted == GpuPath::kNcclInHosts) why_not = obstacle_to_hosts(ranks);
+    const std::string& why_not = wanted == GpuPath::kNccl ? to_one : to_hosts;
     if (!why_not.empty())
       throw DeviceError(str("'", name(wanted), "' was asked for, but ", why_not));
     return {wanted, "asked for"};
   }
-  if (!obstacle.empty()) return {GpuPath::kStaged, obstacle};
+  if (!to_any.empty()) return {GpuPath::kStaged, to_any};
   if (ranks.size() < 2) return {GpuPath::kStaged, "there is one rank only"};
-  return {GpuPath::kNccl,
-          str("every rank has a GPU of its own and NCCL ", version_text(ranks[0].nccl_version))};
+  if (to_one.empty())
+    return {GpuPath::kNccl,
+            str("every rank has a GPU of its own and NCCL ", version_text(ranks[0].nccl_version))};
+  if (to_hosts.empty())
+    return {GpuPath::kNcclInHosts, str(to_one, ", but every host has one and the same number of "
+                                               "ranks")};
+  if (to_hosts == to_one) return {GpuPath::kStaged, to_one};
+  return {GpuPath::kStaged, str(to_one, "; ", to_hosts)};
 }
 
 }  // namespace gradring::collectives

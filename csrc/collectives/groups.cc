@@ -51,6 +51,12 @@ std::shared_ptr<Communicator> Communicator::subgroup(std::vector<Rank> ranks, st
   return make_child(transport::derive_id(group_->id, ~std::uint64_t{2}, name), std::move(ranks));
 }
 
+std::unique_ptr<Level> Communicator::level(std::vector<Rank> ranks) {
+  const std::uint64_t nth = ++splits_;
+  const auto name = static_cast<std::uint64_t>(ranks.at(0));
+  return std::make_unique<Level>(world_, *group_, nth, name, std::move(ranks));
+}
+
 std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   world_->check_process();
   if (world_size() == 1) throw InvalidArgument("shrink: a communicator of one has nobody to lose");

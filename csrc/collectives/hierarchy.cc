@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "collectives/engine.h"
 
 namespace gradring::collectives {
 
@@ -27,15 +26,16 @@ std::unique_ptr<Hierarchy> Hierarchy::make(const std::shared_ptr<transport::Worl
 Hierarchy::Hierarchy(std::shared_ptr<transport::World> world, const transport::Group& group,
                      Rank rank)
     : world_(std::move(world)), ranks_(static_cast<Rank>(group.members.size())) {
-  std::vector<Rank> first;  // World rank of each host's first rank.
+  std::vector<Rank> first;  // Rank of each host's first.
   std::vector<Rank> sizes;
-  for (const Rank member : group.members) {
+  for (Rank one = 0; one < ranks_; ++one) {
     const auto known = std::find_if(first.begin(), first.end(), [&](Rank leader) {
-      return world_->shares_host(leader, member);
+      return world_->shares_host(group.members[static_cast<std::size_t>(leader)],
+                                 group.members[static_cast<std::size_t>(one)]);
     });
     const auto host = static_cast<std::size_t>(known - first.begin());
     if (known == first.end()) {
-      first.push_back(member);
+      first.push_back(one);
       sizes.push_back(0);
     }
     host_of_.push_back(static_cast<Rank>(host));
@@ -44,24 +44,17 @@ Hierarchy::Hierarchy(std::shared_ptr<transport::World> world, const transport::G
   host_ = host_of_[static_cast<std::size_t>(rank)];
   local_rank_ = local_of_[static_cast<std::size_t>(rank)];
   std::vector<Rank> mine;
-  for (std::size_t i = 0; i < group.members.size(); ++i)
-    if (host_of_[i] == host_) mine.push_back(group.members[i]);
+  for (Rank one = 0; one < ranks_; ++one)
+    if (host_of_[static_cast<std::size_t>(one)] == host_) mine.push_back(one);
+  constexpr std::uint64_t kNth = ~std::uint64_t{1};
   if (mine.size() > 1)
-    local_ = make_level(group, static_cast<std::uint64_t>(host_), std::move(mine));
-  if (local_rank_ == 0) leaders_ = make_level(group, ~std::uint64_t{1}, std::move(first));
+    local_ = std::make_unique<Level>(world_, group, kNth, static_cast<std::uint64_t>(host_),
+                                     std::move(mine));
+  if (local_rank_ == 0)
+    leaders_ = std::make_unique<Level>(world_, group, kNth, ~std::uint64_t{1}, std::move(first));
 }
 
 Hierarchy::~Hierarchy() = default;
-
-Hierarchy::Level Hierarchy::make_level(const transport::Group& parent, std::uint64_t salt,
-                                       std::vector<Rank> members) const {
-  const auto at = std::find(members.begin(), members.end(), world_->rank()) - members.begin();
-  Level level;
-  level.group = world_->make_group(transport::derive_id(parent.id, ~std::uint64_t{1}, salt),
-                                   std::move(members));
-  level.engine = std::make_unique<Engine>(world_, level.group, static_cast<Rank>(at));
-  return level;
-}
 
 bool Hierarchy::supports(const Request& request) {
   if (request.order == Order::kRank) return false;
@@ -88,7 +81,7 @@ void Hierarchy::execute(const Operation& operation, const Call& call, std::uint6
 void Hierarchy::all_reduce(const Operation& segment, const Call& call, std::uint64_t seq,
                            transport::Idle& idle) {
   const std::byte* partial = segment.input;
-  if (local_.engine) {
+  if (local_) {
     Operation reduce = segment;
     reduce.request.op = OpKind::kReduce;
     reduce.request.root = 0;
@@ -96,22 +89,22 @@ void Hierarchy::all_reduce(const Operation& segment, const Call& call, std::uint
     reduce.request.order = Order::kRing;
     if (reduce.request.reduce_op == ReduceOp::kAvg)
       reduce.request.reduce_op = ReduceOp::kSum;  // Divided between the hosts.
-    run(local_, reduce, call, seq, idle);
+    run(*local_, reduce, call, seq, idle);
     if (local_rank_ == 0) partial = segment.output;
   }
-  if (leaders_.engine) {
+  if (leaders_) {
     Operation exchange = segment;
     exchange.input = partial;
     if (exchange.request.divisor == 0)
       exchange.request.divisor = static_cast<std::uint32_t>(ranks_);
-    run(leaders_, exchange, call, seq, idle);
+    run(*leaders_, exchange, call, seq, idle);
   }
-  if (local_.engine) {
+  if (local_) {
     Operation spread = segment;
     spread.request.op = OpKind::kBroadcast;
     spread.request.root = 0;
     spread.input = segment.output;
-    run(local_, spread, call, seq, idle);
+    run(*local_, spread, call, seq, idle);
   }
 }
 
@@ -121,20 +114,20 @@ void Hierarchy::broadcast(const Operation& operation, const Call& call, std::uin
   const Rank root_host = host_of_[root];
   Operation step = operation;
   // On the root's host first: its first rank needs it for the others.
-  if (host_ == root_host && local_.engine) {
+  if (host_ == root_host && local_) {
     step.request.root = local_of_[root];
-    run(local_, step, call, seq, idle);
+    run(*local_, step, call, seq, idle);
   }
-  if (leaders_.engine) {
+  if (leaders_) {
     step.request.root = root_host;
     // Only the root's own buffer is read-only; a first rank that passes it on has it in its output.
     step.input = operation.output;
-    run(leaders_, step, call, seq, idle);
+    run(*leaders_, step, call, seq, idle);
   }
-  if (host_ != root_host && local_.engine) {
+  if (host_ != root_host && local_) {
     step.request.root = 0;
     step.input = operation.output;
-    run(local_, step, call, seq, idle);
+    run(*local_, step, call, seq, idle);
   }
 }
 
@@ -142,19 +135,16 @@ void Hierarchy::run(Level& level, Operation operation, const Call& call, std::ui
                     transport::Idle& idle) {
   operation.algorithm = Algorithm::kAuto;
   try {
-    level.engine->execute(operation, call, seq, idle);
+    level.execute(operation, call, seq, idle);
   } catch (...) {
-    waited_for_ = level.engine->waited_for();
+    waited_for_ = level.waited_for();
     throw;
   }
 }
 
 void Hierarchy::leave() {
-  for (Level* level : {&local_, &leaders_}) {
-    if (!level->engine) continue;
-    level->engine->leave();
-    world_->drop_group(level->group->id);
-  }
+  for (const auto& level : {local_.get(), leaders_.get()})
+    if (level != nullptr) level->leave();
 }
 
 }  // namespace gradring::collectives

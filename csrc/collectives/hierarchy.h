@@ -8,13 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/operation.h"
-#include "transport/idle.h"
-#include "transport/world.h"
+#include "collectives/level.h"
 
 namespace gradring::collectives {
-
-class Engine;
 
 class Hierarchy {
  public:
@@ -35,13 +31,7 @@ class Hierarchy {
   void leave();
 
  private:
-  struct Level {
-    std::shared_ptr<transport::Group> group;
-    std::unique_ptr<Engine> engine;
-  };
   Hierarchy(std::shared_ptr<transport::World> world, const transport::Group& group, Rank rank);
-  Level make_level(const transport::Group& parent, std::uint64_t salt,
-                   std::vector<Rank> members) const;
   void all_reduce(const Operation& segment, const Call& call, std::uint64_t seq,
                   transport::Idle& idle);
   void broadcast(const Operation& operation, const Call& call, std::uint64_t seq,
@@ -55,8 +45,8 @@ class Hierarchy {
   std::vector<Rank> local_of_;  // By group rank: its rank within the host.
   Rank host_;
   Rank local_rank_;
-  Level local_;    // This host's ranks; no engine where it has only one.
-  Level leaders_;  // Every host's first rank; an engine on those only.
+  std::unique_ptr<Level> local_;    // This host's ranks; none where it has only one.
+  std::unique_ptr<Level> leaders_;  // Every host's first rank; on those only.
   std::string waited_for_;
 };
 

@@ -3,46 +3,26 @@
 // the communicator beside it, which advances them one by one and launches the next ones meanwhile.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
 
 #include "collectives/communicator.h"
+#include "collectives/gpu_launch.h"
 #include "gpu/nccl_communicator.h"
-#include "gpu/plugin.h"
+#include "gpu/stream.h"
 
 namespace gradring::collectives {
-
-// An event on a device, destroyed with its owner.
-class DeviceEvent {
- public:
-  explicit DeviceEvent(int device);
-  ~DeviceEvent();
-  DeviceEvent(const DeviceEvent&) = delete;
-  DeviceEvent& operator=(const DeviceEvent&) = delete;
-
-  void record(gradring_stream stream);
-  void hold(gradring_stream stream) const;  // The stream goes on once this is reached.
-  bool is_reached() const;
-
- private:
-  int device_;
-  gradring_event event_ = nullptr;
-};
 
 class NcclLaunch;
 
 class NcclLane : public std::enable_shared_from_this<NcclLane> {
  public:
   NcclLane(std::unique_ptr<gpu::NcclCommunicator> nccl, int device);
-  ~NcclLane();
-  NcclLane(const NcclLane&) = delete;
-  NcclLane& operator=(const NcclLane&) = delete;
 
-  int device() const { return device_; }
+  const gpu::Device& device() const { return device_; }
+  gpu::StreamView stream() const { return stream_; }
   gpu::NcclCommunicator& nccl() { return *nccl_; }
 
   void hand_in(std::shared_ptr<NcclLaunch> launch);
@@ -55,9 +35,9 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
  private:
   bool push_now();
 
-  const int device_;
-  gradring_stream stream_ = nullptr;
-  std::unique_ptr<gpu::NcclCommunicator> nccl_;
+  const gpu::Device device_;
+  gpu::Stream stream_;
+  std::unique_ptr<gpu::NcclCommunicator> nccl_;  // Ends before the stream that its kernels are in.
   std::shared_ptr<NcclLaunch> taken_;  // By NCCL, but perhaps not yet in the stream.
   std::exception_ptr echo_;            // Of what may be a lost rank.
   Time echo_until_{};
@@ -66,31 +46,29 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   std::deque<std::shared_ptr<NcclLaunch>> waiting_;
 };
 
-// One operation: done when its event is reached.
+// One operation: done when its end is passed.
 class NcclLaunch : public ForeignOperation {
  public:
+  // After what is in `after` now.
   NcclLaunch(std::shared_ptr<NcclLane> lane, gpu::NcclCall call, gradring_stream after);
+  // After what is in the lane's stream when its turn comes.
+  NcclLaunch(std::shared_ptr<NcclLane> lane, gpu::NcclCall call);
 
   bool advance() override;
   void give_up() noexcept override;
 
-  // From any thread: until it is in its stream or has failed, but not longer than `time`. True: it
-  // is there.
-  bool wait_until_launched(Millis time);
-  void hold(gradring_stream stream) const { done_.hold(stream); }
+  // From any thread.
+  void order(gradring_stream stream, const Work& work, Millis timeout) {
+    end_.order({lane_->device(), stream}, work, timeout);
+  }
 
  private:
   friend class NcclLane;
-  void note_launched();
 
   const std::shared_ptr<NcclLane> lane_;
   const gpu::NcclCall call_;
-  DeviceEvent ready_;  // What was in the user's stream before.
-  DeviceEvent done_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_launched_ = false;
-  bool is_over_ = false;
+  gpu::Event ready_;  // What was in the user's stream before. Never recorded: nothing.
+  GpuLaunch end_;
 };
 
 // Something only NCCL has to do: meeting, splitting, saying goodbye.

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/config.h"
 #include "base/error.h"
 #include "collectives/nccl_lane.h"
 #include "gpu/nccl_library.h"
@@ -112,20 +111,15 @@ void check_call(const gpu::NcclCall& call, Rank world_size) {
 }  // namespace
 
 void NcclWork::order(gradring_stream stream, Millis timeout) {
-  const Time deadline = Clock::now() + std::min(timeout, Millis{std::chrono::hours(24)});
-  while (!launch_->wait_until_launched(limits::kSleepSlice)) {
-    if (work_->is_done()) break;
-    transport::run_interrupt_check();
-    if (Clock::now() >= deadline)
-      throw TimedOut(str("wait: the operation is not in its stream after ",
-                         seconds_between(Time{}, Time{timeout}), " s; it goes on, wait() again"));
-  }
-  if (work_->is_done()) work_->raise_if_failed();
-  launch_->hold(stream);
+  launch_->order(stream, *work_, timeout);
 }
 
 std::shared_ptr<NcclRanks> NcclRanks::join(Communicator& ranks, int device, Millis timeout) {
-  auto guard = ranks.split(0, ranks.rank(), timeout);
+  return meet(ranks.split(0, ranks.rank(), timeout), device, timeout);
+}
+
+std::shared_ptr<NcclRanks> NcclRanks::meet(std::shared_ptr<Communicator> guard, int device,
+                                           Millis timeout) {
   const gpu::nccl::UniqueId id = agree(*guard, device, timeout);
   const gpu::NcclPlace place{guard->rank(), guard->world_size(), device};
   auto lane =
@@ -140,7 +134,7 @@ NcclRanks::~NcclRanks() {
 }
 
 int NcclRanks::device() const {
-  return lane_->device();
+  return lane_->device().index();
 }
 
 NcclWork NcclRanks::submit(const gpu::NcclCall& call, gradring_stream stream, Millis timeout) {

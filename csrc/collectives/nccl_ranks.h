@@ -39,6 +39,9 @@ class NcclRanks {
   // Collective. Every rank names its own device; all need the same NCCL. Throws DeviceError on
   // every rank where one rank cannot take part, and any other public error.
   static std::shared_ptr<NcclRanks> join(Communicator& ranks, int device, Millis timeout);
+  // The same with a communicator that nobody else uses.
+  static std::shared_ptr<NcclRanks> meet(std::shared_ptr<Communicator> guard, int device,
+                                         Millis timeout);
   NcclRanks(std::shared_ptr<Communicator> guard, std::shared_ptr<NcclLane> lane)
       : guard_(std::move(guard)), lane_(std::move(lane)) {}
   ~NcclRanks();
@@ -46,6 +49,7 @@ class NcclRanks {
   Rank rank() const { return guard_->rank(); }
   Rank world_size() const { return guard_->world_size(); }
   int device() const;
+  const std::shared_ptr<NcclLane>& lane() const { return lane_; }
   Millis timeout() const { return guard_->timeout(); }
   bool is_closed() const { return guard_->is_closed(); }
 

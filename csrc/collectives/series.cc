@@ -39,6 +39,15 @@ std::shared_ptr<Work> Communicator::submit(const Call& call,
   return enqueue(std::make_shared<Work>(run, call, now));
 }
 
+std::shared_ptr<Work> Communicator::submit(const Call& call,
+                                           std::shared_ptr<Composition> operation, Millis timeout) {
+  check_usable(call);
+  const Ticks now = ticks_now();
+  return enqueue(std::make_shared<Work>([this, call, operation = std::move(operation), timeout,
+                                         now] { execute(call, *operation, timeout, now); },
+                                        call, now));
+}
+
 Communicator::Cutting Communicator::cutting_of(const Operation& operation) const {
   Cutting cutting{engine_.complete(operation), operation.algorithm};
   if (engine_.decide(cutting.request, operation.algorithm) != Algorithm::kHierarchical)

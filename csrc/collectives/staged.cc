@@ -39,17 +39,6 @@ Staged::Options options_for(const Communicator& communicator, Staged::Options op
   return {.slot_bytes = Hierarchy::kSegmentBytes, .slots = std::min(options.slots, kSlots)};
 }
 
-// The collective of a round, in its slot.
-Operation part_of(const Operation& whole, const StagedRound& round, std::byte* slot) {
-  const std::size_t item = item_bytes(round.request.dtype);
-  Operation part = whole;
-  part.request = round.request;
-  part.has_order = whole.algorithm != Algorithm::kHierarchical;
-  part.input = slot + round.input_at * item;
-  part.output = slot + round.output_at * item;
-  return part;
-}
-
 // One job's rounds, on the thread that drives the communicator.
 class Passage {
  public:

@@ -162,4 +162,14 @@ std::vector<StagedRound> staged_rounds(const Request& request, std::uint64_t slo
   return rounds;
 }
 
+Operation part_of(const Operation& whole, const StagedRound& round, std::byte* slot) {
+  const std::size_t item = item_bytes(round.request.dtype);
+  Operation part = whole;
+  part.request = round.request;
+  part.has_order = whole.algorithm != Algorithm::kHierarchical;
+  part.input = slot + round.input_at * item;
+  part.output = slot + round.output_at * item;
+  return part;
+}
+
 }  // namespace gradring::collectives

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "collectives/plan.h"
+#include "collectives/operation.h"
 
 namespace gradring::collectives {
 
@@ -35,5 +35,8 @@ struct StagedRound {
 // rank. An all_to_all is one round, however large.
 std::vector<StagedRound> staged_rounds(const Request& request, std::uint64_t slot_count,
                                        std::uint64_t segment_count = 0);
+
+// The collective of a round of `whole`, in its slot.
+Operation part_of(const Operation& whole, const StagedRound& round, std::byte* slot);
 
 }  // namespace gradring::collectives

@@ -1,6 +1,6 @@
-// How kernels reach memory at any alignment: four floats with one 16-byte access where that can be,
-// else one by one; words of byte strings. What lies behind the end of a vector is read as zeros and
-// not written.
+// How kernels reach memory: neighbours with one access of up to 16 bytes; and at any alignment: four
+// floats with one access where that can be, else one by one, and words of byte strings. What lies
+// behind the end of such a vector is read as zeros and not written.
 #pragma once
 
 #include "cuda/launch.h"
@@ -9,6 +9,58 @@
 namespace gradring::cuda {
 
 constexpr unsigned kWarpLanes = 32;
+constexpr unsigned kWidest = 16;  // Bytes of an access.
+
+template <unsigned kBytes>
+struct WordOf;
+template <>
+struct WordOf<16> {
+  using Type = uint4;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<4> {
+  using Type = unsigned;
+};
+template <>
+struct WordOf<2> {
+  using Type = unsigned short;
+};
+template <>
+struct WordOf<1> {
+  using Type = unsigned char;
+};
+
+// Neighbours in memory, and the word that one access moves them as. Loaded words are kept as they
+// are until they are used: halves taken apart need twice the registers.
+template <typename T, unsigned kCount>
+struct Run {
+  T at[kCount];
+};
+template <typename T, unsigned kCount>
+using Word = typename WordOf<sizeof(Run<T, kCount>)>::Type;
+
+// Of memory that nothing writes during the launch.
+template <unsigned kCount, typename T>
+__device__ __forceinline__ Word<T, kCount> load_constant(const T* from) {
+  return __ldg(reinterpret_cast<const Word<T, kCount>*>(from));
+}
+// Of memory that the same thread may write afterwards.
+template <unsigned kCount, typename T>
+__device__ __forceinline__ Word<T, kCount> load_once(const T* from) {
+  return __ldcs(reinterpret_cast<const Word<T, kCount>*>(from));
+}
+template <typename T, unsigned kCount>
+__device__ __forceinline__ Run<T, kCount> run_of(const Word<T, kCount>& word) {
+  return kernels::bits_as<Run<T, kCount>>(word);
+}
+template <unsigned kCount, typename T>
+__device__ __forceinline__ void store(T* to, const Run<T, kCount>& run) {
+  __stwb(reinterpret_cast<Word<T, kCount>*>(to), kernels::bits_as<Word<T, kCount>>(run));
+}
 
 struct Four {
   float at[4];
@@ -26,7 +78,7 @@ struct Fours {
   bool is_wide;  // On 16 bytes.
 
   __device__ __forceinline__ Fours(Float* vector, std::uint64_t length)
-      : data(vector), count(length), is_wide(is_aligned(vector, 16)) {}
+      : data(vector), count(length), is_wide(is_aligned(vector, kWidest)) {}
 
   __device__ __forceinline__ bool is_whole(std::uint64_t at) const {
     return is_wide && at + 4 <= count;

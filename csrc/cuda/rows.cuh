@@ -15,58 +15,32 @@ constexpr unsigned kRowThreads = 256;
 // Sums of so many rows are worked on by whole blocks.
 constexpr std::uint32_t kLongSum = 128;
 
-struct alignas(16) SixteenBytes {
-  std::uint32_t words[4];
-};
+// So many items have one access: 16 bytes of them, or the one that it is.
+template <typename Item, unsigned kWide>
+inline constexpr unsigned kPieceOf = kWide == 1 ? 1 : kWidest / sizeof(Item);
 
-// Reads and writes kWide items: in pieces of 16 bytes, or the one that it is.
 template <typename Item, unsigned kWide>
 __device__ __forceinline__ void load_items(const Item* from, Item (&items)[kWide]) {
-  if constexpr (kWide == 1) {
-    items[0] = __ldg(from);
-  } else {
-    static_assert(sizeof items % 16 == 0);
-    constexpr unsigned kPieces = sizeof items / 16;
-    constexpr unsigned kItems = kWide / kPieces;
+  constexpr unsigned kPiece = kPieceOf<Item, kWide>;
+  static_assert(kWide % kPiece == 0);
 #pragma unroll
-    for (unsigned piece = 0; piece < kPieces; ++piece) {
-      const uint4 four = __ldg(reinterpret_cast<const uint4*>(from) + piece);
-      const SixteenBytes bytes = {{four.x, four.y, four.z, four.w}};
+  for (unsigned begin = 0; begin < kWide; begin += kPiece) {
+    const auto piece = run_of<Item, kPiece>(load_constant<kPiece>(from + begin));
 #pragma unroll
-      for (unsigned i = 0; i < kItems; ++i) {
-        if constexpr (sizeof(Item) == 4) {
-          items[piece * kItems + i] = kernels::bits_as<Item>(bytes.words[i]);
-        } else {
-          items[piece * kItems + i] = static_cast<Item>(bytes.words[i / 2] >> (16 * (i % 2)));
-        }
-      }
-    }
+    for (unsigned i = 0; i < kPiece; ++i) items[begin + i] = piece.at[i];
   }
 }
 
 template <typename Item, unsigned kWide>
 __device__ __forceinline__ void store_items(Item* to, const Item (&items)[kWide]) {
-  if constexpr (kWide == 1) {
-    *to = items[0];
-  } else {
-    static_assert(sizeof items % 16 == 0);
-    constexpr unsigned kPieces = sizeof items / 16;
-    constexpr unsigned kItems = kWide / kPieces;
+  constexpr unsigned kPiece = kPieceOf<Item, kWide>;
+  static_assert(kWide % kPiece == 0);
 #pragma unroll
-    for (unsigned piece = 0; piece < kPieces; ++piece) {
-      SixteenBytes bytes = {};
+  for (unsigned begin = 0; begin < kWide; begin += kPiece) {
+    Run<Item, kPiece> piece;
 #pragma unroll
-      for (unsigned i = 0; i < kItems; ++i) {
-        const Item item = items[piece * kItems + i];
-        if constexpr (sizeof(Item) == 4) {
-          bytes.words[i] = kernels::bits_as<std::uint32_t>(item);
-        } else {
-          bytes.words[i / 2] |= static_cast<std::uint32_t>(item) << (16 * (i % 2));
-        }
-      }
-      reinterpret_cast<uint4*>(to)[piece] =
-          make_uint4(bytes.words[0], bytes.words[1], bytes.words[2], bytes.words[3]);
-    }
+    for (unsigned i = 0; i < kPiece; ++i) piece.at[i] = items[begin + i];
+    store<kPiece>(to + begin, piece);
   }
 }
 

@@ -1,10 +1,10 @@
-// What the streaming kernels have in common: 16-byte accesses, and how the elements of a range are
-// given to the threads of a block. A kernel is a body (what is loaded for a run of elements, and
+// What the streaming kernels have in common: how the elements of a range are given to the threads
+// of a block, 16 bytes at a time. A kernel is a body (what is loaded for a run of elements, and
 // what is done with it once all loads of a batch are on their way) over ranges: pieces of tensors,
 // or stripes of one long vector.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/memory.cuh"
 #include "kernels/half.h"
 
 namespace gradring::cuda {
@@ -16,59 +16,7 @@ using kernels::Float64;
 
 inline constexpr unsigned kThreads = 256;  // Of a block.
 inline constexpr unsigned kBlocks = 3;     // At least at once on a multiprocessor: 80 registers.
-inline constexpr unsigned kWidest = 16;    // Bytes of an access.
 inline constexpr unsigned kInFlight = 64;  // Bytes that a thread has on their way, where it can.
-
-template <unsigned kBytes>
-struct WordOf;
-template <>
-struct WordOf<16> {
-  using Type = uint4;
-};
-template <>
-struct WordOf<8> {
-  using Type = uint2;
-};
-template <>
-struct WordOf<4> {
-  using Type = unsigned;
-};
-template <>
-struct WordOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct WordOf<1> {
-  using Type = unsigned char;
-};
-
-// Neighbours in memory, and the word that one access moves them as. Loaded words are kept as they
-// are until they are used: halves taken apart need twice the registers.
-template <typename T, unsigned kCount>
-struct Run {
-  T at[kCount];
-};
-template <typename T, unsigned kCount>
-using Word = typename WordOf<sizeof(Run<T, kCount>)>::Type;
-
-// Of memory that nothing writes during the launch.
-template <unsigned kCount, typename T>
-__device__ __forceinline__ Word<T, kCount> load_constant(const T* from) {
-  return __ldg(reinterpret_cast<const Word<T, kCount>*>(from));
-}
-// Of memory that the same thread may write afterwards.
-template <unsigned kCount, typename T>
-__device__ __forceinline__ Word<T, kCount> load_once(const T* from) {
-  return __ldcs(reinterpret_cast<const Word<T, kCount>*>(from));
-}
-template <typename T, unsigned kCount>
-__device__ __forceinline__ Run<T, kCount> run_of(const Word<T, kCount>& word) {
-  return kernels::bits_as<Run<T, kCount>>(word);
-}
-template <unsigned kCount, typename T>
-__device__ __forceinline__ void store(T* to, const Run<T, kCount>& run) {
-  __stwb(reinterpret_cast<Word<T, kCount>*>(to), kernels::bits_as<Word<T, kCount>>(run));
-}
 
 __device__ __forceinline__ bool lies_on_widest(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % kWidest == 0;

@@ -152,17 +152,18 @@ class Communicator(Reductions, Exchanges, Messages):
         self,
         device: int | None = None,
         *,
-        path: Literal["auto", "nccl", "staged"] = "auto",
+        path: Literal["auto", "nccl", "nccl_in_hosts", "staged"] = "auto",
         timeout: float | None = None,
     ) -> str:
         """Agree how arrays on GPUs travel; a collective call, also of ranks without a GPU.
 
         Without it they are staged through the host's memory. With it NCCL takes the collectives
-        that it has, where every rank has a GPU of its own and NCCL (docs/gpu.md).
+        that it has, where every rank has a GPU of its own and NCCL; or, where the hosts' NCCLs
+        differ, the part of an all_reduce that is inside a host (docs/gpu.md).
 
         Args:
             device: This rank's GPU; ``None``: by its number among those of its host.
-            path: ``auto nccl staged``, the same on every rank.
+            path: ``auto nccl nccl_in_hosts staged``, the same on every rank.
             timeout: As for `all_reduce`.
 
         Returns:
@@ -170,17 +171,15 @@ class Communicator(Reductions, Exchanges, Messages):
 
         Raises:
             InvalidArgument: There is no such way.
-            DeviceError: ``path="nccl"`` cannot be had; says which rank is the reason.
+            DeviceError: The way that was asked for cannot be had, or the ranks did not meet in
+                NCCL; says which rank is the reason.
             PeerLost: As `all_reduce`, and so for its other errors.
         """
         from gradring.gpu.agreement import agree
 
-        chosen, reason, own = agree(self, device, path)
-        calls = self._device_calls()
-        calls.nccl = None
-        if chosen == "nccl" and own is not None:
-            calls.nccl = _core.NcclRanks.join(self._core, own, calling.milliseconds(timeout))
-        return f"{chosen}: {reason}"
+        choice = agree(self, device, path)
+        self._device_calls().take(choice, calling.milliseconds(timeout))
+        return f"{choice.path}: {choice.reason}"
 
     def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
         """Make a group of some ranks without asking the others.

@@ -1,12 +1,17 @@
 // all_reduce of four ranks that play two hosts of two GPUs: inside a host through what stands for
-// NCCL, between them staged.
+// NCCL, between them staged. Each host's sum comes first, then that of the hosts, and what fails in
+// one place fails everywhere, by name.
 #include "collectives/gpu_hosts.h"
 
 #include <doctest/doctest.h>
 
-#include <barrier>
+#include <array>
+#include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "support/run_ranks.h"
 #include "support/staged_rig.h"
@@ -16,101 +21,290 @@ namespace {
 
 using collectives::Communicator;
 using collectives::GpuHosts;
+using collectives::HostsWork;
 using collectives::LocalGpus;
+using collectives::StagedLane;
 
 constexpr Rank kLocal = 2;
+constexpr StagedLane::Options kSmallSlots{.slot_bytes = 4096, .slots = 3};
 
-// What two GPUs of a host have to meet: both are threads here, and device memory is host memory.
-struct Host {
-  std::barrier<> barrier{kLocal};
-  const float* inputs[kLocal] = {};
-  float* outputs[kLocal] = {};
+const gradring_gpu_api* const kGpus[] = {&emulated_gpu(), &emulated_gpu_without_waits()};
+
+// Where the streams of a host's two GPUs meet.
+class Host {
+ public:
+  // False: somebody has given up.
+  bool meet() {
+    std::unique_lock lock(mutex_);
+    const int turn = turn_;
+    if (++waiting_ == kLocal) {
+      waiting_ = 0;
+      ++turn_;
+      changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return turn_ != turn || is_over_; });
+    return turn_ != turn;
+  }
+  void give_up() {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+    changed_.notify_all();
+  }
+
+  std::array<gpu::NcclCall, kLocal> calls;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int waiting_ = 0;
+  int turn_ = 0;
+  bool is_over_ = false;
 };
 
-// Small whole numbers, whose sums are exact in every order: (rank + 1) * (i % 7).
-std::vector<Memory> small_numbers(const PlanCase& c) {
-  std::vector<Memory> memory = memory_of(c);
-  for (std::size_t rank = 0; rank < memory.size(); ++rank) {
-    memory[rank].bytes.resize(c.count * sizeof(float));
-    for (std::uint64_t i = 0; i < c.count; ++i) {
-      const float value = static_cast<float>((rank + 1) * (i % 7));
-      std::memcpy(memory[rank].bytes.data() + memory[rank].input_at + i * sizeof value, &value,
-                  sizeof value);
+// What NCCL is to a host, with float32 alone: it adds in the order of ranks, in a stream.
+class FakeGpus final : public LocalGpus {
+ public:
+  FakeGpus(std::shared_ptr<Host> host, Rank rank, const gradring_gpu_api& api)
+      : host_(std::move(host)), rank_(rank), device_(api, 0), stream_(device_, true) {}
+
+  const gpu::Device& device() const override { return device_; }
+  Rank rank() const override { return rank_; }
+  Rank ranks() const override { return kLocal; }
+  gpu::StreamView stream() const override { return stream_; }
+  bool push() override { return true; }
+  void give_up() noexcept override { host_->give_up(); }
+
+  void start(const gpu::NcclCall& call) override {
+    struct Turn {
+      std::shared_ptr<Host> host;
+      Rank rank;
+      gpu::NcclCall call;
+    };
+    const auto carry_out = [](void* data) {
+      const std::unique_ptr<Turn> turn(static_cast<Turn*>(data));
+      const auto rank = static_cast<std::size_t>(turn->rank);
+      turn->host->calls[rank] = turn->call;
+      if (!turn->host->meet()) return;
+      const std::vector<float> result = result_of(turn->host->calls, rank);
+      if (!turn->host->meet()) return;
+      if (!result.empty())
+        std::memcpy(turn->call.output, result.data(), result.size() * sizeof(float));
+      turn->host->meet();
+    };
+    gradring_emulated_enqueue(0, stream_.handle(), carry_out, new Turn{host_, rank_, call});
+  }
+
+ private:
+  static std::vector<float> result_of(const std::array<gpu::NcclCall, kLocal>& calls,
+                                      std::size_t rank) {
+    const gpu::NcclCall& mine = calls[rank];
+    const auto values = [&](std::size_t of, std::size_t begin, std::size_t count) {
+      std::vector<float> result(count);
+      std::memcpy(result.data(), calls[of].input + begin * sizeof(float), count * sizeof(float));
+      return result;
+    };
+    const std::size_t each = mine.op == OpKind::kReduceScatter || mine.op == OpKind::kAllGather
+                                 ? mine.parts[0]
+                                 : mine.count;
+    if (mine.op == OpKind::kBroadcast) return values(1, 0, each);
+    if (mine.op == OpKind::kAllGather) {
+      std::vector<float> all = values(0, 0, each);
+      const std::vector<float> second = values(1, 0, each);
+      all.insert(all.end(), second.begin(), second.end());
+      return all;
     }
+    if (mine.op == OpKind::kReduce && mine.root != static_cast<Rank>(rank)) return {};
+    const std::size_t begin = mine.op == OpKind::kReduceScatter ? rank * each : 0;
+    std::vector<float> sum = values(0, begin, each);
+    const std::vector<float> other = values(1, begin, each);
+    for (std::size_t i = 0; i < each; ++i)
+      sum[i] = mine.reduce_op == ReduceOp::kMax ? std::max(sum[i], other[i]) : sum[i] + other[i];
+    return sum;
+  }
+
+  const std::shared_ptr<Host> host_;
+  const Rank rank_;
+  const gpu::Device device_;
+  const gpu::Stream stream_;
+};
+
+// One rank's end, ranks 0 and 1 on one host, 2 and 3 on the other.
+struct Rig {
+  Rig(Communicator& comm, const gradring_gpu_api& api, std::array<std::shared_ptr<Host>, 2> all)
+      : device(api, 0),
+        user(device, false),
+        hosts(comm.shared_from_this(), comm.level({comm.rank() % 2, comm.rank() % 2 + 2}),
+              std::make_unique<FakeGpus>(all[static_cast<std::size_t>(comm.rank() / 2)],
+                                         comm.rank() % kLocal, api),
+              kSmallSlots) {}
+
+  gpu::Device device;
+  gpu::Stream user;
+  GpuHosts hosts;
+};
+
+std::array<std::shared_ptr<Host>, 2> two_hosts() {
+  return {std::make_shared<Host>(), std::make_shared<Host>()};
+}
+
+// Sums of these differ with the order in which they are added.
+float value_of(Rank rank, std::uint64_t i) {
+  const auto mixed = static_cast<std::uint32_t>((i + 1) * 2654435761u * (7 * std::uint32_t(rank) + 3));
+  return (static_cast<float>(mixed >> 8) / 8388608.0f - 1.0f) * (mixed % 3 == 0 ? 1000.0f : 1.0f);
+}
+
+float result_of(ReduceOp op, std::uint64_t i) {
+  const float x[] = {value_of(0, i), value_of(1, i), value_of(2, i), value_of(3, i)};
+  if (op == ReduceOp::kMax) return std::max({x[0], x[1], x[2], x[3]});
+  const float sum = (x[0] + x[1]) + (x[2] + x[3]);
+  return op == ReduceOp::kAvg ? sum / 4.0f : sum;
+}
+
+Memory memory_for(const PlanCase& c, Rank rank) {
+  Memory memory = memory_of(c)[static_cast<std::size_t>(rank)];
+  for (std::uint64_t i = 0; i < c.count; ++i) {
+    const float value = value_of(rank, i);
+    std::memcpy(memory.bytes.data() + memory.input_at + i * sizeof value, &value, sizeof value);
   }
   return memory;
 }
 
-class FakeNccl final : public LocalGpus {
- public:
-  FakeNccl(Host& host, Rank rank) : host_(host), rank_(rank) {}
-  Rank rank() const override { return rank_; }
-  Rank ranks() const override { return kLocal; }
-
-  void reduce_scatter(const void* input, void* output, std::uint64_t count_each,
-                      const collectives::Request&, gradring_stream stream) override {
-    const auto at = static_cast<std::size_t>(rank_);
-    host_.inputs[at] = static_cast<const float*>(input);
-    meet(stream);
-    std::vector<float> sums(count_each);
-    for (std::uint64_t i = 0; i < count_each; ++i)
-      sums[i] = host_.inputs[0][at * count_each + i] + host_.inputs[1][at * count_each + i];
-    host_.barrier.arrive_and_wait();
-    std::memcpy(output, sums.data(), count_each * sizeof(float));
-    host_.barrier.arrive_and_wait();
+bool is_right(const DeviceCase& mine, const PlanCase& c) {
+  const reference::Buffer bytes = mine.output();
+  for (std::uint64_t i = 0; i < c.count; ++i) {
+    const float right = result_of(c.reduce_op, i);
+    if (std::memcmp(bytes.data() + i * sizeof right, &right, sizeof right) != 0) return false;
   }
+  return bytes.size() == c.count * sizeof(float);
+}
 
-  void all_gather(const void*, void* output, std::uint64_t count_each, DType,
-                  gradring_stream stream) override {
-    host_.outputs[rank_] = static_cast<float*>(output);
-    meet(stream);
-    const auto other = static_cast<std::size_t>(1 - rank_);
-    std::memcpy(host_.outputs[rank_] + other * count_each,
-                host_.outputs[other] + other * count_each, count_each * sizeof(float));
-    host_.barrier.arrive_and_wait();
-  }
-
- private:
-  void meet(gradring_stream stream) {
-    emulated_gpu().runtime->stream_synchronize(0, stream);
-    host_.barrier.arrive_and_wait();
-  }
-
-  Host& host_;
-  Rank rank_;
-};
-
-TEST_CASE("ranks of several GPUs a host add up inside the host first, and all get one result") {
-  for (const gradring_gpu_api* const api : {&emulated_gpu(), &emulated_gpu_without_waits()}) {
-    Host hosts[2];
+TEST_CASE("the sum of each host comes first, then that of the hosts, for any number of elements") {
+  for (const gradring_gpu_api* const api : kGpus) {
+    const auto hosts = two_hosts();
+    std::atomic<int> wrong{0};
     run_ranks({.ranks = 4}, [&](Communicator& comm) {
-      const Rank local = comm.rank() % kLocal;
-      const auto across = comm.split(local, comm.rank(), kPlenty);
-      GpuHosts gpus(comm.shared_from_this(), across,
-                    std::make_unique<FakeNccl>(hosts[comm.rank() / kLocal], local), *api,
-                    {.slot_bytes = 4096, .slots = 3});
-      for (const std::uint64_t count : {0, 1, 5, 9001}) {
-        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      Rig rig(comm, *api, hosts);
+      for (const std::uint64_t count : {0, 1, 2, 5, 1024, 9001}) {
+        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
           PlanCase c{.world_size = 4, .count = count, .reduce_op = op};
-          c.is_in_place = true;
-          const auto rank = static_cast<std::size_t>(comm.rank());
-          const std::vector<Memory> memory = small_numbers(c);
-          DeviceCase mine(*api, c, memory[rank], comm.rank());
-          const gpu::Device device(*api, 0);
-          const gpu::Stream stream(device, false);
-          auto flight = gpus.all_reduce(mine.operation(), {0, stream.handle()}, kPlenty);
-          flight.wait(kPlenty);
-          stream.synchronize();
-          std::vector<float> got(count);
-          const reference::Buffer bytes = mine.output();
-          if (count > 0) std::memcpy(got.data(), bytes.data(), bytes.size());
-          const float right = op == ReduceOp::kSum ? 10.0f : 2.5f;
-          for (std::uint64_t i = 0; i < count; ++i)
-            REQUIRE(got[i] == right * static_cast<float>(i % 7));
+          c.is_in_place = count % 2 == 1;
+          DeviceCase mine(*api, c, memory_for(c, comm.rank()), comm.rank());
+          HostsWork work = rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty);
+          work.wait(kPlenty);
+          if (!work.is_over() || !is_right(mine, c)) ++wrong;
         }
       }
-      across->close();
     });
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("it comes after what is in the user's stream, and before what comes there") {
+  for (const gradring_gpu_api* const api : kGpus) {
+    const auto hosts = two_hosts();
+    std::atomic<int> wrong{0};
+    run_ranks({.ranks = 4}, [&](Communicator& comm) {
+      Rig rig(comm, *api, hosts);
+      PlanCase c{.world_size = 4, .count = 5003};
+      c.is_in_place = true;
+      const Memory memory = memory_for(c, comm.rank());
+      gpu::PinnedMemory before(rig.device, memory.bytes.size());
+      gpu::PinnedMemory after(rig.device, memory.bytes.size());
+      std::memcpy(before.data(), memory.bytes.data(), before.bytes());
+      DeviceCase mine(*api, c, memory_of(c)[0], comm.rank());
+      std::vector<HostsWork> works;
+      for (int turn = 0; turn < 3; ++turn) {  // All in flight at once.
+        rig.user.copy(mine.at(0), before.data(), before.bytes());
+        works.push_back(rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty));
+        works.back().order(rig.user.handle(), kPlenty);
+        rig.user.copy(after.data(), mine.at(0), after.bytes());
+      }
+      rig.user.synchronize();
+      for (std::uint64_t i = 0; i < c.count; ++i) {
+        const float right = result_of(c.reduce_op, i);
+        if (std::memcmp(after.data() + memory.output_at + i * sizeof right, &right,
+                        sizeof right) != 0)
+          ++wrong;
+      }
+      for (HostsWork& work : works) work.wait(kPlenty);
+    });
+    CHECK(wrong == 0);
+  }
+}
+
+// Runs until somebody fails: what each rank ended with.
+std::vector<Failure> ends_of(const gradring_gpu_api& api, Millis timeout,
+                             const std::function<bool(Communicator&, Rig&)>& takes_part) {
+  const auto hosts = two_hosts();
+  return end_of_ranks({.ranks = 4}, [&](Communicator& comm) {
+    Rig rig(comm, api, hosts);
+    const PlanCase c{.world_size = 4, .count = 20'003};
+    DeviceCase mine(api, c, memory_for(c, comm.rank()), comm.rank());
+    rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty).wait(kPlenty);
+    if (!takes_part(comm, rig)) return;
+    HostsWork work = rig.hosts.submit(mine.operation(), rig.user.handle(), timeout);
+    try {
+      work.wait(kPlenty);
+    } catch (...) {
+      while (!work.is_over()) std::this_thread::yield();
+      throw;
+    }
+  });
+}
+
+TEST_CASE("a rank that is lost is named on every host, and no stream is left hanging") {
+  for (const gradring_gpu_api* const api : kGpus) {
+    const gradring_emulated_counts before = emulated_counts();
+    const auto ends = ends_of(
+        *api, kPlenty, [](const Communicator& comm, const Rig&) { return comm.rank() != 3; });
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      CAPTURE(ends[rank].text);
+      CHECK(ends[rank].kind == ErrorKind::kPeerLost);
+      CHECK(ends[rank].rank == 3);
+      CHECK(ends[rank].text.find("all_reduce") != std::string::npos);
+    }
+    CHECK(emulated_gpu_comes_to_rest(kPlenty));
+    const gradring_emulated_counts after = emulated_counts();
+    CHECK(after.device_allocations == before.device_allocations);
+    CHECK(after.pinned_allocations == before.pinned_allocations);
+    CHECK(after.streams == before.streams);
+    CHECK(after.events == before.events);
+    CHECK(std::string(gradring_emulated_fault(0)) == "");
+  }
+}
+
+TEST_CASE("a GPU that never gets there is what all ranks' time is over for") {
+  for (const gradring_gpu_api* const api : kGpus) {
+    gpu::PinnedMemory gate(gpu::Device(*api, 0), sizeof(std::uint32_t));
+    auto* const word = reinterpret_cast<std::uint32_t*>(gate.data());
+    *word = 0;
+    const auto ends = ends_of(*api, Millis{300}, [&](const Communicator& comm, const Rig& rig) {
+      if (comm.rank() == 2)
+        emulated_gpu().runtime->stream_wait_value(0, rig.user.handle(), word, 1);
+      return true;
+    });
+    std::atomic_ref<std::uint32_t>(*word).store(1);
+    for (const Failure& end : ends) {
+      CAPTURE(end.text);
+      CHECK(end.kind == ErrorKind::kTimedOut);
+      CHECK(end.text.find("not finished within its timeout of 0.3 s") != std::string::npos);
+    }
+    CHECK(emulated_gpu_comes_to_rest(kPlenty));
+  }
+}
+
+TEST_CASE("what a device refuses on the way between hosts is a DeviceError on every rank") {
+  for (const gradring_gpu_api* const api : kGpus) {
+    const auto ends = ends_of(*api, kPlenty, [](Communicator& comm, const Rig&) {
+      if (comm.rank() == 1) gradring_emulated_fail("copy", 5);
+      return true;
+    });
+    for (const Failure& end : ends) {
+      CAPTURE(end.text);
+      CHECK(end.kind == ErrorKind::kDeviceError);
+      CHECK(end.text.find("could not copy: a failure that the test asked for") !=
+            std::string::npos);
+    }
   }
 }
 

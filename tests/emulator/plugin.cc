@@ -28,6 +28,14 @@ void gradring_emulated_fail(const char* entry, int calls) {
   gradring::emulated::machine().fail(entry, calls);
 }
 
+int gradring_emulated_enqueue(int device, gradring_stream stream, void (*body)(void*), void* data) {
+  return gradring::emulated::enqueue(device, stream, [body, data] { body(data); });
+}
+
+int gradring_emulated_device_in_use(void) {
+  return gradring::emulated::device_in_use();
+}
+
 const struct gradring_gpu_api* gradring_gpu_get_api(void) {
   static const gradring::emulated::KernelTables kernels = gradring::emulated::kernel_tables();
   static const gradring_gpu_api api = {

@@ -252,9 +252,12 @@ int fill(int device, void* to, int value, std::size_t bytes, gradring_stream str
   return GRADRING_GPU_OK;
 }
 
-// Nothing here goes by the calling thread's device.
+thread_local int in_use = -1;  // Nothing here goes by it; what stands for NCCL does.
+
 int use_device(int device) {
-  return machine().check("use_device", device);
+  const int code = machine().check("use_device", device);
+  if (code == GRADRING_GPU_OK) in_use = device;
+  return code;
 }
 
 }  // namespace
@@ -317,6 +320,10 @@ int enqueue(int device, gradring_stream stream, std::function<void()> body) {
     }
   });
   return GRADRING_GPU_OK;
+}
+
+int device_in_use() {
+  return in_use;
 }
 
 void check_reachable(const void* pointer, std::size_t bytes) {

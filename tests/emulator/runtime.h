@@ -37,6 +37,13 @@ GRADRING_EMULATED_EXPORT const char* gradring_emulated_fault(int forget);
 // The call after `calls` more of this entry of the runtime ("copy") fails with code 999, once.
 GRADRING_EMULATED_EXPORT void gradring_emulated_fail(const char* entry, int calls);
 
+// Runs `body` with `data` on the stream's thread when its turn has come: how what stands for another
+// library's kernels gets into the device's streams. 0, or what is wrong with the stream.
+GRADRING_EMULATED_EXPORT int gradring_emulated_enqueue(int device, gradring_stream stream,
+                                                       void (*body)(void*), void* data);
+// The device that the calling thread has made its own; -1: none.
+GRADRING_EMULATED_EXPORT int gradring_emulated_device_in_use(void);
+
 GRADRING_EMULATED_EXPORT const struct gradring_gpu_api* gradring_gpu_get_api(void);
 }
 
@@ -48,6 +55,8 @@ const char* error_text(int code);
 // Runs `body` on the stream's thread when its turn has come: how kernels are launched. 0, or what
 // is wrong with the stream. Never throws; what `body` throws is a fault of the device.
 int enqueue(int device, gradring_stream stream, std::function<void()> body);
+
+int device_in_use();  // By the calling thread; -1: none.
 
 // Throws std::out_of_range unless all of it lies in one living allocation that a kernel on the
 // device can reach. For emulated kernels that check what they touch.

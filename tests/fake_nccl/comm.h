@@ -36,14 +36,15 @@ struct Operation {
 };
 
 struct Comm {
-  Comm(std::string named, int its_rank, int its_size)
-      : id(std::move(named)), rank(its_rank), size(its_size) {
+  Comm(std::string named, int its_rank, int its_size, int its_device)
+      : id(std::move(named)), rank(its_rank), size(its_size), device(its_device) {
     segment = std::make_unique<Segment>(id, rank, size, is_aborted);
   }
 
   const std::string id;
   const int rank;
   const int size;
+  const int device;
   std::atomic<Result> state{Result::kInProgress};
   std::atomic<int> polls_to_go{0};  // Until what is in progress is over.
   std::atomic<bool> is_aborted{false};

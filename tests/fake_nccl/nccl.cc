@@ -38,7 +38,7 @@ std::map<std::string, int> calls;
 thread_local int group_depth = 0;
 struct Grouped {
   Comm* comm;
-  Stream* stream;
+  void* stream;
   Operation operation;
 };
 thread_local std::vector<Grouped> grouped;
@@ -102,12 +102,12 @@ Result suffer(const std::string& fault, Comm& comm) {
   return Result::kSuccess;
 }
 
-Result enqueue(Comm* comm, Stream& stream, Operation operation) {
+Result enqueue(Comm* comm, void* stream, Operation operation) {
   if (group_depth == 0) {
-    stream.push([comm, operation] { run(*comm, {operation}); });
+    push(comm->device, stream, [comm, operation] { run(*comm, {operation}); });
     return Result::kSuccess;
   }
-  grouped.push_back({comm, &stream, std::move(operation)});
+  grouped.push_back({comm, stream, std::move(operation)});
   return Result::kSuccess;
 }
 
@@ -123,7 +123,7 @@ Result call(Comm* named, void* stream, Operation operation) {
   operation.hangs = fault == "hang";
   const Result result = suffer(fault, comm);
   if (result != Result::kSuccess && result != Result::kInProgress) return result;
-  enqueue(&comm, stream_of(stream), std::move(operation));
+  enqueue(&comm, stream, std::move(operation));
   return result;
 }
 
@@ -140,8 +140,8 @@ void be_born(Comm* comm, const std::string& fault) {
   }).detach();
 }
 
-Comm* make(const std::string& id, int rank, int size) {
-  auto* comm = new Comm(id, rank, size);  // Threads may hold it until the process ends.
+Comm* make(const std::string& id, int rank, int size, int device) {
+  auto* comm = new Comm(id, rank, size, device);  // Threads may hold it until the process ends.
   const std::lock_guard lock(mutex);
   alive.insert(comm);
   return comm;
@@ -171,8 +171,8 @@ void split(Comm* parent, int color, int key, Comm** made) {
         if (theirs[1] < key || (theirs[1] == key && other < parent->rank)) ++rank;
       }
       if (color >= 0) {
-        *made =
-            make(parent->id + "-" + std::to_string(nth) + "-" + std::to_string(color), rank, size);
+        *made = make(parent->id + "-" + std::to_string(nth) + "-" + std::to_string(color), rank, size,
+                     parent->device);
         be_born(*made, "");
       }
       parent->state = Result::kSuccess;
@@ -204,12 +204,12 @@ FAKE_API Result ncclGetUniqueId(UniqueId* id) {
 FAKE_API Result ncclCommInitRankConfig(Comm** made, int size, UniqueId id, int rank,
                                        Config* config) {
   check_config(config);
-  if (device_in_use != 0) die("no device is in use where a communicator is made");
+  if (device_in_use() < 0) die("no device is in use where a communicator is made");
   if (size > kMostRanks) die("more ranks than the fake has room for");
   const std::string fault = fault_of("CommInitRankConfig");
   if (fault == "block") ::pause();
   if (fault == "cuda") return Result::kUnhandledCudaError;
-  *made = make(id.bytes, rank, size);
+  *made = make(id.bytes, rank, size, device_in_use());
   be_born(*made, fault);
   return Result::kInProgress;
 }
@@ -351,6 +351,6 @@ FAKE_API Result ncclGroupEnd() {
     operations.push_back(one.operation);
   }
   Comm* comm = group[0].comm;
-  group[0].stream->push([comm, operations] { run(*comm, operations); });
+  push(comm->device, group[0].stream, [comm, operations] { run(*comm, operations); });
   return suffer(fault_of("GroupEnd"), *comm);
 }

@@ -1,12 +1,13 @@
 #include "fake_nccl/streams.h"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string_view>
 
 namespace fake {
-
-thread_local int device_in_use = -1;
 
 void Stream::close() {
   {
@@ -62,6 +63,28 @@ Stream& stream_of(void* handle) {
 namespace {
 
 constexpr int kInvalidValue = 1;
+thread_local int own_device_in_use = -1;
+
+// The emulated GPU, if that is the plugin.
+struct Emulated {
+  int (*enqueue)(int device, void* stream, void (*body)(void*), void* data) = nullptr;
+  int (*device_in_use)() = nullptr;
+};
+
+const Emulated& emulated() {
+  static const Emulated found = [] {
+    Emulated gpu;
+    const char* const plugin = std::getenv("GRADRING_GPU_PLUGIN");
+    void* const library = plugin == nullptr ? nullptr : ::dlopen(plugin, RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) return gpu;
+    gpu.enqueue = reinterpret_cast<decltype(gpu.enqueue)>(
+        ::dlsym(library, "gradring_emulated_enqueue"));
+    gpu.device_in_use = reinterpret_cast<decltype(gpu.device_in_use)>(
+        ::dlsym(library, "gradring_emulated_device_in_use"));
+    return gpu;
+  }();
+  return found;
+}
 
 struct Event {
   Stream* stream = nullptr;  // None: never recorded, which counts as reached.
@@ -82,7 +105,7 @@ int driver_version(int* version) {
 }
 int use_device(int device) {
   if (device != 0) return kInvalidValue;
-  device_in_use = device;
+  own_device_in_use = device;
   return 0;
 }
 int device_facts(int, gradring_device_facts* facts) {
@@ -133,6 +156,22 @@ const char* error_text(int code) {
 }
 
 }  // namespace
+
+int device_in_use() {
+  return emulated().device_in_use != nullptr ? emulated().device_in_use() : own_device_in_use;
+}
+
+void push(int device, void* stream, std::function<void()> work) {
+  if (emulated().enqueue == nullptr) return stream_of(stream).push(std::move(work));
+  const auto run = [](void* data) {
+    const std::unique_ptr<std::function<void()>> body(static_cast<std::function<void()>*>(data));
+    (*body)();
+  };
+  auto body = std::make_unique<std::function<void()>>(std::move(work));
+  if (emulated().enqueue(device, stream, run, body.get()) != 0) std::abort();
+  static_cast<void>(body.release());
+}
+
 }  // namespace fake
 
 extern "C" __attribute__((visibility("default"))) const gradring_gpu_api* gradring_gpu_get_api() {

@@ -1,6 +1,7 @@
-// Streams, events and memory of a device that is this process's own memory: enough of the GPU
-// plugin's runtime for the fake NCCL, which lives in the same library so that its operations can be
-// put into the plugin's streams. A stream is a queue with a thread.
+// Streams and events of a device that is this process's own memory: enough of the GPU plugin's
+// runtime for the fake NCCL, which lives in the same library so that its operations can be put into
+// the plugin's streams. A stream is a queue with a thread. Where the plugin is the emulated GPU
+// (tests/emulator), operations go into its streams instead.
 #pragma once
 
 #include <condition_variable>
@@ -40,6 +41,9 @@ class Stream {
 
 Stream& stream_of(void* handle);  // 0 and 1: the default stream.
 
-extern thread_local int device_in_use;  // -1: none.
+int device_in_use();  // By the calling thread; -1: none.
+
+// Runs `work` in one of the plugin's streams of a device.
+void push(int device, void* stream, std::function<void()> work);
 
 }  // namespace fake

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +18,38 @@ from gradring.gpu.runtime import device_count, device_facts
 if TYPE_CHECKING:
     from gradring.communicator import Communicator
 
-PATHS = {"auto": 0, "nccl": 1, "staged": 2}
+PATHS = {"auto": 0, "nccl": 1, "staged": 2, "nccl_in_hosts": 3}
 _ROOM = 1024  # Bytes that each rank's facts may take.
 
 
-def agree(comm: Communicator, device: int | None, path: str) -> tuple[str, str, int | None]:
+@dataclass(frozen=True)
+class Choice:
+    """What the ranks have agreed on.
+
+    Attributes:
+        path: ``nccl staged nccl_in_hosts``.
+        reason: Why.
+        device: This rank's; ``None``: it has no GPU.
+        hosts: By rank, the number of its host.
+    """
+
+    path: str
+    reason: str
+    device: int | None
+    hosts: list[int]
+
+
+def agree(comm: Communicator, device: int | None, path: str) -> Choice:
     """Choose alike on every rank; a collective call.
 
     Args:
         comm: The ranks.
         device: This rank's; ``None``: by its number on the host, none where there is no GPU.
-        path: ``auto nccl staged``.
-
-    Returns:
-        The way, why, and this rank's device.
+        path: ``auto nccl staged nccl_in_hosts``.
 
     Raises:
         InvalidArgument: There is no such way.
-        DeviceError: ``nccl`` cannot be had; says which rank is the reason.
+        DeviceError: It cannot be had; says which rank is the reason.
     """
     if path not in PATHS:
         raise InvalidArgument(f"path '{path}' is none of {', '.join(PATHS)}")
@@ -42,9 +57,10 @@ def agree(comm: Communicator, device: int | None, path: str) -> tuple[str, str, 
     text = json.dumps(_facts(own)).encode()
     mine = np.zeros(_ROOM, np.uint8)
     mine[: len(text)] = np.frombuffer(text[:_ROOM], np.uint8)
-    every = [bytes(row).rstrip(b"\0") for row in comm.all_gather(mine)]
-    chosen, reason = _core.choose_gpu_path([tuple(json.loads(row)) for row in every], PATHS[path])
-    return chosen, reason, own
+    every = [json.loads(bytes(row).rstrip(b"\0")) for row in comm.all_gather(mine)]
+    chosen, reason = _core.choose_gpu_path([tuple(facts) for facts in every], PATHS[path])
+    names = list(dict.fromkeys(facts[1] for facts in every))
+    return Choice(chosen, reason, own, [names.index(facts[1]) for facts in every])
 
 
 def _usual_device(local_rank: int) -> int | None:

@@ -1,23 +1,26 @@
 """`DeviceCalls`: which way a call on device arrays goes, and its way there.
 
 Owned by a communicator from its first device array on. Collectives are staged through the host's
-memory until `agree` has found that every rank has a GPU and NCCL; messages, and what the pipeline
-has not got, are copied. Each way puts the call into the order of the communicator's calls before it
+memory until `agree` has found that every rank has a GPU and NCCL, which then takes what it has;
+messages, and what the pipeline has not got, are copied. Each way puts the call into the order of the communicator's calls before it
 returns, so that order is the same on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradring import _core
-from gradring.calling import ALL_GATHER, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from gradring.calling import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from gradring.device_arrays import LEGACY_STREAM, UNKNOWN_DEVICE, DeviceView
-from gradring.errors import InvalidArgument
+from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.copied import CopiedCalls, Landing
 from gradring.gpu.flights import Flight, NcclFlight, StagedFlight
 from gradring.gpu.runtime import device_of
+
+if TYPE_CHECKING:
+    from gradring.gpu.agreement import Choice
 
 _FOR_GOOD_MS = 365 * 24 * 3600 * 1000  # A call has a deadline of its own.
 
@@ -26,7 +29,8 @@ class DeviceCalls:
     """The calls of one communicator on arrays of devices.
 
     Attributes:
-        nccl: The ranks as NCCL has them; ``None``: everything is staged.
+        nccl: The ranks as NCCL has them; ``None``: NCCL does not take their collectives.
+        hosts: The same of each host's ranks; ``None``: all_reduce does not go by hosts.
     """
 
     def __init__(self, core: _core.Communicator) -> None:
@@ -35,6 +39,22 @@ class DeviceCalls:
         self._copied = CopiedCalls(core)
         self._staged: _core.Staged | None = None
         self.nccl: _core.NcclRanks | None = None
+        self.hosts: _core.GpuHosts | None = None
+
+    def take(self, choice: Choice, timeout_ms: int) -> None:
+        """Go the way that the ranks have agreed on; a collective call.
+
+        Raises:
+            DeviceError: NCCL does not let them meet.
+            PeerLost: As every collective, and so for its other errors.
+        """
+        self.nccl, self.hosts = None, None
+        if choice.device is None:
+            return
+        if choice.path == "nccl":
+            self.nccl = _core.NcclRanks.join(self._core, choice.device, timeout_ms)
+        elif choice.path == "nccl_in_hosts":
+            self.hosts = _core.GpuHosts.join(self._core, choice.device, choice.hosts, timeout_ms)
 
     @property
     def staged(self) -> _core.Staged:
@@ -71,6 +91,8 @@ class DeviceCalls:
         flight: Flight | None = None
         if self.nccl is not None:
             flight = self._run_by_nccl(self.nccl, op, source, target, **options)
+        elif self.hosts is not None and op == ALL_REDUCE:
+            flight = self._run_by_hosts(self.hosts, source, target, **options)
         if flight is None:
             flight = self._run_staged(op, source, target, **options)
         return _landed(flight, in_background)
@@ -93,19 +115,10 @@ class DeviceCalls:
         return self._copied.run_in_place(view, start)
 
     def transfer(
-        self,
-        view: DeviceView,
-        peer: int,
-        tag: int,
-        *,
-        is_recv: bool,
-        timeout_ms: int,
-        async_op: bool,
+        self, view: DeviceView, peer: int, tag: int, *, async_op: bool, **options: Any
     ) -> Flight | None:
-        """Send or receive one array; see `run`."""
-        landing = self._copied.transfer(
-            view, peer, tag, is_recv=is_recv, timeout_ms=timeout_ms, async_op=async_op
-        )
+        """Send or receive one array; see `CopiedCalls.transfer`."""
+        landing = self._copied.transfer(view, peer, tag, async_op=async_op, **options)
         return _landed(landing, async_op)
 
     def _run_staged(
@@ -160,14 +173,45 @@ class DeviceCalls:
             )
         except InvalidArgument:  # Not an operation of NCCL's, on any rank: the pipeline has it.
             return None
-        views = [one for one in (source, target) if one is not None]
-        return NcclFlight(work, views, self._core.timeout_ms)
+        return NcclFlight(work, (source, target), self._core.timeout_ms)
+
+    def _run_by_hosts(
+        self,
+        hosts: _core.GpuHosts,
+        source: DeviceView | None,
+        target: DeviceView | None,
+        **options: Any,
+    ) -> Flight | None:
+        assert source is not None
+        assert target is not None
+        _require_device(source, hosts.device)
+        work = hosts.submit(
+            ALL_REDUCE,
+            source.pointer,
+            target.pointer,
+            source.dtype,
+            options["count"],
+            source.stream or LEGACY_STREAM,
+            reduce_op=options.get("reduce_op", 0),
+            algorithm=options.get("algorithm", 0),
+            is_rank_ordered=options.get("is_rank_ordered", False),
+            timeout_ms=options["timeout_ms"],
+        )
+        # On no rank an operation of theirs: the pipeline has it.
+        return work and NcclFlight(work, (source, target), self._core.timeout_ms)
 
 
 def _device(view: DeviceView) -> int:
     if view.device != UNKNOWN_DEVICE:
         return view.device
     return device_of(view.pointer) if view.pointer else 0
+
+
+def _require_device(view: DeviceView, device: int) -> None:
+    if view.pointer and _device(view) != device:
+        raise DeviceError(
+            f"the array is on device {_device(view)}, but use_gpu() was told device {device}"
+        )
 
 
 def _landed(flight: Flight, in_background: bool) -> Flight | None:

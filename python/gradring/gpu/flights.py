@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gradring import _core
@@ -53,22 +54,25 @@ class StagedFlight:
 
 
 # Guarded by the GIL: whose handle was dropped while NCCL was at their memory.
-_abandoned: list[tuple[_core.NcclWork, Any]] = []
+_abandoned: list[tuple[_core.NcclWork | _core.HostsWork, Any]] = []
 
 
 class NcclFlight:
-    """A collective of NCCL's."""
+    """A collective of NCCL's, among all ranks or inside the hosts."""
 
     source = -1
 
     def __init__(
-        self, work: _core.NcclWork, views: list[DeviceView], usual_timeout_ms: int
+        self,
+        work: _core.NcclWork | _core.HostsWork,
+        views: Sequence[DeviceView | None],
+        usual_timeout_ms: int,
     ) -> None:
         """Take it over, and keep the arrays until it is done."""
         self._work = work
         self._views = views
         self._usual_timeout_ms = usual_timeout_ms
-        _abandoned[:] = [one for one in _abandoned if not one[0].done()]
+        _abandoned[:] = [one for one in _abandoned if not one[0].is_over()]
 
     def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
         """See `Flight.wait`."""
@@ -84,5 +88,5 @@ class NcclFlight:
 
     def __del__(self) -> None:
         """Let go of the arrays, or leave them to the next flight to let go of."""
-        if not self._work.done():
+        if not self._work.is_over():
             _abandoned.append((self._work, self._views))
