@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -108,9 +109,9 @@ class HostsReduction final : public Composition {
   gpu::NcclCall call(OpKind op, const Extent& extent) const;
   void add_up_inside();
   void spread_inside();
-  void begin_across(Steps& steps);
+  void begin_across();
   void go_across(Steps& steps);
-  void push(Steps& steps);
+  bool push();
 
   const std::shared_ptr<GpuHosts::Shared> hosts_;
   const Operation whole_;
@@ -122,6 +123,7 @@ class HostsReduction final : public Composition {
   GpuLaunch end_;
   Operation between_;  // Of the share.
   std::shared_ptr<StagedJob> job_;
+  bool is_spreading_ = false;  // Until all of it is launched.
 };
 
 HostsReduction::HostsReduction(std::shared_ptr<GpuHosts::Shared> hosts, const Operation& operation,
@@ -155,8 +157,8 @@ gpu::NcclCall HostsReduction::call(OpKind op, const Extent& extent) const {
   call.op = op;
   call.dtype = whole_.request.dtype;
   // Averages are divided between the hosts.
-  call.reduce_op = whole_.request.reduce_op == ReduceOp::kAvg ? ReduceOp::kSum
-                                                              : whole_.request.reduce_op;
+  call.reduce_op =
+      whole_.request.reduce_op == ReduceOp::kAvg ? ReduceOp::kSum : whole_.request.reduce_op;
   call.root = hosts_->local->ranks() - 1;
   call.count = extent.count;
   const auto local_ranks = static_cast<std::size_t>(hosts_->local->ranks());
@@ -184,6 +186,7 @@ void HostsReduction::add_up_inside() {
 
 void HostsReduction::spread_inside() {
   LocalGpus& local = *hosts_->local;
+  is_spreading_ = true;
   if (job_) local.stream().wait(job_->end);
   if (even_.count > 0) {
     gpu::NcclCall shares = call(OpKind::kAllGather, even_);
@@ -198,13 +201,15 @@ void HostsReduction::spread_inside() {
   }
 }
 
-void HostsReduction::push(Steps& steps) {
-  steps.wait_until([&] { return hosts_->local->push(); }, "NCCL to take up what its GPU has to do");
+// Has NCCL take up what it was given; true when it has. Throws also what has happened to it since.
+bool HostsReduction::push() {
+  if (!hosts_->local->push()) return false;
+  if (std::exchange(is_spreading_, false)) end_.note_launched(hosts_->local->stream());
+  return true;
 }
 
 // The sums of the hosts, of one share: what comes into NCCL's stream from now on comes after.
-void HostsReduction::begin_across(Steps& steps) {
-  push(steps);
+void HostsReduction::begin_across() {
   if (share_.count == 0) return;
   between_ = whole_;
   between_.request.count = share_.count;
@@ -225,7 +230,7 @@ void HostsReduction::go_across(Steps& steps) {
   StagedLane& lane = *hosts_->lane;
   for (std::uint32_t round = 0; round < job_->rounds.size(); ++round) {
     const auto is_down = [&] {
-      static_cast<void>(hosts_->local->push());  // Throws what has happened to the sum.
+      static_cast<void>(push());
       return lane.is_down(*job_, round);
     };
     steps.wait_until(is_down, "the GPUs of this host to add up");
@@ -236,22 +241,16 @@ void HostsReduction::go_across(Steps& steps) {
 
 void HostsReduction::carry_out(Steps& steps) {
   steps.agree();
-  const auto spread = [&] {
-    spread_inside();
-    push(steps);
-    end_.note_launched(hosts_->local->stream());
-  };
   add_up_inside();
-  begin_across(steps);
-  // All at once where streams can wait for what comes, so that nobody waits for the network here.
+  steps.wait_until([&] { return push(); }, "NCCL to take up the sum of this host");
+  begin_across();
+  // At once where streams can wait for what comes, so that nobody waits for the network here. NCCL
+  // may then need the device for a moment, and so the network: nothing waits for NCCL before that.
   const bool is_early = hosts_->lane->waits_on_memory();
-  if (is_early) spread();
+  if (is_early) spread_inside();
   go_across(steps);
-  if (!is_early) spread();
-  const auto is_passed = [&] {
-    static_cast<void>(hosts_->local->push());
-    return end_.is_passed();
-  };
+  if (!is_early) spread_inside();
+  const auto is_passed = [&] { return push() && end_.is_passed(); };
   steps.wait_until(is_passed, "the GPUs of this host to spread the result");
   if (job_)
     job_->failure.with([](const Failure& failure) {
@@ -298,9 +297,9 @@ std::unique_ptr<GpuHosts> GpuHosts::join(const std::shared_ptr<Communicator>& ra
   for (std::size_t rank = 0; rank < troubles.size(); ++rank) {
     if (troubles[rank][0] == 0) continue;
     if (level) level->leave();
-    throw DeviceError(str("NCCL inside the hosts cannot be used: ",
-                          ranks->describe(static_cast<Rank>(rank)),
-                          " says: ", troubles[rank].data()));
+    throw DeviceError(
+        str("NCCL inside the hosts cannot be used: ", ranks->describe(static_cast<Rank>(rank)),
+            " says: ", troubles[rank].data()));
   }
   return hosts;
 }

@@ -1,5 +1,5 @@
-// GpuLaunch: the end of an operation on a GPU, as its user sees it: an event that one thread will put
-// into a stream, later, and that others order their own streams after.
+// GpuLaunch: the end of an operation on a GPU, as its user sees it: an event that one thread will
+// put into a stream, later, and that others order their own streams after.
 #pragma once
 
 #include <condition_variable>

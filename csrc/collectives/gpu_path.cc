@@ -84,8 +84,9 @@ GpuChoice choose_gpu_path(const std::vector<GpuFacts>& ranks, GpuPath wanted) {
     return {GpuPath::kNccl,
             str("every rank has a GPU of its own and NCCL ", version_text(ranks[0].nccl_version))};
   if (to_hosts.empty())
-    return {GpuPath::kNcclInHosts, str(to_one, ", but every host has one and the same number of "
-                                               "ranks")};
+    return {GpuPath::kNcclInHosts, str(to_one,
+                                       ", but every host has one and the same number of "
+                                       "ranks")};
   if (to_hosts == to_one) return {GpuPath::kStaged, to_one};
   return {GpuPath::kStaged, str(to_one, "; ", to_hosts)};
 }

@@ -36,8 +36,8 @@ struct GpuChoice {
 };
 
 // `ranks`: in rank order. kAuto takes NCCL inside hosts where their NCCLs do not understand each
-// other, and else for all; staged where neither can be had, or one rank is alone. Throws DeviceError where `wanted` is not kAuto and cannot be had, saying
-// which rank is the reason.
+// other, and else for all; staged where neither can be had, or one rank is alone. Throws
+// DeviceError where `wanted` is not kAuto and cannot be had, saying which rank is the reason.
 GpuChoice choose_gpu_path(const std::vector<GpuFacts>& ranks, GpuPath wanted = GpuPath::kAuto);
 
 }  // namespace gradring::collectives

@@ -38,8 +38,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   const gpu::Device device_;
   gpu::Stream stream_;
   std::unique_ptr<gpu::NcclCommunicator> nccl_;  // Ends before the stream that its kernels are in.
-  std::shared_ptr<NcclLaunch> taken_;  // By NCCL, but perhaps not yet in the stream.
-  std::exception_ptr echo_;            // Of what may be a lost rank.
+  std::shared_ptr<NcclLaunch> taken_;            // By NCCL, but perhaps not yet in the stream.
+  std::exception_ptr echo_;                      // Of what may be a lost rank.
   Time echo_until_{};
 
   std::mutex mutex_;  // Guards the next.

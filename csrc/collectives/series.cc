@@ -39,8 +39,8 @@ std::shared_ptr<Work> Communicator::submit(const Call& call,
   return enqueue(std::make_shared<Work>(run, call, now));
 }
 
-std::shared_ptr<Work> Communicator::submit(const Call& call,
-                                           std::shared_ptr<Composition> operation, Millis timeout) {
+std::shared_ptr<Work> Communicator::submit(const Call& call, std::shared_ptr<Composition> operation,
+                                           Millis timeout) {
   check_usable(call);
   const Ticks now = ticks_now();
   return enqueue(std::make_shared<Work>([this, call, operation = std::move(operation), timeout,

@@ -1,6 +1,6 @@
-// How kernels reach memory: neighbours with one access of up to 16 bytes; and at any alignment: four
-// floats with one access where that can be, else one by one, and words of byte strings. What lies
-// behind the end of such a vector is read as zeros and not written.
+// How kernels reach memory: neighbours with one access of up to 16 bytes; and at any alignment:
+// four floats with one access where that can be, else one by one, and words of byte strings. What
+// lies behind the end of such a vector is read as zeros and not written.
 #pragma once
 
 #include "cuda/launch.h"

@@ -149,7 +149,8 @@ std::array<std::shared_ptr<Host>, 2> two_hosts() {
 
 // Sums of these differ with the order in which they are added.
 float value_of(Rank rank, std::uint64_t i) {
-  const auto mixed = static_cast<std::uint32_t>((i + 1) * 2654435761u * (7 * std::uint32_t(rank) + 3));
+  const auto mixed =
+      static_cast<std::uint32_t>((i + 1) * 2654435761u * (7 * std::uint32_t(rank) + 3));
   return (static_cast<float>(mixed >> 8) / 8388608.0f - 1.0f) * (mixed % 3 == 0 ? 1000.0f : 1.0f);
 }
 
@@ -222,8 +223,8 @@ TEST_CASE("it comes after what is in the user's stream, and before what comes th
       rig.user.synchronize();
       for (std::uint64_t i = 0; i < c.count; ++i) {
         const float right = result_of(c.reduce_op, i);
-        if (std::memcmp(after.data() + memory.output_at + i * sizeof right, &right,
-                        sizeof right) != 0)
+        if (std::memcmp(after.data() + memory.output_at + i * sizeof right, &right, sizeof right) !=
+            0)
           ++wrong;
       }
       for (HostsWork& work : works) work.wait(kPlenty);
@@ -250,6 +251,31 @@ std::vector<Failure> ends_of(const gradring_gpu_api& api, Millis timeout,
       throw;
     }
   });
+}
+
+TEST_CASE("different calls are a mismatch on both hosts before anything is added") {
+  const gradring_gpu_api& api = emulated_gpu();
+  const auto hosts = two_hosts();
+  std::atomic<int> wrong{0};
+  const auto ends = end_of_ranks({.ranks = 4}, [&](Communicator& comm) {
+    Rig rig(comm, api, hosts);
+    PlanCase c{.world_size = 4, .count = 1000};
+    if (comm.rank() == 2) c.reduce_op = ReduceOp::kMax;
+    DeviceCase mine(api, c, memory_for(c, comm.rank()), comm.rank());
+    const reference::Buffer before = mine.bytes();
+    try {
+      rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty).wait(kPlenty);
+    } catch (...) {
+      if (mine.bytes() != before) ++wrong;
+      throw;
+    }
+  });
+  CHECK(wrong == 0);
+  for (const Failure& end : ends) {
+    CAPTURE(end.text);
+    CHECK(end.kind == ErrorKind::kMismatch);
+    CHECK(end.text.find("float32 x 1000, max") != std::string::npos);
+  }
 }
 
 TEST_CASE("a rank that is lost is named on every host, and no stream is left hanging") {

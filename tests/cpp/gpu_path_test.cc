@@ -39,8 +39,9 @@ TEST_CASE("GPU collectives are staged where one rank stands in NCCL's way, and n
   ranks[2].nccl_trouble = "libnccl.so.2 was not found";
   CHECK(path_of(ranks, "rank 2 has no NCCL: libnccl.so.2 was not found") == GpuPath::kStaged);
   ranks[2].nccl_version = 23207;
-  CHECK(path_of(ranks, "rank 0 has NCCL 2.28.9, rank 2 has 2.32.7; hosts have different numbers of "
-                       "ranks") == GpuPath::kStaged);
+  CHECK(path_of(ranks,
+                "rank 0 has NCCL 2.28.9, rank 2 has 2.32.7; hosts have different numbers of "
+                "ranks") == GpuPath::kStaged);
   ranks[1].nccl_version = 23207;
   CHECK(path_of(ranks, "rank 0 has NCCL 2.28.9, rank 1 has 2.32.7") == GpuPath::kStaged);
   ranks[2].device = -1;
@@ -51,11 +52,12 @@ TEST_CASE("GPU collectives are staged where one rank stands in NCCL's way, and n
 TEST_CASE("NCCL stays inside the hosts where theirs differ, if as many ranks are on each") {
   auto ranks = ranks_on({"a", "b", "a", "b"});
   ranks[1].nccl_version = ranks[3].nccl_version = 23207;
-  CHECK(path_of(ranks, "rank 0 has NCCL 2.28.9, rank 1 has 2.32.7, but every host has one and the "
-                       "same number of ranks") == GpuPath::kNcclInHosts);
-  CHECK_THROWS_WITH_AS(
-      choose_gpu_path(ranks, GpuPath::kNccl),
-      "'nccl' was asked for, but rank 0 has NCCL 2.28.9, rank 1 has 2.32.7", DeviceError);
+  CHECK(path_of(ranks,
+                "rank 0 has NCCL 2.28.9, rank 1 has 2.32.7, but every host has one and the "
+                "same number of ranks") == GpuPath::kNcclInHosts);
+  CHECK_THROWS_WITH_AS(choose_gpu_path(ranks, GpuPath::kNccl),
+                       "'nccl' was asked for, but rank 0 has NCCL 2.28.9, rank 1 has 2.32.7",
+                       DeviceError);
   ranks.pop_back();
   ranks.pop_back();
   CHECK(path_of(ranks, "rank 0 has NCCL 2.28.9, rank 1 has 2.32.7; every host has one rank only") ==

@@ -37,8 +37,8 @@ GRADRING_EMULATED_EXPORT const char* gradring_emulated_fault(int forget);
 // The call after `calls` more of this entry of the runtime ("copy") fails with code 999, once.
 GRADRING_EMULATED_EXPORT void gradring_emulated_fail(const char* entry, int calls);
 
-// Runs `body` with `data` on the stream's thread when its turn has come: how what stands for another
-// library's kernels gets into the device's streams. 0, or what is wrong with the stream.
+// Runs `body` with `data` on the stream's thread when its turn has come: how what stands for
+// another library's kernels gets into the device's streams. 0, or what is wrong with the stream.
 GRADRING_EMULATED_EXPORT int gradring_emulated_enqueue(int device, gradring_stream stream,
                                                        void (*body)(void*), void* data);
 // The device that the calling thread has made its own; -1: none.

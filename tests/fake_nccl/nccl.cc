@@ -171,8 +171,8 @@ void split(Comm* parent, int color, int key, Comm** made) {
         if (theirs[1] < key || (theirs[1] == key && other < parent->rank)) ++rank;
       }
       if (color >= 0) {
-        *made = make(parent->id + "-" + std::to_string(nth) + "-" + std::to_string(color), rank, size,
-                     parent->device);
+        *made = make(parent->id + "-" + std::to_string(nth) + "-" + std::to_string(color), rank,
+                     size, parent->device);
         be_born(*made, "");
       }
       parent->state = Result::kSuccess;

@@ -77,8 +77,8 @@ const Emulated& emulated() {
     const char* const plugin = std::getenv("GRADRING_GPU_PLUGIN");
     void* const library = plugin == nullptr ? nullptr : ::dlopen(plugin, RTLD_NOW | RTLD_NOLOAD);
     if (library == nullptr) return gpu;
-    gpu.enqueue = reinterpret_cast<decltype(gpu.enqueue)>(
-        ::dlsym(library, "gradring_emulated_enqueue"));
+    gpu.enqueue =
+        reinterpret_cast<decltype(gpu.enqueue)>(::dlsym(library, "gradring_emulated_enqueue"));
     gpu.device_in_use = reinterpret_cast<decltype(gpu.device_in_use)>(
         ::dlsym(library, "gradring_emulated_device_in_use"));
     return gpu;

@@ -2,8 +2,8 @@
 
 Owned by a communicator from its first device array on. Collectives are staged through the host's
 memory until `agree` has found that every rank has a GPU and NCCL, which then takes what it has;
-messages, and what the pipeline has not got, are copied. Each way puts the call into the order of the communicator's calls before it
-returns, so that order is the same on every rank.
+messages, and what the pipeline has not got, are copied. Each way puts the call into the order of
+the communicator's calls before it returns, so that order is the same on every rank.
 """
 
 from __future__ import annotations
@@ -197,8 +197,9 @@ class DeviceCalls:
             is_rank_ordered=options.get("is_rank_ordered", False),
             timeout_ms=options["timeout_ms"],
         )
-        # On no rank an operation of theirs: the pipeline has it.
-        return work and NcclFlight(work, (source, target), self._core.timeout_ms)
+        if work is None:  # Not an operation of theirs, on any rank: the pipeline has it.
+            return None
+        return NcclFlight(work, (source, target), self._core.timeout_ms)
 
 
 def _device(view: DeviceView) -> int:
