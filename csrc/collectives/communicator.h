@@ -88,7 +88,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // which no other group made from this one may have.
   std::shared_ptr<Communicator> subgroup(std::vector<Rank> ranks, std::uint64_t name);
   // Collective, though nothing is sent: every rank names the part that it is in, and no rank is in
-  // two. For steps of a Composition of this communicator, which outlives the level.
+  // two. For steps of a Composition of this communicator. Who has it calls leave() in the end.
   std::unique_ptr<Level> level(std::vector<Rank> ranks);
   // After a PeerLost: the living members agree on who is left and get a new communicator of those.
   // This one is closed.

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -163,6 +164,8 @@ float result_of(ReduceOp op, std::uint64_t i) {
 
 Memory memory_for(const PlanCase& c, Rank rank) {
   Memory memory = memory_of(c)[static_cast<std::size_t>(rank)];
+  memory.bytes.resize(
+      std::max(memory.input_at + memory.input_bytes, memory.output_at + memory.output_bytes));
   for (std::uint64_t i = 0; i < c.count; ++i) {
     const float value = value_of(rank, i);
     std::memcpy(memory.bytes.data() + memory.input_at + i * sizeof value, &value, sizeof value);
@@ -212,7 +215,9 @@ TEST_CASE("it comes after what is in the user's stream, and before what comes th
       gpu::PinnedMemory before(rig.device, memory.bytes.size());
       gpu::PinnedMemory after(rig.device, memory.bytes.size());
       std::memcpy(before.data(), memory.bytes.data(), before.bytes());
-      DeviceCase mine(*api, c, memory_of(c)[0], comm.rank());
+      Memory empty = memory;
+      std::fill(empty.bytes.begin(), empty.bytes.end(), std::byte{0});
+      DeviceCase mine(*api, c, empty, comm.rank());
       std::vector<HostsWork> works;
       for (int turn = 0; turn < 3; ++turn) {  // All in flight at once.
         rig.user.copy(mine.at(0), before.data(), before.bytes());
@@ -234,8 +239,10 @@ TEST_CASE("it comes after what is in the user's stream, and before what comes th
 }
 
 // Runs until somebody fails: what each rank ended with.
-std::vector<Failure> ends_of(const gradring_gpu_api& api, Millis timeout,
-                             const std::function<bool(Communicator&, Rig&)>& takes_part) {
+std::vector<Failure> ends_of(
+    const gradring_gpu_api& api, Millis timeout,
+    const std::function<bool(Communicator&, Rig&)>& takes_part,
+    const std::function<void()>& when_failed = [] {}) {
   const auto hosts = two_hosts();
   return end_of_ranks({.ranks = 4}, [&](Communicator& comm) {
     Rig rig(comm, api, hosts);
@@ -247,6 +254,7 @@ std::vector<Failure> ends_of(const gradring_gpu_api& api, Millis timeout,
     try {
       work.wait(kPlenty);
     } catch (...) {
+      when_failed();
       while (!work.is_over()) std::this_thread::yield();
       throw;
     }
@@ -301,15 +309,17 @@ TEST_CASE("a rank that is lost is named on every host, and no stream is left han
 
 TEST_CASE("a GPU that never gets there is what all ranks' time is over for") {
   for (const gradring_gpu_api* const api : kGpus) {
-    gpu::PinnedMemory gate(gpu::Device(*api, 0), sizeof(std::uint32_t));
+    const gpu::Device device(*api, 0);
+    gpu::PinnedMemory gate(device, sizeof(std::uint32_t));
     auto* const word = reinterpret_cast<std::uint32_t*>(gate.data());
     *word = 0;
-    const auto ends = ends_of(*api, Millis{300}, [&](const Communicator& comm, const Rig& rig) {
+    const auto shuts_a_stream = [&](const Communicator& comm, const Rig& rig) {
       if (comm.rank() == 2)
         emulated_gpu().runtime->stream_wait_value(0, rig.user.handle(), word, 1);
       return true;
-    });
-    std::atomic_ref<std::uint32_t>(*word).store(1);
+    };
+    const auto open = [&] { std::atomic_ref<std::uint32_t>(*word).store(1); };
+    const auto ends = ends_of(*api, Millis{300}, shuts_a_stream, open);
     for (const Failure& end : ends) {
       CAPTURE(end.text);
       CHECK(end.kind == ErrorKind::kTimedOut);

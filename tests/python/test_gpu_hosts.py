@@ -228,7 +228,7 @@ for turn in range(10**9):
     others = ranks.others(3)
     for outcome in ranks.outcomes(others):
         assert (outcome.error, outcome.lost) == ("PeerLost", 3), outcome
-        assert "all_reduce #" in outcome.text
+        assert "all_reduce" in outcome.text
         assert "rank 3 (" in outcome.text
     for rank in others:
         assert rank.call("x.to_numpy()\nresult = comm.is_closed") is True
@@ -263,5 +263,5 @@ def test_a_sum_that_never_comes_ends_all_ranks_when_their_time_is_up(
         assert outcome.error == "TimedOut", outcome
         assert "all_reduce #" in outcome.text
         assert "not finished within its timeout of 2 s" in outcome.text
+    assert ranks.call("x.to_numpy()\ncomm.close()\nresult = True") == [True] * WORLD  # No hang.
     assert (tmp_path / "calls").read_text().splitlines().count("CommAbort") == WORLD
-    assert ranks.call("x.to_numpy()\nresult = True") == [True] * WORLD  # No stream hangs.
