@@ -121,6 +121,7 @@ class HostsReduction final : public Composition {
   Extent share_;  // This rank's.
   gpu::Event ready_;
   GpuLaunch end_;
+  gpu::Event quiet_;   // Where it has failed: what NCCL had in its stream. Never recorded: nothing.
   Operation between_;  // Of the share.
   std::shared_ptr<StagedJob> job_;
   bool is_spreading_ = false;  // Until all of it is launched.
@@ -132,7 +133,8 @@ HostsReduction::HostsReduction(std::shared_ptr<GpuHosts::Shared> hosts, const Op
       whole_(operation),
       item_(item_bytes(operation.request.dtype)),
       ready_(device()),
-      end_(device()) {
+      end_(device()),
+      quiet_(device()) {
   const auto local_ranks = static_cast<std::uint64_t>(hosts_->local->ranks());
   const auto local_rank = static_cast<std::uint64_t>(hosts_->local->rank());
   const std::uint64_t each = whole_.request.count / local_ranks;
@@ -143,12 +145,21 @@ HostsReduction::HostsReduction(std::shared_ptr<GpuHosts::Shared> hosts, const Op
 }
 
 bool HostsReduction::is_over() const {
-  return !job_ || job_->is_over();
+  try {
+    return (!job_ || job_->is_over()) && quiet_.is_passed();
+  } catch (const DeviceError&) {
+    return true;  // A device at fault does nothing any more.
+  }
 }
 
 void HostsReduction::give_up() noexcept {
   if (job_) hosts_->lane->fail(*job_);
   hosts_->local->give_up();
+  try {
+    quiet_.record(hosts_->local->stream());
+  } catch (const std::exception&) {
+    // As above.
+  }
   end_.note_over();
 }
 

@@ -52,7 +52,7 @@ class Host {
     changed_.notify_all();
   }
 
-  std::array<gpu::NcclCall, kLocal> calls;
+  std::array<std::vector<float>, kLocal> given;
 
  private:
   std::mutex mutex_;
@@ -75,7 +75,7 @@ class FakeGpus final : public LocalGpus {
   bool push() override { return true; }
   void give_up() noexcept override { host_->give_up(); }
 
-  void start(const gpu::NcclCall& call) override {
+  void start(const gpu::NcclCall& started) override {
     struct Turn {
       std::shared_ptr<Host> host;
       Rank rank;
@@ -84,42 +84,39 @@ class FakeGpus final : public LocalGpus {
     const auto carry_out = [](void* data) {
       const std::unique_ptr<Turn> turn(static_cast<Turn*>(data));
       const auto rank = static_cast<std::size_t>(turn->rank);
-      turn->host->calls[rank] = turn->call;
+      const gpu::NcclCall& call = turn->call;
+      const bool has_parts = call.op == OpKind::kReduceScatter || call.op == OpKind::kAllGather;
+      const std::size_t each = has_parts ? call.parts[0] : call.count;
+      // Nobody reads another's memory: it may have given up, and freed it.
+      std::vector<float>& given = turn->host->given[rank];
+      given.resize(call.op == OpKind::kReduceScatter ? kLocal * each : each);
+      std::memcpy(given.data(), call.input, given.size() * sizeof(float));
       if (!turn->host->meet()) return;
-      const std::vector<float> result = result_of(turn->host->calls, rank);
+      const std::vector<float> result = result_of(call, turn->host->given, rank);
       if (!turn->host->meet()) return;
-      if (!result.empty())
-        std::memcpy(turn->call.output, result.data(), result.size() * sizeof(float));
-      turn->host->meet();
+      if (!result.empty()) std::memcpy(call.output, result.data(), result.size() * sizeof(float));
     };
-    gradring_emulated_enqueue(0, stream_.handle(), carry_out, new Turn{host_, rank_, call});
+    gradring_emulated_enqueue(0, stream_.handle(), carry_out, new Turn{host_, rank_, started});
   }
 
  private:
-  static std::vector<float> result_of(const std::array<gpu::NcclCall, kLocal>& calls,
+  static std::vector<float> result_of(const gpu::NcclCall& call,
+                                      const std::array<std::vector<float>, kLocal>& given,
                                       std::size_t rank) {
-    const gpu::NcclCall& mine = calls[rank];
-    const auto values = [&](std::size_t of, std::size_t begin, std::size_t count) {
-      std::vector<float> result(count);
-      std::memcpy(result.data(), calls[of].input + begin * sizeof(float), count * sizeof(float));
-      return result;
-    };
-    const std::size_t each = mine.op == OpKind::kReduceScatter || mine.op == OpKind::kAllGather
-                                 ? mine.parts[0]
-                                 : mine.count;
-    if (mine.op == OpKind::kBroadcast) return values(1, 0, each);
-    if (mine.op == OpKind::kAllGather) {
-      std::vector<float> all = values(0, 0, each);
-      const std::vector<float> second = values(1, 0, each);
-      all.insert(all.end(), second.begin(), second.end());
+    if (call.op == OpKind::kBroadcast) return given[1];
+    if (call.op == OpKind::kAllGather) {
+      std::vector<float> all = given[0];
+      all.insert(all.end(), given[1].begin(), given[1].end());
       return all;
     }
-    if (mine.op == OpKind::kReduce && mine.root != static_cast<Rank>(rank)) return {};
-    const std::size_t begin = mine.op == OpKind::kReduceScatter ? rank * each : 0;
-    std::vector<float> sum = values(0, begin, each);
-    const std::vector<float> other = values(1, begin, each);
-    for (std::size_t i = 0; i < each; ++i)
-      sum[i] = mine.reduce_op == ReduceOp::kMax ? std::max(sum[i], other[i]) : sum[i] + other[i];
+    if (call.op == OpKind::kReduce && call.root != static_cast<Rank>(rank)) return {};
+    const std::size_t begin = call.op == OpKind::kReduceScatter ? rank * call.parts[0] : 0;
+    std::vector<float> sum(call.op == OpKind::kReduceScatter ? call.parts[0] : call.count);
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const float a = given[0][begin + i];
+      const float b = given[1][begin + i];
+      sum[i] = call.reduce_op == ReduceOp::kMax ? std::max(a, b) : a + b;
+    }
     return sum;
   }
 
