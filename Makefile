@@ -1,7 +1,7 @@
 # What a reader types. Every target sets up what it needs (tools/setup.sh) and does nothing twice.
 #   make demo      build, install into .venv, train on two local workers
 #   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, PyTorch's backend tests, Python tests
-#   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: one)
+#   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: two, with every test)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
 #   make scale     collectives of 64 to 4,096 ranks and their start-up, simulated, into bench/results
 #   make bench     gradring bench (BENCH="all_reduce --json")
@@ -35,8 +35,8 @@ demo: setup-demo wheel
 
 # One GPU architecture is enough to test with. A wheel made by `make wheel` has all, whatever was built here before.
 test: CUDA_ARCHITECTURES = 90-real
-# The largest set; the other two are mostly the same tests.
-test: CONFORMANCE = --gates gloo
+# Every test of the third set is in one of these.
+test: CONFORMANCE = --gates gloo mpi
 test: lint test-cpp test-asan test-tsan conformance test-python
 
 setup:

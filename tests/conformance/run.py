@@ -80,12 +80,12 @@ def complaints(gates: str, outcomes: list[Outcome], pattern: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="gradring")
-    parser.add_argument("--gates", choices=suite.GATES, help="only this set")
+    parser.add_argument("--gates", choices=suite.GATES, nargs="+", help="only these sets")
     parser.add_argument("--jobs", type=int, default=2, help="tests that run at the same time")
     parser.add_argument("-k", dest="pattern", default="", help="only tests with this in their name")
     parser.add_argument("--write", action="store_true", help="write the list")
     options = parser.parse_args()
-    sets = [options.gates] if options.gates else list(suite.GATES)
+    sets = options.gates or list(suite.GATES)
     runs = {gates: run(options.backend, gates, options.jobs, options.pattern) for gates in sets}
     if options.write:
         PAGE.write_text(page.text(runs, suite.WORLD_SIZE))
