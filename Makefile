@@ -61,9 +61,9 @@ test-asan: setup
 test-tsan: setup
 	$(CMAKE) --workflow --preset tsan
 
-# One more than cores: much of the time ranks wait for each other, or for a deadline.
+# Two more than cores: much of the time ranks wait for each other, or for a deadline.
 test-python: setup wheel
-	$(BIN)/pytest --numprocesses $$(( $(JOBS) + 1 )) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $$(( $(JOBS) + 2 )) --dist loadfile $(PYTEST_ARGS)
 
 # The build folder under build/ is kept, so a second wheel compiles only what changed.
 WITH_TESTS ?= OFF
