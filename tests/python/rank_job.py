@@ -25,7 +25,7 @@ from thread_ranks import listening_socket
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 PATIENCE = 60.0  # For what should happen at once, on a machine that may be busy.
-ASKED_BY_ANOTHER_JOB = "a connection from a local process: it closed the connection during the hand"
+ASKED_BY_ANOTHER_JOB = "a connection from a local process: it closed the connection during the "
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class RankProcess:
     def log(self) -> str:
         """What it has written to its standard output and error.
 
-        Without what it says of a test of ``gradring doctor --job`` beside this one: looking for its own
-        ranks, that knocks at every local door of this machine.
+        Without what it says of a test of ``gradring doctor --job`` beside this one: looking for
+        its own ranks, that knocks at every local door of this machine.
         """
         lines = self.log_path.read_text().splitlines(keepends=True)
         return "".join(line for line in lines if ASKED_BY_ANOTHER_JOB not in line)
