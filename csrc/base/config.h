@@ -45,6 +45,8 @@ inline constexpr std::size_t kPsFlightBytes = std::size_t{8} << 20;
 inline constexpr std::size_t kPsFlightRequests = 256;
 // Answers waiting to be taken by one client: while there are more, nothing is read from it.
 inline constexpr std::size_t kPsAnswerBytes = std::size_t{4} << 20;
+// Memory of done payloads that a shard keeps for the next ones: a busy client's, both ways.
+inline constexpr std::size_t kPsSpareBytes = std::size_t{4} << 20;
 // Failed outcomes that are kept per client, to answer a repeated request as the first time.
 // As many as one client may have under way.
 inline constexpr std::size_t kPsOutcomes = 256;

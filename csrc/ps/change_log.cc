@@ -4,7 +4,6 @@ namespace gradring::ps {
 
 namespace {
 constexpr std::size_t kFirstChanges = 1u << 10;
-constexpr std::size_t kMostChanges = 1u << 20;  // 16 MiB.
 }  // namespace
 
 std::uint64_t ChangeLog::first_after(std::uint64_t stamp) const {
@@ -21,8 +20,7 @@ std::uint64_t ChangeLog::first_after(std::uint64_t stamp) const {
   return low;
 }
 
-void ChangeLog::make_room() {
-  if (ring_.size() == kMostChanges) return forget(at(first_++).stamp);
+void ChangeLog::grow() {
   std::vector<RowChange> larger(ring_.empty() ? kFirstChanges : ring_.size() * 2);
   for (std::uint64_t i = first_; i < count_; ++i) larger[i & (larger.size() - 1)] = at(i);
   ring_ = std::move(larger);

@@ -18,7 +18,12 @@ struct RowChange {
 class ChangeLog {
  public:
   void append(std::uint64_t stamp, std::uint64_t row) {
-    if (count_ - first_ == ring_.size()) make_room();
+    if (count_ - first_ == ring_.size()) {
+      if (ring_.size() < kMost)
+        grow();
+      else
+        forget(at(first_++).stamp);
+    }
     ring_[count_++ & (ring_.size() - 1)] = {stamp, row};
   }
   // Nothing is known of changes up to `stamp`: rows were loaded.
@@ -34,7 +39,9 @@ class ChangeLog {
   std::size_t bytes() const { return ring_.capacity() * sizeof(RowChange); }
 
  private:
-  void make_room();
+  static constexpr std::size_t kMost = std::size_t{1} << 20;  // 16 MiB.
+
+  void grow();
 
   std::vector<RowChange> ring_;  // Its size is a power of two.
   std::uint64_t first_ = 0;

@@ -56,10 +56,9 @@ std::span<const std::byte> FrameReader::payload() const {
   return std::span(own_).first(bytes);
 }
 
-Bytes FrameReader::take_payload(Bytes spare) {
+Bytes FrameReader::take_payload() {
   own_.resize(static_cast<std::size_t>(header_.payload_bytes));
-  std::swap(own_, spare);
-  return spare;
+  return std::exchange(own_, {});
 }
 
 }  // namespace gradring::ps

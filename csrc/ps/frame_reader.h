@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "base/bytes.h"
 #include "transport/link.h"
@@ -23,10 +24,12 @@ class FrameReader {
   const wire::PsHeader& header() const { return header_; }
   // The payload goes there, header().payload_bytes of it; not called: into own memory.
   void use_memory(std::span<std::byte> memory) { memory_ = memory; }
+  // Own memory for the payload, with room or without: what take_payload() will give.
+  void use_own(Bytes memory) { own_ = std::move(memory); }
   bool uses_memory() const { return !memory_.empty() && !is_complete_; }
   std::span<const std::byte> payload() const;
-  // Own memory, to keep; afterwards the reader takes new memory, `spare` for a start.
-  Bytes take_payload(Bytes spare);
+  // Own memory, to keep; the reader has none afterwards.
+  Bytes take_payload();
   bool is_inside_frame() const { return got_ > 0; }
 
  private:

@@ -88,6 +88,10 @@ void Shard::tick(Time now, std::vector<Answer>& answers) {
   impl_->open_gates(now, answers);
 }
 
+Spares& Shard::spares() {
+  return impl_->spares;
+}
+
 Time Shard::next_tick() const {
   Time next = Time::max();
   for (const auto& [client, state] : impl_->clients.all())
@@ -231,6 +235,8 @@ Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
   answer.header.count = request.header.count;
   answer.header.a = table.pushes;
   answer.header.b = table.stamp();
+  const std::size_t bytes = encoded_rows_bytes(request.header.codec, table.spec.dim, ids.size());
+  answer.payload = spares.take(bytes);
   store.read_rows(table, ids, request.header.codec, request.header.b == 1, answer.payload);
   return answer;
 }

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "ps/dense_table.h"
+#include "ps/spares.h"
 #include "ps/sparse_table.h"
 #include "wire/ps_frames.h"
 
@@ -76,6 +77,8 @@ class Shard {
   bool takes_from(Connection connection) const;
   // Throws ProtocolError if the frame makes no sense: drop the connection.
   void receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers);
+  // What payloads are made of: its owner takes memory for requests and gives back that of answers.
+  Spares& spares();
   // To be called by next_tick() at the latest.
   void tick(Time now, std::vector<Answer>& answers);
   Time next_tick() const;

@@ -84,6 +84,7 @@ void Shard::Impl::change(Connection connection, std::uint32_t client, Frame fram
   Frame answer;
   accept(frame.header, frame.payload, client, *state, &answer);
   answers.push_back({connection, std::move(answer)});
+  spares.give(std::move(frame.payload));
 }
 
 Frame Shard::Impl::again(const ClientState& state, const Frame& request) {

@@ -219,11 +219,14 @@ bool ShardLoop::read_from(Connection connection, Guest& guest, Time now) {
       switch (guest.reader.read(*guest.link)) {
         case FrameReader::Step::kNothing: return moved;
         case FrameReader::Step::kClosed: guest.is_gone = true; return true;
-        case FrameReader::Step::kMoved:
-        case FrameReader::Step::kHeader: moved = true; break;
+        case FrameReader::Step::kMoved: moved = true; break;
+        case FrameReader::Step::kHeader:
+          moved = true;
+          guest.reader.use_own(shard_.spares().take(guest.reader.header().payload_bytes));
+          break;
         case FrameReader::Step::kFrame:
           moved = has_news_ = true;
-          shard_.receive(connection, {guest.reader.header(), guest.reader.take_payload({})}, now,
+          shard_.receive(connection, {guest.reader.header(), guest.reader.take_payload()}, now,
                          answers_);
           break;
       }
@@ -282,6 +285,7 @@ bool ShardLoop::write_to(Guest& guest) {
     }
     guest.out_bytes -= guest.out_sent;
     guest.out_sent = 0;
+    shard_.spares().give(std::move(guest.out.front().answer.frame.payload));
     guest.out.pop_front();
   }
   return moved;

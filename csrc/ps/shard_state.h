@@ -136,6 +136,7 @@ struct Shard::Impl {
 
   ShardOptions options;
   Journal* journal;
+  Spares spares;
   Store store;
   ClientTable clients;
   std::map<std::uint64_t, Domain> domains;

@@ -116,5 +116,17 @@ TEST_CASE("a list without repeats stays as it is on one shard, and is dealt to s
   }
 }
 
+TEST_CASE("a sorted list is taken as it is only if it has no repeats") {
+  const std::uint64_t most = ~std::uint64_t{0};
+  const std::vector<std::uint64_t> sorted = {0, 1, 7, most};
+  CHECK(Distinct(sorted, 1).is_identity());
+  for (const std::vector<std::uint64_t>& ids :
+       {std::vector<std::uint64_t>{0, 1, 7, 7}, {0, 0, 7, most}, {0, 1, most, 0}}) {
+    const Distinct distinct(ids, 1);
+    CHECK(!distinct.is_identity());
+    CHECK(distinct.ids().size() == 3);
+  }
+}
+
 }  // namespace
 }  // namespace gradring::testing

@@ -143,7 +143,7 @@ bool PsServer::read_from(Living& living, ps::Connection connection, Guest& guest
         case ps::FrameReader::Step::kHeader: moved = true; break;
         case ps::FrameReader::Step::kFrame: {
           moved = true;
-          ps::Frame frame{guest.reader.header(), guest.reader.take_payload({})};
+          ps::Frame frame{guest.reader.header(), guest.reader.take_payload()};
           if (wire::is_numbered(frame.header.type) && dice_.percent(scenario_.lost_percent)) break;
           const bool is_twice =
               frame.header.type != PsType::kHello && dice_.percent(scenario_.duplicate_percent);
