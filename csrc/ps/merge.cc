@@ -19,6 +19,8 @@ namespace gradring::ps {
 namespace {
 
 constexpr std::size_t kAhead = 16;  // Ids whose slots are on their way into the cache.
+// Longer lists are not remembered: what was found of one takes up to 20 bytes an id.
+constexpr std::size_t kMostRemembered = 1u << 20;
 constexpr std::size_t kMostKeptSlots = 1u << 20;  // 16 MiB; what larger lists took is given back.
 
 // Finds equal ids. Its slots are used again by the next list: an older list's have another epoch.
@@ -107,6 +109,12 @@ GRADRING_CLONES void add_rows(const float* rows, const std::uint32_t* positions,
   }
 }
 
+// Not inlined: the address of a thread's own memory costs a call in a shared library.
+__attribute__((noinline)) Finder& finder_of_thread() {
+  thread_local Finder finder;
+  return finder;
+}
+
 // Without a table, and it ends at the first id that is out of order.
 bool grows(std::span<const std::uint64_t> ids) {
   return std::adjacent_find(ids.begin(), ids.end(), std::greater_equal<>()) == ids.end();
@@ -117,56 +125,82 @@ bool grows(std::span<const std::uint64_t> ids) {
 Distinct::Distinct(std::span<const std::uint64_t> ids, std::uint32_t shards, bool is_promised) {
   if (ids.size() > UINT32_MAX)
     throw InvalidArgument(str(ids.size(), " ids are too many for one call; the most is 2^32 - 1"));
-  thread_local Finder finder;
+  thread_local std::shared_ptr<const Found> last;
   // Sorted lists are common, np.unique makes them.
-  is_promised = is_promised || grows(ids);
+  if (is_promised || grows(ids)) {
+    found_ = std::make_shared<Found>(find(ids, shards, true));
+  } else if (last && last->is_of(ids, shards)) {
+    found_ = last;
+  } else {
+    found_ = std::make_shared<Found>(find(ids, shards, false));
+    last = ids.size() <= kMostRemembered ? found_ : nullptr;
+  }
+  ids_ = found_->is_identity ? ids : found_->ids;
+}
+
+// Every position is in it once, so that a list with all of these ids there is the same list.
+bool Distinct::Found::is_of(std::span<const std::uint64_t> list, std::uint32_t shards) const {
+  if (begins.size() != shards + 1) return false;
+  if (is_identity) return std::equal(list.begin(), list.end(), ids.begin(), ids.end());
+  if (list.size() != positions.size()) return false;
+  for (std::size_t place = 0; place < ids.size(); ++place)
+    for (std::size_t at = starts[place]; at < starts[place + 1]; ++at)
+      if (list[positions[at]] != ids[place]) return false;
+  return true;
+}
+
+Distinct::Found Distinct::find(std::span<const std::uint64_t> ids, std::uint32_t shards,
+                               bool is_promised) {
+  Found found;
+  Finder& finder = finder_of_thread();
   if (!is_promised) finder.run(ids);
   const bool are_distinct = is_promised || finder.distinct.size() == ids.size();
   if (are_distinct && shards == 1) {
-    ids_ = ids;
-    begins_ = {0, ids.size()};
-    is_identity_ = true;
-    return;
+    if (!is_promised) found.ids.assign(ids.begin(), ids.end());
+    found.begins = {0, ids.size()};
+    found.is_identity = true;
+    return found;
   }
   std::vector<std::uint32_t> place_of;
-  order_by_shard(are_distinct ? ids : finder.distinct, shards, place_of);
-  starts_.assign(ids_.size() + 1, 0);
-  for (std::size_t number = 0; number < ids_.size(); ++number)
-    starts_[place_of[number] + 1] = are_distinct ? 1 : finder.counts[number];
-  for (std::size_t place = 0; place < ids_.size(); ++place) starts_[place + 1] += starts_[place];
-  positions_.resize(ids.size());
+  found.order_by_shard(are_distinct ? ids : finder.distinct, shards, place_of);
+  std::vector<std::uint32_t>& starts = found.starts;
+  starts.assign(found.ids.size() + 1, 0);
+  for (std::size_t number = 0; number < found.ids.size(); ++number)
+    starts[place_of[number] + 1] = are_distinct ? 1 : finder.counts[number];
+  for (std::size_t place = 0; place < found.ids.size(); ++place) starts[place + 1] += starts[place];
+  found.positions.resize(ids.size());
   if (are_distinct) {
-    for (std::uint32_t i = 0; i < ids.size(); ++i) positions_[place_of[i]] = i;
-    return;
+    for (std::uint32_t i = 0; i < ids.size(); ++i) found.positions[place_of[i]] = i;
+    return found;
   }
   std::vector<std::uint32_t>& next = finder.counts;  // Where each id's next position goes.
-  for (std::size_t number = 0; number < ids_.size(); ++number)
-    next[number] = starts_[place_of[number]];
-  for (std::uint32_t i = 0; i < ids.size(); ++i) positions_[next[finder.numbers[i]]++] = i;
+  for (std::size_t number = 0; number < found.ids.size(); ++number)
+    next[number] = starts[place_of[number]];
+  for (std::uint32_t i = 0; i < ids.size(); ++i) found.positions[next[finder.numbers[i]]++] = i;
+  return found;
 }
 
 // A stable counting sort; place_of[i] is where distinct[i] went.
-void Distinct::order_by_shard(std::span<const std::uint64_t> distinct, std::uint32_t shards,
-                              std::vector<std::uint32_t>& place_of) {
-  begins_.assign(shards + 1, 0);
+void Distinct::Found::order_by_shard(std::span<const std::uint64_t> distinct, std::uint32_t shards,
+                                     std::vector<std::uint32_t>& place_of) {
+  begins.assign(shards + 1, 0);
   place_of.resize(distinct.size());
   for (std::size_t i = 0; i < distinct.size(); ++i) {
     place_of[i] = shard_of(distinct[i], shards);
-    ++begins_[place_of[i] + 1];
+    ++begins[place_of[i] + 1];
   }
-  for (std::uint32_t shard = 0; shard < shards; ++shard) begins_[shard + 1] += begins_[shard];
-  std::vector<std::size_t> next(begins_.begin(), begins_.end() - 1);
-  ordered_.resize(distinct.size());
+  for (std::uint32_t shard = 0; shard < shards; ++shard) begins[shard + 1] += begins[shard];
+  std::vector<std::size_t> next(begins.begin(), begins.end() - 1);
+  ids.resize(distinct.size());
   for (std::size_t i = 0; i < distinct.size(); ++i) {
     place_of[i] = static_cast<std::uint32_t>(next[place_of[i]]++);
-    ordered_[place_of[i]] = distinct[i];
+    ids[place_of[i]] = distinct[i];
   }
-  ids_ = ordered_;
 }
 
 void Distinct::fan_out(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
                        float* out) const {
-  if (is_identity_) {
+  if (is_identity()) {
     if (count > 0) std::memcpy(out + first * dim, rows, count * dim * sizeof(float));
     return;
   }
@@ -178,7 +212,7 @@ void Distinct::fan_out(std::size_t first, std::size_t count, const float* rows, 
 
 void Distinct::sum(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
                    float* sums) const {
-  if (is_identity_) {
+  if (is_identity()) {
     if (count > 0) std::memcpy(sums, rows + first * dim, count * dim * sizeof(float));
     return;
   }

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 
 #include "ps/partition.h"
 
@@ -125,6 +126,35 @@ TEST_CASE("a sorted list is taken as it is only if it has no repeats") {
     const Distinct distinct(ids, 1);
     CHECK(!distinct.is_identity());
     CHECK(distinct.ids().size() == 3);
+  }
+}
+
+TEST_CASE(
+    "the list before this one changes nothing, the same, another or one that broke a promise") {
+  std::mt19937_64 random(3);
+  const std::vector<std::uint64_t> ids = ids_with_repeats(random, 300);
+  std::vector<std::uint64_t> other = ids;
+  other.back() = other.front();
+  const std::vector<std::uint64_t> shorter(ids.begin(), ids.end() - 1);
+  const std::vector<std::uint64_t> unsorted = {9, 4, 1};
+  const std::vector<std::uint64_t> repeated = {9, 4, 9};
+  for (const std::uint32_t shards : {1u, 3u}) {
+    for (const auto& list : {ids, ids, other, ids, shorter, unsorted, repeated, unsorted}) {
+      const Distinct promised(repeated, shards, true);
+      const Distinct distinct(list, shards);
+      CHECK(distinct.ids().size() == std::set(list.begin(), list.end()).size());
+      if (distinct.is_identity()) {
+        CHECK(distinct.ids().data() == list.data());
+        continue;
+      }
+      std::size_t positions = 0;
+      for (std::size_t place = 0; place < distinct.ids().size(); ++place) {
+        for (const std::uint32_t position : distinct.positions(place))
+          CHECK(list[position] == distinct.ids()[place]);
+        positions += distinct.positions(place).size();
+      }
+      CHECK(positions == list.size());
+    }
   }
 }
 

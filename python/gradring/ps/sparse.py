@@ -80,7 +80,8 @@ class SparseTable:
             ids: As for `pull`. Gradients of equal ids are added up, in the order given.
             grads: Float32 of shape ``ids.shape + (dim,)`` or ``(ids.size, dim)``; float16, bfloat16
                 and float64 are converted. Not written.
-            distinct: The caller knows that no id is there twice, which saves looking.
+            distinct: The caller knows that no id is there twice, which saves looking. Sorted ids
+                need no such promise.
             async_op: Return a `Pending` at once.
             timeout: As for `pull`.
 
