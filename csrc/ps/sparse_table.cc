@@ -91,7 +91,7 @@ void SparseTable::Impl::for_each_block(std::span<const std::uint64_t> ids, Fetch
 }
 
 void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push) {
-  if (!kernels::is_finite(gradient, dim)) {
+  if (!push.is_finite && !kernels::is_finite(gradient, dim)) {
     ++push.applied.refused;
     return;
   }
@@ -196,12 +196,13 @@ Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
   Impl& t = *impl_;
   t.scale_rates(scale);
   ++t.stamp;
-  Impl::Push push{client, step, {}};
+  Impl::Push push{client, step, {}, false};
   const auto fetch = [&](std::uint64_t row) GRADRING_PREFETCHES {
     prefetch_row(t.rows.floats(row), t.dim + t.state);
     __builtin_prefetch(&t.rows.notes(row), 1);
   };
   t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
+    push.is_finite = kernels::is_finite(gradients + begin * t.dim, count * t.dim);
     for (std::size_t i = 0; i < count; ++i)
       t.update(ids[begin + i], found[i], gradients + (begin + i) * t.dim, push);
   });

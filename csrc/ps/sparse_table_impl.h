@@ -66,6 +66,7 @@ struct SparseTable::Impl {
     std::uint32_t client;
     std::uint64_t step;
     Applied applied;
+    bool is_finite;  // All of the block; else each row is looked at.
   };
   void update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push);
   bool admits(std::uint64_t id, const Entry& entry);

@@ -143,10 +143,12 @@ void push_rows(int repetitions) {
   }
 }
 
+// Two lists in turn: the last one is remembered.
 void merge_ids(int repetitions) {
   const Ids ids = scattered_ids(kRows, kRows / 4);
+  const Ids lists[] = {ids, {ids.rbegin(), ids.rend()}};
   for (int i = 0; i < repetitions; ++i)
-    require(ps::Distinct(ids, 2).ids().size() == kRows / 4, "distinct ids");
+    require(ps::Distinct(lists[i % 2], 2).ids().size() == kRows / 4, "distinct ids");
 }
 
 // A pull of one row and a push to it, from a client's frames to the answers'.
