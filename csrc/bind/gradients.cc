@@ -38,13 +38,6 @@ PendingWork average(const std::shared_ptr<Communicator>& self, const py::object&
   return {self, std::move(work), nullptr, std::move(divisor), std::move(buffer)};
 }
 
-kernels::Codec codec_of(std::uint8_t kind, double ratio) {
-  if (kind >= kernels::kCodecKindCount) throw InvalidArgument("unknown codec");
-  const kernels::Codec codec{static_cast<kernels::CodecKind>(kind), ratio};
-  kernels::encoded_bytes(codec, 0);  // Checks the ratio.
-  return codec;
-}
-
 float* floats(const Buffer& buffer, std::uint64_t count, const char* what) {
   if (buffer.dtype() != DType::kFloat32 || buffer.count() != count)
     throw InvalidArgument(str(what, " must be float32, and as many as the values: ", count));
@@ -96,6 +89,13 @@ void decode(const py::object& encoded, std::uint8_t kind, double ratio, const py
 }
 
 }  // namespace
+
+kernels::Codec codec_of(std::uint8_t kind, double ratio) {
+  if (kind >= kernels::kCodecKindCount) throw InvalidArgument("unknown codec");
+  const kernels::Codec codec{static_cast<kernels::CodecKind>(kind), ratio};
+  kernels::encoded_bytes(codec, 0);  // Checks the ratio.
+  return codec;
+}
 
 void register_gradients(py::module_& module) {
   py::class_<SharedArray, std::shared_ptr<SharedArray>>(module, "SharedArray",

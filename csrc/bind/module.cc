@@ -75,6 +75,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
   gradring::bind::register_costs(module);
+  gradring::bind::register_gpu_compressed(module);
   gradring::bind::register_gpu_hosts(module);
   gradring::bind::register_gpu_kernels(module);
   gradring::bind::register_gpu_nccl(module);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/codec.h"
 #include "transport/rendezvous.h"
 
 namespace gradring::bind {
@@ -21,6 +22,7 @@ void register_ps_probe(pybind11::module_& module);
 void register_ps_server(pybind11::module_& module);
 void register_quick(pybind11::module_& module);
 void register_replicas(pybind11::module_& module);
+void register_gpu_compressed(pybind11::module_& module);
 void register_gpu_hosts(pybind11::module_& module);
 void register_gpu_kernels(pybind11::module_& module);
 void register_gpu_nccl(pybind11::module_& module);
@@ -35,6 +37,9 @@ void register_spans(pybind11::module_& module);
 
 // "auto", "shm", "tcp". Throws InvalidArgument.
 transport::TransportMode mode_of(const std::string& text);
+
+// The codec of a number. Throws InvalidArgument.
+kernels::Codec codec_of(std::uint8_t kind, double ratio);
 
 // By transport: latency in us, bandwidth and reduce rate in GB/s, part of a step for a further
 // link.

@@ -1,35 +1,12 @@
 #include "collectives/staged.h"
 
 #include <algorithm>
-#include <thread>
 
+#include "collectives/patience.h"
 #include "transport/idle.h"
 
 namespace gradring::collectives {
 namespace {
-
-// A copy of a slot takes some ten microseconds: look that long, then sleep in short turns.
-constexpr int kLooks = 2000;
-constexpr std::chrono::microseconds kNap{50};
-
-// Waits for the streams, with an eye on the communicator and the clock.
-class Patience {
- public:
-  explicit Patience(Millis timeout) : deadline_(Clock::now() + timeout) {}
-  // False when the time is over.
-  bool nap() {
-    if (++looks_ < kLooks) {
-      std::this_thread::yield();
-      return true;
-    }
-    std::this_thread::sleep_for(kNap);
-    return Clock::now() < deadline_;
-  }
-
- private:
-  Time deadline_;
-  int looks_ = 0;
-};
 
 // A hierarchy's order of additions depends on its segments: a slot holds one.
 Staged::Options options_for(const Communicator& communicator, Staged::Options options) {

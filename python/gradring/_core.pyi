@@ -23,6 +23,26 @@ class HostsWork:
     def done(self) -> bool: ...
     def is_over(self) -> bool: ...
 
+class GpuCompressedWork:
+    def order(self, stream: int, timeout_ms: int) -> None: ...
+    def wait(self, timeout_ms: int) -> None: ...
+    def done(self) -> bool: ...
+    def is_over(self) -> bool: ...
+
+class GpuCompressed:
+    def __init__(self, communicator: Communicator) -> None: ...
+    def submit(
+        self,
+        values: int,
+        residual: int,
+        count: int,
+        codec: tuple[int, float],
+        device: int,
+        streams: Sequence[int],
+        total: Any,
+        timeout_ms: int = -1,
+    ) -> GpuCompressedWork | None: ...
+
 class GpuHosts:
     @staticmethod
     def join(

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import _core, arrays, calling, compression
+from gradring import arrays, calling, compression
 from gradring.device_arrays import DeviceView
-from gradring.errors import InvalidArgument
+from gradring.errors import DeviceError, InvalidArgument
 from gradring.fusion import reduce_many
 from gradring.work import Work
 
@@ -220,11 +220,12 @@ class Reductions(calling.Caller):
         leave out is put into ``residual`` and takes part in the next call (`gradring.compression`).
 
         Args:
-            x: Contiguous float32, the same size on every rank; written in place. On a GPU it goes
-                to the host to be encoded.
+            x: Contiguous float32, the same size on every rank; written in place. On a GPU it is
+                encoded there.
             compress: ``"bf16" "fp16" "int8"`` or `TopK`, the same on every rank.
-            residual: float32 like ``x``, on the CPU, zeros before the first call, then kept by the
-                caller from call to call. Over all ranks, result + residuals is the sum of all ``x``
+            residual: float32 like ``x``, zeros before the first call, then kept by the caller from
+                call to call. With ``x`` on a GPU: on the same one (on the CPU, ``x`` goes there to
+                be encoded). Over all ranks, result + residuals is the sum of all ``x``
                 and earlier residuals, but for the rounding of additions. ``None``: what is left out
                 is lost.
             op: ``avg`` divides the decoded sum by the number of ranks.
@@ -256,18 +257,20 @@ class Reductions(calling.Caller):
     ) -> Work:
         """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`."""
         values = arrays.operand(bucket, "x", writes=True)
-        rest = None if residual is None else arrays.view(residual, "residual", writes=True)
+        rest = None if residual is None else arrays.operand(residual, "residual", writes=True)
         if values.unpack is not None or (rest is not None and rest.unpack is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
-        rest_buffer = None if rest is None else rest.buffer
         codec, timeout_ms = compression.code_of(compress), calling.milliseconds(timeout)
-
-        def start(host: Any) -> _core.Work:
-            return self._core.all_reduce_compressed(host, *codec, rest_buffer, total, timeout_ms)
-
         if isinstance(values, DeviceView):
-            return Work(self._device_calls().run_on_host(values, start), bucket, None)
-        return Work(start(values.buffer), bucket, None)
+            flight = self._device_calls().all_reduce_compressed(
+                values, rest, codec, total, timeout_ms
+            )
+            return Work(flight, bucket, None)
+        if isinstance(rest, DeviceView):
+            raise DeviceError("x is on the CPU, so residual must be there too")
+        left = None if rest is None else rest.buffer
+        pending = self._core.all_reduce_compressed(values.buffer, *codec, left, total, timeout_ms)
+        return Work(pending, bucket, None)
 
     def average_bucket(self, bucket: Any, total: Any) -> Work:
         """Add up a bucket in the background and divide it by ``total``; for the optimizers.

@@ -2,26 +2,30 @@
 
 Owned by a communicator from its first device array on. Collectives are staged through the host's
 memory until `agree` has found that every rank has a GPU and NCCL, which then takes what it has;
-messages, and what the pipeline has not got, are copied. Each way puts the call into the order of
-the communicator's calls before it returns, so that order is the same on every rank.
+compressed sums are encoded on the device; messages, and what the pipeline has not got, are copied.
+Each way puts the call into the order of the communicator's calls before it returns, so that order
+is the same on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradring import _core
+from gradring.arrays import Operand, View
 from gradring.calling import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 from gradring.device_arrays import LEGACY_STREAM, UNKNOWN_DEVICE, DeviceView
+from gradring.dtypes import DTYPE_CODES
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.gpu.copied import CopiedCalls, Landing
-from gradring.gpu.flights import Flight, NcclFlight, StagedFlight
+from gradring.gpu.copied import CopiedCalls
+from gradring.gpu.flights import Flight, LaunchedFlight, StagedFlight
 from gradring.gpu.runtime import device_of
 
 if TYPE_CHECKING:
     from gradring.gpu.agreement import Choice
 
+_FLOAT32 = DTYPE_CODES["float32"]
 _FOR_GOOD_MS = 365 * 24 * 3600 * 1000  # A call has a deadline of its own.
 
 
@@ -38,6 +42,7 @@ class DeviceCalls:
         self._core = core
         self._copied = CopiedCalls(core)
         self._staged: _core.Staged | None = None
+        self._compressed: _core.GpuCompressed | None = None
         self.nccl: _core.NcclRanks | None = None
         self.hosts: _core.GpuHosts | None = None
 
@@ -62,6 +67,13 @@ class DeviceCalls:
         if self._staged is None:
             self._staged = _core.Staged(self._core)
         return self._staged
+
+    @property
+    def compressed(self) -> _core.GpuCompressed:
+        """What encodes on the device."""
+        if self._compressed is None:
+            self._compressed = _core.GpuCompressed(self._core)
+        return self._compressed
 
     def run(
         self,
@@ -110,9 +122,61 @@ class DeviceCalls:
         landing = self._copied.run(op, sources, targets, in_background=in_background, **options)
         return _landed(landing, in_background)
 
-    def run_on_host(self, view: DeviceView, start: Callable[[Any], _core.Work]) -> Landing:
-        """Do in place on the host what ``start`` begins with a flat array of the same dtype."""
-        return self._copied.run_in_place(view, start)
+    def all_reduce_compressed(
+        self,
+        values: DeviceView,
+        residual: Operand | None,
+        codec: tuple[int, float],
+        total: Any,
+        timeout_ms: int,
+    ) -> Flight:
+        """Start a compressed sum in place.
+
+        It is encoded on the device, unless the residual is on the CPU or this rank's plugin lacks
+        the codec's kernels: then on the CPU, to the same bytes.
+
+        Args:
+            values: float32.
+            residual: As many; ``None``: what is left out is lost.
+            codec: Its number and ratio.
+            total: One float64 on the CPU, to be divided by; 0: not.
+            timeout_ms: -1 is the communicator's.
+
+        Raises:
+            InvalidArgument: Something is not float32, or of another size.
+            DeviceError: No GPU, no plugin, or two devices.
+        """
+        views = [values]
+        if isinstance(residual, DeviceView):
+            views.append(residual)
+        for view in views:
+            if view.dtype != _FLOAT32 or view.count != values.count:
+                raise InvalidArgument(
+                    f"compressed arrays and residuals must be float32, and as many: {values.count}"
+                )
+            if view.pointer and _device(view) != _device(values):
+                raise DeviceError(
+                    f"x is on device {_device(values)}, residual on device {_device(view)}"
+                )
+        if residual is None or isinstance(residual, DeviceView):
+            work = self.compressed.submit(
+                values.pointer,
+                0 if residual is None else residual.pointer,
+                values.count,
+                codec,
+                _device(values),
+                sorted({view.stream or LEGACY_STREAM for view in views}),
+                total,
+                timeout_ms,
+            )
+            if work is not None:
+                return LaunchedFlight(work, (values, residual), self._core.timeout_ms)
+
+        def start(host: Any, rest: Any = None) -> _core.Work:
+            kept = residual.buffer if isinstance(residual, View) else rest
+            return self._core.all_reduce_compressed(host, *codec, kept, total, timeout_ms)
+
+        return self._copied.run_in_place(views, start)
 
     def transfer(
         self, view: DeviceView, peer: int, tag: int, *, async_op: bool, **options: Any
@@ -173,7 +237,7 @@ class DeviceCalls:
             )
         except InvalidArgument:  # Not an operation of NCCL's, on any rank: the pipeline has it.
             return None
-        return NcclFlight(work, (source, target), self._core.timeout_ms)
+        return LaunchedFlight(work, (source, target), self._core.timeout_ms)
 
     def _run_by_hosts(
         self,
@@ -199,7 +263,7 @@ class DeviceCalls:
         )
         if work is None:  # Not an operation of theirs, on any rank: the pipeline has it.
             return None
-        return NcclFlight(work, (source, target), self._core.timeout_ms)
+        return LaunchedFlight(work, (source, target), self._core.timeout_ms)
 
 
 def _device(view: DeviceView) -> int:

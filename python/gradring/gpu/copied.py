@@ -8,9 +8,12 @@ not send here.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from gradring import _core
 from gradring.device_arrays import UNKNOWN_DEVICE, DeviceView
@@ -170,11 +173,15 @@ class CopiedCalls:
         )  # fmt: skip
         return Landing(pending, road, result)
 
-    def run_in_place(self, view: DeviceView, start: Callable[[Any], _core.Work]) -> Landing:
-        """Do in place what ``start`` begins with a flat array on the host."""
-        road = self._road(view)
-        cargo = road.down([view])
-        return Landing(start(cargo.host), road, cargo)
+    def run_in_place(
+        self, views: Sequence[DeviceView], start: Callable[..., _core.Work]
+    ) -> Landing:
+        """Do in place what ``start`` begins with as many flat arrays on the host, of one dtype."""
+        road = self._road(views[0])
+        cargo = road.down(views)
+        ends = list(itertools.accumulate(view.count for view in views))
+        parts = np.split(cargo.host, ends[:-1])
+        return Landing(start(*parts), road, cargo)
 
     def transfer(
         self,

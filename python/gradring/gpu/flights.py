@@ -53,18 +53,21 @@ class StagedFlight:
         return self._work.done()
 
 
-# Guarded by the GIL: whose handle was dropped while NCCL was at their memory.
-_abandoned: list[tuple[_core.NcclWork | _core.HostsWork, Any]] = []
+# What is in a stream only when its turn has come, and says itself when its memory is free.
+LaunchedWork = _core.NcclWork | _core.HostsWork | _core.GpuCompressedWork
+
+# Guarded by the GIL: whose handle was dropped while a device was at their memory.
+_abandoned: list[tuple[LaunchedWork, Any]] = []
 
 
-class NcclFlight:
-    """A collective of NCCL's, among all ranks or inside the hosts."""
+class LaunchedFlight:
+    """A collective of NCCL's, among all ranks or inside the hosts, or a compressed sum."""
 
     source = -1
 
     def __init__(
         self,
-        work: _core.NcclWork | _core.HostsWork,
+        work: LaunchedWork,
         views: Sequence[DeviceView | None],
         usual_timeout_ms: int,
     ) -> None:

@@ -84,7 +84,7 @@ class Bucket:
 
     def keep_residual(self, earlier: Mapping[int, Any]) -> None:
         """Compress from now on; ``earlier`` are residuals to go on from, by parameter."""
-        self.residual = np.zeros(self.values.numel(), np.float32)
+        self.residual = torch.zeros_like(self.values)
         for index, part in self.residuals().items():
             if index in earlier:
                 part[:] = earlier[index]

@@ -91,9 +91,12 @@ class CompressedGradients:
         if known is not None and known[0] == keys:
             return known[1]
         # DDP lays its buckets out anew after the first step.
-        nothing = [np.zeros(param.numel(), np.float32) for param in params]
+        device = bucket.buffer().device
+        nothing = [torch.zeros(param.numel(), device=device) for param in params]
         earlier = zip(keys, nothing, strict=True)
-        residual = np.concatenate([self._residual_of.get(key, zeros) for key, zeros in earlier])
+        residual = torch.cat(
+            [self._residual_of.get(key, zeros).to(device) for key, zeros in earlier]
+        )
         self._buckets[bucket.index()] = (keys, residual)
         ends = np.cumsum([param.numel() for param in params])
         for key, end, param in zip(keys, ends, params, strict=True):
