@@ -295,8 +295,7 @@ class Reductions(calling.Caller):
                 async_op=False, timeout=timeout, count=bucket.count, **options,
             )  # fmt: skip
             return
-        self._device_calls().run_many(
-            calling.ALL_REDUCE, bucket, bucket, in_background=False, dtype=bucket[0].dtype,
-            timeout_ms=calling.milliseconds(timeout), count=sum(view.count for view in bucket),
-            **options,
+        self._device_calls().all_reduce_many(
+            bucket, dtype=bucket[0].dtype, timeout_ms=calling.milliseconds(timeout),
+            count=sum(view.count for view in bucket), **options,
         )  # fmt: skip

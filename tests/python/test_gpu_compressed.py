@@ -15,6 +15,7 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from gpu_places import PLACES, to_device, use_place
+from gradring.gpu.copied import CopiedCalls
 from rank_job import StartJob
 from thread_ranks import TRANSPORTS
 
@@ -26,8 +27,18 @@ def _place(request: pytest.FixtureRequest) -> None:
     use_place(request)
 
 
-on_devices = pytest.mark.usefixtures("_place")
+on_devices = pytest.mark.usefixtures("_place", "_nothing_comes_down")
 over_transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@pytest.fixture
+def _nothing_comes_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse to encode what is on a device on the CPU."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a vector was brought to the CPU")
+
+    monkeypatch.setattr(CopiedCalls, "run_in_place", refuse)
 
 
 def values_of(rank: int, count: int, turn: int = 0) -> Any:
@@ -95,7 +106,7 @@ def test_ranks_on_the_cpu_and_on_devices_are_in_one_sum(
     world(3, transport).run(run)
 
 
-@on_devices
+@pytest.mark.usefixtures("_place")
 def test_a_residual_on_the_cpu_has_the_array_encoded_there(world: GetWorld) -> None:
     def run(comm: Any) -> None:
         x, rest = values_of(comm.rank, 900), np.zeros(900, np.float32)
@@ -139,7 +150,7 @@ def test_a_stream_is_ordered_before_and_after_with_several_in_flight(
     from gradring import gpu
 
     def run(comm: Any) -> None:
-        mine, other = gpu.Stream(), gpu.Stream()
+        other = gpu.Stream()
         given = [to_device(values_of(comm.rank, 9001, turn)) for turn in range(4)]
         late = [gpu.empty(9001) for _ in given]
         rest = [to_device(np.zeros(9001, np.float32)) for _ in given]
@@ -157,7 +168,6 @@ def test_a_stream_is_ordered_before_and_after_with_several_in_flight(
             comm.all_reduce_compressed(expected, "int8", np.zeros(9001, np.float32))
             assert bytes_of(expected) == seen.to_numpy(other).tobytes()
         assert all(work.done() for work in works)
-        del mine
 
     world(3, transport).run(run)
 

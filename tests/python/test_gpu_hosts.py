@@ -169,6 +169,32 @@ for call in (
     assert log.stat().st_size == before
 
 
+def test_many_arrays_go_by_hosts_side_by_side(hosts: Job) -> None:
+    log = Path(hosts.ranks[0].call("result = os.environ['FAKE_NCCL_LOG']"))
+    before = log.stat().st_size
+    code = """
+shapes = [((3,), "f4"), ((0,), "f4"), ((4, 5), "f4"), (9, "i4"), (301, "f4"), (7, "i2"), (2, "i2")]
+def given(rank, turn):
+    return [(np.random.default_rng([rank, turn, i]).standard_normal(shape) * 50).astype(dtype)
+            for i, (shape, dtype) in enumerate(shapes)]
+mine, result = gpu.Stream(device), []
+for turn in range(2):
+    many = [on_gpu(one) for one in given(comm.rank, turn)]
+    found = comm.all_reduce_many(many, bucket_bytes=2000, stream=mine)
+    result.append([id(one) for one in found] == [id(one) for one in many])
+    for one, *x in zip(many, *[given(rank, turn) for rank in range(4)]):
+        result.append(one.to_numpy().tobytes() == ((x[0] + x[2]) + (x[1] + x[3])).tobytes())
+"""
+    assert hosts.call(code) == [[True] * 16] * WORLD
+    calls = log.read_bytes()[before:].decode().splitlines()
+    # In each turn 324 floats together and 9 integers, spread as bytes; NCCL has no 16-bit ones.
+    assert {name: calls.count(name) for name in set(calls)} == {
+        "ReduceScatter 162": 2 * WORLD, "AllGather 648": 2 * WORLD,
+        "ReduceScatter 4": 2 * WORLD, "Reduce 1": 2 * WORLD,
+        "AllGather 16": 2 * WORLD, "Broadcast 4": 2 * WORLD,
+    }  # fmt: skip
+
+
 def test_a_stream_is_ordered_before_and_after_however_many_are_in_flight(hosts: Job) -> None:
     code = """
 mine, other = gpu.Stream(device), gpu.Stream(device)

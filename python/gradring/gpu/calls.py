@@ -20,6 +20,7 @@ from gradring.dtypes import DTYPE_CODES
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.copied import CopiedCalls
 from gradring.gpu.flights import Flight, LaunchedFlight, StagedFlight
+from gradring.gpu.packed import Packer
 from gradring.gpu.runtime import device_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class DeviceCalls:
         self._copied = CopiedCalls(core)
         self._staged: _core.Staged | None = None
         self._compressed: _core.GpuCompressed | None = None
+        self._packers: dict[int, Packer] = {}  # By device.
         self.nccl: _core.NcclRanks | None = None
         self.hosts: _core.GpuHosts | None = None
 
@@ -109,18 +111,32 @@ class DeviceCalls:
             flight = self._run_staged(op, source, target, **options)
         return _landed(flight, in_background)
 
-    def run_many(
-        self,
-        op: int,
-        sources: Sequence[DeviceView],
-        targets: Sequence[DeviceView],
-        *,
-        in_background: bool,
-        **options: Any,
-    ) -> Flight | None:
-        """Do a collective on several arrays of one dtype and device, as if they were one."""
-        landing = self._copied.run(op, sources, targets, in_background=in_background, **options)
-        return _landed(landing, in_background)
+    def all_reduce_many(self, views: Sequence[DeviceView], **options: Any) -> None:
+        """Add up several arrays of one dtype and device in place, as if they were one.
+
+        Side by side on the device where that has a way of its own among these ranks.
+
+        Args:
+            views: The arrays.
+            **options: Of `_core.Communicator.run`.
+
+        Raises:
+            DeviceError: The driver fails.
+            PeerLost: As the CPU's call, and so for its other errors.
+        """
+        if self.nccl is None and self.hosts is None:
+            landing = self._copied.run(ALL_REDUCE, views, views, in_background=True, **options)
+            return landing.wait(_FOR_GOOD_MS)
+        device = _device(views[0])
+        if device not in self._packers:
+            self._packers[device] = Packer(device)
+
+        def start(whole: DeviceView) -> Flight:
+            flight = self.run(ALL_REDUCE, whole, whole, in_background=True, **options)
+            assert flight is not None
+            return flight
+
+        return self._packers[device].run(views, start, _FOR_GOOD_MS)
 
     def all_reduce_compressed(
         self,
