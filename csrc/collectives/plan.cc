@@ -35,6 +35,7 @@ constexpr Planner kPlanners[] = {
     {OpKind::kAllReduce, Algorithm::kGather, gather_all_reduce},
     {OpKind::kReduceScatter, Algorithm::kRing, ring_reduce_scatter},
     {OpKind::kReduceScatter, Algorithm::kDoubling, doubling_reduce_scatter},
+    {OpKind::kReduceScatter, Algorithm::kHalving, halving_reduce_scatter},
     {OpKind::kReduceScatter, Algorithm::kDirect, direct_reduce_scatter},
     {OpKind::kAllGather, Algorithm::kRing, ring_all_gather},
     {OpKind::kAllGather, Algorithm::kDoubling, doubling_all_gather},
@@ -43,6 +44,7 @@ constexpr Planner kPlanners[] = {
     {OpKind::kBroadcast, Algorithm::kDoubling, doubling_broadcast},
     {OpKind::kBroadcast, Algorithm::kDirect, direct_broadcast},
     {OpKind::kReduce, Algorithm::kRing, ring_reduce},
+    {OpKind::kReduce, Algorithm::kHalving, halving_reduce},
     {OpKind::kReduce, Algorithm::kDirect, direct_reduce},
     {OpKind::kReduce, Algorithm::kGather, gather_reduce},
     {OpKind::kGather, Algorithm::kDirect, direct_gather},
@@ -131,9 +133,8 @@ bool reduces(OpKind op) {
 Order order_for(OpKind op, Rank world_size, std::uint64_t bytes, DType /*dtype*/) {
   if (!reduces(op) || world_size <= 2) return Order::kRing;
   const auto ranks = static_cast<std::uint64_t>(world_size);
-  std::uint64_t most = std::min(kTreeBytesPerRank * ranks, kTreeBytes);
-  // Only all_reduce can halve.
-  if (op == OpKind::kAllReduce) most = std::max(most, kTreeChunkBytes * ranks);
+  const std::uint64_t most =
+      std::max(std::min(kTreeBytesPerRank * ranks, kTreeBytes), kTreeChunkBytes * ranks);
   return bytes <= most ? Order::kTree : Order::kRing;
 }
 

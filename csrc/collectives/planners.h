@@ -56,6 +56,10 @@ Plan doubling_barrier(const Request& request);
 // halving.cc
 Plan halving_all_reduce(const Request& request);
 
+// halving_scatter.cc
+Plan halving_reduce_scatter(const Request& request);
+Plan halving_reduce(const Request& request);
+
 // direct.cc
 Plan direct_all_reduce(const Request& request);
 Plan direct_reduce_scatter(const Request& request);

@@ -95,8 +95,9 @@ TEST_CASE("choose: a crowd goes round in a ring") {
 }
 
 TEST_CASE("choose: short vectors are scattered in few messages, longer ones in few bytes") {
-  CHECK(over_loopback(OpKind::kReduceScatter, 4, 4 * kKiB) == Algorithm::kDoubling);
-  CHECK(over_loopback(OpKind::kReduceScatter, 4, 256 * kKiB) == Algorithm::kDirect);
+  CHECK(over_loopback(OpKind::kReduceScatter, 1024, kKiB) == Algorithm::kDoubling);
+  CHECK(over_loopback(OpKind::kReduceScatter, 4, 256 * kKiB) == Algorithm::kHalving);
+  CHECK(over_loopback(OpKind::kReduceScatter, 1024, kMiB) == Algorithm::kHalving);
 }
 
 TEST_CASE(

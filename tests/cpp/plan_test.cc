@@ -100,18 +100,14 @@ TEST_CASE(
   const auto order = [](OpKind op, Rank n, std::uint64_t bytes) {
     return order_for(op, n, bytes, DType::kFloat32);
   };
-  CHECK(order(OpKind::kAllReduce, 2, 4) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 4, kMiB) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 4, kMiB + 1) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 64, 2 * kMiB) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 64, 2 * kMiB + 1) == Order::kRing);
-  CHECK(order(OpKind::kAllReduce, 1024, 32 * kMiB) == Order::kTree);
-  CHECK(order(OpKind::kAllReduce, 1024, 32 * kMiB + 1) == Order::kRing);
-  for (const OpKind op : {OpKind::kReduceScatter, OpKind::kReduce}) {
+  for (const OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kReduce}) {
     CHECK(order(op, 2, 4) == Order::kRing);
     CHECK(order(op, 4, kMiB) == Order::kTree);
     CHECK(order(op, 4, kMiB + 1) == Order::kRing);
-    CHECK(order(op, 1024, 2 * kMiB + 1) == Order::kRing);
+    CHECK(order(op, 64, 2 * kMiB) == Order::kTree);
+    CHECK(order(op, 64, 2 * kMiB + 1) == Order::kRing);
+    CHECK(order(op, 1024, 32 * kMiB) == Order::kTree);
+    CHECK(order(op, 1024, 32 * kMiB + 1) == Order::kRing);
   }
   CHECK(order(OpKind::kAllGather, 4, 4) == Order::kRing);
 }

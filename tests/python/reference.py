@@ -54,9 +54,7 @@ def sample(dtype: str, count: int, *seed: object) -> Array:
 
 def order_for(op: str, world_size: int, nbytes: int) -> str:
     """Tell the order of the default algorithm."""
-    most = min(256 * 1024 * world_size, 2 << 20)
-    if op == "all_reduce":
-        most = max(most, 32 * 1024 * world_size)
+    most = max(min(256 * 1024 * world_size, 2 << 20), 32 * 1024 * world_size)
     reduces = op in ("all_reduce", "reduce_scatter", "reduce")
     return "tree" if reduces and world_size > 2 and nbytes <= most else "ring"
 

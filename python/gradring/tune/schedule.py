@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # show less than one call takes.
 _ALGORITHMS = {
     "all_reduce": ("ring", "doubling", "halving", "direct", "gather"),
-    "reduce_scatter": ("ring", "doubling", "direct"),
+    "reduce_scatter": ("ring", "doubling", "halving", "direct"),
     "all_gather": ("ring", "doubling", "direct"),
 }
 _ITEM_BYTES = 4
