@@ -37,7 +37,7 @@ class Settings:
         folder: Where the JSON goes.
         rounds: Of each row.
         seconds: On a row, for each library.
-        bind: auto, none or core.
+        bind: none or core.
         peers: Names without -tcp; others are left out.
         deadline: Seconds that a rank has for a batch.
         resume: Whether rows that are there already are left as they are.
@@ -63,7 +63,7 @@ def peers_of(transport: str, wanted: tuple[str, ...]) -> list[str]:
     return [name for name in PEERS[transport] if name.removesuffix("-tcp") in wanted]
 
 
-def measure(job: Job, settings: Settings, cores: int) -> bool:
+def measure(job: Job, settings: Settings) -> bool:
     """Measure a job; returns whether ours ran through and every result of everybody was right."""
     path = settings.folder / f"{job.name}.json"
     old = records.load(path)
@@ -76,7 +76,7 @@ def measure(job: Job, settings: Settings, cores: int) -> bool:
         return True
     argv = [*job.sizes, "-n", str(job.ranks), "--transport", job.transport, "--rounds",
             str(settings.rounds), "--seconds", str(settings.seconds), "--warmup", "2"]  # fmt: skip
-    if settings.bind == "core" or (settings.bind == "auto" and job.ranks <= cores):
+    if settings.bind == "core":
         argv += ["--bind", "core"]
     options = bench_options.parse(argv, is_launched=False)
     document = report.start_document(options, argv, job.ranks, job.transport)

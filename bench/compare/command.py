@@ -101,11 +101,10 @@ def _collectives(
     options: argparse.Namespace, jobs: list[plan.Job], found: dict[str, Environment]
 ) -> bool:
     settings = _settings(options, found)
-    cores = len(os.sched_getaffinity(0))
     is_right = True
     for job in jobs:
         if not job.congestion:
-            is_right &= measure(job, settings, cores)
+            is_right &= measure(job, settings)
             continue
         reason = namespaces.complaint()
         if reason:
@@ -113,7 +112,7 @@ def _collectives(
             continue
         with namespaces.with_congestion(job.congestion) as place:
             placed = Settings(**{**vars(settings), "place": place})
-            is_right &= measure(job, placed, cores)
+            is_right &= measure(job, placed)
     return is_right
 
 

@@ -70,8 +70,8 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
     add("--rows", action="append", default=[], metavar="OP:TRANSPORT:RANKS:SIZE",
         help="measure this row again and keep the others; may be repeated")  # fmt: skip
     add("--resume", action="store_true", help="leave rows as they are that the JSON has")
-    add("--bind", default="auto", choices=("auto", "none", "core"),
-        help="every rank on one core; auto: if there are cores enough (auto)")  # fmt: skip
+    add("--bind", default="core", choices=("none", "core"),
+        help="core: every rank on one core, in turn, as some launchers do (core)")  # fmt: skip
     add("--hosts", type=int, default=4, help="network: 2 to 8 hosts (4)")
     add("--mbit", type=float, default=1000, help="network: what a host may send a second (1000)")
     add("--slow-mbit", type=float, default=250, help="network: of one slow host (250)")
