@@ -143,6 +143,7 @@ for dtype in ("i1", "i4", "i8", "u1"):
 
 def test_only_sums_go_by_hosts_and_all_else_is_staged(hosts: Job) -> None:
     log = Path(hosts.ranks[0].call("result = os.environ['FAKE_NCCL_LOG']"))
+    log.touch()
     before = log.stat().st_size
     assert hosts.call("comm.all_reduce(on_gpu(np.ones(7, 'f4')))") == [None] * WORLD
     calls = log.read_bytes()[before:].decode().splitlines()
@@ -171,6 +172,7 @@ for call in (
 
 def test_many_arrays_go_by_hosts_side_by_side(hosts: Job) -> None:
     log = Path(hosts.ranks[0].call("result = os.environ['FAKE_NCCL_LOG']"))
+    log.touch()
     before = log.stat().st_size
     code = """
 shapes = [((3,), "f4"), ((0,), "f4"), ((4, 5), "f4"), (9, "i4"), (301, "f4"), (7, "i2"), (2, "i2")]
