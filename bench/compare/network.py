@@ -2,7 +2,8 @@
 
 Hosts are network namespaces (`namespaces`), ranks one a host; launchers of MPI reach a host through
 a script of ours in place of ssh. What no algorithm can beat: every rank must send and receive
-2 (n - 1) / n of the message where all are alike, and a slow one its own data once.
+2 (n - 1) / n of the message where all are alike, and a slow one its own data once. Gradring is told
+the rates (GRADRING_LINK_MBIT), as its users would; peers have nothing to tell that to.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def _one_by_one(start: Start, made: Hosts) -> Start:
         variables = {
             "GRADRING_RANK": rank, "GRADRING_WORLD_SIZE": number,
             "GRADRING_RENDEZVOUS": f"{NETWORK}.1:{_PORT}", "GRADRING_TRANSPORT": "tcp",
+            "GRADRING_LINK_MBIT": round(made.mbit[rank]),
         }  # fmt: skip
         pairs = [f"{key}={value}" for key, value in variables.items()]
         lines.append(shlex.join([*made.inside(rank), "env", *pairs, *program]) + " &")

@@ -1,6 +1,7 @@
 // Direct algorithms: every rank talks to every rank at once. A chunk's owner receives that piece of
 // everybody's vector and folds all n of them in one go, so any order of additions can be had and
-// 16-bit floats are rounded once. Rank r addresses r+1, r+2, ...: at no time does everybody send to
+// 16-bit floats are rounded once. In an all_reduce who owns how much is free (Request::counts), so
+// a slow link can be spared. Rank r addresses r+1, r+2, ...: at no time does everybody send to
 // the same rank.
 
 #include <algorithm>
@@ -62,8 +63,14 @@ class DirectPlanner {
   struct Set {
     std::vector<Slice> slots;         // By rank: where its piece of this rank's chunk arrives.
     std::vector<std::uint32_t> sent;  // By rank: the send of its chunk's piece, which reads input.
-    std::uint32_t folded = PlanBuilder::kNothing;     // This rank's own piece is finished.
-    std::uint32_t last_user = PlanBuilder::kNothing;  // Of the slots.
+    std::vector<std::uint32_t> folded;      // These have finished this rank's own piece.
+    std::vector<std::uint32_t> last_users;  // Of the slots.
+  };
+
+  // A range that is added up in one order.
+  struct Run {
+    Extent at;
+    std::vector<Rank> operands;
   };
 
   // Sends everybody its piece, receives everybody's piece of this rank's chunk, and folds them.
@@ -75,20 +82,46 @@ class DirectPlanner {
       set.sent[index(peer)] = plan_.send(peer, input(out.begin_bytes), out.bytes);
     }
     const Extent mine = parts_.piece(request_.rank, column, columns_);
-    set.folded = PlanBuilder::kNothing;
+    set.folded.clear();
     if (mine.bytes == 0) return;
     std::vector<std::uint32_t> arrived;
     for (Rank distance = 1; distance < n_; ++distance) {
       const Rank peer = wrap(request_.rank - distance, n_);
-      arrived.push_back(plan_.recv(peer, set.slots[index(peer)], mine.bytes, {{set.last_user}}));
+      arrived.push_back(plan_.recv(peer, set.slots[index(peer)], mine.bytes, set.last_users));
     }
-    std::vector<Slice> sources;
-    for (const Rank rank : operands_) {
-      sources.push_back(rank == request_.rank ? input(mine.begin_bytes) : set.slots[index(rank)]);
+    for (const Run& run : runs_of(mine)) {
+      const std::uint64_t skip = run.at.begin_bytes - mine.begin_bytes;
+      std::vector<Slice> sources;
+      for (const Rank rank : run.operands) {
+        sources.push_back(rank == request_.rank ? input(run.at.begin_bytes)
+                                                : later(set.slots[index(rank)], skip));
+      }
+      set.folded.push_back(plan_.reduce(later(home(mine, set), skip), sources, run.at.bytes,
+                                        fold_of(request_.order), true, arrived));
     }
-    set.folded =
-        plan_.reduce(home(mine, set), sources, mine.bytes, fold_of(request_.order), true, arrived);
-    set.last_user = set.folded;
+    set.last_users = set.folded;
+  }
+
+  // Who owns what changes no bit of an all_reduce: a ring's order is that of the even cut's chunks,
+  // of which an owner may have several, or parts.
+  std::vector<Run> runs_of(Extent mine) const {
+    const bool is_uneven = request_.op == OpKind::kAllReduce && !request_.counts.empty();
+    if (!is_uneven || request_.order != Order::kRing) return {{mine, operands_}};
+    std::vector<Run> runs;
+    const std::uint64_t item = item_bytes(request_.dtype);
+    for (Rank chunk = 0; chunk < n_; ++chunk) {
+      const std::uint64_t begin =
+          std::max(mine.begin_bytes, chunk_begin(request_.count, n_, chunk) * item);
+      const std::uint64_t end =
+          std::min(mine.end_bytes(), chunk_begin(request_.count, n_, chunk + 1) * item);
+      if (begin < end)
+        runs.push_back({{begin, end - begin}, operand_ranks(request_.order, n_, chunk)});
+    }
+    return runs;
+  }
+
+  static Slice later(Slice slice, std::uint64_t bytes) {
+    return {slice.place, slice.offset_bytes + bytes};
   }
 
   Slice home(Extent mine, const Set& set) const {
@@ -108,7 +141,7 @@ class DirectPlanner {
     const Extent mine = parts_.piece(request_.rank, column, columns_);
     for (Rank distance = 1; distance < n_; ++distance) {
       plan_.send(wrap(request_.rank + distance, n_), output(mine.begin_bytes), mine.bytes,
-                 {{set.folded}});
+                 set.folded);
     }
     for (Rank distance = 1; distance < n_; ++distance) {
       receive_finished(wrap(request_.rank - distance, n_), column);
@@ -125,7 +158,7 @@ class DirectPlanner {
     }
     const Extent mine = parts_.piece(request_.rank, column, columns_);
     if (mine.bytes == 0) return;
-    set.last_user = plan_.send(request_.root, outgoing(set), mine.bytes, {{set.folded}});
+    set.last_users = {plan_.send(request_.root, outgoing(set), mine.bytes, set.folded)};
   }
 
   void receive_finished(Rank owner, Rank column) {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <set>
 
 #include "base/error.h"
+#include "collectives/uneven.h"
 
 namespace gradring::collectives {
 namespace {
@@ -15,6 +17,8 @@ constexpr std::size_t kPlansKept = 32;
 constexpr std::size_t kStreamsShown = 4;
 // Below it the extra steps inside the hosts cost more than the bytes they save on the network.
 constexpr std::uint64_t kHierarchicalBytes = 64 * 1024;
+// From here on the slowest link decides how long an all_reduce takes.
+constexpr std::uint64_t kUnevenBytes = 1024 * 1024;
 // What comes before the first wait of an operation of this size takes less than reading a clock.
 constexpr std::uint64_t kStampLaterBytes = 1024;
 
@@ -29,6 +33,20 @@ kernels::Reduction reduction_of(const Request& request) {
   reduction.op = request.reduce_op;
   if (reduction.op == ReduceOp::kAvg) reduction.divisor = divisor_of(request);
   return reduction;
+}
+
+// What ranks have said that their links send, where all have and each is alone on its host; else
+// nothing. A direct exchange of many more ranks has too many streams.
+std::vector<double> link_rates(const transport::World& world, const transport::Group& group) {
+  constexpr std::size_t kMostRanks = 16;
+  std::vector<double> rates;
+  std::set<std::string> hosts;
+  for (const Rank rank : group.members) {
+    const wire::Member& member = world.member(rank);
+    if (member.link_mbit == 0 || !hosts.insert(member.host_key).second) return {};
+    rates.push_back(member.link_mbit);
+  }
+  return rates.size() <= kMostRanks ? rates : std::vector<double>{};
 }
 
 // What Operation::divisor_at says now.
@@ -46,6 +64,7 @@ Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transpor
     : world_(world), group_(group), rank_(rank), has_shared_memory_(true), mesh_(world, group, 0) {
   for (const Rank member : group->members)
     if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
+  link_rates_ = link_rates(*world, *group);
   hierarchy_ = Hierarchy::make(world, *group, rank);
 }
 
@@ -63,6 +82,11 @@ Request Engine::complete(const Operation& operation) const {
   if (!operation.is_rank_ordered && reduces(request.op) &&
       (operation.algorithm == Algorithm::kDoubling || operation.algorithm == Algorithm::kHalving))
     request.order = Order::kTree;
+  const bool may_be_direct =
+      operation.algorithm == Algorithm::kAuto || operation.algorithm == Algorithm::kDirect;
+  if (!link_rates_.empty() && may_be_direct && request.op == OpKind::kAllReduce &&
+      bytes_of(request) >= kUnevenBytes)
+    request.counts = uneven_shares(request.count, link_rates_);
   return request;
 }
 
@@ -82,6 +106,7 @@ Algorithm Engine::decide(const Request& request, Algorithm wanted) const {
   if (wanted == Algorithm::kAuto && may_be_hierarchical && bytes_of(request) >= kHierarchicalBytes)
     return Algorithm::kHierarchical;
   if (wanted != Algorithm::kAuto) return wanted;
+  if (request.op == OpKind::kAllReduce && !request.counts.empty()) return Algorithm::kDirect;
   return choose(request, costs_of(world_->costs(), has_shared_memory_));
 }
 

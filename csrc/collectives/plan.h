@@ -116,8 +116,9 @@ struct Request {
   // Elements. all_reduce, broadcast, reduce: of the vector. gather, scatter: of one rank's part.
   std::uint64_t count = 0;
   // Elements per rank. reduce_scatter, all_gather: of each rank's part, the same list on every rank
-  // (size n, or empty for an even cut of `count` by chunk_begin). all_to_all: what this rank sends
-  // to each rank; `recv_counts` what it gets.
+  // (size n, or empty for an even cut of `count` by chunk_begin). all_reduce, direct: what each
+  // rank adds up, `count` in all; the result has the same bits however it is cut. all_to_all: what
+  // this rank sends to each rank; `recv_counts` what it gets.
   std::vector<std::uint64_t> counts;
   std::vector<std::uint64_t> recv_counts;
   Order order = Order::kRing;

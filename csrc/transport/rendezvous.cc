@@ -27,7 +27,7 @@ std::string hex(const wire::SessionId& session) {
 
 wire::Member describe_self(const JoinOptions& options, const std::string& tcp_address) {
   return {options.rank, tcp_address, str("gradring-", hex(random_session())),
-          host_key() + options.host_label};
+          host_key() + options.host_label, options.link_mbit};
 }
 
 std::unique_ptr<Door> open_door(const JoinOptions& options, Fd listener, const wire::Member& self) {

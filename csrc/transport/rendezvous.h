@@ -29,6 +29,7 @@ struct JoinOptions {
   std::string host_label;  // Sets processes of one machine apart as if they ran on several: for
                            // tests of what crosses hosts.
   TransportMode mode = TransportMode::kAuto;
+  std::uint32_t link_mbit = 0;  // What this host's link may send, for wire::Member.
   Millis timeout{30000};
   Millis heartbeat_timeout{5000};
   RecordOptions record;

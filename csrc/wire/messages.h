@@ -21,9 +21,10 @@ using SessionId = std::array<std::byte, 16>;
 // Where a rank can be reached.
 struct Member {
   Rank rank = -1;
-  std::string tcp_address;  // "10.0.0.3:41822" or "[fe80::1]:41822"
-  std::string unix_name;    // Abstract Unix socket, without the leading zero byte.
-  std::string host_key;     // Equal keys: shared memory and that Unix socket are within reach.
+  std::string tcp_address;      // "10.0.0.3:41822" or "[fe80::1]:41822"
+  std::string unix_name;        // Abstract Unix socket, without the leading zero byte.
+  std::string host_key;         // Equal keys: shared memory and that Unix socket are within reach.
+  std::uint32_t link_mbit = 0;  // What its host may send a second, as it was told; 0: not told.
 };
 
 // One operation a rank is in, or the last it was in.

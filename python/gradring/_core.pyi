@@ -439,6 +439,7 @@ def join(
     record_directory: str = "",
     trace_directory: str = "",
     costs: Mapping[str, Sequence[float]] = ...,
+    link_mbit: int = 0,
 ) -> Communicator: ...
 def default_costs() -> dict[str, list[float]]: ...
 def choose(

@@ -22,6 +22,7 @@ DEFAULT_TIMEOUT = 30.0
 DEFAULT_HEARTBEAT_TIMEOUT = 10.0
 DEFAULT_RECORD_OPERATIONS = 1024
 MOST_RECORD_OPERATIONS = 1 << 20
+MOST_LINK_MBIT = 10**8
 
 # Name -> what it says. A variable that is not in here does not exist.
 VARIABLES: Mapping[str, str] = {
@@ -41,6 +42,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
     "GRADRING_PROFILE": "rank 0: file of what links cost, made by `gradring tune`",
+    "GRADRING_LINK_MBIT": "what this host may send, in Mbit/s; set on all hosts, spares slow ones",
     "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
     "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
     "GRADRING_DATA": "folder of the examples' data sets",
@@ -60,6 +62,7 @@ class Settings:
         record_operations: How many operations a communicator's record keeps.
         trace: Folder for traces; ``None`` makes none.
         profile: File of what links cost, read by rank 0; ``None`` leaves the planner its defaults.
+        link_mbit: What this host's link may send, in Mbit/s; 0: not known.
     """
 
     transport: str = "auto"
@@ -70,6 +73,7 @@ class Settings:
     record_operations: int = DEFAULT_RECORD_OPERATIONS
     trace: str | None = None
     profile: str | None = None
+    link_mbit: int = 0
 
     @classmethod
     def from_environ(
@@ -101,9 +105,12 @@ class Settings:
             ),
             interface=_interface(interface_from, interface_text) if interface_text else None,
             record=_absolute(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
-            record_operations=_count("GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS),
+            record_operations=_count(
+                "GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS, MOST_RECORD_OPERATIONS
+            ),
             trace=_absolute(environ["GRADRING_TRACE"]) if environ.get("GRADRING_TRACE") else None,
             profile=_absolute(profile_text) if profile_text else None,
+            link_mbit=_count("GRADRING_LINK_MBIT", environ, 0, MOST_LINK_MBIT),
         )
 
 
@@ -148,12 +155,12 @@ def _seconds(
     return seconds
 
 
-def _count(name: str, environ: Mapping[str, str], default: int) -> int:
+def _count(name: str, environ: Mapping[str, str], default: int, most: int) -> int:
     text = environ.get(name)
     if not text:
         return default
-    if not (text.isascii() and text.isdigit() and int(text) <= MOST_RECORD_OPERATIONS):
-        raise InvalidArgument(f"{name}={text!r} is not a number from 0 to {MOST_RECORD_OPERATIONS}")
+    if not (text.isascii() and text.isdigit() and int(text) <= most):
+        raise InvalidArgument(f"{name}={text!r} is not a number from 0 to {most}")
     return int(text)
 
 

@@ -148,6 +148,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         record_directory=settings.record,
         trace_directory=settings.trace or "",
         costs=costs,
+        link_mbit=settings.link_mbit,
     )
     communicator = Communicator(core)
     _joined[:] = [other for other in _joined if not other.is_closed]

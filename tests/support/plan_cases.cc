@@ -192,6 +192,8 @@ std::vector<Request> PlanCase::requests() const {
       }
     } else if (has_uneven_counts) {
       request.counts = part_counts(*this);
+    } else if (op == OpKind::kAllReduce) {
+      request.counts = owned;
     }
     requests.push_back(std::move(request));
   }

@@ -25,6 +25,7 @@ struct PlanCase {
   bool has_uneven_counts =
       false;  // reduce_scatter, all_gather, all_to_all: parts of 0, 1, 2, ... times `count` / n.
   bool is_in_place = false;
+  std::vector<std::uint64_t> owned = {};  // all_reduce: Request::counts, which change no bit.
 
   std::string text() const;
   std::vector<collectives::Request> requests() const;
