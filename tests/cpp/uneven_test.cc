@@ -38,7 +38,7 @@ TEST_CASE("uneven_shares: nothing is uneven where links are alike, nearly so, or
 }
 
 TEST_CASE("uneven_shares: all elements have an owner, and links are busy for about as long") {
-  const std::vector<double> rates{900, 500, 700, 1000, 400};
+  const std::vector<double> rates{900, 600, 700, 1000, 500};
   const std::uint64_t count = 1'000'003;
   const Counts owned = uneven_shares(count, rates);
   REQUIRE(owned.size() == rates.size());
