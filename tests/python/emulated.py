@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -50,17 +51,20 @@ def emulated_plugin() -> Path:
         raise RuntimeError("the emulated GPU is not built (make test-cpp), and there is no cmake")
     folder = ROOT / "build" / "emulated"
     generator = ("-G", "Ninja") if shutil.which("ninja") else ()
-    _run(
-        cmake,
-        "-S",
-        str(ROOT),
-        "-B",
-        str(folder),
-        *generator,
-        "-DGRADRING_TESTS=ON",
-        "-DGRADRING_CUDA=OFF",
-    )
-    _run(cmake, "--build", str(folder), "--target", "gradring_emulated", "--parallel", "2")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Several of pytest's processes may come here at once.
+        _run(
+            cmake,
+            "-S",
+            str(ROOT),
+            "-B",
+            str(folder),
+            *generator,
+            "-DGRADRING_TESTS=ON",
+            "-DGRADRING_CUDA=OFF",
+        )
+        _run(cmake, "--build", str(folder), "--target", "gradring_emulated", "--parallel", "2")
     return folder / "tests" / "emulator" / NAME
 
 
