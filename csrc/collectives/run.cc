@@ -68,6 +68,24 @@ bool PlanRun::advance(transport::Peers& peers) {
   }
 }
 
+// How much from here on lies together in memory and may move now: pieces that nobody waits for one
+// by one cost one system call.
+std::uint64_t PlanRun::together(const Stream& stream) const {
+  const Action* last = &plan_.actions[stream.actions[stream.next]];
+  std::uint64_t bytes = last->bytes - stream.action_bytes;
+  for (std::size_t next = stream.next + 1; bytes < kTurnBytes && next < stream.actions.size();
+       ++next) {
+    const std::uint32_t index = stream.actions[next];
+    const Action& action = plan_.actions[index];
+    const bool follows = action.at.place == last->at.place &&
+                         action.at.offset_bytes == last->at.offset_bytes + last->bytes;
+    if (!follows || waiting_[index] != 0) break;
+    bytes += action.bytes;
+    last = &action;
+  }
+  return std::min(bytes, kTurnBytes);
+}
+
 bool PlanRun::push(Stream& stream, transport::Peers& peers) {
   const std::uint32_t index = stream.actions[stream.next];
   if (waiting_[index] != 0) return false;
@@ -75,8 +93,7 @@ bool PlanRun::push(Stream& stream, transport::Peers& peers) {
   if (link == nullptr) return false;
   const Action& action = plan_.actions[index];
   const auto head = std::span<const std::byte>(stream.header).subspan(stream.header_bytes);
-  const std::span body(at(action.at) + stream.action_bytes,
-                       std::min(action.bytes - stream.action_bytes, kTurnBytes));
+  const std::span body(at(action.at) + stream.action_bytes, together(stream));
   const transport::Io io = link->send_some(head, body);
   if (io.closed) throw LinkClosed{stream.peer, false, stream.total_bytes, stream.expected_bytes};
   return count_bytes(stream, io.bytes);
@@ -94,8 +111,8 @@ bool PlanRun::pull(Stream& stream, transport::Peers& peers) {
   // The header and the first bytes behind it come in one call. Where a wrong call would spill into
   // the user's memory, few of them, and by a detour.
   const bool takes_detour = !has_header && action.at.place != Place::kScratch;
-  std::uint64_t most = may_take_body ? std::min(action.bytes - stream.action_bytes, kTurnBytes) : 0;
-  if (takes_detour) most = action.bytes <= detour_.size() ? most : 0;
+  std::uint64_t most = may_take_body ? together(stream) : 0;
+  if (takes_detour) most = most <= detour_.size() ? most : 0;
   std::byte* const to = into(action.at) + stream.action_bytes;
   const transport::Io io = link->recv_some(head, {takes_detour ? detour_.data() : to, most});
   const bool moved = count_bytes(stream, io.bytes);
@@ -114,11 +131,14 @@ bool PlanRun::count_bytes(Stream& stream, std::size_t bytes) {
   if (bytes == 0) return false;
   const std::size_t of_header = std::min(bytes, wire::kOpHeaderBytes - stream.header_bytes);
   stream.header_bytes += of_header;
-  const std::uint64_t of_body = bytes - of_header;
-  stream.action_bytes += of_body;
-  stream.total_bytes += of_body;
-  const std::uint32_t index = stream.actions[stream.next];
-  if (of_body > 0 && stream.action_bytes == plan_.actions[index].bytes) {
+  std::uint64_t left = bytes - of_header;
+  stream.total_bytes += left;
+  while (left > 0) {
+    const std::uint32_t index = stream.actions[stream.next];
+    const std::uint64_t taken = std::min(left, plan_.actions[index].bytes - stream.action_bytes);
+    stream.action_bytes += taken;
+    left -= taken;
+    if (stream.action_bytes < plan_.actions[index].bytes) break;
     stream.action_bytes = 0;
     ++stream.next;
     complete(index);

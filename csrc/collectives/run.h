@@ -94,6 +94,7 @@ class PlanRun {
   };
 
   Stream& stream_to(std::vector<Stream>& streams, Rank peer);
+  std::uint64_t together(const Stream& stream) const;
   bool push(Stream& stream, transport::Peers& peers);
   bool pull(Stream& stream, transport::Peers& peers);
   bool count_bytes(Stream& stream, std::size_t bytes);

@@ -31,7 +31,34 @@ class Fixed final : public transport::Peers {
  public:
   explicit Fixed(Rank ranks) : links(static_cast<std::size_t>(ranks)) {}
   transport::Link* link(Rank peer) override { return links[static_cast<std::size_t>(peer)].get(); }
-  std::vector<std::unique_ptr<MemoryLink>> links;
+  std::vector<std::unique_ptr<transport::Link>> links;
+};
+
+// Counts the calls that moved something.
+class Counted final : public transport::Link {
+ public:
+  explicit Counted(std::unique_ptr<transport::Link> link) : link_(std::move(link)) {}
+  transport::Io send_some(std::span<const std::byte> head,
+                          std::span<const std::byte> body) override {
+    return count(link_->send_some(head, body));
+  }
+  transport::Io recv_some(std::span<std::byte> head, std::span<std::byte> body) override {
+    return count(link_->recv_some(head, body));
+  }
+  bool prepare_sleep(bool, bool) override { return false; }
+  void finish_sleep() override {}
+  int fd() const override { return -1; }
+  short poll_events(bool, bool) const override { return 0; }
+  std::string peer_address() const override { return link_->peer_address(); }
+
+  int calls = 0;
+
+ private:
+  transport::Io count(transport::Io io) {
+    if (io.bytes > 0) ++calls;
+    return io;
+  }
+  std::unique_ptr<transport::Link> link_;
 };
 
 // All ranks of one collective, each with its plan, memory and links.
@@ -235,6 +262,25 @@ TEST_CASE("a link that ends says whose it was and how far it got, for every byte
     }
     CHECK(has_ended);
   }
+}
+
+TEST_CASE("pieces that lie together in memory go in one call, and come in two") {
+  PlanCase c{
+      .op = OpKind::kBroadcast, .algorithm = Algorithm::kDirect, .world_size = 2, .count = 1 << 14};
+  Group group({c, c}, {.capacity_bytes = 1 << 20});
+  group.weather.short_percent = 0;
+  REQUIRE(group.plans[0].actions.size() > 2);
+  std::array<Counted*, 2> links{};
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    auto& link = group.peers[rank].links[1 - rank];
+    auto counted = std::make_unique<Counted>(std::move(link));
+    links[rank] = counted.get();
+    link = std::move(counted);
+  }
+  REQUIRE(group.play());
+  CHECK(links[0]->calls == 1);
+  CHECK(links[1]->calls == 2);  // The header alone: a wrong call must not reach the user's memory.
+  CHECK(group.memory[1].output_is(group.before[0].input()));
 }
 
 TEST_CASE("what was sent before a peer went is still received") {
