@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from gradring.bench import cases, options, statistics, table
-from gradring.bench.cases import Link, bus_factor, lower_bound, make_cases, parse_size
+from gradring.bench.cases import (
+    Link,
+    bus_factor,
+    link_cpu_per_gb,
+    lower_bound,
+    make_cases,
+    parse_size,
+)
 from gradring.bench.command import run
 from gradring.bench.peers import pattern
 from gradring.bench.peers.pattern import Case
@@ -83,6 +90,7 @@ def test_a_document_holds_every_figure_of_every_size(transport: str) -> None:
         assert ours["busbw_gbs"] == pytest.approx(ours["algbw_gbs"], abs=1e-8)  # 2(n-1)/n is 1.
         assert ours["cpu_s_per_gb"] > 0
         assert row["link_gbs"] > 0
+        assert (row["link_cpu_s_per_gb"] is None) == (transport == "shm")
         assert row["algorithm"]
     controls = document["libraries"]["gradring"]["congestion"]
     assert transport == "shm" or sum(controls.values()) > 2, "data sockets were not found"
@@ -238,6 +246,14 @@ def test_the_lower_bound_is_the_tightest_of_what_must_take_time() -> None:
     small = Case("all_reduce", 1, "uint8")
     assert lower_bound(small, 5, Link(1e9, 1e9, half_trip=5e-6)) == pytest.approx(15e-6)
     assert lower_bound(case, 1, Link(1e9, 1e9)) == 0.0
+
+
+def test_processor_time_of_the_link_is_that_of_all_bytes_that_must_move() -> None:
+    streams = Link(1e9, 1e9, cpu=0.4e-9)
+    assert link_cpu_per_gb("all_reduce", 4, streams) == pytest.approx(6 * 0.4)
+    assert link_cpu_per_gb("broadcast", 4, streams) == pytest.approx(3 * 0.4)
+    assert link_cpu_per_gb("barrier", 4, streams) is None
+    assert link_cpu_per_gb("all_reduce", 4, Link(1e9, 1e9)) is None
 
 
 def test_sizes_are_read_and_cut_evenly() -> None:

@@ -35,11 +35,13 @@ class Link:
         alone: Bytes per second between two ranks when nobody else sends.
         together: Bytes per second of each rank when all ranks send and receive at once.
         half_trip: Shortest seconds that a few bytes took one way; 0 where that was not measured.
+        cpu: Processor seconds of sender and receiver for a byte of TCP streams; 0 elsewhere.
     """
 
     alone: float
     together: float
     half_trip: float = 0.0
+    cpu: float = 0.0
 
 
 def parse_size(text: str) -> int:
@@ -111,6 +113,15 @@ def total_factor(op: str, world_size: int) -> float:
     if op == "sendrecv":
         return float(world_size) if world_size > 1 else 0.0
     return {"all_reduce": 2 * others, "barrier": 0.0}.get(op, others)
+
+
+def link_cpu_per_gb(op: str, world_size: int, link: Link) -> float | None:
+    """Return the CPU s/GB of plain streams of the bytes that the operation must move.
+
+    ``None`` where the link is no TCP, or nothing moves.
+    """
+    spent = total_factor(op, world_size) * link.cpu * 1e9
+    return spent or None
 
 
 def lower_bound(case: Case, world_size: int, link: Link) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from gradring.bench.cases import Link
 from gradring.bench.groups import Group
 
@@ -25,6 +27,7 @@ class Ceiling:
         self._alone: dict[int, float] = {}
         self._together: dict[int, float] = {}
         self._half_trip = 0.0
+        self._cpu: dict[int, list[float]] = {}  # Seconds a byte that was sent and received.
 
     def measure(self, nbytes: int) -> None:
         """Look once more at what the link does with messages of this size."""
@@ -44,7 +47,8 @@ class Ceiling:
             return None
         size = self._clamped(nbytes)
         together = self._together[size]
-        return Link(max(together, self._alone[size]), together, self._half_trip)
+        spent = statistics.median(self._cpu.get(size, [0.0]))
+        return Link(max(together, self._alone[size]), together, self._half_trip, spent)
 
     def _clamped(self, nbytes: int) -> int:
         least = _LEAST_STREAM_BYTES if self._is_tcp else _LEAST_COPY_BYTES
@@ -54,6 +58,10 @@ class Ceiling:
         do = "stream" if self._is_tcp else "copy"
         answers = self._ranks.ask(do=do, nbytes=nbytes, repeats=_REPEATS, together=together)
         if self._is_tcp:
+            if together:
+                spent = sum(answer["cpu_ns"] for answer in answers) * 1e-9
+                moved = nbytes * _REPEATS * len(answers)
+                self._cpu.setdefault(nbytes, []).append(spent / moved)
             slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
             return nbytes / (float(min(slowest)) * 1e-9)
         answers = [answer for answer in answers if answer["begin"]]

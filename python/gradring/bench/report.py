@@ -81,6 +81,7 @@ def row_of(row: Row) -> Document:
         "bound_us": _us(row.bound),
         "link_gbs": None if row.link is None else round(row.link.together / 1e9, 3),
         "link_alone_gbs": None if row.link is None else round(row.link.alone / 1e9, 3),
+        "link_cpu_s_per_gb": None if row.link_cpu is None else round(row.link_cpu, 4),
         "results": {name: _result(figures) for name, figures in row.figures.items()},
         "ratios": {name: _ratio(ratio) for name, ratio in row.ratios.items()},
         "unsupported": row.unsupported,

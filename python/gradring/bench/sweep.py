@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gradring.bench.cases import Link, lower_bound, message_bytes
+from gradring.bench.cases import Link, link_cpu_per_gb, lower_bound, message_bytes
 from gradring.bench.ceiling import Ceiling
 from gradring.bench.groups import Group, GroupFailed
 from gradring.bench.options import Options
@@ -28,6 +28,7 @@ class Row:
         algorithm: Ours.
         link: The plain link at this size; ``None`` in a world of one.
         bound: Seconds that no algorithm can beat on that link.
+        link_cpu: CPU s/GB of plain TCP streams of the bytes that must move; ``None`` elsewhere.
         figures: By library; ours first.
         ratios: By peer.
         unsupported: Why a peer has no figures here.
@@ -40,6 +41,7 @@ class Row:
     figures: dict[str, Figures]
     ratios: dict[str, Ratio]
     unsupported: dict[str, str] = field(default_factory=dict)
+    link_cpu: float | None = None
 
 
 class Sweep:
@@ -134,6 +136,7 @@ class Sweep:
                 if name != self._ours.name
             },
             unsupported=unsupported,
+            link_cpu=None if link is None else link_cpu_per_gb(case.op, size, link),
         )
 
     def _ask(self, group: Group, **command: object) -> list[Reply]:
