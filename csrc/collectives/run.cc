@@ -26,6 +26,7 @@ PlanRun::PlanRun(const Plan& plan, const Call& call, std::uint64_t seq,
       buffers_(buffers),
       left_(plan.actions.size()) {
   waiting_.reserve(plan.actions.size());
+  follows_.resize(plan.actions.size(), kNone);
   for (std::uint32_t index = 0; index < plan.actions.size(); ++index) {
     const Action& action = plan.actions[index];
     waiting_.push_back(action.wait_count);
@@ -34,7 +35,8 @@ PlanRun::PlanRun(const Plan& plan, const Call& call, std::uint64_t seq,
       continue;
     }
     Stream& stream = stream_to(action.kind == ActionKind::kSend ? sends_ : recvs_, action.peer);
-    stream.actions.push_back(index);
+    (stream.last == kNone ? stream.action : follows_[stream.last]) = index;
+    stream.last = index;
     stream.expected_bytes += action.bytes;
   }
   for (Stream& stream : sends_) stream.header = wire::encode({call, seq, 0, stream.expected_bytes});
@@ -71,15 +73,14 @@ bool PlanRun::advance(transport::Peers& peers) {
 // How much from here on lies together in memory and may move now: pieces that nobody waits for one
 // by one cost one system call.
 std::uint64_t PlanRun::together(const Stream& stream) const {
-  const Action* last = &plan_.actions[stream.actions[stream.next]];
+  const Action* last = &plan_.actions[stream.action];
   std::uint64_t bytes = last->bytes - stream.action_bytes;
-  for (std::size_t next = stream.next + 1; bytes < kTurnBytes && next < stream.actions.size();
-       ++next) {
-    const std::uint32_t index = stream.actions[next];
-    const Action& action = plan_.actions[index];
+  for (std::uint32_t next = follows_[stream.action]; next != kNone && bytes < kTurnBytes;
+       next = follows_[next]) {
+    const Action& action = plan_.actions[next];
     const bool follows = action.at.place == last->at.place &&
                          action.at.offset_bytes == last->at.offset_bytes + last->bytes;
-    if (!follows || waiting_[index] != 0) break;
+    if (!follows || waiting_[next] != 0) break;
     bytes += action.bytes;
     last = &action;
   }
@@ -87,7 +88,7 @@ std::uint64_t PlanRun::together(const Stream& stream) const {
 }
 
 bool PlanRun::push(Stream& stream, transport::Peers& peers) {
-  const std::uint32_t index = stream.actions[stream.next];
+  const std::uint32_t index = stream.action;
   if (waiting_[index] != 0) return false;
   transport::Link* link = peers.link(stream.peer);
   if (link == nullptr) return false;
@@ -100,7 +101,7 @@ bool PlanRun::push(Stream& stream, transport::Peers& peers) {
 }
 
 bool PlanRun::pull(Stream& stream, transport::Peers& peers) {
-  const std::uint32_t index = stream.actions[stream.next];
+  const std::uint32_t index = stream.action;
   const bool may_take_body = waiting_[index] == 0;
   const bool has_header = stream.header_bytes == wire::kOpHeaderBytes;
   if (has_header && !may_take_body) return false;
@@ -111,8 +112,9 @@ bool PlanRun::pull(Stream& stream, transport::Peers& peers) {
   // The header and the first bytes behind it come in one call. Where a wrong call would spill into
   // the user's memory, few of them, and by a detour.
   const bool takes_detour = !has_header && action.at.place != Place::kScratch;
-  std::uint64_t most = may_take_body ? together(stream) : 0;
-  if (takes_detour) most = most <= detour_.size() ? most : 0;
+  const bool fits_detour = action.bytes <= detour_.size();
+  std::uint64_t most = may_take_body && (!takes_detour || fits_detour) ? together(stream) : 0;
+  if (takes_detour) most = std::min<std::uint64_t>(most, detour_.size());
   std::byte* const to = into(action.at) + stream.action_bytes;
   const transport::Io io = link->recv_some(head, {takes_detour ? detour_.data() : to, most});
   const bool moved = count_bytes(stream, io.bytes);
@@ -134,13 +136,13 @@ bool PlanRun::count_bytes(Stream& stream, std::size_t bytes) {
   std::uint64_t left = bytes - of_header;
   stream.total_bytes += left;
   while (left > 0) {
-    const std::uint32_t index = stream.actions[stream.next];
+    const std::uint32_t index = stream.action;
     const std::uint64_t taken = std::min(left, plan_.actions[index].bytes - stream.action_bytes);
     stream.action_bytes += taken;
     left -= taken;
     if (stream.action_bytes < plan_.actions[index].bytes) break;
     stream.action_bytes = 0;
-    ++stream.next;
+    stream.action = follows_[index];
     complete(index);
   }
   return true;
@@ -210,10 +212,10 @@ void PlanRun::interests(transport::Peers& peers,
   };
   for (const Stream& stream : recvs_)
     if (!stream.is_done() &&
-        (stream.header_bytes < wire::kOpHeaderBytes || waiting_[stream.actions[stream.next]] == 0))
+        (stream.header_bytes < wire::kOpHeaderBytes || waiting_[stream.action] == 0))
       find(peers.link(stream.peer)).wants_recv = true;
   for (const Stream& stream : sends_)
-    if (!stream.is_done() && waiting_[stream.actions[stream.next]] == 0)
+    if (!stream.is_done() && waiting_[stream.action] == 0)
       find(peers.link(stream.peer)).wants_send = true;
 }
 

@@ -81,16 +81,17 @@ class PlanRun {
   std::vector<StreamProgress> unfinished() const;
 
  private:
+  static constexpr std::uint32_t kNone = 0xffffffff;
   struct Stream {
     Rank peer = -1;
-    std::vector<std::uint32_t> actions;
-    std::size_t next = 0;            // Index into actions.
-    std::uint64_t action_bytes = 0;  // Done of actions[next].
+    std::uint32_t action = kNone;    // The one it is at; kNone: all are complete.
+    std::uint32_t last = kNone;      // Of its actions.
+    std::uint64_t action_bytes = 0;  // Done of `action`.
     std::uint64_t total_bytes = 0;
     std::uint64_t expected_bytes = 0;
     std::size_t header_bytes = 0;
     wire::OpHeaderBytes header{};
-    bool is_done() const { return next == actions.size(); }
+    bool is_done() const { return action == kNone; }
   };
 
   Stream& stream_to(std::vector<Stream>& streams, Rank peer);
@@ -113,6 +114,7 @@ class PlanRun {
   std::vector<Stream> recvs_;
   std::vector<std::uint32_t> waiting_;  // By action: how many that come first are not complete.
   std::vector<std::uint32_t> ready_;    // Local actions to execute.
+  std::vector<std::uint32_t> follows_;  // By action: the next of its stream, or kNone.
   std::vector<const std::byte*> operands_;
   std::size_t left_ = 0;
   bool has_moved_ = false;
