@@ -57,6 +57,44 @@ double accept_rows(const py::object& weights, const py::object& base, const py::
                               reinterpret_cast<const float*>(all.rows.data()));
 }
 
+template <typename T>
+std::span<T> span_of(const Buffer& buffer) {
+  return {reinterpret_cast<T*>(buffer.data()), buffer.count()};
+}
+
+void find_ids(const py::object& slots_in, const py::object& known_in, const py::object& ids_in,
+              const py::object& found_in) {
+  const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
+  // Of ids the bits alone count: what is said of their sign is not.
+  const Buffer known(known_in, static_cast<int>(DType::kInt64), false);
+  const Buffer ids(ids_in, static_cast<int>(DType::kInt64), false);
+  const Buffer found(found_in, static_cast<int>(DType::kInt64), true);
+  if (found.count() != ids.count())
+    throw InvalidArgument(str("room for ", found.count(), " slots of ", ids.count(), " ids"));
+  const py::gil_scoped_release release;
+  kernels::find_ids({span_of<const std::int64_t>(slots), span_of<const std::uint64_t>(known)},
+                    span_of<const std::uint64_t>(ids), span_of<std::int64_t>(found).data());
+}
+
+std::size_t merge_rows(const py::object& slots_in, const py::object& rows_in,
+                       const py::object& places_in, const py::object& distinct_in,
+                       const py::object& sums_in) {
+  const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
+  const Buffer rows(rows_in, static_cast<int>(DType::kFloat32), false);
+  const Buffer places(places_in, static_cast<int>(DType::kInt32), true);
+  const Buffer distinct(distinct_in, static_cast<int>(DType::kInt64), true);
+  const Buffer sums(sums_in, static_cast<int>(DType::kFloat32), true);
+  const std::size_t count = slots.count();
+  if (count == 0) return 0;
+  if (rows.count() % count != 0 || sums.count() != rows.count() || distinct.count() != count)
+    throw InvalidArgument(str(count, " slots with ", rows.count(), " values, and room for ",
+                              distinct.count(), " and ", sums.count()));
+  const py::gil_scoped_release release;
+  return kernels::merge_rows(span_of<const std::int64_t>(slots), span_of<const float>(rows).data(),
+                             rows.count() / count, span_of<std::int32_t>(places),
+                             span_of<std::int64_t>(distinct).data(), span_of<float>(sums).data());
+}
+
 }  // namespace
 
 void register_replicas(py::module_& module) {
@@ -64,6 +102,10 @@ void register_replicas(py::module_& module) {
              py::arg("workers"), py::arg("delta"));
   module.def("accept_rows", &accept_rows, py::arg("weights"), py::arg("base"), py::arg("slots"),
              py::arg("server"));
+  module.def("find_ids", &find_ids, py::arg("slots"), py::arg("known"), py::arg("ids"),
+             py::arg("found"));
+  module.def("merge_rows", &merge_rows, py::arg("slots"), py::arg("rows"), py::arg("places"),
+             py::arg("distinct"), py::arg("sums"));
 }
 
 }  // namespace gradring::bind

@@ -88,4 +88,46 @@ double accept_rows(const Replica& replica, std::span<const std::int64_t> slots,
   return total;
 }
 
+void find_ids(const IdTable& table, std::span<const std::uint64_t> ids, std::int64_t* found) {
+  constexpr std::size_t kIdsAhead = 16;
+  if (table.slots.empty() || (table.slots.size() & (table.slots.size() - 1)) != 0)
+    throw InvalidArgument(str("a map of ids with ", table.slots.size(), " places"));
+  const std::size_t mask = table.slots.size() - 1;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kIdsAhead < ids.size())
+      __builtin_prefetch(table.slots.data() + id_home(ids[i + kIdsAhead], mask));
+    std::size_t place = id_home(ids[i], mask);
+    found[i] = -1;
+    for (std::size_t probes = 0; table.slots[place] >= 0; ++probes, place = (place + 1) & mask) {
+      const auto slot = static_cast<std::size_t>(table.slots[place]);
+      if (slot >= table.ids.size() || probes > mask)
+        throw InvalidArgument("a map of ids that is full or knows slots without an id");
+      if (table.ids[slot] == ids[i]) {
+        found[i] = table.slots[place];
+        break;
+      }
+    }
+  }
+}
+
+std::size_t merge_rows(std::span<const std::int64_t> slots, const float* rows, std::size_t dim,
+                       std::span<std::int32_t> places, std::int64_t* distinct, float* sums) {
+  require_slots({nullptr, nullptr, places.size(), dim}, slots);
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    std::int32_t& place = places[static_cast<std::size_t>(slots[i])];
+    const float* row = rows + i * dim;
+    if (place == 0) {
+      distinct[count] = slots[i];
+      std::copy_n(row, dim, sums + count * dim);
+      place = static_cast<std::int32_t>(++count);
+      continue;
+    }
+    float* sum = sums + static_cast<std::size_t>(place - 1) * dim;
+    for (std::size_t j = 0; j < dim; ++j) sum[j] += row[j];
+  }
+  for (std::size_t i = 0; i < count; ++i) places[static_cast<std::size_t>(distinct[i])] = 0;
+  return count;
+}
+
 }  // namespace gradring::kernels

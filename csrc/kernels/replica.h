@@ -31,4 +31,27 @@ void offer_rows(const Replica& replica, std::span<const std::int64_t> slots, flo
 double accept_rows(const Replica& replica, std::span<const std::int64_t> slots,
                    const float* server);
 
+// A map from ids to slots: open addressing with linear probing from `id_home`, -1 where free. At
+// least one place is free, and the id of every slot in there is in `ids`, by slot.
+struct IdTable {
+  std::span<const std::int64_t> slots;  // A power of two of them.
+  std::span<const std::uint64_t> ids;
+};
+
+// Where the search for an id begins, in a table of mask + 1 places.
+inline std::size_t id_home(std::uint64_t id, std::size_t mask) {
+  return ((id * 0x9E3779B97F4A7C15U) >> 32) & mask;
+}
+
+// found[i] = the slot of ids[i], -1 if it has none. Throws InvalidArgument for a table that is
+// none.
+void find_ids(const IdTable& table, std::span<const std::uint64_t> ids, std::int64_t* found);
+
+// Adds up the rows (slots, dim) of equal slots, in the order given: one row of `sums` for each
+// entry of `distinct`, which is in the order of first appearance; returns how many there are.
+// `places` has a 0 for every row of the replica, and has it again afterwards. Throws
+// InvalidArgument, before it writes, if a slot is beyond them.
+std::size_t merge_rows(std::span<const std::int64_t> slots, const float* rows, std::size_t dim,
+                       std::span<std::int32_t> places, std::int64_t* distinct, float* sums);
+
 }  // namespace gradring::kernels

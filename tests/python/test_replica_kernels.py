@@ -74,3 +74,49 @@ def test_no_rows_are_nothing_to_do() -> None:
     none = np.zeros(0, np.int64), np.zeros((0, 4), np.float32)
     _core.offer_rows(weights, base, none[0], 2, none[1])
     assert _core.accept_rows(weights, base, *none) == 0
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 100])
+def test_rows_of_equal_slots_are_added_in_the_order_given(dim: int) -> None:
+    random = np.random.default_rng(0)
+    slots = random.integers(0, ROWS, 300)
+    rows = (random.standard_normal((300, dim)) * 10.0 ** random.integers(-3, 8, (300, 1))).astype(
+        np.float32
+    )
+    _, first = np.unique(slots, return_index=True)
+    expected = slots[np.sort(first)]
+    expected_sums = np.zeros((len(expected), dim), np.float32)
+    for place, slot in enumerate(expected):
+        for row in rows[slots == slot]:
+            expected_sums[place] += row
+    places = np.zeros(ROWS, np.int32)
+    distinct, sums = np.empty_like(slots), np.empty_like(rows)
+    for _ in range(2):  # The second time shows that `places` is as it was.
+        count = _core.merge_rows(slots, rows, places, distinct, sums)
+        np.testing.assert_array_equal(distinct[:count], expected)
+        np.testing.assert_array_equal(sums[:count], expected_sums)
+    assert not places.any()
+
+
+def test_merging_refuses_slots_beyond_the_replica_and_too_little_room() -> None:
+    places, rows = np.zeros(ROWS, np.int32), np.ones((2, 4), np.float32)
+    slots, sums = np.array([3, ROWS]), np.empty((2, 4), np.float32)
+    with pytest.raises(InvalidArgument, match=f"slot {ROWS} of a replica with {ROWS} rows"):
+        _core.merge_rows(slots, rows, places, np.empty(2, np.int64), sums)
+    assert not places.any()
+    with pytest.raises(InvalidArgument, match="room for"):
+        _core.merge_rows(slots, rows, places, np.empty(1, np.int64), sums)
+    assert _core.merge_rows(slots[:0], rows[:0], places, slots[:0].copy(), sums[:0]) == 0
+
+
+def test_a_map_of_ids_that_is_damaged_is_refused_rather_than_searched_for_ever() -> None:
+    known, found = np.arange(4, dtype=np.uint64), np.empty(1, np.int64)
+    other = np.array([9], np.uint64)
+    with pytest.raises(InvalidArgument, match="full"):
+        _core.find_ids(np.arange(4), known, other, found)
+    with pytest.raises(InvalidArgument, match="full or knows slots without an id"):
+        _core.find_ids(np.full(4, 7), known, other, found)
+    with pytest.raises(InvalidArgument, match="3 places"):
+        _core.find_ids(np.full(3, -1), known, other, found)
+    with pytest.raises(InvalidArgument, match="room for 1 slots of 2 ids"):
+        _core.find_ids(np.full(4, -1), known, known[:2], found)

@@ -17,7 +17,6 @@ from gradring.modes.local_rows import LocalRows
 from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
-from gradring.modes.rows import merge
 from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.optim import SGD, State, Sum
 
@@ -126,9 +125,8 @@ class GeoOptimizer(ModeOptimizer):
     def read(self, table: ModeTable, ids: Ids) -> Array:
         """Return local rows."""
         replica = self._sparse[table.name]
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        slots = replica.slots(distinct)  # May move the weights.
-        return replica.weights[slots[inverse.reshape(-1)]]
+        slots = replica.slots(ids)  # May move the weights.
+        return replica.weights[slots]
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows that the replica does not have yet; they are put there after the step."""
@@ -162,9 +160,8 @@ class GeoOptimizer(ModeOptimizer):
     def train_rows(self, rows: Iterable[RowGradients]) -> None:
         """Do a local step of rows alone."""
         for table, given_ids, given in self.by_table(rows):
-            ids, grads = merge(given_ids, given, table.dim)
             replica = self.replica(table)
-            slots = replica.slots(ids)
+            slots, grads = replica.merge(replica.slots(given_ids), given)
             self._local_rows[table.name].update(replica.weights, slots, grads)
             replica.mark(slots)
 

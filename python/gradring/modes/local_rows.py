@@ -83,6 +83,9 @@ class LocalRows:
             return
         steps = np.minimum(self._steps[slots] + 1, self._settled)
         self._steps[slots] = steps
+        if self._settled == 1:
+            self._update_together(1, weights, slots, grads)
+            return
         # Rows of one age go together.
         for step in np.unique(steps):
             chosen = np.flatnonzero(steps == step)

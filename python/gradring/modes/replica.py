@@ -118,6 +118,7 @@ class SparseReplica:
         self._weights = np.empty((0, dim), np.float32)
         self._base = np.empty((0, dim), np.float32)
         self._is_touched = np.empty(0, np.bool_)
+        self._places = np.empty(0, np.int32)  # Zeros: what merging needs.
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -156,6 +157,20 @@ class SparseReplica:
         slots = self._index.add(ids[is_new])
         self._grow(len(self._index))
         self.adopt(slots, rows[is_new])
+
+    def merge(self, slots: Slots, grads: Array) -> tuple[Slots, Array]:
+        """Add up the gradients of equal slots, in the order given.
+
+        Args:
+            slots: Of rows that are here.
+            grads: One row for each.
+
+        Returns:
+            The distinct slots in the order of first appearance, and a row for each.
+        """
+        distinct, sums = np.empty_like(slots), np.empty((len(slots), self.dim), np.float32)
+        count = _core.merge_rows(slots, grads, self._places, distinct, sums)
+        return distinct[:count], sums[:count]
 
     def mark(self, slots: Slots) -> None:
         """Note that rows were trained: the next exchange offers them."""
@@ -220,6 +235,7 @@ class SparseReplica:
         self._weights = _enlarged(self._weights, capacity)
         self._base = _enlarged(self._base, capacity)
         self._is_touched = _enlarged(self._is_touched, capacity)
+        self._places = _enlarged(self._places, capacity)
 
 
 def _enlarged(array: Any, count: int) -> Any:

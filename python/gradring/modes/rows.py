@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring import _core
 from gradring.errors import InvalidArgument
 from gradring.modes.store import Array, Ids
 
@@ -85,16 +86,8 @@ class IdIndex:
 
     def find(self, ids: Ids) -> Slots:
         """Return the slot of each id; -1 where there is none."""
-        slots = np.full(len(ids), -1, np.int64)
-        places = self._home(ids)
-        left = np.arange(len(ids))
-        while len(left):
-            found = self._slots[places]
-            is_used = found >= 0
-            is_ours = is_used & (self._ids[found] == ids[left])  # Slot -1 reads some id.
-            slots[left[is_ours]] = found[is_ours]
-            goes_on = is_used & ~is_ours
-            left, places = left[goes_on], (places[goes_on] + 1) & self._mask
+        slots = np.empty(len(ids), np.int64)
+        _core.find_ids(self._slots, self._ids, np.ascontiguousarray(ids, np.uint64), slots)
         return slots
 
     def add(self, ids: Ids) -> Slots:
@@ -129,6 +122,7 @@ class IdIndex:
             slots, places = slots[goes_on], (places[goes_on] + 1) & self._mask
 
     def _home(self, ids: Ids) -> Slots:
+        # As `id_home` of csrc/kernels/replica.h.
         mixed = ids * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits are mixed.
         places: Slots = (mixed >> np.uint64(32)).astype(np.int64) & self._mask
         return places
