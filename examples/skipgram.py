@@ -42,6 +42,11 @@ class Batch:
     examples: int
     pairs: Tensor | None = None
 
+    @property
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """Both."""
+        return self.centres, self.outputs
+
 
 class Windows:
     """Batches of running text, cut into blocks."""

@@ -41,7 +41,8 @@ def parse() -> argparse.Namespace:
     add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
     add("--dim", type=int, default=100)
     add("--epochs", type=int, default=5)
-    add("--lr", type=float, default=0.025, help="falls to a hundredth in a straight line")
+    add("--rule", choices=("sgd", "adagrad"), default="sgd", help="how a gradient changes a row")
+    add("--lr", type=float, default=0.025, help="with sgd it falls in a straight line")
     add("--blocks", type=int, default=8, help="text: blocks of 32 words in a step")
     add("--words", type=int, help="text: take so many words only")
     add("--synthetic", action="store_true", help="the made stream instead of text")
@@ -120,6 +121,7 @@ def main() -> None:
     seconds = train(work, model, recorder)
     total = work.size * options.epochs
     outcome = {work.unit: total, "seconds": seconds, f"{work.unit}/s": total / seconds}
+    outcome["talking"] = model.talk.seconds / seconds
     if comm.rank == 0:
         outcome |= work.quality(model)
         shown = ", ".join(f"{name} {value:,.5g}" for name, value in outcome.items())
@@ -134,13 +136,14 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
     """Train all epochs, and return the seconds that it took until every worker was through."""
     options, comm = work.options, work.comm
     model.flush()
+    model.talk.seconds = 0
     comm.barrier()
     begin, done, losses, next_point = time.perf_counter(), 0, [], 0.0
     own = work.size * options.epochs / comm.world_size
     with Progress(POINTS, rank=comm.rank, label=f"word2vec {options.mode}") as progress:
         for epoch in range(options.epochs):
             for step, (batch, coming) in enumerate(with_next(work.batches(epoch))):
-                lr = options.lr * max(0.01, 1 - done / own)
+                lr = options.lr * (max(0.01, 1 - done / own) if options.rule == "sgd" else 1)
                 with_loss = step % 10 == 0
                 loss = model.train(batch, lr, coming, with_loss=with_loss)
                 done += batch.examples

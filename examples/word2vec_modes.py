@@ -1,12 +1,14 @@
 """Where word2vec.py keeps its two matrices, and what a step does: one class for each way.
 
-All of them do plain SGD on the sum of the losses, so with n workers a step of Sync() is one of an
-n times larger batch. A batch's progress (minus its gradient) comes from `Windows` or `Stream`.
+All of them do plain SGD or Adagrad on the sum of the losses, so with n workers a step of Sync() is
+one of an n times larger batch. A batch's progress (minus its gradient) comes from `Windows` or
+`Stream`.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,13 +19,29 @@ from torch import Tensor
 import gradring as gr
 
 
+class Talk:
+    """Adds up the seconds of what is done inside `with`: waiting for others, and telling them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begin
+
+
 class Model(Protocol):
     """Two matrices in training.
 
     Attributes:
+        talk: What this thread has spent on others; threads in the background are not counted.
         inputs: float32 (words, dim), one vector for each word as a centre.
         outputs: The same for it as a context.
     """
+
+    talk: Talk
 
     @property
     def inputs(self) -> Tensor: ...
@@ -40,19 +58,42 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+class Rows:
+    """A matrix in this process, and the rule that changes its rows."""
+
+    def __init__(self, weights: Tensor, rule: str) -> None:
+        self.weights = weights
+        self.squares = torch.zeros_like(weights) if rule == "adagrad" else None
+
+    def add(self, ids: Tensor, progress: Tensor, lr: float) -> None:
+        if self.squares is None:
+            self.weights.index_add_(0, ids, progress, alpha=lr)
+            return
+        found, places = np.unique(ids.numpy(), return_inverse=True)
+        distinct = torch.from_numpy(found)
+        total = torch.zeros(len(found), progress.shape[1])
+        total.index_add_(0, torch.from_numpy(places), progress)
+        squares = self.squares[distinct].addcmul_(total, total)
+        self.squares[distinct] = squares
+        self.weights.index_add_(0, distinct, total.div_(squares.sqrt_().add_(1e-10)), alpha=lr)
+
+
 class Local:
     """One process: both matrices are its own."""
 
-    def __init__(self, examples: Any, words: int, dim: int, seed: int) -> None:
-        self.examples = examples
-        random = torch.Generator().manual_seed(seed)
-        self.inputs = (torch.rand(words, dim, generator=random) - 0.5) / dim
-        self.outputs = torch.zeros(words, dim)
+    def __init__(self, examples: Any, words: int, options: argparse.Namespace) -> None:
+        self.examples, self.talk = examples, Talk()
+        random, dim = torch.Generator().manual_seed(options.seed), options.dim
+        self.rows = (
+            Rows((torch.rand(words, dim, generator=random) - 0.5) / dim, options.rule),
+            Rows(torch.zeros(words, dim), options.rule),
+        )
+        self.inputs, self.outputs = (rows.weights for rows in self.rows)
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
-        inputs, outputs, loss = self.progress(batch, with_loss)
-        self.inputs.index_add_(0, batch.centres, inputs, alpha=lr)
-        self.outputs.index_add_(0, batch.outputs, outputs, alpha=lr)
+        *progress, loss = self.progress(batch, with_loss)
+        for rows, ids, each in zip(self.rows, batch.ids, progress, strict=True):
+            rows.add(ids, each, lr)
         return loss
 
     def progress(self, batch: Batch, with_loss: bool) -> tuple[Tensor, Tensor, float]:
@@ -68,43 +109,45 @@ class Local:
 class Gathered(Local):
     """Sync(): every worker has the matrices and takes the same step with all workers' progress."""
 
-    def __init__(self, comm: gr.Communicator, examples: Any, *size: int) -> None:
-        super().__init__(examples, *size)
+    def __init__(self, comm: gr.Communicator, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.comm = comm
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
-        inputs, outputs, loss = self.progress(batch, with_loss)
-        gather = self.comm.all_gather
-        for matrix, ids, rows in (
-            (self.inputs, batch.centres, inputs),
-            (self.outputs, batch.outputs, outputs),
-        ):
-            all_rows = gather(rows).view(-1, rows.shape[1])
-            matrix.index_add_(0, gather(ids).view(-1), all_rows, alpha=lr)
+        *progress, loss = self.progress(batch, with_loss)
+        for rows, ids, each in zip(self.rows, batch.ids, progress, strict=True):
+            with self.talk:
+                all_ids, all_progress = self.comm.all_gather(ids), self.comm.all_gather(each)
+            rows.add(all_ids.view(-1), all_progress.view(-1, each.shape[1]), lr)
         return loss
 
 
 class Replica(Local):
     """Geo(): a step of its own on a replica of all rows, and an exchange now and then."""
 
-    def __init__(self, optimizer: Any, examples: Any, words: int, dim: int, seed: int) -> None:
-        self.examples = examples
+    def __init__(
+        self, optimizer: Any, examples: Any, words: int, options: argparse.Namespace
+    ) -> None:
+        self.examples, self.talk = examples, Talk()
         self.optimizer = optimizer
-        tables = tables_of(optimizer, dim, seed, lr=1.0)
+        tables = tables_of(optimizer, options)
         self.replicas = [optimizer.replica(table) for table in tables]
         for replica in self.replicas:
             replica.slots(np.arange(words, dtype=np.uint64))  # In this order: row i is word i.
         self.inputs, self.outputs = (torch.from_numpy(r.weights) for r in self.replicas)
+        self.rows = (Rows(self.inputs, options.rule), Rows(self.outputs, options.rule))
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
         loss = super().train(batch, lr, coming, with_loss=with_loss)
-        self.replicas[0].mark(batch.centres.numpy())
-        self.replicas[1].mark(batch.outputs.numpy())
-        self.optimizer.advance()
+        for replica, ids in zip(self.replicas, batch.ids, strict=True):
+            replica.mark(ids.numpy())
+        with self.talk:
+            self.optimizer.advance()
         return loss
 
     def flush(self) -> None:
-        self.optimizer.flush()
+        with self.talk:
+            self.optimizer.flush()
 
     def close(self) -> None:
         self.optimizer.close()
@@ -113,21 +156,26 @@ class Replica(Local):
 class Served:
     """Async(), BoundedStaleness() and Sync(via="ps"): a batch's rows come and gradients go."""
 
-    def __init__(self, optimizer: Any, examples: Any, words: int, dim: int, seed: int) -> None:
-        self.examples = examples
+    def __init__(
+        self, optimizer: Any, examples: Any, words: int, options: argparse.Namespace
+    ) -> None:
+        self.examples, self.talk = examples, Talk()
         self.optimizer = optimizer
         self.words = words
+        self.tables = tables_of(optimizer, options)
+        self._falls = options.rule == "sgd"  # Then gradients carry the rate, which falls.
         # In rounds servers take the mean of all workers' gradients, where the sum is wanted.
         is_mean = isinstance(optimizer, gr.modes.rounds.RoundOptimizer)
-        self.tables = tables_of(optimizer, dim, seed, lr=optimizer.workers if is_mean else 1.0)
+        self._scale = -1.0 * (optimizer.workers if is_mean else 1)
         self._coming: tuple[Batch, list[Any]] | None = None
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
         if self._coming is None or self._coming[0] is not batch:
             self._coming = (batch, self._distinct(batch))
         found = self._coming[1]
-        rows = [torch.from_numpy(table.pull_flat(ids))
-                for table, (ids, _) in zip(self.tables, found, strict=True)]  # fmt: skip
+        with self.talk:
+            rows = [torch.from_numpy(table.pull_flat(ids))
+                    for table, (ids, _) in zip(self.tables, found, strict=True)]  # fmt: skip
         if coming is not None:
             self._coming = (coming, self._distinct(coming))
             for table, (ids, _) in zip(self.tables, self._coming[1], strict=True):
@@ -136,17 +184,18 @@ class Served:
             batch, *(r[places] for r, (_, places) in zip(rows, found, strict=True)),
             with_loss=with_loss,
         )  # fmt: skip
-        pushes = []
+        pushes, scale = [], self._scale * (lr if self._falls else 1)
         for table, (ids, places), r, p in zip(self.tables, found, rows, progress, strict=True):
-            gradient = torch.zeros_like(r).index_add_(0, places, p, alpha=-lr)
+            gradient = torch.zeros_like(r).index_add_(0, places, p, alpha=scale)
             pushes.append((table, ids, gradient.numpy()))
-        self.optimizer.step(rows=pushes)
+        with self.talk:
+            self.optimizer.step(rows=pushes)
         return loss
 
     @staticmethod
     def _distinct(batch: Batch) -> list[Any]:
         found = (np.unique(ids.numpy(), return_inverse=True)
-                 for ids in (batch.centres, batch.outputs))  # fmt: skip
+                 for ids in batch.ids)  # fmt: skip
         return [(ids.view(np.uint64), torch.from_numpy(places)) for ids, places in found]
 
     @property
@@ -161,16 +210,20 @@ class Served:
         return torch.from_numpy(self.tables[table].pull(np.arange(self.words)))
 
     def flush(self) -> None:
-        self.optimizer.flush()
+        with self.talk:
+            self.optimizer.flush()
 
     def close(self) -> None:
         self.optimizer.close()
 
 
-def tables_of(optimizer: Any, dim: int, seed: int, lr: float) -> list[Any]:
-    uniform, zeros = gr.init.Uniform(0.5 / dim), gr.init.Constant(0)
+def tables_of(optimizer: Any, options: argparse.Namespace) -> list[Any]:
+    uniform, zeros = gr.init.Uniform(0.5 / options.dim), gr.init.Constant(0)
+    rule = gr.optim.SGD(lr=1.0)  # Of gradients that carry the rate.
+    if options.rule == "adagrad":
+        rule = gr.optim.Adagrad(lr=options.lr, eps=1e-10)
     return [
-        optimizer.sparse_table(name, dim, gr.optim.SGD(lr=lr), init=init, seed=seed)
+        optimizer.sparse_table(name, options.dim, rule, init=init, seed=options.seed)
         for name, init in (("word2vec/input", uniform), ("word2vec/output", zeros))
     ]
 
@@ -179,11 +232,10 @@ def make_model(
     options: argparse.Namespace, comm: gr.Communicator, examples: Any, words: int
 ) -> Model:
     """The model of --mode."""
-    size = (words, options.dim, options.seed)
     if options.mode == "local":
-        return Local(examples, *size)
+        return Local(examples, words, options)
     if options.mode == "sync":
-        return Gathered(comm, examples, *size)
+        return Gathered(comm, examples, words, options)
     outer = {"sum": gr.Sum(), "mean": gr.Mean(), "nesterov": gr.Nesterov()}[options.outer]
     mode = {
         "sync-ps": gr.Sync(via="ps"),
@@ -192,4 +244,4 @@ def make_model(
         "geo": gr.Geo(k_steps=options.k_steps, outer=outer),
     }[options.mode]
     optimizer = gr.distributed([], None, mode=mode, name="word2vec", comm=comm)
-    return (Replica if options.mode == "geo" else Served)(optimizer, examples, *size)
+    return (Replica if options.mode == "geo" else Served)(optimizer, examples, words, options)

@@ -25,8 +25,16 @@ _TITLES = {
 _ABOUT = (
     "start-up, reading data and compiling are not timed; "
     "held-out loss: mean of pairs that nobody trained on; analogies: share that comes out right; "
-    "test AUC beside the best that is possible"
+    "test AUC beside the best that is possible; talking: share of its time that the "
+    "training thread of a worker spends on others (pull, push, gather, exchange, flush)"
 )
+_EQUAL = {
+    "word2vec": "the same for all: text, subsampling, window and rate (gensim's settings; SGD); "
+    "on the made stream the pairs' distribution, batch, initial values and rule (Adagrad on the "
+    "sum of a batch's losses), but for Paddle async, whose servers apply Adam whatever is asked",
+    "ctr": "the same for all: data, batch, network; ours and TensorFlow's: Adam for the network, "
+    "Adagrad for rows; Paddle: Adam for both (geo), SGD and its servers' Adam (async)",
+}
 _DEADLINE = 300.0
 _FAILURES = 2  # In a row; then a contender is left out.
 # Seconds of a run of each extent, and contenders.
@@ -47,7 +55,7 @@ def run(what: str, options: argparse.Namespace, found: dict[str, Environment]) -
         "command": _command(what, options),
         "machine": machine_facts(),
         "measured": records.stamp(),
-        "about": [f"{options.workers} workers and a server, one thread each", _ABOUT],
+        "about": [f"{options.workers} workers and a server, one thread each", _ABOUT, _EQUAL[what]],
         "versions": {name: found[name].versions for name in NEEDED[what]},
         "missing": {},
         "parts": [],

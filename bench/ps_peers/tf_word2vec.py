@@ -2,9 +2,9 @@
 
     python bench/ps_peers/tf_word2vec.py [--workers 2] [--batches 10]
 
-Needs tensorflow (2.21 was used) in its own environment. Plain SGD on the sum of the losses and
-a learning rate that falls in a straight line, as ours. A worker's step gathers the distinct rows of
-a batch of 1,024 pairs, computes, and adds to them; a scheduled function takes `--batches` of them.
+Needs tensorflow (2.21 was used) in its own environment. Adagrad on the sum of the losses
+of a batch, as ours. A worker's step gathers the distinct rows of
+a batch of 1,024 pairs, computes, and steps on them; a scheduled function takes `--batches` of them.
 Prints pairs per second of all and the held-out loss.
 """
 
@@ -35,6 +35,7 @@ class Model:
         start = tf.random.uniform((ROWS, DIM), -0.5 / DIM, 0.5 / DIM, seed=1)
         self.inputs = tf.Variable(start)
         self.outputs = tf.Variable(tf.zeros((ROWS, DIM)))
+        self.squares = [tf.Variable(tf.zeros((ROWS, DIM))) for _ in range(2)]
 
     def step(self, centres: Any, outputs: Any, lr: Any) -> None:
         """Pull, compute, push: one step of one batch."""
@@ -45,21 +46,25 @@ class Model:
         rows = tf.gather(tf.gather(self.outputs, output_ids), output_places)
         u = tf.reshape(rows, (BATCH, 1 + NEGATIVE, DIM))
         labels = tf.one_hot(tf.zeros(BATCH, tf.int32), 1 + NEGATIVE)
-        g = lr * (labels - tf.sigmoid(tf.einsum("bnd,bd->bn", u, h)))
-        for matrix, ids, places, progress in (
-            (self.inputs, centre_ids, centre_places, tf.einsum("bn,bnd->bd", g, u)),
-            (self.outputs, output_ids, output_places,
+        g = tf.sigmoid(tf.einsum("bnd,bd->bn", u, h)) - labels
+        for matrix, squares, ids, places, gradient in (
+            (self.inputs, self.squares[0], centre_ids, centre_places,
+             tf.einsum("bn,bnd->bd", g, u)),
+            (self.outputs, self.squares[1], output_ids, output_places,
              tf.reshape(tf.einsum("bn,bd->bnd", g, h), (-1, DIM))),
         ):  # fmt: skip
-            total = tf.math.unsorted_segment_sum(progress, places, tf.size(ids))
-            tf.raw_ops.ResourceScatterAdd(resource=matrix.handle, indices=ids, updates=total)
+            total = tf.math.unsorted_segment_sum(gradient, places, tf.size(ids))
+            tf.raw_ops.ResourceSparseApplyAdagradV2(
+                var=matrix.handle, accum=squares.handle, lr=lr, epsilon=1e-10, grad=total,
+                indices=ids,
+            )  # fmt: skip
 
 
 def train(options: argparse.Namespace, tf: Any, model: Model, coordinator: Any) -> float:
     """Train on all pairs; returns pairs per second."""
     size = BATCH * options.batches
     warm = 4 * options.workers  # Every worker compiles its function before the clock starts.
-    count = options.pairs // size
+    count = options.pairs // size - warm  # So that it learns from as many pairs as the others.
     pairs = zipf_pairs((warm + count) * size, seed=0)
 
     @tf.function(
@@ -79,10 +84,9 @@ def train(options: argparse.Namespace, tf: Any, model: Model, coordinator: Any) 
             coordinator.join()
             begin = time.perf_counter()
         part = slice(nth * size, (nth + 1) * size)
-        lr = np.float32(options.lr * max(0.01, 1 - max(0, nth - warm) / count))
         centres = pairs.centres[part].reshape(-1, BATCH)
         outputs = pairs.outputs[part].reshape(-1, BATCH, 1 + NEGATIVE)
-        coordinator.schedule(steps, args=(centres, outputs, lr))
+        coordinator.schedule(steps, args=(centres, outputs, np.float32(options.lr)))
     coordinator.join()
     return count * size / (time.perf_counter() - begin)
 
@@ -100,8 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=10, help="in a scheduled function")
-    parser.add_argument("--pairs", type=int, default=1_024_000)
-    parser.add_argument("--lr", type=float, default=0.025)
+    parser.add_argument("--pairs", type=int, default=1_024_000, help="with those of the warm-up")
+    parser.add_argument("--lr", type=float, default=0.1)
     options = parser.parse_args()
     with tf_cluster.started(options.workers, threads=1) as (strategy, coordinator):
         import tensorflow as tf

@@ -22,6 +22,7 @@ sys.path.insert(0, str(EXAMPLES))
 from curves import read  # noqa: E402
 from datasets import analogies, auc, corpus, hashed, synthetic_table, zipf_pairs  # noqa: E402
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
+from word2vec_modes import Rows  # noqa: E402
 
 # What every run of the tests trains with; the other modes' own tests are test_modes_*.py.
 QUICK = ("async", "geo")
@@ -129,6 +130,20 @@ def test_an_analogy_is_right_when_the_nearest_other_word_is_the_answer() -> None
 WORD2VEC = ("--synthetic", "--epochs", "1", "--dim", "16", "--examples", "102400", "--batch", "256",
             "--lr", "0.05")  # fmt: skip
 CTR = ("--examples", "10240", "--dim", "4", "--batch", "128", "--row-lr", "0.1")
+
+
+def test_rows_are_trained_as_torch_trains_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(20, 3, generator=generator)
+    rows, expected = Rows(weights.clone(), "adagrad"), weights.clone()
+    optimizer = torch.optim.Adagrad([expected], lr=0.1)
+    for _ in range(5):
+        ids = torch.randint(0, 20, (30,), generator=generator)
+        progress = torch.randn(30, 3, generator=generator)
+        rows.add(ids, progress, 0.1)
+        expected.grad = torch.zeros(20, 3).index_add_(0, ids, progress, alpha=-1)
+        optimizer.step()
+    torch.testing.assert_close(rows.weights, expected)
 
 
 def test_word2vec_learns(tmp_path: Path) -> None:
