@@ -29,6 +29,16 @@ constexpr std::array<Table, 8> make_byte_tables() {
 }
 constexpr std::array<Table, 8> kByteTables = make_byte_tables();
 
+// Polynomials over bits modulo ours, reflected: the highest bit is the coefficient of x^0.
+std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+    if ((a & bit) != 0) product ^= b;
+    b = (b >> 1) ^ ((b & 1) != 0 ? kPolynomial : 0);  // Times x.
+  }
+  return product;
+}
+
 std::uint64_t load(const std::byte* from) {
   std::uint64_t word;
   std::memcpy(&word, from, sizeof word);
@@ -109,6 +119,17 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
   if (has_instruction) return ~advance_by_instruction(~before, bytes.data(), bytes.size());
 #endif
   return crc32c_by_table(bytes, before);
+}
+
+// Every further byte multiplies what was before by x^8; the ones that each checksum begins and ends
+// with cancel out.
+std::uint32_t crc32c_joined(std::uint32_t of_a, std::uint32_t of_b, std::uint64_t bytes_of_b) {
+  std::uint32_t power = 1u << 23;  // x^8, squared for each binary digit.
+  for (; bytes_of_b != 0; bytes_of_b >>= 1) {
+    if ((bytes_of_b & 1) != 0) of_a = multiply(of_a, power);
+    power = multiply(power, power);
+  }
+  return of_a ^ of_b;
 }
 
 std::uint32_t crc32c_by_table(std::span<const std::byte> bytes, std::uint32_t before) {

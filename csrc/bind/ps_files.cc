@@ -34,7 +34,7 @@ std::uint32_t crc32c_of(const py::handle& object, std::uint32_t before) {
   return crc32c(bytes_of(buffer), before);
 }
 
-// What belongs into a file around the pieces of one shard; checksums of all of it.
+// What belongs into a file around the pieces of one shard.
 class FileSealer {
  public:
   py::bytes begin(std::uint32_t shard, std::uint32_t shards, std::uint64_t cut,
@@ -42,7 +42,7 @@ class FileSealer {
     std::vector<std::byte> block;
     ps::put_header(block, {shard, shards, cut, base});
     sealer_.seal(block);
-    return count(block);
+    return to_python(block);
   }
   // What stands before and behind this piece.
   std::pair<py::bytes, py::bytes> around(const py::handle& object) {
@@ -52,29 +52,19 @@ class FileSealer {
     {
       const py::gil_scoped_release release;
       sealer_.seal_piece(bytes_of(piece), head, fill);
-      crc_ = crc32c(fill, crc32c(bytes_of(piece), crc32c(head, crc_)));
-      bytes_ += head.size() + static_cast<std::size_t>(piece.count()) + fill.size();
     }
     return {to_python(head), to_python(fill)};
   }
   py::bytes end() {
     std::vector<std::byte> block;
     sealer_.finish(block);
-    return count(block);
-  }
-  std::uint32_t crc() const { return crc_; }
-  std::uint64_t bytes() const { return bytes_; }
-
- private:
-  py::bytes count(const std::vector<std::byte>& block) {
-    crc_ = crc32c(block, crc_);
-    bytes_ += block.size();
     return to_python(block);
   }
+  std::uint32_t crc() const { return sealer_.crc(); }
+  std::uint64_t bytes() const { return sealer_.bytes(); }
 
+ private:
   ps::Sealer sealer_;
-  std::uint32_t crc_ = 0;
-  std::uint64_t bytes_ = 0;
 };
 
 class FileChecker {
@@ -91,7 +81,6 @@ class FileChecker {
       const auto bytes = bytes_of(buffer);
       whole = ps::whole_blocks(bytes, needed);
       checker_.check(bytes.first(whole));
-      crc_ = crc32c(bytes.first(whole), crc_);
       std::span<const std::byte> rest = bytes.first(whole);
       ps::Block block;
       while (ps::next_block(rest, block)) {
@@ -109,12 +98,11 @@ class FileChecker {
     const ps::SnapshotHeader& header = checker_.header();
     return py::make_tuple(header.shard, header.shards, header.cut, header.base);
   }
-  std::uint32_t crc() const { return crc_; }
+  std::uint32_t crc() const { return checker_.crc(); }
   std::uint64_t bytes() const { return checker_.bytes(); }
 
  private:
   ps::Checker checker_;
-  std::uint32_t crc_ = 0;
 };
 
 // What readers of a table's rows have to know, from the bytes of its spec.

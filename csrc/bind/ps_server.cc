@@ -2,7 +2,9 @@
 #include "ps/server.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <array>
 #include <string>
 
 #include "bind/arrays.h"
@@ -29,6 +31,7 @@ py::object next_job(Server& server, std::int64_t timeout_ms) {
 
 py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t most_bytes) {
   std::vector<std::byte> piece;
+  piece.reserve(static_cast<std::size_t>(most_bytes) + most_bytes / 4);
   bool is_there = false;
   {
     const py::gil_scoped_release release;
@@ -38,6 +41,21 @@ py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t most_by
   }
   if (!is_there && piece.empty()) return py::none();
   return py::bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
+}
+
+// (bytes, checksum, the first piece.) `fd` stays the caller's.
+py::tuple write_snapshot(Server& server, int fd, const std::string& path, std::uint32_t shard,
+                         const std::array<std::uint64_t, 3>& shards_cut_base) {
+  const auto [shards, cut, base] = shards_cut_base;
+  ps::SnapshotWritten written;
+  {
+    const py::gil_scoped_release release;
+    written =
+        server.write_snapshot({shard, static_cast<std::uint32_t>(shards), cut, base}, {fd, path});
+  }
+  return py::make_tuple(
+      written.bytes, written.crc,
+      py::bytes(reinterpret_cast<const char*>(written.front.data()), written.front.size()));
 }
 
 template <typename Act>
@@ -89,6 +107,8 @@ void register_ps_server(py::module_& module) {
       .def("check", &Server::check, release())
       .def("next_job", &next_job, py::arg("timeout_ms"))
       .def("read_piece", &read_piece, py::arg("shard"), py::arg("most_bytes"))
+      .def("write_snapshot", &write_snapshot, py::arg("fd"), py::arg("path"), py::arg("shard"),
+           py::arg("shards_cut_base"))
       .def(
           "end_snapshot",
           [](Server& self, std::uint32_t shard) {

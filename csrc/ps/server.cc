@@ -182,13 +182,21 @@ void Server::check() {
   if (failure_) failure_.raise();
 }
 
-void Server::ask(std::uint32_t shard, const ShardLoop::Task& task) {
+ShardLoop& Server::loop_of(std::uint32_t shard) {
   if (shard < first_shard() || shard >= first_shard() + options_.threads)
     throw InvalidArgument(str("shard ", shard, " is not on this server, which has ",
                               options_.threads, " from ", first_shard()));
   if (transport::fork_generation() != fork_generation_)
     throw Closed("this server of parameters belongs to the parent process");
-  loops_[shard - first_shard()]->ask(task);
+  return *loops_[shard - first_shard()];
+}
+
+void Server::ask(std::uint32_t shard, const ShardLoop::Task& task) {
+  loop_of(shard).ask(task);
+}
+
+SnapshotWritten Server::write_snapshot(const SnapshotHeader& header, const SnapshotFile& file) {
+  return ps::write_snapshot(loop_of(header.shard), header, file);
 }
 
 void Server::finish_job(std::uint32_t shard, std::uint64_t cut, const std::string& result,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ps/shard_loop.h"
+#include "ps/snapshot_writer.h"
 #include "transport/rendezvous.h"
 
 namespace gradring::ps {
@@ -48,12 +49,15 @@ class Server {
   // On the shard's own thread; shards by their global number. Throws InvalidArgument for one that
   // is not here, Closed after stop().
   void ask(std::uint32_t shard, const ShardLoop::Task& task);
+  // Writes the shard's snapshot into a file; throws as ask() does, and DeviceError.
+  SnapshotWritten write_snapshot(const SnapshotHeader& header, const SnapshotFile& file);
   void finish_job(std::uint32_t shard, std::uint64_t cut, const std::string& result,
                   const Failure& failure);
 
   void stop();
 
  private:
+  ShardLoop& loop_of(std::uint32_t shard);
   void open_door(std::unique_ptr<transport::Door>& door);
   ShardLoop::Hooks make_hooks();
   void arrived(transport::Arrival arrival);

@@ -75,32 +75,51 @@ void ShardLoop::deliver(transport::Arrival arrival) {
   post([this, shared](Shard&, std::vector<Answer>&) { admit(std::move(*shared)); });
 }
 
+struct ShardLoop::Begun {
+  Step step;
+  std::mutex mutex;  // Guards the rest.
+  std::condition_variable changed;
+  bool is_done = false;
+  std::exception_ptr error;
+};
+
 void ShardLoop::ask(const Task& task) {
-  struct Reply {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool is_done = false;
-    std::exception_ptr error;
-  };
-  const auto reply = std::make_shared<Reply>();
-  post([reply, task](Shard& shard, std::vector<Answer>& answers) {
+  const auto begun = begin([task](Shard& shard, std::vector<Answer>& answers) {
+    task(shard, answers);
+    return true;
+  });
+  finish(*begun);
+}
+
+std::shared_ptr<ShardLoop::Begun> ShardLoop::begin(Step step) {
+  const auto begun = std::make_shared<Begun>();
+  begun->step = std::move(step);
+  next_step(begun);
+  return begun;
+}
+
+void ShardLoop::next_step(const std::shared_ptr<Begun>& begun) {
+  post([this, begun](Shard& shard, std::vector<Answer>& answers) {
     std::exception_ptr error;
     try {
-      task(shard, answers);
+      if (!begun->step(shard, answers)) return next_step(begun);
     } catch (...) {
       error = std::current_exception();
     }
-    const std::lock_guard lock(reply->mutex);
-    reply->error = error;
-    reply->is_done = true;
-    reply->changed.notify_all();
+    const std::lock_guard lock(begun->mutex);
+    begun->error = error;
+    begun->is_done = true;
+    begun->changed.notify_all();
   });
-  std::unique_lock lock(reply->mutex);
-  while (!reply->is_done) {
+}
+
+void ShardLoop::finish(Begun& begun) {
+  std::unique_lock lock(begun.mutex);
+  while (!begun.is_done) {
     if (is_over_.load()) throw Closed("this server of parameters has stopped");
-    reply->changed.wait_for(lock, limits::kSleepSlice);
+    begun.changed.wait_for(lock, limits::kSleepSlice);
   }
-  if (reply->error) std::rethrow_exception(reply->error);
+  if (begun.error) std::rethrow_exception(begun.error);
 }
 
 void ShardLoop::run() {

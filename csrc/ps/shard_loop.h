@@ -35,6 +35,8 @@ class DurableJournal : public Journal {
 class ShardLoop {
  public:
   using Task = std::function<void(Shard&, std::vector<Answer>&)>;
+  using Step = std::function<bool(Shard&, std::vector<Answer>&)>;  // True: that was the last one.
+  struct Begun;  // Steps that another thread may wait for.
   struct Hooks {
     std::function<void(transport::Arrival)> arrived;            // From the door.
     std::function<void(std::uint32_t, Job)> job;                // Of this shard.
@@ -54,6 +56,10 @@ class ShardLoop {
   void deliver(transport::Arrival arrival);
   // Runs on the shard's thread and returns when it is done. Throws what it throws, or Closed.
   void ask(const Task& task);
+  // Runs a step a turn on the shard's thread, and requests between them. A step that throws is the
+  // last one; finish() waits for that, and throws what it threw, or Closed.
+  std::shared_ptr<Begun> begin(Step step);
+  void finish(Begun& begun);
   void post(Task task);
 
  private:
@@ -77,6 +83,7 @@ class ShardLoop {
   };
 
   void run();
+  void next_step(const std::shared_ptr<Begun>& begun);
   bool turn(Time now);
   bool take_posted();
   void admit(transport::Arrival arrival);

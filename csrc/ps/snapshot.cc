@@ -62,6 +62,13 @@ void add(Totals& totals, std::span<const std::byte> head, std::size_t whole_byte
   totals.crc = crc32c(head.first(kBlockHeaderBytes), totals.crc);
 }
 
+// The checksum of a file that a block with this head is added to: its payload's is in there.
+std::uint32_t with_block(std::uint32_t file_crc, std::span<const std::byte> head,
+                         std::size_t whole_bytes) {
+  return crc32c_joined(crc32c(head.first(kBlockHeaderBytes), file_crc), load(head).payload_crc,
+                       whole_bytes - kBlockHeaderBytes);
+}
+
 }  // namespace
 
 std::size_t open_block(std::vector<std::byte>& out, BlockKind kind) {
@@ -144,6 +151,11 @@ std::size_t whole_blocks(std::span<const std::byte> bytes, std::size_t& needed) 
   return at;
 }
 
+void Sealer::add(std::span<const std::byte> head, std::size_t whole_bytes) {
+  ps::add(totals_, head, whole_bytes);
+  file_crc_ = with_block(file_crc_, head, whole_bytes);
+}
+
 void Sealer::seal(std::span<std::byte> blocks) {
   std::span<const std::byte> rest = blocks;
   Block block;
@@ -156,7 +168,7 @@ void Sealer::seal(std::span<std::byte> blocks) {
     raw.payload_crc = crc32c({begin + kBlockHeaderBytes, whole - kBlockHeaderBytes});
     raw.header_crc = crc_of(raw);
     store(raw, begin);
-    add(totals_, {begin, kBlockHeaderBytes}, whole);
+    add({begin, kBlockHeaderBytes}, whole);
   }
 }
 
@@ -169,7 +181,7 @@ void Sealer::seal_piece(std::span<const std::byte> piece, std::vector<std::byte>
   raw.header_crc = crc_of(raw);
   head.resize(kBlockHeaderBytes);
   store(raw, head.data());
-  add(totals_, head, head.size() + piece.size() + fill.size());
+  add(head, head.size() + piece.size() + fill.size());
 }
 
 void Sealer::finish(std::vector<std::byte>& out) {
@@ -218,6 +230,7 @@ void Checker::check_block(std::span<const std::byte> whole, const Block& block) 
     is_finished_ = true;
   }
   add(totals_, whole, whole.size());
+  file_crc_ = with_block(file_crc_, whole, whole.size());
   at_ += whole.size();
 }
 

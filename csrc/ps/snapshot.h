@@ -70,8 +70,15 @@ class Sealer {
                   std::vector<std::byte>& fill);
   void finish(std::vector<std::byte>& out);  // Appends the footer.
 
+  // Of the whole file so far.
+  std::uint64_t bytes() const { return totals_.bytes; }
+  std::uint32_t crc() const { return file_crc_; }
+
  private:
+  void add(std::span<const std::byte> head, std::size_t whole_bytes);
+
   Totals totals_;
+  std::uint32_t file_crc_ = 0;
 };
 
 // Checks a snapshot's blocks, in their order. Throws ProtocolError that says at which byte what is
@@ -83,7 +90,9 @@ class Checker {
 
   bool has_header() const { return totals_.blocks > 0; }
   const SnapshotHeader& header() const { return header_; }
+  // Of the whole file so far.
   std::uint64_t bytes() const { return at_; }
+  std::uint32_t crc() const { return file_crc_; }
 
  private:
   void check_block(std::span<const std::byte> whole, const Block& block);
@@ -91,6 +100,7 @@ class Checker {
   Totals totals_;
   SnapshotHeader header_;
   std::uint64_t at_ = 0;
+  std::uint32_t file_crc_ = 0;
   bool is_finished_ = false;
 };
 

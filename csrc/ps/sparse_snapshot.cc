@@ -12,7 +12,6 @@ namespace {
 
 constexpr std::uint64_t kNone = HashIndex::kNone;
 constexpr std::uint64_t kLargestStamp = std::uint64_t{1} << 62;
-constexpr std::size_t kAhead = 8;
 
 static_assert(sizeof(RowMeta) == 40 && std::is_trivially_copyable_v<RowMeta>);
 
@@ -117,20 +116,40 @@ void SparseTable::begin_snapshot(std::uint64_t since) {
   t.snapshot = std::move(snapshot);
 }
 
+// Opens a record of rows: returns where their metas are to be written. What comes behind those, the
+// rows' floats, is for the caller to append: a vector that is made longer first is filled with
+// zeros.
+std::byte* SparseTable::Impl::open_rows(std::size_t count, std::vector<std::byte>& out) const {
+  const std::size_t metas = count * sizeof(RowMeta);
+  const std::size_t floats = dim + state;
+  const RecordHead head{.kind = TableRecordKind::kRows,
+                        .count = static_cast<std::uint32_t>(count),
+                        .floats = static_cast<std::uint32_t>(floats),
+                        .body_bytes = metas + count * floats * sizeof(float)};
+  const std::size_t at = out.size();
+  out.resize(at + sizeof head + metas);
+  std::memcpy(out.data() + at, &head, sizeof head);
+  return out.data() + at + sizeof head;
+}
+
 // The rows with these numbers, as one record.
 void SparseTable::Impl::append_rows(std::span<const std::uint64_t> numbers,
                                     std::vector<std::byte>& out) const {
   if (numbers.empty()) return;
-  const std::size_t row_bytes = (dim + state) * sizeof(float);
-  std::byte* const metas = append_record(
-      out, TableRecordKind::kRows, static_cast<std::uint32_t>(numbers.size()),
-      static_cast<std::uint32_t>(dim + state), numbers.size() * (sizeof(RowMeta) + row_bytes));
-  std::byte* const floats = metas + numbers.size() * sizeof(RowMeta);
+  std::byte* const metas = open_rows(numbers.size(), out);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    if (i + kAhead < numbers.size()) __builtin_prefetch(rows.floats(numbers[i + kAhead]));
     const RowMeta each = meta(numbers[i]);
     std::memcpy(metas + i * sizeof each, &each, sizeof each);
-    std::memcpy(floats + i * row_bytes, rows.floats(numbers[i]), row_bytes);
+  }
+  const std::size_t floats = dim + state;
+  for (std::size_t i = 0; i < numbers.size();) {
+    const float* const begin = rows.floats(numbers[i]);
+    std::size_t count = 1;  // Of rows that lie one behind the other.
+    while (i + count < numbers.size() && rows.floats(numbers[i + count]) == begin + count * floats)
+      ++count;
+    const auto bytes = std::as_bytes(std::span(begin, count * floats));
+    out.insert(out.end(), bytes.begin(), bytes.end());
+    i += count;
   }
 }
 
@@ -141,12 +160,9 @@ void SparseTable::Impl::append_aside(std::size_t most_rows, std::vector<std::byt
   if (count == 0) return;
   const std::size_t first = s.aside.size() - count;
   const std::size_t floats = dim + state;
-  std::byte* const metas = append_record(
-      out, TableRecordKind::kRows, static_cast<std::uint32_t>(count),
-      static_cast<std::uint32_t>(floats), count * (sizeof(RowMeta) + floats * sizeof(float)));
-  std::memcpy(metas, &s.aside[first], count * sizeof(RowMeta));
-  std::memcpy(metas + count * sizeof(RowMeta), &s.aside_floats[first * floats],
-              count * floats * sizeof(float));
+  std::memcpy(open_rows(count, out), &s.aside[first], count * sizeof(RowMeta));
+  const auto bytes = std::as_bytes(std::span(s.aside_floats).subspan(first * floats));
+  out.insert(out.end(), bytes.begin(), bytes.end());
   s.aside.resize(first);
   s.aside_floats.resize(first * floats);
 }

@@ -101,6 +101,7 @@ struct SparseTable::Impl {
   void put_row_aside(std::uint64_t row);
   void put_candidates_aside(std::size_t segment);
   bool is_in_snapshot(std::uint64_t row) const;
+  std::byte* open_rows(std::size_t count, std::vector<std::byte>& out) const;
   void append_rows(std::span<const std::uint64_t> numbers, std::vector<std::byte>& out) const;
   void append_aside(std::size_t most_rows, std::vector<std::byte>& out);
 

@@ -80,6 +80,8 @@ TEST_CASE("the checksum is the same with and without the CPU's instruction, in a
     for (const std::size_t cut : {std::size_t{1}, count / 3, count / 2 + 1}) {
       if (cut > count) continue;
       CHECK(crc32c(part.subspan(cut), crc32c(part.first(cut))) == whole);
+      const std::uint32_t of_rest = crc32c(part.subspan(cut));
+      CHECK(crc32c_joined(crc32c(part.first(cut)), of_rest, count - cut) == whole);
     }
   }
 }
@@ -95,6 +97,7 @@ TEST_CASE("a snapshot's blocks come back as they were put, with a header that sa
   REQUIRE(checker.has_header());
   CHECK((checker.header() == kHeader));
   CHECK(checker.bytes() == file.size());
+  CHECK(checker.crc() == crc32c(file));
 
   std::span<const std::byte> rest = file;
   Block block;
@@ -154,6 +157,8 @@ TEST_CASE("a piece sealed where it lies makes the same block as one in a block")
       joined.insert(joined.end(), part->begin(), part->end());
     other.finish(joined);
     CHECK((joined == whole));
+    CHECK(other.crc() == crc32c(whole));
+    CHECK(other.bytes() == whole.size());
   }
 }
 

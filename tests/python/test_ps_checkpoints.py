@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import pytest
 
 import gradring as gr
 from gradring.errors import DeviceError, InvalidArgument, ProtocolError
-from gradring.ps import ParameterServer, checkpoint, checkpoint_jobs, files
-from ps_servers import connected, join, serving, start_server
+from gradring.ps import ParameterServer, checkpoint, files
+from ps_servers import connected, join, serving
 
 RNG = np.random.default_rng(7)
 
@@ -369,21 +369,3 @@ def test_export_says_what_it_cannot_write_or_needs(
         with pytest.raises(InvalidArgument, match=r"pip install gradring\[parquet\]"):
             users.export(str(tmp_path / "rows.parquet"))
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_load_during_a_save_ends_the_save_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with start_server() as server, join([server.address]) as ps:
-        train(ps)
-        seal: Callable[..., None] = checkpoint_jobs._seal
-
-        def seal_after_load(sink: Any, sealer: Any, piece: bytes) -> None:
-            server.core.end_snapshot(0)  # As commit_load does.
-            seal(sink, sealer, piece)
-
-        monkeypatch.setattr(checkpoint_jobs, "_seal", seal_after_load)
-        monkeypatch.setattr(checkpoint_jobs, "PIECE_BYTES", 100)
-        with pytest.raises(InvalidArgument, match="no snapshot"):
-            ps.save(str(tmp_path / "b"))
-        assert list((tmp_path / "b").iterdir()) == []

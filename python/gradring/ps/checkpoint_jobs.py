@@ -41,32 +41,49 @@ def carry_out(core: Any, job: tuple[int, int, bool, str]) -> None:
 
 def _write(task: _Task) -> dict[str, Any]:
     where = files.folder(task.wanted["url"])
-    sealer = _core.PsFileSealer()
-    specs: dict[int, dict[str, Any]] = {}
+    name = task.wanted["name"]
     try:
-        # One thread reads the next piece out of the shard while the other writes the last one.
-        with where.create(task.wanted["name"]) as sink, ThreadPoolExecutor(1) as writer:
-            sink.write([_begin(sealer, task)])
-            pending: Future[None] | None = None
-            while (piece := task.core.read_piece(task.shard, PIECE_BYTES)) is not None:
-                if not specs:  # All of them come with the first piece.
-                    for _ in snapshot_files.parts(memoryview(piece), specs):
-                        pass
-                if pending is not None:
-                    pending.result()
-                pending = writer.submit(_seal, sink, sealer, piece)
-            if pending is not None:
-                pending.result()
-            sink.write([sealer.end()])
+        with where.create(name) as sink:
+            if sink.descriptor is None:
+                written = _write_parts(task, sink)
+            else:
+                written = task.core.write_snapshot(
+                    sink.descriptor,
+                    f"{where.url}/{name}",
+                    task.shard,
+                    (task.wanted["shards"], task.cut, task.wanted["base_cut"]),
+                )
     finally:
         task.core.end_snapshot(task.shard)
+    total_bytes, crc32c, first_piece = written
+    specs: dict[int, dict[str, Any]] = {}  # All of them come with the first piece.
+    for _ in snapshot_files.parts(memoryview(first_piece), specs):
+        pass
     return {
-        "name": task.wanted["name"],
+        "name": name,
         "shard": task.shard,
-        "bytes": sealer.bytes,
-        "crc32c": sealer.crc32c,
+        "bytes": total_bytes,
+        "crc32c": crc32c,
         "tables": list(specs.values()),
     }
+
+
+def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
+    sealer = _core.PsFileSealer()
+    first_piece = b""
+    # One thread reads the next piece out of the shard while the other writes the last one.
+    with ThreadPoolExecutor(1) as writer:
+        sink.write([_begin(sealer, task)])
+        pending: Future[None] | None = None
+        while (piece := task.core.read_piece(task.shard, PIECE_BYTES)) is not None:
+            first_piece = first_piece or piece
+            if pending is not None:
+                pending.result()
+            pending = writer.submit(_seal, sink, sealer, piece)
+        if pending is not None:
+            pending.result()
+        sink.write([sealer.end()])
+    return sealer.bytes, sealer.crc32c, first_piece
 
 
 def _begin(sealer: Any, task: _Task) -> bytes:

@@ -26,6 +26,9 @@ _PACKAGES = {
 class Sink(Protocol):
     """A file that is being written."""
 
+    # Of the open file, for compiled code that writes all of it by itself; None: there is no such.
+    descriptor: int | None
+
     def write(self, parts: Sequence[bytes]) -> None:
         """Append these bytes, all of them."""
 
@@ -111,6 +114,7 @@ def _named(path: str, verb: str) -> Iterator[None]:
 
 class _LocalSink:
     def __init__(self, file: int) -> None:
+        self.descriptor: int | None = file
         self._file = file
 
     def write(self, parts: Sequence[bytes]) -> None:
@@ -171,6 +175,8 @@ def _sync_names(path: Path) -> None:
 
 
 class _RemoteSink:
+    descriptor: int | None = None
+
     def __init__(self, file: Any) -> None:
         self._file = file
 

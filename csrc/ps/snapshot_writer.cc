@@ -1,0 +1,190 @@
+#include "ps/snapshot_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace gradring::ps {
+namespace {
+
+constexpr std::size_t kSliceBytes = std::size_t{512} << 10;  // A request waits for so much.
+constexpr std::size_t kWriteBytes = std::size_t{4} << 20;
+// Where writes past the page cache must begin, in the file and in memory: a page is enough for all.
+constexpr std::size_t kPage = 4096;
+
+std::size_t bytes_to_page(const std::byte* at) {
+  return (kPage - reinterpret_cast<std::uintptr_t>(at) % kPage) % kPage;
+}
+
+// Whole blocks, behind what the last buffer left over. Begins at a page.
+class Buffer {
+ public:
+  Buffer() { memory_.reserve(kWriteBytes + 2 * kSliceBytes + 2 * kPage); }
+
+  void begin(std::size_t left_over) {
+    memory_.clear();
+    begin_ = bytes_to_page(memory_.data());
+    memory_.resize(begin_ + left_over);
+    left_over_ = left_over;
+  }
+  // On the shard's thread, from here to is_full() or the snapshot's end.
+  void put_header(const SnapshotHeader& header) { ps::put_header(memory_, header); }
+  bool read_slice(Shard& shard) {
+    const std::size_t opened = open_block(memory_, BlockKind::kPiece);
+    has_more_ = shard.next_snapshot_piece(kSliceBytes, memory_);
+    if (has_more_)
+      close_block(memory_, opened);
+    else
+      memory_.resize(opened);
+    return has_more_ && memory_.size() < kWriteBytes;
+  }
+
+  bool has_more() const { return has_more_; }
+  std::vector<std::byte>& memory() { return memory_; }
+  std::span<std::byte> left_over() { return std::span(memory_).subspan(begin_, left_over_); }
+  std::span<std::byte> blocks() { return std::span(memory_).subspan(begin_ + left_over_); }
+  std::span<std::byte> all() { return std::span(memory_).subspan(begin_); }
+
+  // A record that was longer than the room for it has moved all to another place.
+  void align() {
+    if (bytes_to_page(memory_.data() + begin_) == 0) return;
+    const std::size_t bytes = memory_.size() - begin_;
+    memory_.resize(memory_.size() + kPage);
+    const std::size_t begin = bytes_to_page(memory_.data());
+    std::memmove(memory_.data() + begin, memory_.data() + begin_, bytes);
+    begin_ = begin;
+    memory_.resize(begin + bytes);
+  }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::size_t begin_ = 0;
+  std::size_t left_over_ = 0;
+  bool has_more_ = true;
+};
+
+class Output {
+ public:
+  explicit Output(const SnapshotFile& file) : file_(file) { write_directly(true); }
+
+  // Of what was taken so far: what is too little for a page waits for more.
+  std::span<const std::byte> left_over() const { return {left_over_.data(), left_over_bytes_}; }
+  void take(std::span<const std::byte> bytes) {
+    const std::size_t whole = bytes.size() / kPage * kPage;
+    write(bytes.first(whole));
+    left_over_bytes_ = bytes.size() - whole;
+    std::copy(bytes.begin() + static_cast<std::ptrdiff_t>(whole), bytes.end(), left_over_.begin());
+  }
+  void finish() {
+    write_directly(false);
+    write(left_over());
+  }
+
+ private:
+  bool write_directly(bool wanted) {
+    const int flags = ::fcntl(file_.fd, F_GETFL);
+    is_direct_ = flags >= 0 && wanted && ::fcntl(file_.fd, F_SETFL, flags | O_DIRECT) == 0;
+    if (!wanted && flags >= 0) ::fcntl(file_.fd, F_SETFL, flags & ~O_DIRECT);
+    return is_direct_;
+  }
+
+  void write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t wrote = ::write(file_.fd, bytes.data(), bytes.size());
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote < 0 && errno == EINVAL && is_direct_) {
+        write_directly(false);  // It wants more than pages, or cannot after all.
+        continue;
+      }
+      if (wrote <= 0)
+        throw DeviceError(
+            str(file_.path, " cannot be written: ", std::strerror(wrote < 0 ? errno : ENOSPC)));
+      bytes = bytes.subspan(static_cast<std::size_t>(wrote));
+      // The rest begins at no page any more.
+      if (static_cast<std::size_t>(wrote) % kPage != 0) write_directly(false);
+    }
+  }
+
+  const SnapshotFile& file_;
+  bool is_direct_ = false;
+  std::array<std::byte, kPage> left_over_{};
+  std::size_t left_over_bytes_ = 0;
+};
+
+// Reads ahead: a buffer is being filled while the last one is written.
+class Slices {
+ public:
+  explicit Slices(ShardLoop& loop) : loop_(loop) {}
+  ~Slices() {
+    try {
+      if (begun_) loop_.finish(*begun_);  // It reads what is not there any more in a moment.
+    } catch (const std::exception&) {     // Whoever is here has an error to tell of already.
+    }
+  }
+
+  void begin(std::shared_ptr<Buffer> buffer) {
+    filling_ = std::move(buffer);
+    begun_ = loop_.begin(
+        [to = filling_](Shard& shard, std::vector<Answer>&) { return !to->read_slice(shard); });
+  }
+  std::shared_ptr<Buffer> take() {
+    const auto begun = std::exchange(begun_, nullptr);
+    loop_.finish(*begun);
+    return std::exchange(filling_, nullptr);
+  }
+
+ private:
+  ShardLoop& loop_;
+  std::shared_ptr<Buffer> filling_;
+  std::shared_ptr<ShardLoop::Begun> begun_;
+};
+
+// The payload of the second block: the first is the header.
+std::vector<std::byte> first_piece(std::span<const std::byte> blocks) {
+  Block block;
+  next_block(blocks, block);
+  if (!next_block(blocks, block)) throw InternalError("a snapshot without its first piece");
+  return {block.payload.begin(), block.payload.end()};
+}
+
+}  // namespace
+
+SnapshotWritten write_snapshot(ShardLoop& loop, const SnapshotHeader& header,
+                               const SnapshotFile& file) {
+  Output out(file);
+  Sealer sealer;
+  SnapshotWritten written;
+  auto spare = std::make_shared<Buffer>();
+  auto first = std::make_shared<Buffer>();
+  first->begin(0);
+  first->put_header(header);
+  Slices slices(loop);
+  slices.begin(std::move(first));
+  for (bool has_more = true; has_more;) {
+    const std::shared_ptr<Buffer> full = slices.take();
+    if (written.front.empty()) written.front = first_piece(full->blocks());
+    has_more = full->has_more();
+    if (has_more) {
+      spare->begin(full->all().size() % kPage);
+      slices.begin(std::move(spare));
+    }
+    sealer.seal(full->blocks());
+    if (!has_more) sealer.finish(full->memory());
+    full->align();
+    std::copy(out.left_over().begin(), out.left_over().end(), full->left_over().begin());
+    out.take(full->all());
+    spare = full;
+  }
+  out.finish();
+  written.bytes = sealer.bytes();
+  written.crc = sealer.crc();
+  return written;
+}
+
+}  // namespace gradring::ps
