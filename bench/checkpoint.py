@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import statistics
 import subprocess
 import sys
 import threading
@@ -128,6 +129,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 save["slowdown with one a minute, %"] = 100 * lost / 60
                 saves.append(save)
             found["training"] = saves
+            found["median"] = {
+                name: statistics.median(save[name] for save in saves) for name in saves[0]
+            }
             last = str(options.to / f"busy-{options.times - 1}")
             found["incremental"] = one_save(saver, training, options.to / "step", last)
         training.stop()
