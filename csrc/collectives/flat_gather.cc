@@ -12,6 +12,7 @@ FlatGather::FlatGather(FlatSide& side, const FlatShape& shape, const Request& re
       input_(input),
       output_(output),
       root_(request.op == OpKind::kBroadcast ? request.root : -1),
+      copy_out_(kernels::copy_for(shape.bytes(), static_cast<std::size_t>(side.ranks))),
       base_(side.steps) {
   const std::size_t largest = root_ < 0 ? shape.largest_part_bytes() : shape.bytes();
   const std::size_t slot = side.memory.slot_bytes();
@@ -87,15 +88,14 @@ void FlatGather::stage() {
   }
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
-  if (from.bytes != 0 && source != output_ + from.begin)
-    std::memcpy(output_ + from.begin, source, from.bytes);
+  if (source != output_ + from.begin) copy_out_(output_ + from.begin, source, from.bytes);
 }
 
 void FlatGather::take() {
   for (Rank from = side_.next(side_.rank); from != side_.rank; from = side_.next(from)) {
     const FlatPart to = piece(from, taken_);
-    if (has_part(from) && to.bytes != 0)
-      std::memcpy(output_ + to.begin, side_.memory.slot(from, counted(taken_)), to.bytes);
+    if (has_part(from))
+      copy_out_(output_ + to.begin, side_.memory.slot(from, counted(taken_)), to.bytes);
   }
   ++taken_;
   FlatSide::publish(side_.mine().consumed, counted(taken_));

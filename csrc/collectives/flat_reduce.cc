@@ -20,6 +20,8 @@ FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
       scatters_(request.op == OpKind::kReduceScatter),
       takes_(request.op == OpKind::kAllReduce ||
              (request.op == OpKind::kReduce && request.rank == request.root)),
+      copy_out_(kernels::copy_for(input == output ? 0 : shape.bytes(),
+                                  static_cast<std::size_t>(side.ranks))),
       base_(side.steps) {
   const std::size_t largest = shape.largest_part_bytes();
   const std::size_t entry = side.memory.entry_bytes();
@@ -123,7 +125,7 @@ void FlatReduce::reduce() {
       shape_.reduce(output_ + begin + at, bytes, side_.rank, operand);
     } else {
       shape_.reduce(shared + at, bytes, side_.rank, operand);
-      if (takes_) std::memcpy(output_ + own.begin + at, shared + at, bytes);
+      if (takes_) copy_out_(output_ + own.begin + at, shared + at, bytes);
     }
   }
   ++reduced_;
@@ -137,7 +139,7 @@ void FlatReduce::reduce() {
 void FlatReduce::take() {
   for (Rank owner = side_.next(side_.rank); owner != side_.rank; owner = side_.next(owner)) {
     const FlatPart to = piece(owner, taken_);
-    if (to.bytes != 0) std::memcpy(output_ + to.begin, result(owner, taken_), to.bytes);
+    copy_out_(output_ + to.begin, result(owner, taken_), to.bytes);
   }
   ++taken_;
   FlatSide::publish(side_.mine().consumed, counted(taken_));

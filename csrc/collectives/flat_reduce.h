@@ -44,6 +44,7 @@ class FlatReduce {
   std::byte* const output_;
   const bool scatters_;  // The result of this rank's part is all it wants, at the start of output.
   const bool takes_;     // It wants all parts.
+  kernels::Copy* const copy_out_;  // In place, what it writes over was just read: it is cached.
   const std::uint32_t base_;
   std::uint64_t steps_;
   std::size_t piece_bytes_;

@@ -1,9 +1,13 @@
-// copy(): memcpy, or stores that pass by the cache when the result would only push everything else
-// out of it.
+// Copies of results: memcpy, or stores that pass by the cache when they would only push everything
+// else out of it. Such a store also saves reading the line that it replaces.
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "kernels/reduce.h"
 
@@ -12,17 +16,15 @@
 #endif
 
 namespace gradring::kernels {
-
-#if defined(__SSE2__)
 namespace {
 
-constexpr std::size_t kLineBytes = 64;
-
-std::size_t last_level_cache_bytes() {
-  constexpr std::size_t kDefault = 16 * 1024 * 1024;
-  const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return bytes > 0 ? static_cast<std::size_t>(bytes) : kDefault;
+void plain(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(dst, src, bytes);
 }
+
+#if defined(__SSE2__)
+
+constexpr std::size_t kLineBytes = 64;
 
 void stream_line(std::byte* dst, const std::byte* src) {
   const auto* from = reinterpret_cast<const __m128i*>(src);
@@ -41,28 +43,67 @@ void stream_line(std::byte* dst, const std::byte* src) {
 // process among others: these stores alone are not ordered on x86.
 void stream(std::byte* dst, const std::byte* src, std::size_t bytes) {
   const std::size_t past_line = reinterpret_cast<std::uintptr_t>(dst) % kLineBytes;
-  const std::size_t head = past_line == 0 ? 0 : kLineBytes - past_line;
-  std::memcpy(dst, src, head);
+  const std::size_t head = past_line == 0 ? 0 : std::min(bytes, kLineBytes - past_line);
+  plain(dst, src, head);
   std::size_t at = head;
   for (; at + kLineBytes <= bytes; at += kLineBytes) stream_line(dst + at, src + at);
-  std::memcpy(dst + at, src + at, bytes - at);
+  plain(dst + at, src + at, bytes - at);
   _mm_sfence();
-}
-
-}  // namespace
-
-void copy(std::byte* dst, const std::byte* src, std::size_t bytes) {
-  static const std::size_t threshold = last_level_cache_bytes();
-  if (bytes > threshold) return stream(dst, src, bytes);
-  if (bytes > 0) std::memcpy(dst, src, bytes);
 }
 
 #else
 
-void copy(std::byte* dst, const std::byte* src, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(dst, src, bytes);
-}
+constexpr Copy* stream = plain;
 
 #endif
+
+struct LastLevelCache {
+  std::size_t bytes = std::size_t{16} << 20;  // Of one cache.
+  std::size_t caches = 1;                     // Of this host.
+};
+
+std::ifstream about_cache(const char* what) {
+  return std::ifstream(std::string("/sys/devices/system/cpu/cpu0/cache/index3/") + what);
+}
+
+// How many processors share the first one's cache; 0: the system does not say.
+std::size_t sharers() {
+  std::ifstream map = about_cache("shared_cpu_map");
+  std::size_t count = 0;
+  for (char digit; map >> digit;) {
+    if (digit == ',') continue;
+    const int value = digit <= '9' ? digit - '0' : digit - 'a' + 10;
+    count += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(value)));
+  }
+  return count;
+}
+
+// The kernel knows better than sysconf(), which on some processors gives all caches of the package
+// as one, whether this machine has them or not.
+LastLevelCache last_level_cache() {
+  LastLevelCache cache;
+  std::size_t kibibytes = 0;
+  const long all = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (about_cache("size") >> kibibytes && kibibytes > 0)
+    cache.bytes = kibibytes * 1024;
+  else if (all > 0)
+    cache.bytes = static_cast<std::size_t>(all);
+  if (const std::size_t each = sharers(); each > 0)
+    cache.caches =
+        std::max<std::size_t>(1, static_cast<std::size_t>(::sysconf(_SC_NPROCESSORS_ONLN)) / each);
+  return cache;
+}
+
+}  // namespace
+
+Copy* copy_for(std::size_t bytes, std::size_t ranks) {
+  static const LastLevelCache cache = last_level_cache();
+  const bool fits = bytes <= cache.bytes && bytes * ranks < cache.bytes * cache.caches;
+  return fits || bytes == 0 ? plain : stream;
+}
+
+void copy(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  copy_for(bytes, 1)(dst, src, bytes);
+}
 
 }  // namespace gradring::kernels

@@ -42,8 +42,14 @@ struct Reduction {
 void reduce(std::byte* dst, std::span<const std::byte* const> sources, std::size_t count,
             const Reduction& reduction);
 
-// memcpy that passes by the cache when `bytes` is larger than the last-level cache is likely to
-// hold (out-of-place results only).
+// A copy out of place; `bytes` may be 0.
+using Copy = void(std::byte* dst, const std::byte* src, std::size_t bytes);
+
+// What copies pieces of a result of `bytes` that each of `ranks` ranks of this host writes at the
+// same time: past the caches when the last of them cannot hold the results.
+Copy* copy_for(std::size_t bytes, std::size_t ranks);
+
+// The same for a result that is alone, and copied at once.
 void copy(std::byte* dst, const std::byte* src, std::size_t bytes);
 
 }  // namespace gradring::kernels

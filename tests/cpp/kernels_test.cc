@@ -3,7 +3,6 @@
 #include "kernels/reduce.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -323,22 +322,25 @@ TEST_CASE("a call that no reduction can mean blames us") {
     CHECK_THROWS_AS(reduce(buffer.data(), one, 1, {.divisor = divisor}), InternalError);
 }
 
-TEST_CASE("copy moves every byte and no other, below and above the cache's size") {
-  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const std::size_t large =
-      (cache > 0 ? static_cast<std::size_t>(cache) : std::size_t{1} << 24) + 1;
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{4099}, large})
-    for (const std::size_t start : {0u, 1u, 63u}) {
-      Buffer src(bytes + 64);
-      for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<std::byte>(i * 31 >> 3);
-      Buffer dst(bytes + 128, std::byte{0xA5});
-      kernels::copy(dst.data() + start, src.data() + 64 - 1 - start, bytes);
-      CAPTURE(bytes);
-      CAPTURE(start);
-      REQUIRE(same_bytes(dst.data() + start, src.data() + 64 - 1 - start, bytes));
-      for (std::size_t i = 0; i < start; ++i) REQUIRE(dst[i] == std::byte{0xA5});
-      for (std::size_t i = start + bytes; i < dst.size(); ++i) REQUIRE(dst[i] == std::byte{0xA5});
-    }
+TEST_CASE("copies move every byte and no other, through the caches and past them") {
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+  Copy* const small = copy_for(1, 2);
+  Copy* const large = copy_for(kMost, 2);
+  CHECK(copy_for(0, 1) == small);
+  CHECK(copy_for(kMost / 1024, 1024) == large);
+  for (Copy* const moves : {small, large, &kernels::copy})
+    for (const std::size_t bytes : {0u, 1u, 62u, 64u, 65u, 127u, 4099u})
+      for (const std::size_t start : {0u, 1u, 32u, 63u}) {
+        Buffer src(bytes + 64);
+        for (std::size_t i = 0; i < src.size(); ++i) src[i] = static_cast<std::byte>(i * 31 >> 3);
+        Buffer dst(bytes + 128, std::byte{0xA5});
+        moves(dst.data() + start, src.data() + 64 - 1 - start, bytes);
+        CAPTURE(bytes);
+        CAPTURE(start);
+        REQUIRE(same_bytes(dst.data() + start, src.data() + 64 - 1 - start, bytes));
+        for (std::size_t i = 0; i < start; ++i) REQUIRE(dst[i] == std::byte{0xA5});
+        for (std::size_t i = start + bytes; i < dst.size(); ++i) REQUIRE(dst[i] == std::byte{0xA5});
+      }
 }
 
 }  // namespace
