@@ -326,8 +326,8 @@ TEST_CASE("copies move every byte and no other, through the caches and past them
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   Copy* const small = copy_for(1, 2);
   Copy* const large = copy_for(kMost, 2);
-  CHECK(copy_for(0, 1) == small);
-  CHECK(copy_for(kMost / 1024, 1024) == large);
+  CHECK((copy_for(0, 1) == small));
+  CHECK((copy_for(kMost / 1024, 1024) == large));
   for (Copy* const moves : {small, large, &kernels::copy})
     for (const std::size_t bytes : {0u, 1u, 62u, 64u, 65u, 127u, 4099u})
       for (const std::size_t start : {0u, 1u, 32u, 63u}) {
