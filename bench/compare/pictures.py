@@ -6,6 +6,7 @@ colours, so that files stay small.
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +152,7 @@ def _training(folder: Path) -> Figure | None:
     parts = [part for one in found if one for part in one["parts"] if any(part["runs"].values())]
     if not parts:
         return None
-    heights = [1 + len([each for each in part["runs"].values() if each]) for part in parts]
+    heights = [2 + len([each for each in part["runs"].values() if each]) for part in parts]
     figure, panels = plt.subplots(
         len(parts), 1, squeeze=False, figsize=(8, 0.33 * sum(heights) + 0.5), layout="constrained",
         height_ratios=heights,
@@ -169,12 +170,22 @@ def _bars(axes: Axes, part: Document) -> None:
         spread = [[middle - rates[0]], [rates[-1] - middle]]
         colour = COLOURS[OURS] if name.startswith(OURS) else "#999999"
         axes.barh(place, middle, xerr=spread, color=colour, ecolor="black", capsize=2)
-        quality = ", ".join(f"{key} {value:.4g}" for key, value in each[-1]["quality"].items()
-                            if value is not None)  # fmt: skip
+        quality = ", ".join(f"{key} {value:.3g}" for key, value in _qualities(each).items())
         axes.text(rates[-1], place, f"  {middle:,.0f} k  {quality}", va="center", fontsize=8)
     axes.set_yticks(range(len(runs)), [*reversed(runs)], fontsize=8)
-    axes.set_xlim(0, 1.5 * max(run["rate"] / 1e3 for each in runs.values() for run in each))
-    axes.set_title(f"{part['title']}: thousand {part['unit']} a second", fontsize=10)
+    axes.set_xlim(0, 1.8 * max(run["rate"] / 1e3 for each in runs.values() for run in each))
+    axes.set_title(part["title"], fontsize=10)
+    axes.set_xlabel(f"thousand {part['unit']} a second", fontsize=8)
+
+
+def _qualities(runs: list[Document]) -> dict[str, float]:
+    """The median of what the runs say that their models are worth."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for key, value in run["quality"].items():
+            if value is not None:
+                found.setdefault(key, []).append(value)
+    return {key: statistics.median(values) for key, values in found.items()}
 
 
 def _names(rows: list[Document]) -> list[str]:
