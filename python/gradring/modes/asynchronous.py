@@ -26,8 +26,8 @@ _OURS, _BEING_FILLED, _FULL = range(3)
 class AsyncOptimizer(ModeOptimizer):
     """Pushes every step's gradients as an update of its own and goes on at once.
 
-    A pull reads what servers have now; this worker's own last steps may still be on their way,
-    except after `flush`.
+    A pull of rows reads what servers have now; this worker's own last steps may still be on their
+    way, except after `flush`. Dense parameters are pulled behind each step's push.
 
     Attributes:
         staleness: For every push of a table, how many updates came between the pull that it was
@@ -90,10 +90,10 @@ class AsyncOptimizer(ModeOptimizer):
         def send() -> None:
             self._send(pushes)
             self._free.put(copies)
+            self._receive()  # Behind the push, so that what comes has this step in it.
 
-        self._sender.submit(send, self.timeout)
         self._take_over()
-        self._receive()
+        self._sender.submit(send, self.timeout)
 
     def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
         """Behind the steps that wait to be sent."""
@@ -113,6 +113,7 @@ class AsyncOptimizer(ModeOptimizer):
             self.refused += pushed.refused
 
     def _receive(self) -> None:
+        # The sender's thread begins a pull, the receiver's ends it, the training thread takes over.
         if self.params and self._second_is == _OURS:
             self._second_is = _BEING_FILLED
             self._receiver.submit(self._fill, self.timeout)
