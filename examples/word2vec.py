@@ -37,6 +37,7 @@ def parse() -> argparse.Namespace:
     add = parser.add_argument
     add("--mode", choices=MODES, default="local")
     add("--k-steps", type=int, default=100, help="geo: steps between two exchanges")
+    add("--rare-every", type=int, default=1, help="geo: exchanges that a rare row may wait")
     add("--outer", choices=("sum", "mean", "nesterov"), default="sum", help="geo: what servers do")
     add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
     add("--dim", type=int, default=100)

@@ -241,7 +241,7 @@ def make_model(
         "sync-ps": gr.Sync(via="ps"),
         "bounded": gr.BoundedStaleness(options.staleness),
         "async": gr.Async(),
-        "geo": gr.Geo(k_steps=options.k_steps, outer=outer),
+        "geo": gr.Geo(options.k_steps, outer, options.rare_every),
     }[options.mode]
     optimizer = gr.distributed([], None, mode=mode, name="word2vec", comm=comm)
     return (Replica if options.mode == "geo" else Served)(optimizer, examples, words, options)

@@ -11,6 +11,7 @@
 #include "bind/module.h"
 #include "bind/ps_client.h"
 #include "bind/rules.h"
+#include "ps/changed_call.h"
 #include "ps/plain_call.h"
 
 namespace gradring::bind {
@@ -133,32 +134,28 @@ void set_rules(PsClient& self, const std::vector<std::pair<std::size_t, py::dict
   if (!rules.empty()) run(self, call, timeout_ms);
 }
 
-// (ids, rows, since, more): what others have changed, of all shards; ids and float32 rows as bytes.
+// (counts, since, more, share), the first two by shard: what others have changed. In its share of
+// `room` lie a shard's rows: `count` ids, then as many float32 rows. If `share` is not 0 they had
+// no room, and are to be asked for again with so many bytes for each shard.
 py::tuple pull_changed(PsClient& self, std::size_t number, const std::vector<std::uint64_t>& since,
-                       std::uint64_t most, std::int64_t timeout_ms) {
-  const auto table = self.table(number);
-  const std::uint32_t shards = self.client->shards();
-  if (since.size() != shards)
-    throw InvalidArgument(str("pull_changed: ", since.size(), " stamps for ", shards, " shards"));
-  const auto call = std::make_shared<PlainCall>(str("pull from table '", table->spec.name, "'"));
-  for (std::uint32_t shard = 0; shard < shards; ++shard)
-    call->add(shard, header_of(PsType::kPullChanged, table->id, since[shard], most));
-  Bytes ids;
-  Bytes rows;
+                       const py::object& room, std::int64_t timeout_ms) {
+  const Buffer memory(room, static_cast<int>(DType::kUInt8), true);
+  const auto call = std::make_shared<ps::ChangedCall>(self.table(number), since,
+                                                      std::span(memory.data(), memory.count()));
+  {
+    const Millis timeout = self.timeout_of(timeout_ms);
+    const py::gil_scoped_release release;
+    self.client->run(call, timeout);
+  }
+  std::vector<std::uint64_t> counts;
   std::vector<std::uint64_t> next;
   bool more = false;
-  for (const auto& answer : run(self, call, timeout_ms)) {
-    require_type(answer, PsType::kChanged);
-    const std::size_t count = answer.header.count;
-    const std::span<const std::byte> payload(answer.payload);
-    if (payload.size() != count * (sizeof(std::uint64_t) + table->spec.dim * sizeof(float)))
-      throw ProtocolError("changed rows: a payload of another size");
-    ps::put_bytes(ids, payload.first(count * sizeof(std::uint64_t)));
-    ps::put_bytes(rows, payload.subspan(count * sizeof(std::uint64_t)));
-    next.push_back(answer.header.a);
-    more |= answer.header.b == 1;
+  for (const auto& page : call->pages()) {
+    counts.push_back(page.count);
+    next.push_back(page.since);
+    more |= page.more;
   }
-  return py::make_tuple(as_bytes(ids), as_bytes(rows), next, more);
+  return py::make_tuple(counts, next, more, call->missing_share_bytes());
 }
 
 // (metas, floats, next cursor, more) of one shard; see RowMeta for the layout of a meta.
@@ -285,7 +282,7 @@ std::vector<std::string> stats(PsClient& self, std::int64_t timeout_ms) {
 void register_ps_tables(py::class_<PsClient>& type) {
   type.def("make_table", &make_table, py::arg("spec"), py::arg("timeout_ms") = -1)
       .def("set_rules", &set_rules, py::arg("rules"), py::arg("timeout_ms") = -1)
-      .def("pull_changed", &pull_changed, py::arg("table"), py::arg("since"), py::arg("most"),
+      .def("pull_changed", &pull_changed, py::arg("table"), py::arg("since"), py::arg("room"),
            py::arg("timeout_ms") = -1)
       .def("read_rows", &read_rows, py::arg("table"), py::arg("shard"), py::arg("cursor"),
            py::arg("most"), py::arg("timeout_ms") = -1)

@@ -62,6 +62,12 @@ std::span<T> span_of(const Buffer& buffer) {
   return {reinterpret_cast<T*>(buffer.data()), buffer.count()};
 }
 
+void mark_rows(const py::object& slots_in, const py::object& touches_in) {
+  const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
+  const Buffer touches(touches_in, static_cast<int>(DType::kInt32), true);
+  kernels::mark_rows(span_of<const std::int64_t>(slots), span_of<std::int32_t>(touches));
+}
+
 void find_ids(const py::object& slots_in, const py::object& known_in, const py::object& ids_in,
               const py::object& found_in) {
   const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
@@ -102,6 +108,7 @@ void register_replicas(py::module_& module) {
              py::arg("workers"), py::arg("delta"));
   module.def("accept_rows", &accept_rows, py::arg("weights"), py::arg("base"), py::arg("slots"),
              py::arg("server"));
+  module.def("mark_rows", &mark_rows, py::arg("slots"), py::arg("touches"));
   module.def("find_ids", &find_ids, py::arg("slots"), py::arg("known"), py::arg("ids"),
              py::arg("found"));
   module.def("merge_rows", &merge_rows, py::arg("slots"), py::arg("rows"), py::arg("places"),

@@ -5,16 +5,10 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "kernels/clones.h"
 #include "kernels/codec_top.h"
 #include "kernels/half.h"
 #include "kernels/quantise.h"
-
-// Compiled twice where the compiler can and no sanitizer stands in the way of its resolver.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define GRADRING_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define GRADRING_CLONES
-#endif
 
 namespace gradring::kernels {
 namespace {

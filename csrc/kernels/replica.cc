@@ -1,14 +1,18 @@
 #include "kernels/replica.h"
 
 #include <algorithm>
+#include <bit>
+#include <limits>
 
 #include "base/error.h"
+#include "kernels/clones.h"
 
 namespace gradring::kernels {
 namespace {
 
 constexpr std::size_t kLine = 64 / sizeof(float);
-constexpr std::size_t kAhead = 4;      // Rows: far enough for memory, near enough for the cache.
+constexpr std::size_t kAhead = 4;  // Rows: far enough for memory, near enough for the cache.
+constexpr std::int32_t kMostTouches = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kMostLines = 4;  // The CPU sees the rest of a row coming by itself.
 
 void prefetch(const Replica& replica, std::span<const std::int64_t> slots, std::size_t i) {
@@ -21,17 +25,31 @@ void prefetch(const Replica& replica, std::span<const std::int64_t> slots, std::
   }
 }
 
-void offer_row(const float* __restrict weights, float* __restrict base, float* __restrict delta,
-               std::size_t dim, float workers) {
+inline __attribute__((always_inline)) void offer_row(const float* __restrict weights,
+                                                     float* __restrict base,
+                                                     float* __restrict delta, std::size_t dim,
+                                                     float workers) {
   for (std::size_t j = 0; j < dim; ++j) {
     delta[j] = (weights[j] - base[j]) / workers;  // By 1 it is exact.
     base[j] += delta[j];
   }
 }
 
+// Of bits: zeros have two signs.
+inline __attribute__((always_inline)) bool differ(const float* __restrict one,
+                                                  const float* __restrict other,
+                                                  std::size_t count) {
+  std::uint32_t bits = 0;
+  for (std::size_t j = 0; j < count; ++j)
+    bits |= std::bit_cast<std::uint32_t>(one[j]) ^ std::bit_cast<std::uint32_t>(other[j]);
+  return bits != 0;
+}
+
 // Returns nothing: squares are added up apart, so that this loop has no order to keep.
-void accept_row(float* __restrict weights, float* __restrict base, const float* __restrict server,
-                float* __restrict moved, std::size_t dim) {
+inline __attribute__((always_inline)) void accept_row(float* __restrict weights,
+                                                      float* __restrict base,
+                                                      const float* __restrict server,
+                                                      float* __restrict moved, std::size_t dim) {
   for (std::size_t j = 0; j < dim; ++j) {
     const float change = server[j] - base[j];
     const bool is_base = (weights[j] == base[j]) & (change != 0);
@@ -42,14 +60,15 @@ void accept_row(float* __restrict weights, float* __restrict base, const float* 
   }
 }
 
-double squares(const float* values, std::size_t count) {
-  double sums[4] = {};
+inline __attribute__((always_inline)) double squares(const float* values, std::size_t count) {
+  constexpr std::size_t kLanes = 8;
+  double sums[kLanes] = {};
   std::size_t j = 0;
-  for (; j + 4 <= count; j += 4)
-    for (std::size_t k = 0; k < 4; ++k)
+  for (; j + kLanes <= count; j += kLanes)
+    for (std::size_t k = 0; k < kLanes; ++k)
       sums[k] += static_cast<double>(values[j + k]) * static_cast<double>(values[j + k]);
   for (; j < count; ++j) sums[0] += static_cast<double>(values[j]) * static_cast<double>(values[j]);
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
 }  // namespace
@@ -60,8 +79,21 @@ void require_slots(const Replica& replica, std::span<const std::int64_t> slots) 
       throw InvalidArgument(str("slot ", slot, " of a replica with ", replica.rows, " rows"));
 }
 
-void offer_rows(const Replica& replica, std::span<const std::int64_t> slots, float workers,
-                float* delta) {
+void mark_rows(std::span<const std::int64_t> slots, std::span<std::int32_t> touches) {
+  require_slots({nullptr, nullptr, touches.size(), 0}, slots);
+  // Negative: was seen in this call.
+  for (const std::int64_t slot : slots) {
+    std::int32_t& touched = touches[static_cast<std::size_t>(slot)];
+    if (touched >= 0) touched = ~(touched == kMostTouches ? touched : touched + 1);
+  }
+  for (const std::int64_t slot : slots) {
+    std::int32_t& touched = touches[static_cast<std::size_t>(slot)];
+    if (touched < 0) touched = ~touched;
+  }
+}
+
+GRADRING_CLONES void offer_rows(const Replica& replica, std::span<const std::int64_t> slots,
+                                float workers, float* delta) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     prefetch(replica, slots, i);
     const std::size_t at = static_cast<std::size_t>(slots[i]) * replica.dim;
@@ -70,8 +102,8 @@ void offer_rows(const Replica& replica, std::span<const std::int64_t> slots, flo
   }
 }
 
-double accept_rows(const Replica& replica, std::span<const std::int64_t> slots,
-                   const float* server) {
+GRADRING_CLONES double accept_rows(const Replica& replica, std::span<const std::int64_t> slots,
+                                   const float* server) {
   constexpr std::size_t kPiece = 1024;  // Columns at a time, so that `moved` is on the stack.
   float moved[kPiece];
   double total = 0;
@@ -80,8 +112,11 @@ double accept_rows(const Replica& replica, std::span<const std::int64_t> slots,
     const std::size_t at = static_cast<std::size_t>(slots[i]) * replica.dim;
     for (std::size_t begin = 0; begin < replica.dim; begin += kPiece) {
       const std::size_t count = std::min(kPiece, replica.dim - begin);
-      accept_row(replica.weights + at + begin, replica.base + at + begin,
-                 server + i * replica.dim + begin, moved, count);
+      float* base = replica.base + at + begin;
+      const float* news = server + i * replica.dim + begin;
+      // Most rows that come back are as this worker has left them.
+      if (!differ(base, news, count)) continue;
+      accept_row(replica.weights + at + begin, base, news, moved, count);
       total += squares(moved, count);
     }
   }

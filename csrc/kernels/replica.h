@@ -20,6 +20,10 @@ struct Replica {
 // Throws InvalidArgument unless every slot is below `rows`.
 void require_slots(const Replica& replica, std::span<const std::int64_t> slots);
 
+// Adds 1 to the touches (one of each row) of every slot that is there, however often it is. Throws
+// InvalidArgument, before it writes, if one is beyond them.
+void mark_rows(std::span<const std::int64_t> slots, std::span<std::int32_t> touches);
+
 // For row i of `delta` (slots, dim) and slot s = slots[i]: delta = weights - base, divided by
 // `workers` where that is more than 1; base += delta. Slots are distinct and below rows.
 void offer_rows(const Replica& replica, std::span<const std::int64_t> slots, float workers,

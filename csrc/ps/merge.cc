@@ -6,14 +6,8 @@
 #include <functional>
 
 #include "base/error.h"
+#include "kernels/clones.h"
 #include "ps/partition.h"
-
-// Compiled twice where the compiler can and no sanitizer stands in the way of its resolver.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define GRADRING_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define GRADRING_CLONES
-#endif
 
 namespace gradring::ps {
 namespace {

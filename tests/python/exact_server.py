@@ -213,12 +213,10 @@ class ExactStore:
                 seen.append(table.pushes)
         return seen
 
-    def push(
-        self, pushes: Sequence[Push], round_: Gate | None = None, *, returns: bool = False
-    ) -> Done:
-        return Done([self._change(self._pushing(push, round_, returns)) for push in pushes])
+    def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Done:
+        return Done([self._change(self._pushing(push, round_)) for push in pushes])
 
-    def _pushing(self, push: Push, round_: Gate | None, returns: bool) -> Callable[[], Pushed]:
+    def _pushing(self, push: Push, round_: Gate | None) -> Callable[[], Pushed]:
         keys = [0] if push.ids is None else push.ids.tolist()
         grads = np.array(push.values, np.float32)
         grads = grads[np.newaxis] if push.ids is None else grads
@@ -236,9 +234,10 @@ class ExactStore:
             staleness = table.pushes - (table.pushes if push.seen is None else push.seen)
             table.apply(keys, grads, self.rank)
             self._server.on_applied(push.table)
-            rows = np.array([table.row(key) for key in keys], np.float32)
-            values = (rows[0] if push.ids is None else rows) if returns else None
-            return Pushed(staleness, 0, values)
+            if push.after is not None:
+                rows = np.array([table.row(key) for key in keys], np.float32)
+                push.after[...] = rows[0] if push.ids is None else rows
+            return Pushed(staleness)
 
         return apply
 
@@ -252,7 +251,7 @@ class ExactStore:
             ]
             rows = np.array([held.row(key) for key in keys], np.float32)
             ids = np.array(keys, np.uint64)
-            return Changed(ids, rows.reshape(len(keys), *held.shape), held.stamp)
+            return Changed([(ids, rows.reshape(len(keys), *held.shape))], held.stamp)
 
     def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
         def say() -> int:

@@ -116,6 +116,50 @@ def test_an_exchange_brings_exactly_the_rows_that_others_pushed(servers: Servers
     np.testing.assert_array_equal(tables[1].pull(ids)[:, 0], [0, 1, 1, 2, 1, 2, 0, 0, 0, 1])
 
 
+def test_a_rare_row_waits_for_its_turn_and_a_frequent_one_does_not(servers: Servers) -> None:
+    optimizer = geo([], servers.client(0), 2, k_steps=3, rare_every=3)
+    watcher = geo([], servers.client(1), 2)
+    table, watched = (each.sparse_table("t", 1, IDENTITY) for each in (optimizer, watcher))
+    ids = np.arange(6)
+    table.pull(ids)
+    watched.pull(ids)
+
+    def step(*touched: int) -> None:
+        ones = np.full((len(touched), 1), -1, np.float32)
+        optimizer.step(None, rows=[(table, np.array(touched, np.int64), ones)])
+
+    def offered(*steps: tuple[int, ...]) -> list[int]:
+        for touched in steps:
+            step(*touched)
+        optimizer.replicas.settle()
+        before = watched.pull(ids)[:, 0]
+        watcher.step()
+        watcher.replicas.settle()
+        return np.flatnonzero(watched.pull(ids)[:, 0] != before).tolist()
+
+    assert offered((0, 1, 2, 3, 4, 5), (), ()) == [0, 3]
+    assert offered((0,), (5, 5), (0,)) == [1, 4]
+    assert offered((), (3,), (0,)) == [0, 2, 5]  # The third touch of 0.
+    assert optimizer.left_behind() == "what it has learned of rarely touched rows"
+    assert offered((1,), (1,), (1,)) == [1, 3]
+    assert optimizer.left_behind() == ""
+    assert offered((4,), (2, 2, 2), ()) == [4]  # One step of 2.
+    step(2)
+    assert optimizer.left_behind() == "what its last 1 steps have learned"
+    on_workers(2, lambda rank: (optimizer, watcher)[rank].flush())
+    assert optimizer.left_behind() == ""
+    np.testing.assert_array_equal(watched.pull(ids)[:, 0], [4, 4, 5, 2, 2, 3])
+    on_workers(2, lambda rank: (optimizer, watcher)[rank].close())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, True])
+def test_rare_every_is_a_number_of_exchanges(wrong: Any) -> None:
+    with pytest.raises(gr.InvalidArgument, match="rare_every is a number of exchanges"):
+        gr.Geo(rare_every=wrong)
+    with pytest.raises(gr.InvalidArgument, match="rare_every is 1, got 2"):
+        gr.Geo(outer=gr.Nesterov(), rare_every=2)
+
+
 def test_a_change_between_a_push_and_its_answer_is_not_missed() -> None:
     server = ExactServer()
     params = [np.zeros((), np.float32) for _ in range(2)]
@@ -136,14 +180,14 @@ def test_a_change_between_a_push_and_its_answer_is_not_missed() -> None:
     assert params[0] == params[1] == 3
 
 
-def train(server: Servers, rank: int, workers: int, faults: int, outer: Any) -> Any:
+def train(server: Servers, rank: int, workers: int, faults: int, outer: Any, **options: Any) -> Any:
     """Two epochs of random dyadic progress with a flush after each; what this worker added."""
     random = np.random.default_rng([rank, 7])
     added = np.zeros(6), np.zeros((8, 2))
     replicas = []
     param = np.zeros(6, np.float32)
     store = server.client(rank, Faults(rank, faults))
-    with geo([param], store, workers, outer=outer, k_steps=2) as optimizer:
+    with geo([param], store, workers, outer=outer, k_steps=2, **options) as optimizer:
         table = optimizer.sparse_table("rows", 2, IDENTITY)
         table.pull(np.arange(8))  # Rows that are fetched after a flush may be newer than that.
         for _ in range(2):
@@ -165,7 +209,10 @@ def train(server: Servers, rank: int, workers: int, faults: int, outer: Any) -> 
 def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(
     servers: Servers, workers: int, seed: int
 ) -> None:
-    results = on_workers(workers, lambda rank: train(servers, rank, workers, 30 + seed, gr.Sum()))
+    def work(rank: int) -> Any:
+        return train(servers, rank, workers, 30 + seed, gr.Sum(), rare_every=1 + seed % 3)
+
+    results = on_workers(workers, work)
     for epoch in range(2):
         for _, replicas in results[1:]:
             for own, theirs in zip(replicas[epoch], results[0][1][epoch], strict=True):

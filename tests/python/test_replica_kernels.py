@@ -54,6 +54,26 @@ def test_progress_stays_on_top_of_what_servers_say(dim: int) -> None:
     assert squared == pytest.approx((moved.astype(np.float64) ** 2).sum(), rel=1e-12)
 
 
+def test_a_row_that_nobody_moved_stays_as_it_is_to_the_last_bit() -> None:
+    weights, base, slots = replica(16)
+    weights[:, 0] = base[:, 0] = -0.0
+    kept, kept_base = weights.copy(), base.copy()
+    assert _core.accept_rows(weights, base, slots, base[slots]) == 0
+    assert weights.tobytes() == kept.tobytes()
+    assert base.tobytes() == kept_base.tobytes()
+
+
+def test_a_mark_counts_a_slot_once_however_often_it_is_there() -> None:
+    touches = np.array([0, 5, 0, 2**31 - 1], np.int32)
+    _core.mark_rows(np.array([1, 3, 1, 0, 1], np.int64), touches)
+    assert touches.tolist() == [1, 6, 0, 2**31 - 1]  # As many as there are numbers for.
+    with pytest.raises(InvalidArgument, match="slot 4 of a replica with 4 rows"):
+        _core.mark_rows(np.array([0, 4], np.int64), touches)
+    with pytest.raises(InvalidArgument, match="slot -1"):
+        _core.mark_rows(np.array([-1], np.int64), touches)
+    assert touches.tolist() == [1, 6, 0, 2**31 - 1]
+
+
 def test_a_slot_that_is_none_is_refused_before_anything_is_written() -> None:
     weights, base, slots = replica(4)
     kept = base.copy()

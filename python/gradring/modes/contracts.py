@@ -135,10 +135,15 @@ class Geo:
         k_steps: Local steps between two exchanges; ``"auto"`` follows the measured time of an
             exchange and the divergence.
         outer: What servers make of the progress.
+        rare_every: A touched row of a sparse table waits for its turn, which comes once in so many
+            exchanges, unless as many steps have touched it since it was offered. Rare rows are most
+            of what there is to send, and what others miss of them is least. With 1 every exchange
+            has all touched rows.
     """
 
     k_steps: int | Literal["auto"] = 100
     outer: Outer = field(default_factory=Sum)
+    rare_every: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -154,6 +159,15 @@ class Geo:
             )
         if not isinstance(self.outer, (Sum, Mean, Nesterov)):
             raise InvalidArgument(f"Geo: outer is Sum, Mean or Nesterov, got {self.outer!r}")
+        if type(self.rare_every) is not int or self.rare_every < 1:
+            raise InvalidArgument(
+                f"Geo: rare_every is a number of exchanges, at least 1, got {self.rare_every!r}"
+            )
+        if self.rare_every > 1 and isinstance(self.outer, Nesterov):
+            raise InvalidArgument(
+                "Geo: with outer=Nesterov every exchange makes all replicas equal, so no row can "
+                f"wait for its turn: rare_every is 1, got {self.rare_every}"
+            )
 
 
 @dataclass(frozen=True)

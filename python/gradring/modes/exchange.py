@@ -123,8 +123,9 @@ class Replicas:
             sparse.adopt(sparse.find(ids), out)
             changed = self.store.changed(sparse.table, sparse.since)
             sparse.since = changed.since
-            sparse.adopt_changed(changed.ids, changed.rows)
-            self.report.taken_rows += len(changed.ids)
+            for changed_ids, values in changed.pages:
+                sparse.adopt_changed(changed_ids, values)
+                self.report.taken_rows += len(changed_ids)
         self.note_divergence(squared, norm)
 
     def note_divergence(self, squared: float, norm: float) -> None:
@@ -214,8 +215,11 @@ class Exchange(Replicas):
         places = [place for place, offer in enumerate(offers) if offer.delta.size]
         pushed: list[Pushed | None] = [None] * len(offers)
         if places:
-            pushes = [Push(self.all[at].table, offers[at].ids, offers[at].delta) for at in places]
-            results = self.store.push(pushes, returns=True).result()
+            pushes = [
+                Push(self.all[at].table, offers[at].ids, offers[at].delta, after=offers[at].server)
+                for at in places
+            ]
+            results = self.store.push(pushes).result()
             for place, result in zip(places, results, strict=True):
                 pushed[place] = result
         changed = [self.store.changed(replica.table, replica.since) for replica in self.sparse]
@@ -231,16 +235,16 @@ class Exchange(Replicas):
         for replica, offer, pushed in zip(self.all, arrived.offers, arrived.pushed, strict=True):
             if pushed is None:
                 continue
-            server = _values(pushed)
-            squared += replica.accept(offer, server)
-            norm += _square(server)
+            squared += replica.accept(offer)
+            norm += _square(offer.server)
             self.report.refused += pushed.refused
             self.report.pushed_rows += 0 if offer.ids is None else len(offer.ids)
         for sparse, changed in zip(self.sparse, arrived.changed, strict=True):
-            squared += sparse.accept_changed(changed.ids, changed.rows)
-            norm += _square(changed.rows)
+            for ids, rows in changed.pages:
+                squared += sparse.accept_changed(ids, rows)
+                norm += _square(rows)
+                self.report.taken_rows += len(ids)
             sparse.since = changed.since
-            self.report.taken_rows += len(changed.ids)
         self.note_divergence(squared, norm)
         self.report.workers = arrived.living
         self.pace.note_exchange(arrived.seconds, self.report.relative_divergence)
@@ -263,12 +267,6 @@ class Exchange(Replicas):
                 # What later turns push is what is left of these.
                 pushed = [_ids(offer) for offer in offers[len(self.dense) :]]
         return pushed
-
-
-def _values(pushed: Pushed) -> Array:
-    if pushed.values is None:
-        raise InternalError("servers did not say what became of a push")
-    return pushed.values
 
 
 def _square(values: Array) -> float:

@@ -80,8 +80,10 @@ def over_servers(
             return BoundedOptimizer(params, rule, ps, staleness=staleness, **options)
         case Async(queue):
             return AsyncOptimizer(params, rule, ps, queue=queue, **options)
-        case Geo(k_steps, outer):
-            return GeoOptimizer(params, rule, ps, k_steps=k_steps, outer=outer, **options)
+        case Geo(k_steps, outer, rare_every):
+            return GeoOptimizer(
+                params, rule, ps, k_steps=k_steps, outer=outer, rare_every=rare_every, **options
+            )
     raise InvalidArgument(
         f"mode {mode!r} is none of gr.Sync(via='ps'), gr.BoundedStaleness(s), gr.Async(), gr.Geo()"
     )

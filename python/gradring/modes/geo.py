@@ -39,6 +39,7 @@ class GeoOptimizer(ModeOptimizer):
         *,
         k_steps: int | Literal["auto"] = 100,
         outer: Outer | None = None,
+        rare_every: int = 1,
         **options: Any,
     ) -> None:
         """Join the others and take the servers' values; see `ModeOptimizer`.
@@ -49,9 +50,10 @@ class GeoOptimizer(ModeOptimizer):
             ps: As there.
             k_steps: Local steps between two exchanges, or ``"auto"``.
             outer: What servers make of the progress; ``None`` is `Sum`.
+            rare_every: Exchanges that a rarely touched row may wait for; see `Geo`.
             **options: As there.
         """
-        self.mode = Geo(k_steps, contracts.Sum() if outer is None else outer)
+        self.mode = Geo(k_steps, contracts.Sum() if outer is None else outer, rare_every)
         super().__init__(params, rule, ps, **options)
         self.replicas.dense = [
             DenseReplica(table, param)
@@ -105,7 +107,8 @@ class GeoOptimizer(ModeOptimizer):
             self.store.pull([Pull(table.table, ids, rows)])
             return rows
 
-        replica = SparseReplica(table.table, dim, pull, self.store.changed(table.table, None).since)
+        since = self.store.changed(table.table, None).since
+        replica = SparseReplica(table.table, dim, pull, since, self.mode.rare_every)
         self._sparse[name] = replica
         self._local_rows[name] = LocalRows(rule, dim)
         self.replicas.sparse.append(replica)
@@ -188,7 +191,11 @@ class GeoOptimizer(ModeOptimizer):
     def left_behind(self) -> str:
         """Say how many steps were not offered yet."""
         steps = self.k_steps - self._steps_left
-        return f"what its last {steps} steps have learned" if steps > 0 else ""
+        if steps > 0:
+            return f"what its last {steps} steps have learned"
+        if any(replica.has_waiting for replica in self._sparse.values()):
+            return "what it has learned of rarely touched rows"
+        return ""
 
     @property
     def report(self) -> GeoReport:

@@ -21,15 +21,17 @@ from gradring.modes.store import Array, Ids
 
 @dataclass(slots=True)
 class Offer:
-    """What one exchange says of one replica; nobody changes it.
+    """What one exchange says of one replica; nobody changes it until the next.
 
     Attributes:
         delta: Progress that servers are to add.
+        server: Room for what servers have after it, as large.
         ids: Of the rows, ``None`` for a dense parameter.
         slots: The rows in the replica, ``None`` for a dense parameter.
     """
 
     delta: Array
+    server: Array
     ids: Ids | None = None
     slots: Slots | None = None
 
@@ -73,11 +75,12 @@ class DenseReplica:
 
     def offer(self, workers: int) -> Offer:
         """Offer a share of the progress."""
-        return Offer(offer(self.weights, self.base, workers))
+        delta = offer(self.weights, self.base, workers)
+        return Offer(delta, np.empty_like(delta))
 
-    def accept(self, _offer: Offer, server: Array) -> float:
+    def accept(self, offered: Offer) -> float:
         """Take the answer to an offer; see the module's `accept`."""
-        return accept(self.weights, self.base, server.reshape(self.weights.shape))
+        return accept(self.weights, self.base, offered.server.reshape(self.weights.shape))
 
     def offer_all(self) -> Offer:
         """Offer all progress."""
@@ -101,7 +104,9 @@ class SparseReplica:
     compiled kernel, say) and `mark` what it wrote. `weights` is another array after new ids came.
     """
 
-    def __init__(self, table: Any, dim: int, pull: Callable[[Ids], Array], since: Any) -> None:
+    def __init__(
+        self, table: Any, dim: int, pull: Callable[[Ids], Array], since: Any, rare_every: int = 1
+    ) -> None:
         """Begin without rows.
 
         Args:
@@ -109,16 +114,20 @@ class SparseReplica:
             dim: Floats a row.
             pull: Brings rows of new ids from the servers.
             since: Changes up to now, as `Store.changed` says it.
+            rare_every: As `Geo`'s.
         """
         self.table = table
         self.dim = dim
         self.since = since
         self._pull = pull
+        self._rare_every = rare_every
+        self._turn = 0
         self._index = IdIndex()
         self._weights = np.empty((0, dim), np.float32)
         self._base = np.empty((0, dim), np.float32)
-        self._is_touched = np.empty(0, np.bool_)
+        self._touches = np.empty(0, np.int32)  # Steps that wrote a row since it was offered.
         self._places = np.empty(0, np.int32)  # Zeros: what merging needs.
+        self._delta, self._server = _Room(), _Room()
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -173,27 +182,40 @@ class SparseReplica:
         return distinct[:count], sums[:count]
 
     def mark(self, slots: Slots) -> None:
-        """Note that rows were trained: the next exchange offers them."""
-        self._is_touched[slots] = True
+        """Note that a step has trained rows: an exchange will offer them."""
+        _core.mark_rows(np.ascontiguousarray(slots, np.int64), self._touches)
 
     def offer(self, workers: int) -> Offer:
-        """Offer a share of the progress of the rows touched since the last offer."""
-        return self._offer(np.flatnonzero(self._is_touched[: len(self._index)]), workers)
+        """Offer a share of the progress of rows touched since they were offered.
+
+        Those that `rare_every` steps have touched, and of the others those whose turn it is.
+        """
+        touches, every = self._touches[: len(self._index)], self._rare_every
+        is_due = touches >= every
+        is_due[self._turn :: every] = touches[self._turn :: every] > 0
+        self._turn = (self._turn + 1) % every
+        return self._offer(np.flatnonzero(is_due), workers)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether touched rows have not been offered."""
+        return bool(self._touches.any())
 
     def offer_all(self) -> Offer:
         """Offer all progress of all rows that have any."""
+        self._touches[:] = 0
         return self._offer(np.flatnonzero((self.weights != self.base).any(axis=1)), 1)
 
     def _offer(self, slots: Slots, workers: int) -> Offer:
-        self._is_touched[:] = False
-        delta = np.empty((len(slots), self.dim), np.float32)
+        self._touches[slots] = 0
+        delta, server = (room.rows(len(slots), self.dim) for room in (self._delta, self._server))
         _core.offer_rows(self._weights, self._base, slots, workers, delta)
-        return Offer(delta, self._index.ids[slots], slots)
+        return Offer(delta, server, self._index.ids[slots], slots)
 
-    def accept(self, offered: Offer, server: Array) -> float:
+    def accept(self, offered: Offer) -> float:
         """Take the answer to an offer; see the module's `accept`."""
         assert offered.slots is not None
-        return self._accept(offered.slots, server)
+        return self._accept(offered.slots, offered.server)
 
     def accept_changed(self, ids: Ids, server: Array) -> float:
         """Take rows that others changed; those this worker never asked for are left out."""
@@ -228,14 +250,27 @@ class SparseReplica:
         return float(_core.accept_rows(self._weights, self._base, slots, server))
 
     def _grow(self, count: int) -> None:
-        capacity = len(self._is_touched)
+        capacity = len(self._touches)
         if count <= capacity:
             return
         capacity = max(count, 2 * capacity)
         self._weights = _enlarged(self._weights, capacity)
         self._base = _enlarged(self._base, capacity)
-        self._is_touched = _enlarged(self._is_touched, capacity)
+        self._touches = _enlarged(self._touches, capacity)
         self._places = _enlarged(self._places, capacity)
+
+
+class _Room:
+    """Memory for rows that serves again: fresh pages cost more than what is done with the rows."""
+
+    def __init__(self) -> None:
+        self._floats = np.empty(0, np.float32)
+
+    def rows(self, count: int, dim: int) -> Array:
+        """Return so many rows, of whatever values."""
+        if count * dim > len(self._floats):
+            self._floats = np.empty(max(count * dim, len(self._floats) * 5 // 4), np.float32)
+        return self._floats[: count * dim].reshape(count, dim)
 
 
 def _enlarged(array: Any, count: int) -> Any:

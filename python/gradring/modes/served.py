@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gradring.modes.store import (
     Array,
@@ -27,7 +28,7 @@ from gradring.modes.store import (
 from gradring.optim import Sum
 from gradring.ps.specs import codec_number
 
-_MOST_CHANGED = 1 << 16  # Rows in one answer of one shard.
+_PAGE_BYTES = 8 << 20  # Room for changed rows of one shard; half of it is asked for at a time.
 _NOW = (1 << 64) - 1  # No change is younger.
 _GATE_FLOATS = 16  # Of each shard: dense tables are cut in such blocks.
 
@@ -64,6 +65,8 @@ class ServedStore:
         self._core = ps.calls.core
         self._gate_ms = round(timeout * 1000)
         self._gate_table: Any = None
+        # By table: filled again by each `changed`, since fresh memory costs more than its rows.
+        self._rooms: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
     def dense_table(self, name: str, shape: tuple[int, ...], rule: Any) -> Any:
         """Make or find a dense table."""
@@ -118,27 +121,35 @@ class ServedStore:
             work.wait()
         return [self._core.seen(pull.table.number) for pull in pulls]
 
-    def push(
-        self, pushes: Sequence[Push], round_: Gate | None = None, *, returns: bool = False
-    ) -> Pending:
+    def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
         """Begin a push of several tables."""
-        return _Pushing(self._core, pushes, round_, returns)
+        return _Pushing(self._core, pushes, round_)
 
     def changed(self, table: Any, since: Any) -> Changed:
         """Return rows whose last change was after ``since`` and not by us."""
+        shards, row_bytes = self._core.shards, 8 + 4 * table.dim
         if since is None:
-            *_, now, _more = self._core.pull_changed(
-                table.number, [_NOW] * self._core.shards, most=1
-            )
-            return Changed(np.empty(0, np.uint64), np.empty((0, table.dim), np.float32), now)
-        ids, rows, more = [], [], True
+            room = _room(shards, row_bytes)
+            _, now, *_ = self._core.pull_changed(table.number, [_NOW] * shards, room)
+            return Changed([], now)
+        rooms = self._rooms.setdefault(table.number, [])
+        pages, turn, more = [], 0, True
         while more:
-            some, values, since, more = self._core.pull_changed(
-                table.number, since, most=_MOST_CHANGED
+            if turn == len(rooms):
+                rooms.append(_room(shards, max(_PAGE_BYTES, row_bytes)))
+            asked_since = since
+            counts, since, more, share = self._core.pull_changed(
+                table.number, asked_since, rooms[turn]
             )
-            ids.append(np.frombuffer(some, np.uint64))
-            rows.append(np.frombuffer(values, np.float32).reshape(-1, table.dim))
-        return Changed(*_latest(np.concatenate(ids), np.concatenate(rows)), since)
+            if share:  # One change had more rows than there is room for.
+                rooms[turn], since, more = _room(shards, share), asked_since, True
+                continue
+            for shard, count in enumerate(counts):
+                page = rooms[turn][shard * (len(rooms[turn]) // shards) :][: count * row_bytes]
+                ids, rows = page[: 8 * count], page[8 * count :]
+                pages.append((ids.view(np.uint64), rows.view(np.float32).reshape(count, table.dim)))
+            turn += 1
+        return Changed(pages, since)
 
     def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
         """Say that we are done with all steps before ``clock``; the number of living workers."""
@@ -175,15 +186,12 @@ class ServedStore:
 class _Pushing:
     """A push of several tables that is under way."""
 
-    def __init__(
-        self, core: Any, pushes: Sequence[Push], round_: Gate | None, returns: bool
-    ) -> None:
+    def __init__(self, core: Any, pushes: Sequence[Push], round_: Gate | None) -> None:
         core_round = None if round_ is None else (_number(round_.domain), round_.clock)
         self._outcomes = [Pushed() for _ in pushes]
         self._works: list[tuple[Any, list[Pushed]]] = []
         sparse = []
         for push, outcome in zip(pushes, self._outcomes, strict=True):
-            outcome.values = np.empty_like(push.values) if returns else None
             if push.ids is not None:
                 sparse.append((push, outcome))
                 continue
@@ -191,7 +199,7 @@ class _Pushing:
                 push.table.number,
                 push.values,
                 round=core_round,
-                returns_rows=outcome.values,
+                returns_rows=push.after,
                 seen=push.seen,
                 in_background=True,
             )
@@ -204,7 +212,7 @@ class _Pushing:
                 [push.values],
                 codec=codec_number(push.table.codec),
                 round=core_round,
-                returns_rows=None if outcome.values is None else [outcome.values],
+                returns_rows=None if push.after is None else [push.after],
                 seen=None if push.seen is None else [push.seen],
                 ids_are_distinct=push.is_distinct,
                 in_background=True,
@@ -221,13 +229,9 @@ class _Pushing:
         return self._outcomes
 
 
-def _latest(ids: Any, rows: Array) -> tuple[Any, Array]:
-    """Keep the last row of each id: one that changed while pages were read came twice."""
-    _, backwards = np.unique(ids[::-1], return_index=True)
-    if len(backwards) == len(ids):
-        return ids, rows
-    last = len(ids) - 1 - backwards
-    return ids[last], rows[last]
+def _room(shards: int, share_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return room for so many bytes of each shard, in whole 8 bytes, as the core divides it."""
+    return np.empty(shards * -(-share_bytes // 8) * 8, np.uint8)
 
 
 def _number(domain: Domain) -> int:

@@ -64,6 +64,8 @@ class Push:
         values: Float32, contiguous, one row for each id; not written.
         seen: What `Store.pull` returned for the values that these were computed on.
         is_distinct: No id is there twice; else rows of equal ids are added up, in their order.
+        after: Where the rows, or the whole dense table, go as they are right after it: float32,
+            contiguous, like ``values``, written in place; ``None``: they are not wanted.
     """
 
     table: Any
@@ -71,6 +73,7 @@ class Push:
     values: Array
     seen: Any = None
     is_distinct: bool = True
+    after: Array | None = None
 
 
 @dataclass(slots=True)
@@ -80,12 +83,10 @@ class Pushed:
     Attributes:
         staleness: Updates between the pull that it was computed on and it.
         refused: Rows left alone because their values were not finite.
-        values: The rows, or the whole dense table, right after it, where they were asked for.
     """
 
     staleness: int = 0
     refused: int = 0
-    values: Array | None = None
 
 
 @dataclass(slots=True)
@@ -93,13 +94,11 @@ class Changed:
     """Rows of a table that others have changed.
 
     Attributes:
-        ids: Distinct.
-        rows: Their values.
+        pages: Ids and the rows' values, (ids, dim). An id may come again: the later is newer.
         since: What to ask with next time.
     """
 
-    ids: Ids
-    rows: Array
+    pages: list[tuple[Ids, Array]]
     since: Any
 
 
@@ -156,19 +155,18 @@ class Store(Protocol):
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip; what to give as ``seen`` with a later push."""
 
-    def push(
-        self, pushes: Sequence[Push], round_: Gate | None = None, *, returns: bool = False
-    ) -> Pending:
+    def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
         """Begin a push of several tables; requests that follow are done after it.
 
         Args:
             pushes: Their arrays must not change until the push is done.
             round_: The round that it contributes to; ``None``: applied as it arrives.
-            returns: Bring the values after it.
         """
 
     def changed(self, table: Any, since: Any) -> Changed:
         """Return rows whose last change was after ``since`` and not by us.
+
+        The arrays are the store's, which fills them again when it is next asked of this table.
 
         Args:
             table: A sparse one.
