@@ -22,7 +22,8 @@ QUALITY = ("analogies", "held-out loss", "test AUC", "best AUC", "talking")
 # step from rows of the same age.
 _ADAGRAD = ("--rule", "adagrad", "--lr", "0.1")
 # GEO, ours and Paddle's: steps between exchanges, few enough to learn as one process does.
-_K_STEPS = {"words": "100", "pairs": "25"}
+# Steps between two exchanges, and exchanges that a rare row may wait for (ours only).
+_K_STEPS, _RARE_EVERY = "25", {"words": "16", "pairs": "4"}
 _PAIRS = {"quick": 512_000, "default": 1_024_000, "full": 2_048_000}
 _WORDS = {"quick": 2_000_000, "default": 6_500_000, "full": 6_500_000}
 _EXAMPLES = {"quick": 51_200, "default": 102_400, "full": 204_800}
@@ -69,7 +70,7 @@ def _text(options: argparse.Namespace, found: Mapping[str, Environment]) -> Part
     same = ("--epochs", epochs, "--words", words)
     # Steps of 8 blocks: with many more, the sum of their gradients is too long a step for frequent
     # words, and training goes to NaN (64 blocks, 5 epochs).
-    geo = ("--mode", "geo", "--k-steps", _K_STEPS["words"], *same)
+    geo = ("--mode", "geo", "--k-steps", _K_STEPS, "--rare-every", _RARE_EVERY["words"], *same)
     gensim = (*_peer("gensim", found, "gensim_word2vec.py"), *_workers(options), *same)
     return Part(
         f"word2vec on text, {int(words):,} words, {epochs} epochs, dim 100", "words",
@@ -88,14 +89,15 @@ def _pairs(options: argparse.Namespace, found: Mapping[str, Environment]) -> Par
     same = ("--synthetic", "--epochs", "1", "--dim", "128", "--examples", pairs, *_ADAGRAD)
     paddle = (*_peer("paddle", found, "paddle_word2vec.py"), *_workers(options), "--pairs", pairs)
     tf = (*_peer("tf", found, "tf_word2vec.py"), *_workers(options), "--pairs", pairs)
-    geo = ("--mode", "geo", "--k-steps", _K_STEPS["pairs"])
+    geo = ("--mode", "geo", "--k-steps", _K_STEPS)
+    rare = ("--rare-every", _RARE_EVERY["pairs"])
     return Part(
         f"word2vec on a made stream, {int(pairs):,} pairs with 5 negatives each, dim 128", "pairs",
         {
             "gradring local, 1 thread": _alone("word2vec.py", *same),
             "gradring sync": _job(options, "word2vec.py", "--mode", "sync", *same),
             "gradring async": _job(options, "word2vec.py", "--mode", "async", *same),
-            "gradring geo": _job(options, "word2vec.py", *geo, *same),
+            "gradring geo": _job(options, "word2vec.py", *geo, *rare, *same),
             "Paddle geo": Contender((*paddle, *geo), "paddle"),
             "Paddle async": Contender((*paddle, "--mode", "async"), "paddle"),
             "TensorFlow PS": Contender(tf, "tf"),

@@ -5,64 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bare_servers import NEVER, SECRET, connect, dense_spec, pull, push, service, spec, start
 from gradring import _core
 from gradring.errors import AuthError, Closed, InvalidArgument, Mismatch, PeerLost, TimedOut
-
-SECRET = b"of this test"
-NEVER = 20_000
-
-
-def spec(name: str = "counts", *, dim: int = 4, rule: str = "sum", **more: Any) -> dict[str, Any]:
-    return {"name": name, "kind": "sparse", "dim": dim, "rule": {"kind": rule}, **more}
-
-
-def dense_spec(name: str, count: int, **rule: Any) -> dict[str, Any]:
-    return {"name": name, "kind": "dense", "count": count, "rule": rule}
-
-
-def start(index: int = 0, servers: int = 1, **options: Any) -> _core.PsServer:
-    settings: dict[str, Any] = {
-        "host": "127.0.0.1", "port": 0, "listen_fd": -1, "threads": 1, "index": index,
-        "servers": servers, "secret": SECRET, "transport": "auto", "log_directory": "",
-        "fsync": "none",
-    }  # fmt: skip
-    return _core.PsServer(**{**settings, **options})
-
-
-def connect(*servers: _core.PsServer, **options: Any) -> _core.PsClient:
-    settings: dict[str, Any] = {
-        "servers": [server.address for server in servers],
-        "secret": SECRET, "client": 0, "transport": "auto", "timeout_ms": NEVER,
-    }  # fmt: skip
-    return _core.PsClient(**{**settings, **options})
-
-
-@contextmanager
-def service(servers: int = 1, **options: Any) -> Iterator[list[_core.PsServer]]:
-    started = [start(index, servers, **options) for index in range(servers)]
-    try:
-        yield started
-    finally:
-        for server in started:
-            server.stop()
-
-
-def pull(client: _core.PsClient, table: int, ids: Any, dim: int = 4, **options: Any) -> Any:
-    out = np.full((len(ids), dim), -1, np.float32)
-    client.pull([table], [np.asarray(ids, np.int64)], [out], **options)
-    return out
-
-
-def push(client: _core.PsClient, table: int, ids: Any, dim: int = 4, **options: Any) -> Any:
-    ones = np.ones((len(ids), dim), np.float32)
-    return client.push([table], [np.asarray(ids, np.int64)], [ones], **options)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -236,53 +186,6 @@ def test_rounds_average_what_all_workers_gave() -> None:
         rows = pull(clients[0], tables[0], [5, 6, 7], gate=(1, 1, True))
         # SGD's lr is 1 here: (1 + 2) / 2, 1 / 2 and 2 / 2.
         assert rows[:, 0].tolist() == [-1.5, -0.5, -1.0]
-
-
-def test_changes_of_others_are_found() -> None:
-    with service(2) as servers:
-        mine, other = connect(*servers, client=0), connect(*servers, client=1)
-        tables = [client.make_table(spec()) for client in (mine, other)]
-        push(mine, tables[0], [1, 2])
-        push(other, tables[1], [2, 3, 4])
-        room = np.empty(2 * 2400, np.uint8)  # 100 rows of 8 + 4 * 4 bytes for each server.
-        counts, since, *more = mine.pull_changed(tables[0], [0, 0], room)
-        assert (sum(counts), more) == (3, [False, 0])
-        ids = [
-            room[2400 * server :][: 8 * count].view(np.uint64)
-            for server, count in enumerate(counts)
-        ]
-        assert sorted(np.concatenate(ids).tolist()) == [2, 3, 4]
-        for server, (count, its) in enumerate(zip(counts, ids, strict=True)):
-            rows = room[2400 * server + 8 * count :][: 16 * count].view(np.float32)
-            np.testing.assert_array_equal(rows.reshape(count, 4), pull(mine, tables[0], its))
-        assert mine.pull_changed(tables[0], since, room)[0] == [0, 0]
-
-
-def test_changes_come_page_by_page_into_the_room_there_is() -> None:
-    with service() as servers:
-        mine, other = connect(*servers, client=0), connect(*servers, client=1)
-        tables = [client.make_table(spec()) for client in (mine, other)]
-        for first in (0, 2, 4):
-            push(other, tables[1], [first, first + 1])
-        room, found, since, more = np.empty(4 * 24 + 7, np.uint8), [], [0], True
-        while more:
-            (count,), since, more, share = mine.pull_changed(tables[0], since, room)
-            assert (count, share) == (2, 0)
-            found += room[: 8 * count].view(np.uint64).tolist()
-        assert sorted(found) == list(range(6))
-        # All rows of a change come together; without room for them nothing is written.
-        push(other, tables[1], range(10))
-        room[:] = 7
-        *_, share = mine.pull_changed(tables[0], since, room)
-        assert share >= 240
-        assert (room == 7).all()
-        room = np.empty(share, np.uint8)
-        assert mine.pull_changed(tables[0], since, room)[0] == [10]
-        for few in (0, 23):
-            with pytest.raises(InvalidArgument, match=f"{few} bytes of room .* rows of 24 bytes"):
-                mine.pull_changed(tables[0], since, np.empty(few, np.uint8))
-        with pytest.raises(InvalidArgument, match="2 stamps for 1 shards"):
-            mine.pull_changed(tables[0], [0, 0], room)
 
 
 def test_ticks_expire_rows_and_shrink_drops_them() -> None:
