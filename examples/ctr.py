@@ -22,6 +22,7 @@ import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
 from datasets import ROWS, Floats, Table, auc, table, with_next
+from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -39,6 +40,7 @@ def parse() -> argparse.Namespace:
     add("--data", choices=("flights", "adult", "synthetic"), default="synthetic")
     add("--model", choices=("dnn", "deepfm"), default="dnn")
     add("--k-steps", type=int, default=20, help="geo: steps between two exchanges")
+    add("--rare-every", type=int, default=1, help="geo: exchanges that a rare row may wait for")
     add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
     add("--epochs", type=int, default=1)
     add("--batch", type=int, default=512, help="examples in a worker's step")
@@ -66,9 +68,13 @@ def main() -> None:
         "title": f"{options.model} on {data.name}",
     }  # fmt: skip
     recorder = Recorder(options.out if comm.rank == 0 else None, **what)
-    seconds = train(options, comm, (model, optimizers), data, recorder)
+    talk = Talk()
+    if options.mode != "local":
+        talk.count(model.embedding)
+    seconds = train(options, comm, (model, optimizers), data, (recorder, talk))
     total = data.train * options.epochs
     outcome = {"examples": total, "seconds": seconds, "examples/s": total / seconds}
+    outcome["talking"] = 0 if options.mode == "local" else talk.seconds / seconds
     if comm.rank == 0:
         labels = data.labels[data.train :]
         outcome["test AUC"] = auc(labels, predict(model, data))
@@ -105,7 +111,7 @@ def make(
         "sync-ps": gr.Sync(via="ps"),
         "bounded": gr.BoundedStaleness(options.staleness),
         "async": gr.Async(),
-        "geo": gr.Geo(k_steps=options.k_steps),
+        "geo": gr.Geo(options.k_steps, rare_every=options.rare_every),
         "hybrid": gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
     }[options.mode]
     rule, uniform = gr.optim.Adagrad(lr=options.row_lr), gr.init.Uniform(0.01)
@@ -119,14 +125,15 @@ def train(
     comm: gr.Communicator,
     parts: tuple[nn.Module, list[Any]],
     data: Table,
-    recorder: Recorder,
+    told: tuple[Recorder, Talk],
 ) -> float:
     """Train all epochs, and return the seconds that it took until every worker was through.
 
     A point of the curve has the loss and the AUC of the examples since the last one, as they were
-    predicted before they were trained on.
+    predicted before they were trained on. Time for others is that of rows, optimizer and flush: in
+    modes whose workers update dense parameters themselves that is in it.
     """
-    model, optimizers = parts
+    (model, optimizers), (recorder, talk) = parts, told
     comm.barrier()
     begin, done, next_point = time.perf_counter(), 0, 0.0
     total = data.train * options.epochs
@@ -140,11 +147,13 @@ def train(
                     optimizer.zero_grad()
                 logits = model(ids, dense)
                 if coming is not None and hasattr(model.embedding, "prefetch"):
-                    model.embedding.prefetch(coming[0])  # Travels while this batch is computed.
+                    with talk:
+                        model.embedding.prefetch(coming[0])  # Travels during this batch.
                 loss = F.binary_cross_entropy_with_logits(logits, labels)
                 loss.backward()
-                for optimizer in optimizers:
-                    optimizer.step()
+                with talk:
+                    for optimizer in optimizers:
+                        optimizer.step()
                 done += options.batch * comm.world_size
                 losses.append(loss.item())
                 seen.append((labels.numpy(), logits.detach().numpy()))
@@ -155,9 +164,10 @@ def train(
                     recorder.point(time.perf_counter() - begin, done, **measures)
                     progress.advance(examples=done - progress.examples, loss=measures["loss"])
                     losses, seen = [], []
-    for optimizer in optimizers:
-        if hasattr(optimizer, "flush"):
-            optimizer.flush()
+    with talk:
+        for optimizer in optimizers:
+            if hasattr(optimizer, "flush"):
+                optimizer.flush()
     comm.barrier()
     return time.perf_counter() - begin
 

@@ -8,28 +8,15 @@ one of an n times larger batch. A batch's progress (minus its gradient) comes fr
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from skipgram import Batch
+from talk import Talk
 from torch import Tensor
 
 import gradring as gr
-
-
-class Talk:
-    """Adds up the seconds of what is done inside `with`: waiting for others, and telling them."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._begin
 
 
 class Model(Protocol):

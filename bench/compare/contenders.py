@@ -111,9 +111,10 @@ def _clicks(options: argparse.Namespace, found: Mapping[str, Environment]) -> Pa
     peer = (*_workers(options), "--examples", examples)
     paddle = (*_peer("paddle", found, "paddle_ctr.py"), *peer)
     tf = (*_peer("tf", found, "tf_ctr.py"), *peer)
+    geo = ("--k-steps", "10", "--rare-every", "16")
     ours = {
-        f"gradring {mode}": _job(options, "ctr.py", "--mode", mode, *same)
-        for mode in ("sync", "async", "hybrid", "geo")
+        f"gradring {mode}": _job(options, "ctr.py", "--mode", mode, *same, *more)
+        for mode, *more in (("sync",), ("async",), ("hybrid",), ("geo", *geo))
     }
     return Part(
         f"CTR-DNN on made clicks, {int(examples):,} examples, batch 512", "examples",
