@@ -17,6 +17,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "transport/idle.h"
+#include "transport/pacing.h"
 
 namespace gradring::transport {
 namespace {
@@ -68,16 +69,6 @@ HostPort to_host_port(const sockaddr_storage& address) {
   return {};
 }
 
-bool is_same_subnet_or_host(int fd) {
-  // Same host: both addresses equal or loopback. For other hosts the default of the system is kept.
-  const HostPort mine = local_address(fd);
-  sockaddr_storage peer{};
-  socklen_t length = sizeof peer;
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) return false;
-  const HostPort theirs = to_host_port(peer);
-  return mine.host == theirs.host || is_loopback(theirs.host);
-}
-
 bool wait_for(int fd, short events, Time deadline) {
   while (true) {
     const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now()).count();
@@ -95,6 +86,7 @@ int start_connecting(const addrinfo& entry, Fd& fd) {
   fd = Fd(::socket(entry.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return errno;
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  if (leads_to_this_host(entry)) start_unpaced(fd.get());
   if (::connect(fd.get(), entry.ai_addr, entry.ai_addrlen) == 0) return 0;
   return errno == EINTR ? EINPROGRESS : errno;
 }
@@ -151,6 +143,7 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
     Fd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) continue;
     set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    start_unpaced(fd.get());
     if (::bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(fd.get(), backlog) == 0)
       return fd;
@@ -166,6 +159,7 @@ Fd adopt_listener(int fd) {
     throw InvalidArgument(str("GRADRING_LISTEN_FD=", fd, " is not a listening socket"));
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  start_unpaced(fd);
   return Fd(fd);
 }
 
@@ -205,7 +199,10 @@ Fd accept_one(int listener) {
     // Out of descriptors and aborted connections look the same to the caller: nobody there right
     // now.
     if (!fd && errno == EINTR) continue;
-    if (fd) set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    if (!fd) return fd;
+    set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    // The listener could not know where it would come from.
+    if (!is_within_host(fd.get())) pace_as_system(fd.get());
     return fd;
   }
 }
@@ -264,9 +261,6 @@ Fd connect_unix(const std::string& name, std::string& why) {
 void tune_data_socket(int fd) {
   set_option(fd, SOL_SOCKET, SO_SNDBUF, limits::kSocketBufferBytes);
   set_option(fd, SOL_SOCKET, SO_RCVBUF, limits::kSocketBufferBytes);
-  // A pacing control (bbr) costs 1.3-1.6x the CPU on loopback
-  // (docs/decisions/0004-congestion-control.md).
-  if (is_same_subnet_or_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
 void end_with_silence(int fd, Millis silence) {

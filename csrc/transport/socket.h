@@ -48,8 +48,8 @@ Fd begin_connect_tcp(const HostPort& to, int& error);
 int connect_error(int fd);
 std::string errno_text(int error);
 
-// Data connections: large buffers; reno instead of a pacing congestion control where both ends are
-// on this host or subnet.
+// Data connections: large buffers. (Congestion control is chosen before, and for all connections:
+// pacing.h.)
 void tune_data_socket(int fd);
 // The connection ends when its peer's host has not been heard of for so long: a host that dies says
 // nothing, and who only waits for it would wait for ever.

@@ -7,7 +7,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <random>
+#include <string>
 #include <thread>
 
 namespace gradring::transport {
@@ -112,6 +114,23 @@ TEST_CASE("a link knows its peer's address, also after the peer has gone") {
   CHECK(address.rfind("127.0.0.1:", 0) == 0);
   pair.b.reset();
   CHECK(pair.a->peer_address() == address);
+}
+
+TEST_CASE("within one host a connection never had the system's congestion control") {
+  const auto control = [](int fd) {
+    std::array<char, 16> name{};
+    socklen_t size = name.size();
+    REQUIRE(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size) == 0);
+    return std::string(name.data());
+  };
+  const Fd listener = listen_tcp("127.0.0.1", 0, 4);
+  CHECK(control(listener.get()) == "reno");  // So that the kernel's half has it from the start.
+  int error = 0;
+  const Fd near = begin_connect_tcp(local_address(listener.get()), error);
+  REQUIRE(near);
+  CHECK(control(near.get()) == "reno");
+  REQUIRE(wait_readable(listener.get(), Clock::now() + Millis{10'000}));
+  CHECK(control(accept_one(listener.get()).get()) == "reno");
 }
 
 TEST_CASE("a connection can be told to end when its peer's host has gone silent") {
