@@ -44,6 +44,15 @@ def emulated_gpu() -> Iterator[Path]:
         yield plugin
 
 
+@pytest.fixture
+def no_gpu_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process not open the GPU plugin of the build: it can have one only.
+
+    Tests of device arrays that come after in this process need the emulated one.
+    """
+    monkeypatch.setenv("GRADRING_GPU_PLUGIN", str(tmp_path / "none.so"))
+
+
 @pytest.fixture(scope="session")
 def fake_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compile the fake NCCL once; returns its path."""

@@ -11,6 +11,8 @@ import pytest
 from gradring import doctor, machine
 from gradring.machine import Interface, chosen_interface, cpu_quota
 
+pytestmark = pytest.mark.usefixtures("no_gpu_plugin")
+
 BY_HAND = {
     "RANK": "0",
     "WORLD_SIZE": "2",

@@ -29,6 +29,8 @@ from gradring.tune.fit import Times
 from gradring.tune.options import parse
 from thread_ranks import ThreadWorld, listening_socket
 
+pytestmark = pytest.mark.usefixtures("no_gpu_plugin")
+
 FLOAT32 = DTYPE_CODES["float32"]
 COUNT = 4096  # Float32: 16 KiB, which two ranks exchange whole by the defaults over TCP.
 
