@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _WRITE_SECONDS = 3600.0
+_LOOK_SECONDS = 5.0
 
 
 def save(
@@ -55,20 +56,31 @@ def save(
         What was written.
 
     Raises:
-        InvalidArgument: There is a checkpoint at ``url``; or ``base`` cannot be built on: save in
-            full then; or an extra is missing.
-        TimedOut: A server was not done in time, or waited in vain for a worker's push at the cut.
+        InvalidArgument: There is a checkpoint at ``url``, or another save is writing there; or
+            ``base`` cannot be built on: save in full then; or an extra is missing.
+        TimedOut: A server was not done in time, does not answer any more (found out within the
+            connection's timeout and some seconds), or waited in vain for a worker's push at the
+            cut.
         DeviceError: A file could not be written.
         PeerLost: A server was lost; there is no checkpoint.
     """
-    core = server.calls.core
     url = files.absolute(url)
     where = files.folder(url)
-    if where.bytes_of(manifest.NAME) is not None:
-        raise InvalidArgument(
-            f"there is a checkpoint at {where.url} already; each has a place of its own, for "
-            "example .../step-1000"
-        )
+    with where.claim():
+        if where.bytes_of(manifest.NAME) is not None:
+            raise InvalidArgument(
+                f"there is a checkpoint at {where.url} already; each has a place of its own, for "
+                "example .../step-1000"
+            )
+        made = _write(server.calls.core, url, base, timeout)
+        _require_visible(where, made.files)
+        with where.create(manifest.NAME) as sink:
+            sink.write([made.text()])
+    return made
+
+
+def _write(core: Any, url: str, base: str | None, timeout: float) -> Manifest:
+    """Have the servers write everything but the manifest, and return that."""
     below = manifest.read(files.absolute(base)) if base is not None else None
     if below is not None and below.shards != core.shards:
         raise InvalidArgument(
@@ -93,8 +105,8 @@ def save(
             f"the servers have loaded something, or began anew, since {below.url} was written; "
             "nothing can build on it: save in full"
         )
-    made = Manifest(
-        url=where.url,
+    return Manifest(
+        url=files.folder(url).url,
         cut=cut,
         shards=core.shards,
         files=tuple(File(r["name"], r["shard"], r["bytes"], r["crc32c"]) for r in results),
@@ -105,10 +117,6 @@ def save(
         base_cut=below.cut if below else 0,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
-    _require_visible(where, made.files)
-    with where.create(manifest.NAME) as sink:
-        sink.write([made.text()])
-    return made
 
 
 def _require_visible(where: files.Folder, written: Sequence[File]) -> None:
@@ -198,7 +206,7 @@ def _tell_all(core: Any, action: str, timeout: float) -> None:
 
 
 def _results(core: Any, number: int, timeout: float) -> list[dict[str, Any]]:
-    found = [json.loads(text) for text in core.await_job(number, round(timeout * 1000))]
+    found = [json.loads(text) for text in _await_job(core, number, timeout)]
     failed = [one for one in found if "error" in one]
     if not failed:
         return found
@@ -207,6 +215,19 @@ def _results(core: Any, number: int, timeout: float) -> list[dict[str, Any]]:
     if isinstance(kind, type) and issubclass(kind, errors.Error) and kind is not errors.PeerLost:
         raise kind(text)
     raise InternalError(f"{failed[0]['error']}: {text}")
+
+
+def _await_job(core: Any, number: int, timeout: float) -> list[str]:
+    """Wait for as long as it takes, but not for a server that is not there any more."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            return core.await_job(number, round(1000 * min(_LOOK_SECONDS, left)))  # type: ignore[no-any-return]
+        except errors.TimedOut:
+            if left <= _LOOK_SECONDS:
+                raise
+            core.stats()  # Every server answers within the connection's timeout, or is named.
 
 
 def verify(url: str) -> Manifest:

@@ -7,6 +7,7 @@ servers' threads; a folder belongs to one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,9 @@ class Folder(Protocol):
 
     def create(self, name: str) -> contextlib.AbstractContextManager[Sink]:
         """Write a file that is there in the end, whole and durable, or not at all."""
+
+    def claim(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other savers out, where the system can; `InvalidArgument` if one is in."""
 
     def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """Read a file from its beginning."""
@@ -152,6 +156,24 @@ class _LocalFolder:
             _sync_names(self._path)
 
     @contextlib.contextmanager
+    def claim(self) -> Iterator[None]:
+        with _named(self.url, "written"):
+            self._path.mkdir(parents=True, exist_ok=True)
+            names = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(names, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InvalidArgument(
+                    f"another save is writing to {self.url}; each has a place of its own"
+                ) from error
+            except OSError:
+                pass  # No locks here: the manifest is whole all the same.
+            yield
+        finally:
+            os.close(names)
+
+    @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         path = self._path / name
         with _named(str(path), "read"):
@@ -221,6 +243,9 @@ class _RemoteFolder:
                     file.discard()
                 raise
             file.close()
+
+    def claim(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # No store that fsspec knows has locks.
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
