@@ -22,6 +22,11 @@ constexpr Millis kMemoryTime{5000};
 constexpr Millis kNoticeTime{100};
 constexpr std::size_t kAnswerTurnBytes = std::size_t{256} << 10;
 constexpr int kReadsPerTurn = 16;
+constexpr Millis kStepPatience{2};  // So long a step waits for a turn without requests.
+
+bool is_training(wire::PsType type) {
+  return type >= wire::PsType::kPull && type <= wire::PsType::kPushDense;
+}
 
 }  // namespace
 
@@ -76,41 +81,41 @@ void ShardLoop::deliver(transport::Arrival arrival) {
 }
 
 struct ShardLoop::Begun {
-  Step step;
+  Step step;  // This and the next: the shard's thread's.
+  Time due{};
   std::mutex mutex;  // Guards the rest.
   std::condition_variable changed;
   bool is_done = false;
   std::exception_ptr error;
+
+  void end(std::exception_ptr thrown) {
+    const std::lock_guard lock(mutex);
+    error = std::move(thrown);
+    is_done = true;
+    changed.notify_all();
+  }
 };
 
 void ShardLoop::ask(const Task& task) {
-  const auto begun = begin([task](Shard& shard, std::vector<Answer>& answers) {
-    task(shard, answers);
-    return true;
+  const auto begun = std::make_shared<Begun>();
+  post([task, begun](Shard& shard, std::vector<Answer>& answers) {
+    std::exception_ptr thrown;
+    try {
+      task(shard, answers);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    begun->end(std::move(thrown));
   });
   finish(*begun);
 }
 
-std::shared_ptr<ShardLoop::Begun> ShardLoop::begin(Step step) {
+std::shared_ptr<ShardLoop::Begun> ShardLoop::begin(Step step, Time due) {
   const auto begun = std::make_shared<Begun>();
   begun->step = std::move(step);
-  next_step(begun);
+  begun->due = due;
+  post([this, begun](Shard&, std::vector<Answer>&) { steps_.push_back(begun); });
   return begun;
-}
-
-void ShardLoop::next_step(const std::shared_ptr<Begun>& begun) {
-  post([this, begun](Shard& shard, std::vector<Answer>& answers) {
-    std::exception_ptr error;
-    try {
-      if (!begun->step(shard, answers)) return next_step(begun);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    const std::lock_guard lock(begun->mutex);
-    begun->error = error;
-    begun->is_done = true;
-    begun->changed.notify_all();
-  });
 }
 
 void ShardLoop::finish(Begun& begun) {
@@ -126,10 +131,10 @@ void ShardLoop::run() {
   try {
     while (!is_stopping_.load(std::memory_order_acquire)) {
       const Time now = Clock::now();
-      if (turn(now))
-        pause_.reset();
-      else if (!pause_.look_again())
-        sleep(now);
+      const bool moved = turn(now);
+      if (moved) pause_.reset();
+      // A step is no reason to look for requests more often.
+      if (!take_steps(now, moved) && !moved && !pause_.look_again()) sleep(now);
     }
   } catch (const std::exception& error) {
     // The state and the journal may differ from here on: nothing more may be acknowledged.
@@ -166,6 +171,28 @@ bool ShardLoop::turn(Time now) {
     if (!guest.out.empty()) moved |= write_to(guest);
   remove_gone(now);
   return moved;
+}
+
+// Whether there was one to take.
+bool ShardLoop::take_steps(Time now, bool is_busy) {
+  const Time due = is_busy ? now - kStepPatience : now;
+  bool took = false;
+  std::erase_if(steps_, [&](const std::shared_ptr<Begun>& begun) {
+    if (begun->due > due) return false;
+    took = true;
+    std::exception_ptr thrown;
+    try {
+      if (const std::optional<Time> next = begun->step(shard_, last_training_)) {
+        begun->due = *next;
+        return false;
+      }
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    begun->end(std::move(thrown));
+    return true;
+  });
+  return took;
 }
 
 bool ShardLoop::take_posted() {
@@ -245,6 +272,7 @@ bool ShardLoop::read_from(Connection connection, Guest& guest, Time now) {
           break;
         case FrameReader::Step::kFrame:
           moved = has_news_ = true;
+          if (is_training(guest.reader.header().type)) last_training_ = now;
           shard_.receive(connection, {guest.reader.header(), guest.reader.take_payload()}, now,
                          answers_);
           break;
@@ -325,7 +353,7 @@ void ShardLoop::work_at_door(Time now) {
   for (transport::Arrival& arrival : door_->work(now)) hooks_.arrived(std::move(arrival));
 }
 
-// Until a link has something, somebody comes or calls, or the shard's next tick.
+// Until a link has something, somebody comes or calls, a step is due, or the shard's next tick.
 void ShardLoop::sleep(Time now) {
   std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
   bool may_sleep = !has_posted_.load(std::memory_order_acquire);
@@ -339,11 +367,11 @@ void ShardLoop::sleep(Time now) {
   }
   for (const Newcomer& one : newcomers_) polls.push_back({one.fd.get(), POLLIN, 0});
   if (door_) door_->add_polls(polls);
-  const Time until = std::min(shard_.next_tick(), now + limits::kSleepSlice);
-  const auto left = std::chrono::duration_cast<Millis>(until - now) + Millis{1};
-  if (may_sleep)
-    ::poll(polls.data(), polls.size(),
-           static_cast<int>(std::clamp(left, Millis{0}, limits::kSleepSlice).count()));
+  Time until = std::min(shard_.next_tick(), now + limits::kSleepSlice);
+  for (const auto& begun : steps_) until = std::min(until, begun->due);
+  const auto left = std::max(until - Clock::now(), Clock::duration{});
+  const timespec timeout{0, std::chrono::nanoseconds(left).count()};  // Below a second.
+  if (may_sleep) ::ppoll(polls.data(), polls.size(), &timeout, nullptr);
   for (auto& [connection, guest] : guests_) guest.link->finish_sleep();
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);

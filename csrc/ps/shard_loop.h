@@ -35,8 +35,10 @@ class DurableJournal : public Journal {
 class ShardLoop {
  public:
   using Task = std::function<void(Shard&, std::vector<Answer>&)>;
-  using Step = std::function<bool(Shard&, std::vector<Answer>&)>;  // True: that was the last one.
-  struct Begun;  // Steps that another thread may wait for.
+  // `last_training`: the last pull or push. Returns when the next step is due; nothing: that was
+  // the last one.
+  using Step = std::function<std::optional<Time>(Shard&, Time last_training)>;
+  struct Begun;  // What another thread may wait for.
   struct Hooks {
     std::function<void(transport::Arrival)> arrived;            // From the door.
     std::function<void(std::uint32_t, Job)> job;                // Of this shard.
@@ -56,9 +58,10 @@ class ShardLoop {
   void deliver(transport::Arrival arrival);
   // Runs on the shard's thread and returns when it is done. Throws what it throws, or Closed.
   void ask(const Task& task);
-  // Runs a step a turn on the shard's thread, and requests between them. A step that throws is the
-  // last one; finish() waits for that, and throws what it threw, or Closed.
-  std::shared_ptr<Begun> begin(Step step);
+  // Runs steps on the shard's thread, each when it is due: in a turn that has no request to do, or
+  // some milliseconds later at the latest. A step that throws is the last one; finish() waits for
+  // that, and throws what it threw, or Closed.
+  std::shared_ptr<Begun> begin(Step step, Time due);
   void finish(Begun& begun);
   void post(Task task);
 
@@ -83,8 +86,8 @@ class ShardLoop {
   };
 
   void run();
-  void next_step(const std::shared_ptr<Begun>& begun);
   bool turn(Time now);
+  bool take_steps(Time now, bool is_busy);
   bool take_posted();
   void admit(transport::Arrival arrival);
   void add_guest(std::unique_ptr<transport::Link> link, Time now);
@@ -110,6 +113,8 @@ class ShardLoop {
   Time next_look_{};       // At the door and the shard's timers.
   Time next_notice_{};     // Of links whose other end is gone.
   Pause pause_;
+  std::vector<std::shared_ptr<Begun>> steps_;  // Under way.
+  Time last_training_{};
 
   Guarded<std::vector<Task>> posted_;
   std::atomic<bool> has_posted_{false};   // A hint, set under posted_'s lock.

@@ -3,8 +3,8 @@
 // Shard::next_snapshot_piece made, and a footer with totals, so that a file that lacks anything is
 // known for it. Pure.
 //
-// Blocks are made without checksums, to keep the shard's thread free for training; whoever takes
-// them away (Sealer) adds those and the footer. Whoever reads checks first (Checker).
+// Blocks are made without checksums; a Sealer adds those and the footer. Whoever reads checks first
+// (Checker).
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 #include "ps/snapshot_writer.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,32 +9,39 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
+
+#include "ps/save_pace.h"
 
 namespace gradring::ps {
 namespace {
 
-constexpr std::size_t kSliceBytes = std::size_t{512} << 10;  // A request waits for so much.
-constexpr std::size_t kWriteBytes = std::size_t{4} << 20;
+constexpr std::size_t kSliceBytes = std::size_t{508} << 10;  // A request waits for so much.
+// Four slices and what is around them: one huge page. Out of small ones the kernel takes three
+// times the processor time for a write, and more buffers would have to be cleared first.
+constexpr std::size_t kWriteBytes = std::size_t{2} << 20;
 // Where writes past the page cache must begin, in the file and in memory: a page is enough for all.
 constexpr std::size_t kPage = 4096;
 
-std::size_t bytes_to_page(const std::byte* at) {
-  return (kPage - reinterpret_cast<std::uintptr_t>(at) % kPage) % kPage;
+std::size_t bytes_to(std::size_t boundary, const std::byte* at) {
+  return (boundary - reinterpret_cast<std::uintptr_t>(at) % boundary) % boundary;
 }
 
-// Whole blocks, behind what the last buffer left over. Begins at a page.
+// Whole blocks, behind what the last buffer left over. Begins where a huge page can.
 class Buffer {
  public:
-  Buffer() { memory_.reserve(kWriteBytes + 2 * kSliceBytes + 2 * kPage); }
+  Buffer() {
+    memory_.reserve(kReserved);
+    begin_ = bytes_to(kWriteBytes, memory_.data());
+    ::madvise(memory_.data() + begin_, kWriteBytes, MADV_HUGEPAGE);  // Only advice.
+  }
 
   void begin(std::size_t left_over) {
-    memory_.clear();
-    begin_ = bytes_to_page(memory_.data());
     memory_.resize(begin_ + left_over);
     left_over_ = left_over;
   }
-  // On the shard's thread, from here to is_full() or the snapshot's end.
+  // On the shard's thread, until read_slice() returns false.
   void put_header(const SnapshotHeader& header) { ps::put_header(memory_, header); }
   bool read_slice(Shard& shard) {
     const std::size_t opened = open_block(memory_, BlockKind::kPiece);
@@ -42,8 +50,10 @@ class Buffer {
       close_block(memory_, opened);
     else
       memory_.resize(opened);
-    return has_more_ && memory_.size() < kWriteBytes;
+    last_ = opened;
+    return has_more_ && all().size() + kSliceBytes + kAround <= kWriteBytes;
   }
+  std::span<std::byte> last_slice() { return std::span(memory_).subspan(last_); }
 
   bool has_more() const { return has_more_; }
   std::vector<std::byte>& memory() { return memory_; }
@@ -53,18 +63,25 @@ class Buffer {
 
   // A record that was longer than the room for it has moved all to another place.
   void align() {
-    if (bytes_to_page(memory_.data() + begin_) == 0) return;
+    if (bytes_to(kPage, memory_.data() + begin_) == 0) return;
     const std::size_t bytes = memory_.size() - begin_;
     memory_.resize(memory_.size() + kPage);
-    const std::size_t begin = bytes_to_page(memory_.data());
+    const std::size_t begin = bytes_to(kPage, memory_.data());
     std::memmove(memory_.data() + begin, memory_.data() + begin_, bytes);
     begin_ = begin;
     memory_.resize(begin + bytes);
   }
 
  private:
+  static constexpr std::size_t kAround = 256;  // A slice: its block's head and its records'.
+  static_assert(kPage + 4 * (kSliceBytes + kAround) <= kWriteBytes);
+  // So much is mapped anew and not taken from what lies in small pages already; what is not touched
+  // costs nothing.
+  static constexpr std::size_t kReserved = std::size_t{33} << 20;
+
   std::vector<std::byte> memory_;
   std::size_t begin_ = 0;
+  std::size_t last_ = 0;
   std::size_t left_over_ = 0;
   bool has_more_ = true;
 };
@@ -117,10 +134,11 @@ class Output {
   std::size_t left_over_bytes_ = 0;
 };
 
-// Reads ahead: a buffer is being filled while the last one is written.
+// Reads ahead: a buffer is being filled while the last one is written. The slices of a buffer are
+// due together: waking up for each would take more time than it leaves to others.
 class Slices {
  public:
-  explicit Slices(ShardLoop& loop) : loop_(loop) {}
+  Slices(ShardLoop& loop, Sealer& sealer) : loop_(loop), sealer_(sealer) {}
   ~Slices() {
     try {
       if (begun_) loop_.finish(*begun_);  // It reads what is not there any more in a moment.
@@ -131,7 +149,14 @@ class Slices {
   void begin(std::shared_ptr<Buffer> buffer) {
     filling_ = std::move(buffer);
     begun_ = loop_.begin(
-        [to = filling_](Shard& shard, std::vector<Answer>&) { return !to->read_slice(shard); });
+        [this, to = filling_](Shard& shard, Time last_training) -> std::optional<Time> {
+          const bool wants_more = to->read_slice(shard);
+          sealer_.seal(to->last_slice());  // Still in this core's cache.
+          if (wants_more) return due_;
+          due_ = pace_.next(to->all().size(), Clock::now(), last_training);
+          return std::nullopt;
+        },
+        due_);
   }
   std::shared_ptr<Buffer> take() {
     const auto begun = std::exchange(begun_, nullptr);
@@ -141,6 +166,10 @@ class Slices {
 
  private:
   ShardLoop& loop_;
+  // The shard's thread's while it fills a buffer.
+  Sealer& sealer_;
+  SavePace pace_;
+  Time due_{};
   std::shared_ptr<Buffer> filling_;
   std::shared_ptr<ShardLoop::Begun> begun_;
 };
@@ -164,7 +193,8 @@ SnapshotWritten write_snapshot(ShardLoop& loop, const SnapshotHeader& header,
   auto first = std::make_shared<Buffer>();
   first->begin(0);
   first->put_header(header);
-  Slices slices(loop);
+  sealer.seal(first->blocks());
+  Slices slices(loop, sealer);
   slices.begin(std::move(first));
   for (bool has_more = true; has_more;) {
     const std::shared_ptr<Buffer> full = slices.take();
@@ -174,7 +204,6 @@ SnapshotWritten write_snapshot(ShardLoop& loop, const SnapshotHeader& header,
       spare->begin(full->all().size() % kPage);
       slices.begin(std::move(spare));
     }
-    sealer.seal(full->blocks());
     if (!has_more) sealer.finish(full->memory());
     full->align();
     std::copy(out.left_over().begin(), out.left_over().end(), full->left_over().begin());

@@ -1,7 +1,7 @@
-// Writes a shard's snapshot into a file: the shard's thread reads it out into buffers, a slice
-// between requests, and whoever calls seals and writes them. Past the page cache where the file
-// system can: copying into that, and having it written back, costs more processor time than all the
-// rest, which training wants.
+// Writes a shard's snapshot into a file: the shard's thread reads it out into buffers and seals it,
+// a slice between requests at the pace of save_pace.h, and whoever calls writes them. Past the page
+// cache where the file system can: copying into that, and having it written back, costs more
+// processor time than all the rest, which training wants.
 #pragma once
 
 #include <cstddef>
