@@ -1,7 +1,7 @@
 // The calls that small arrays take. pybind11's dispatch and a Python frame cost more than a
-// shared-memory collective of 4 bytes, so the plain forms (positional arguments, contiguous
-// buffers, everything else at its default) go straight through the C API; the rest is handed to the
-// Python method, which also words every complaint.
+// shared-memory collective of 4 bytes, so the plain forms (arguments in place or by name,
+// contiguous buffers, everything else at its default) go straight through the C API; the rest is
+// handed to the Python method, which also words every complaint.
 #include <pybind11/pybind11.h>
 
 #include <array>
@@ -22,18 +22,49 @@ using collectives::Operation;
 
 constexpr const char* kCapsule = "gradring.quick";
 
-// Positional arguments of one call.
+// Of one call, in the method's order; borrowed.
 struct Arguments {
-  PyObject* const* values;
-  Py_ssize_t count;
+  std::array<PyObject*, 3> values{};
+  Py_ssize_t count = 0;
+};
+
+// The call's result (a new reference), or nullptr where the method has to look at it.
+using Plain = PyObject* (*)(Communicator&, const Arguments&);
+
+struct Named {
+  const char* name;
+  Plain plain;
+  std::array<const char*, 3> parameters;  // In the method's order; nullptr: no more.
+  PyMethodDef definition;
 };
 
 struct Quick {
   std::shared_ptr<Communicator> communicator;
   py::object method;
-  // The call's result (a new reference), or nullptr where the method has to look at it.
-  PyObject* (*plain)(Communicator&, const Arguments&);
+  const Named* named;
 };
+
+// Nothing where an argument has no place here, or leaves one free before it.
+std::optional<Arguments> arrange(const Named& named, PyObject* const* values, Py_ssize_t count,
+                                 PyObject* names) {
+  Arguments arguments;
+  const auto most = static_cast<Py_ssize_t>(arguments.values.size());
+  const Py_ssize_t by_name = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  arguments.count = count + by_name;
+  if (arguments.count > most) return std::nullopt;
+  for (Py_ssize_t i = 0; i < count; ++i) arguments.values[static_cast<std::size_t>(i)] = values[i];
+  for (Py_ssize_t i = 0; i < by_name; ++i) {
+    PyObject* const name = PyTuple_GET_ITEM(names, i);
+    auto place = static_cast<std::size_t>(count);
+    while (place < static_cast<std::size_t>(arguments.count) &&
+           (named.parameters[place] == nullptr ||
+            PyUnicode_CompareWithASCIIString(name, named.parameters[place]) != 0))
+      ++place;
+    if (place == static_cast<std::size_t>(arguments.count)) return std::nullopt;
+    arguments.values[place] = values[count + i];
+  }
+  return arguments;
+}
 
 constexpr std::array<const char*, kReduceOpCount> kOps = {"sum", "avg",  "prod", "min",
                                                           "max", "band", "bor",  "bxor"};
@@ -160,9 +191,9 @@ PyObject* barrier(Communicator& communicator, const Arguments& arguments) {
 
 PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const auto* quick = static_cast<const Quick*>(PyCapsule_GetPointer(self, kCapsule));
-  if (names == nullptr || PyTuple_GET_SIZE(names) == 0) {
+  if (const auto arguments = arrange(*quick->named, values, count, names)) {
     try {
-      if (PyObject* result = quick->plain(*quick->communicator, {values, count})) return result;
+      if (PyObject* result = quick->named->plain(*quick->communicator, *arguments)) return result;
     } catch (...) {
       set_python_error(std::current_exception());
       return nullptr;
@@ -171,12 +202,6 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObje
   return PyObject_Vectorcall(quick->method.ptr(), values, static_cast<std::size_t>(count), names);
 }
 
-struct Named {
-  const char* name;
-  PyObject* (*plain)(Communicator&, const Arguments&);
-  PyMethodDef definition;
-};
-
 // A vectorcall function has this type behind METH_FASTCALL | METH_KEYWORDS.
 PyMethodDef define(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
@@ -184,18 +209,18 @@ PyMethodDef define(const char* name) {
 }
 
 std::array<Named, 5> calls = {{
-    {"all_reduce", &all_reduce, define("all_reduce")},
-    {"broadcast", &broadcast, define("broadcast")},
-    {"all_gather", &all_gather, define("all_gather")},
-    {"reduce_scatter", &reduce_scatter, define("reduce_scatter")},
-    {"barrier", &barrier, define("barrier")},
+    {"all_reduce", &all_reduce, {nullptr, "op"}, define("all_reduce")},
+    {"broadcast", &broadcast, {nullptr, "root"}, define("broadcast")},
+    {"all_gather", &all_gather, {nullptr, "out"}, define("all_gather")},
+    {"reduce_scatter", &reduce_scatter, {nullptr, "out", "op"}, define("reduce_scatter")},
+    {"barrier", &barrier, {}, define("barrier")},
 }};
 
 py::object make_quick(const std::shared_ptr<Communicator>& communicator, const std::string& name,
                       const py::object& method) {
   for (Named& named : calls) {
     if (name != named.name) continue;
-    auto quick = std::make_unique<Quick>(Quick{communicator, method, named.plain});
+    auto quick = std::make_unique<Quick>(Quick{communicator, method, &named});
     const py::capsule capsule(quick.get(), kCapsule, [](PyObject* dying) {
       delete static_cast<Quick*>(PyCapsule_GetPointer(dying, kCapsule));
     });

@@ -11,6 +11,7 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
+from gradring import _core
 from thread_ranks import TRANSPORTS
 
 SIZE = 3
@@ -46,6 +47,29 @@ def test_out_gets_the_result_and_x_is_left_alone(world: GetWorld, transport: str
         assert (out == SUM_OF_RANKS).all()
 
     world(SIZE, transport).run(reduce)
+
+
+def test_arguments_by_name_need_no_python_unless_they_say_something_special(
+    world: GetWorld, transport: str
+) -> None:
+    def scatter(comm: Any) -> None:
+        asked: list[dict[str, Any]] = []
+        quick = _core.quick(comm._core, "reduce_scatter", lambda _x, **named: asked.append(named))
+        x, out = np.arange(float(SIZE)), np.empty(1)
+        for call in (
+            lambda: quick(x, out, op="max"),
+            lambda: quick(x, op="max", out=out),
+        ):
+            out[:] = 99.0
+            assert call() is out
+            assert out == comm.rank
+        assert asked == []
+        special = ({"op": "max"}, {"out": out, "timeout": 1.0}, {"out": out, "what": 0})
+        for named in special:
+            quick(x, **named)
+        assert asked == list(special)
+
+    world(SIZE, transport).run(scatter)
 
 
 def test_strided_and_transposed_arrays_are_reduced_in_place_and_nothing_beside_them(
