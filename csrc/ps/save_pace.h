@@ -15,6 +15,7 @@ class SavePace {
   // So many bytes were read at `now`; `last_training` is the last pull or push.
   Time next(std::size_t bytes, Time now, Time last_training) {
     if (now - last_training > kQuietTime) return due_ = now;
+    if (due_ == Time{}) due_ = now;  // The first one.
     // What was missed while a buffer was being written is made up for, but not all at once.
     due_ = std::max(due_, now - kMostBehind) + std::chrono::nanoseconds(bytes * 1000 / kMegabytes);
     return due_;
@@ -24,7 +25,7 @@ class SavePace {
   static constexpr std::size_t kMegabytes = 540;  // A second.
   // Between two steps of a training that computes for long.
   static constexpr Millis kQuietTime{1000};
-  static constexpr Millis kMostBehind{20};
+  static constexpr Millis kMostBehind{100};
 
   Time due_{};
 };

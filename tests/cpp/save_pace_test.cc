@@ -36,7 +36,7 @@ TEST_CASE("a save that was held up makes up for little of it") {
   int at_once = 0;
   while (pace.next(kBytes, later, later) <= later) ++at_once;
   CHECK(at_once >= 1);
-  CHECK(at_once < 10);
+  CHECK(at_once < 40);  // A hundred milliseconds of the five seconds.
 }
 
 }  // namespace
