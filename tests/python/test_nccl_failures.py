@@ -80,6 +80,8 @@ def test_a_killed_rank_is_lost_by_name(pair: Callable[..., Job], log: Path) -> N
     ranks.call(REDUCE)
     first, victim = ranks.ranks
     first.begin(REDUCE)
+    while log.read_text().count("AllReduce") < 3:  # Else it may hear of the end before its call.
+        os.sched_yield()
     at = victim.kill()
     outcome = first.outcome()
     assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
