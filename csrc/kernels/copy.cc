@@ -57,6 +57,9 @@ constexpr Copy* stream = plain;
 
 #endif
 
+// A virtual machine is told of the whole cache of a processor that it has a few cores of.
+constexpr std::size_t kMostBytesOfCpu = std::size_t{16} << 20;
+
 struct LastLevelCache {
   std::size_t bytes = std::size_t{16} << 20;  // Of one cache.
   std::size_t caches = 1;                     // Of this host.
@@ -88,9 +91,10 @@ LastLevelCache last_level_cache() {
     cache.bytes = kibibytes * 1024;
   else if (all > 0)
     cache.bytes = static_cast<std::size_t>(all);
+  const auto cpus = static_cast<std::size_t>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
   if (const std::size_t each = sharers(); each > 0)
-    cache.caches =
-        std::max<std::size_t>(1, static_cast<std::size_t>(::sysconf(_SC_NPROCESSORS_ONLN)) / each);
+    cache.caches = std::max<std::size_t>(1, cpus / each);
+  cache.bytes = std::min(cache.bytes, cpus * kMostBytesOfCpu);
   return cache;
 }
 
