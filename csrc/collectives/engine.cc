@@ -1,5 +1,7 @@
 #include "collectives/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <new>
@@ -199,7 +201,8 @@ void Engine::run_flat(const Request& request, const Operation& operation, const 
   try {
     const auto ranks = static_cast<Rank>(group_->members.size());
     if (!flat_)
-      flat_ = std::make_unique<Flat>(meet_segment(Flat::memory_bytes(ranks), idle), rank_, ranks);
+      flat_ = std::make_unique<Flat>(meet_segment(Flat::memory_bytes(ranks), idle), rank_, ranks,
+                                     static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN)));
     SharedArrays::Found shared;
     if (request.op == OpKind::kAllReduce && operation.input == operation.output)
       shared = shared_arrays_.find(operation.input, bytes_of(request));

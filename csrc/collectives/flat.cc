@@ -12,7 +12,10 @@ namespace {
 
 // Up to here everybody reading everything costs less than a second round of flags.
 constexpr std::size_t kShortBytes = 32 * 1024;
+// Of one rank's part of an all_gather, where the second round saves a copy.
+constexpr std::size_t kShortPartBytes = 16 * 1024;
 static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
+static_assert(sizeof(SharedPlace) == sizeof(FlatDirect::Offer));  // What long operations post.
 
 // What `rank` writes into its post when the operation is short.
 std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {
@@ -34,8 +37,8 @@ bool Flat::supports(const Request& request) {
          request.op == OpKind::kAllGather || request.op == OpKind::kBroadcast;
 }
 
-Flat::Flat(transport::SharedMemory memory, Rank rank, Rank ranks)
-    : side_(std::move(memory), rank, ranks), shape_(ranks) {}
+Flat::Flat(transport::SharedMemory memory, Rank rank, Rank ranks, Rank processors)
+    : side_(std::move(memory), rank, ranks), shape_(ranks), direct_(side_, processors) {}
 
 void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
                std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
@@ -44,13 +47,16 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   shape_.set(request);
   const std::size_t largest =
       request.op == OpKind::kAllGather ? shape_.largest_part_bytes() : shape_.bytes();
+  const bool is_short =
+      largest <=
+      (request.op == OpKind::kAllGather && direct_.is_likely() ? kShortPartBytes : kShortBytes);
   const std::size_t own =
-      largest <= kShortBytes ? payload_bytes(request, shape_, side_.rank) : sizeof shared.place;
+      is_short ? payload_bytes(request, shape_, side_.rank) : sizeof shared.place;
   if (side_.ranks > 1) free_post(own, idle);
   ++round_;
   if (side_.ranks == 1) {
     copy_to(output, input, shape_.bytes());
-  } else if (largest <= kShortBytes) {
+  } else if (is_short) {
     run_short(request, call, seq, input, idle);
     finish_short(request, input, output);
   } else if (reduces(request.op)) {
@@ -64,11 +70,27 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
     else
       reduce.finish(idle);
   } else {
-    post(call, seq, nullptr, 0);
-    FlatGather gather(side_, shape_, request, input, output);
-    gather.begin(idle);
+    run_gather(request, call, seq, input, output, idle);
+  }
+}
+
+void Flat::run_gather(const Request& request, const Call& call, std::uint64_t seq,
+                      const std::byte* input, std::byte* output, transport::Idle& idle) {
+  const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
+  const FlatDirect::Offer offer = may_be_direct ? direct_.offer(input) : FlatDirect::Offer{};
+  const bool is_offered = offer.is_made != 0;
+  post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);
+  FlatGather gather(side_, shape_, request, input, output);
+  try {
+    is_offered ? direct_.begin(shape_, request, input, output) : gather.begin(idle);
     check_posts(idle);
+    const bool is_direct = may_be_direct && direct_.is_agreed(round_);
+    if (is_direct && direct_.finish(shape_, request, round_, output, idle)) return;
+    if (is_offered) gather.begin(idle);
     gather.finish(idle);
+  } catch (...) {
+    direct_.withdraw();
+    throw;
   }
 }
 

@@ -2,17 +2,19 @@
 // same bits as those of the algorithms that have a plan: the order of additions is the request's.
 // Short operations: every rank writes its call and its whole payload into a post, one round of
 // flags, and every rank computes what it needs. Long ones: flat_reduce.h and flat_gather.h pass
-// pieces through slots. Counters go on from one operation to the next: nothing is ever reset.
-// Who needs nothing from the others waits for nobody: the root of a short broadcast, and those who
-// only send in a short reduce. They may be kPosts - 1 operations ahead. The calls of two ranks are
-// compared all the same: if not in the operation itself, then by the one that starts its next
-// later. A Flat belongs to one rank and is driven by one thread at a time, under the communicator's
-// drive lock. Several ranks may be threads of one process, each with its own Flat.
+// pieces through slots, flat_direct.h reads other ranks' memory. Counters go on from one operation
+// to the next: nothing is ever reset. Who needs nothing from the others waits for nobody: the root
+// of a short broadcast, and those who only send in a short reduce. They may be kPosts - 1
+// operations ahead. The calls of two ranks are compared all the same: if not in the operation
+// itself, then by the one that starts its next later. A Flat belongs to one rank and is driven by
+// one thread at a time, under the communicator's drive lock. Several ranks may be threads of one
+// process, each with its own Flat.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "collectives/flat_direct.h"
 #include "collectives/flat_shape.h"
 #include "collectives/flat_side.h"
 #include "collectives/plan.h"
@@ -26,7 +28,8 @@ class Flat {
   static bool supports(const Request& request);
 
   // `memory`: the same memory_bytes(ranks) for all ranks, zeroed when they were created.
-  Flat(transport::SharedMemory memory, Rank rank, Rank ranks);
+  // `processors`: of this host.
+  Flat(transport::SharedMemory memory, Rank rank, Rank ranks, Rank processors);
 
   // Runs one operation; input and output may be the same memory. Throws Mismatch before anything is
   // reduced if another rank's call or seq differs, PeerLost if a rank left without taking part, and
@@ -39,12 +42,17 @@ class Flat {
   // thread.
   Rank awaited() const { return side_.awaited(); }
 
+  // Whether the last operation that could do without the slots did (flat_direct.h).
+  bool reads_directly() const { return direct_.works(); }
+
   // Says that this rank will write nothing more, and wakes who waits for it.
   void leave() { side_.leave(); }
 
  private:
   void run_short(const Request& request, const Call& call, std::uint64_t seq,
                  const std::byte* input, transport::Idle& idle);
+  void run_gather(const Request& request, const Call& call, std::uint64_t seq,
+                  const std::byte* input, std::byte* output, transport::Idle& idle);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
   void free_post(std::size_t payload, transport::Idle& idle);
   void check_posts(transport::Idle& idle);
@@ -56,6 +64,7 @@ class Flat {
 
   FlatSide side_;
   FlatShape shape_;
+  FlatDirect direct_;
   std::uint32_t round_ = 0;    // Operations so far; also the last post's flag.
   std::uint32_t in_step_ = 0;  // The last round of which all ranks' posts were compared with ours.
 };

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "base/call.h"
+#include "transport/peer_memory.h"
 #include "transport/shared_memory.h"
 
 namespace gradring::collectives {
@@ -33,10 +34,13 @@ struct Word {
 struct alignas(kLineBytes) Counter : Word {};
 
 struct Counters {
-  Counter staged;    // Steps of which this rank's slots hold its part.
-  Counter reduced;   // Steps of which it has written its result.
-  Counter consumed;  // Steps of which it reads nothing any more.
-  Counter gone;      // 1: it left, after its last write.
+  Counter staged;     // Steps of which this rank's slots hold its part.
+  Counter reduced;    // Steps of which it has written its result.
+  Counter consumed;   // Steps of which it reads nothing any more.
+  Counter gone;       // 1: it left, after its last write.
+  Counter unread;     // Of flat_direct.h: the last step of which it could not read all.
+  Counter withdrawn;  // 1: nobody is to read its vector any more.
+  alignas(kLineBytes) transport::MemoryCard card;
 };
 
 // A cache line with room for a few elements behind the call: the shortest operations cost one
@@ -67,6 +71,7 @@ class FlatMemory {
   std::size_t slot_bytes() const { return slot_bytes_; }
 
   Counters& counters(Rank rank) const { return counters_[rank]; }
+  transport::MemoryCard& card(Rank rank) const { return counters_[rank].card; }
   Post& post(Rank rank, std::uint32_t round) const {
     return posts_[kPosts * static_cast<std::size_t>(rank) + round % kPosts];
   }

@@ -77,6 +77,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "cpus": machine.cpus(),
         "memory": {
             "memfd": machine.has_memfd(),
+            "ptrace_scope": machine.ptrace_scope(),
             "available": machine.available_memory(),
             "limit": machine.memory_limit(),
             "open_files": machine.open_files()[0],

@@ -159,6 +159,14 @@ def has_memfd() -> bool:
     return True
 
 
+def ptrace_scope(root: Path = Path("/proc/sys")) -> int:
+    """Return who may trace whom: 0, one's own processes; more: fewer (the kernel's Yama)."""
+    try:
+        return int((root / "kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes that the control group may use; ``None`` without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):

@@ -23,7 +23,7 @@ Call call_of(const PlanCase& c) {
 
 }  // namespace
 
-FlatTeam::FlatTeam(Rank ranks) : members_(static_cast<std::size_t>(ranks)) {
+FlatTeam::FlatTeam(Rank ranks, Rank processors) : members_(static_cast<std::size_t>(ranks)) {
   const std::size_t bytes = collectives::Flat::memory_bytes(ranks);
   const auto memory = transport::SharedMemory::create(bytes);
   std::vector<Rank> world_ranks;
@@ -32,7 +32,8 @@ FlatTeam::FlatTeam(Rank ranks) : members_(static_cast<std::size_t>(ranks)) {
     Member& member = members_[static_cast<std::size_t>(rank)];
     member.group = std::make_unique<transport::Group>(1, world_ranks);
     member.flat = std::make_unique<collectives::Flat>(
-        transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), rank, ranks);
+        transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), rank, ranks,
+        processors);
   }
 }
 

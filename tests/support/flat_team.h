@@ -18,7 +18,8 @@ namespace gradring::testing {
 
 class FlatTeam {
  public:
-  explicit FlatTeam(Rank ranks);
+  // `processors`: that the host is said to have.
+  explicit FlatTeam(Rank ranks, Rank processors = 64);
 
   Rank ranks() const { return static_cast<Rank>(members_.size()); }
   collectives::Flat& flat(Rank rank) { return *members_[static_cast<std::size_t>(rank)].flat; }
