@@ -48,21 +48,16 @@ class Model(Protocol):
 class Rows:
     """A matrix in this process, and the rule that changes its rows."""
 
-    def __init__(self, weights: Tensor, rule: str) -> None:
+    def __init__(self, weights: Tensor, options: argparse.Namespace) -> None:
         self.weights = weights
-        self.squares = torch.zeros_like(weights) if rule == "adagrad" else None
+        rule = gr.optim.Adagrad(lr=options.lr, eps=1e-10)
+        self.local = gr.optim.LocalRows(rule, options.dim) if options.rule == "adagrad" else None
 
     def add(self, ids: Tensor, progress: Tensor, lr: float) -> None:
-        if self.squares is None:
+        if self.local is None:
             self.weights.index_add_(0, ids, progress, alpha=lr)
-            return
-        found, places = np.unique(ids.numpy(), return_inverse=True)
-        distinct = torch.from_numpy(found)
-        total = torch.zeros(len(found), progress.shape[1])
-        total.index_add_(0, torch.from_numpy(places), progress)
-        squares = self.squares[distinct].addcmul_(total, total)
-        self.squares[distinct] = squares
-        self.weights.index_add_(0, distinct, total.div_(squares.sqrt_().add_(1e-10)), alpha=lr)
+        else:
+            self.local.step(self.weights.numpy(), ids.numpy(), progress.neg_().numpy())
 
 
 class Local:
@@ -72,8 +67,8 @@ class Local:
         self.examples, self.talk = examples, Talk()
         random, dim = torch.Generator().manual_seed(options.seed), options.dim
         self.rows = (
-            Rows((torch.rand(words, dim, generator=random) - 0.5) / dim, options.rule),
-            Rows(torch.zeros(words, dim), options.rule),
+            Rows((torch.rand(words, dim, generator=random) - 0.5) / dim, options),
+            Rows(torch.zeros(words, dim), options),
         )
         self.inputs, self.outputs = (rows.weights for rows in self.rows)
 
@@ -122,7 +117,7 @@ class Replica(Local):
         for replica in self.replicas:
             replica.slots(np.arange(words, dtype=np.uint64))  # In this order: row i is word i.
         self.inputs, self.outputs = (torch.from_numpy(r.weights) for r in self.replicas)
-        self.rows = (Rows(self.inputs, options.rule), Rows(self.outputs, options.rule))
+        self.rows = (Rows(self.inputs, options), Rows(self.outputs, options))
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
         loss = super().train(batch, lr, coming, with_loss=with_loss)

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "bind/arrays.h"
 #include "bind/module.h"
+#include "kernels/row_updates.h"
 #include "kernels/updater.h"
 
 namespace gradring::bind {
@@ -88,6 +89,22 @@ void require_same(const Buffer& buffer, DType dtype, std::uint64_t count, std::s
                               ", not ", count, " of ", name(dtype)));
 }
 
+// The arrays of a rule's state, each with a run of floats for each of `rows`.
+std::vector<Buffer> state_of(const Rule& rule, const py::sequence& state, DType dtype,
+                             std::uint64_t rows, std::uint64_t dim) {
+  StateField fields[kMaxStateFields];
+  const std::size_t field_count = state_fields(rule, dim, fields);
+  if (state.size() != field_count)
+    throw InvalidArgument(
+        str(name(rule.kind), " has ", field_count, " arrays of state, not ", state.size()));
+  std::vector<Buffer> buffers;
+  for (std::size_t i = 0; i < field_count; ++i) {
+    buffers.emplace_back(state[i], -1, true);
+    require_same(buffers[i], dtype, rows * fields[i].floats, fields[i].name);
+  }
+  return buffers;
+}
+
 void update_dense(const py::dict& rule_fields, std::uint64_t step, std::uint64_t dim,
                   const py::object& weights, const py::sequence& state,
                   const py::object& gradient) {
@@ -101,21 +118,40 @@ void update_dense(const py::dict& rule_fields, std::uint64_t step, std::uint64_t
   if (dim == 0 || count % dim != 0)
     throw InvalidArgument(str(count, " weights are no rows of ", dim));
   require_same(arrays.gradient, dtype, count, "the gradient");
-
-  StateField fields[kMaxStateFields];
-  const std::size_t field_count = state_fields(rule, dim, fields);
-  if (state.size() != field_count)
-    throw InvalidArgument(
-        str(name(rule.kind), " has ", field_count, " arrays of state, not ", state.size()));
-  for (std::size_t i = 0; i < field_count; ++i) {
-    arrays.state.emplace_back(state[i], -1, true);
-    require_same(arrays.state[i], dtype, count / dim * fields[i].floats, fields[i].name);
-  }
+  arrays.state = state_of(rule, state, dtype, count / dim, dim);
   if (dtype == DType::kFloat32) {
     step_of<float>(rule, step, dim, arrays);
   } else {
     step_of<double>(rule, step, dim, arrays);
   }
+}
+
+// Of float32 rows, steps of those that `slots` names.
+void update_rows(const py::dict& rule_fields, const py::object& weights_in,
+                 const py::sequence& state, const py::object& slots_in, const py::object& steps_in,
+                 const py::object& gradients_in) {
+  const Rule rule = rule_from(rule_fields);
+  const Buffer weights(weights_in, static_cast<int>(DType::kFloat32), true);
+  const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
+  const Buffer steps(steps_in, static_cast<int>(DType::kInt64), false);
+  const Buffer gradients(gradients_in, static_cast<int>(DType::kFloat32), false);
+  if (slots.count() == 0) return;
+  const std::uint64_t dim = gradients.count() / slots.count();
+  if (dim == 0 || gradients.count() % slots.count() != 0 || weights.count() % dim != 0)
+    throw InvalidArgument(str(slots.count(), " rows with ", gradients.count(),
+                              " values, of a matrix with ", weights.count()));
+  const std::uint64_t rows = weights.count() / dim;
+  const std::vector<Buffer> buffers = state_of(rule, state, DType::kFloat32, rows, dim);
+  float* fields[kMaxStateFields] = {};
+  for (std::size_t i = 0; i < buffers.size(); ++i)
+    fields[i] = reinterpret_cast<float*>(buffers[i].data());
+  const auto numbers = [](const Buffer& buffer) {
+    return std::span(reinterpret_cast<const std::int64_t*>(buffer.data()), buffer.count());
+  };
+  const py::gil_scoped_release release;
+  kernels::update_rows(rule, {reinterpret_cast<float*>(weights.data()), fields, rows, dim},
+                       numbers(slots), numbers(steps),
+                       reinterpret_cast<const float*>(gradients.data()));
 }
 
 // (name, floats, what they start as) of each field.
@@ -140,6 +176,8 @@ kernels::Rule rule_from(const py::dict& fields) {
 void register_rules(py::module_& module) {
   module.def("update_dense", &update_dense, py::arg("rule"), py::arg("step"), py::arg("dim"),
              py::arg("weights"), py::arg("state"), py::arg("gradient"));
+  module.def("update_rows", &update_rows, py::arg("rule"), py::arg("weights"), py::arg("state"),
+             py::arg("slots"), py::arg("steps"), py::arg("gradients"));
   module.def("state_fields", &fields_of, py::arg("rule"), py::arg("dim"));
 }
 

@@ -13,12 +13,11 @@ from gradring.errors import InvalidArgument
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
-from gradring.modes.local_rows import LocalRows
 from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
 from gradring.modes.store import Array, Domain, Ids, Pull
-from gradring.optim import SGD, State, Sum
+from gradring.optim import SGD, LocalRows, State, Sum
 
 
 class GeoOptimizer(ModeOptimizer):
@@ -164,8 +163,8 @@ class GeoOptimizer(ModeOptimizer):
         """Do a local step of rows alone."""
         for table, given_ids, given in self.by_table(rows):
             replica = self.replica(table)
-            slots, grads = replica.merge(replica.slots(given_ids), given)
-            self._local_rows[table.name].update(replica.weights, slots, grads)
+            slots = replica.slots(given_ids)
+            self._local_rows[table.name].step(replica.weights, slots, given)
             replica.mark(slots)
 
     def advance(self) -> None:

@@ -126,7 +126,6 @@ class SparseReplica:
         self._weights = np.empty((0, dim), np.float32)
         self._base = np.empty((0, dim), np.float32)
         self._touches = np.empty(0, np.int32)  # Steps that wrote a row since it was offered.
-        self._places = np.empty(0, np.int32)  # Zeros: what merging needs.
         self._delta, self._server = _Room(), _Room()
 
     def __len__(self) -> int:
@@ -166,20 +165,6 @@ class SparseReplica:
         slots = self._index.add(ids[is_new])
         self._grow(len(self._index))
         self.adopt(slots, rows[is_new])
-
-    def merge(self, slots: Slots, grads: Array) -> tuple[Slots, Array]:
-        """Add up the gradients of equal slots, in the order given.
-
-        Args:
-            slots: Of rows that are here.
-            grads: One row for each.
-
-        Returns:
-            The distinct slots in the order of first appearance, and a row for each.
-        """
-        distinct, sums = np.empty_like(slots), np.empty((len(slots), self.dim), np.float32)
-        count = _core.merge_rows(slots, grads, self._places, distinct, sums)
-        return distinct[:count], sums[:count]
 
     def mark(self, slots: Slots) -> None:
         """Note that a step has trained rows: an exchange will offer them."""
@@ -257,7 +242,6 @@ class SparseReplica:
         self._weights = _enlarged(self._weights, capacity)
         self._base = _enlarged(self._base, capacity)
         self._touches = _enlarged(self._touches, capacity)
-        self._places = _enlarged(self._places, capacity)
 
 
 class _Room:

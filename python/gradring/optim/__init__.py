@@ -7,6 +7,7 @@ when ranks talk. docs/update_rules.md has the formulas.
 from gradring.optim import state
 from gradring.optim.adaptive import FTRL, Adagrad, Adam, AdamW, RMSprop, SparseAdam
 from gradring.optim.descent import SGD, Sum
+from gradring.optim.local_rows import LocalRows
 from gradring.optim.row_wise import RowWiseAdagrad, RowWiseAdam
 from gradring.optim.rules import Rule, State
 
@@ -16,6 +17,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "LocalRows",
     "RMSprop",
     "RowWiseAdagrad",
     "RowWiseAdam",

@@ -1,7 +1,7 @@
-"""A rule's steps on rows of a local replica: every row is a parameter of its own.
+"""A rule's steps on rows of an array in this process: every row is a parameter of its own.
 
 What a server does to a sparse table, done by the worker with the same arithmetic: a row that a step
-does not touch is left alone, and its number of steps is its own. Used by one thread.
+does not touch is left alone, and its number of steps is its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from gradring import _core
 from gradring.errors import InvalidArgument
-from gradring.modes.rows import Slots
-from gradring.modes.store import Array
+
+Array = npt.NDArray[np.float32]
+Slots = npt.NDArray[np.int64]
 
 # From which step on a rule does the same in every step, where that is ever.
 _SETTLED = {"sgd": 2, "rmsprop": 1}
@@ -30,7 +31,16 @@ def _settled(core_rule: Mapping[str, Any]) -> int:
 
 
 class LocalRows:
-    """The states of a rule for rows by slot."""
+    """A rule for the rows of one array, and their states. Used by one thread.
+
+    An embedding that one process trains, without a server and without touching more than the rows
+    of a batch::
+
+        rows = gr.optim.LocalRows(gr.optim.Adagrad(lr=0.1), weights.shape[1])
+        rows.step(weights, ids, gradients)
+
+    Host memory only. States grow with the array.
+    """
 
     def __init__(self, rule: Any, dim: int) -> None:
         """Begin without states.
@@ -47,9 +57,12 @@ class LocalRows:
         self._counts_for_table = self._core_rule["kind"] == "sparse_adam"
         self._updates = 0
         self._steps = np.zeros(0, np.int64)
-        self._fields: list[npt.NDArray[np.float32]] = [
+        self._fields: list[Array] = [
             np.zeros((0, floats), np.float32) for _, floats, _ in self._layout
         ]
+        # For merging; they serve again, because fresh pages cost more than the additions.
+        self._places = np.zeros(0, np.int32)
+        self._sums = np.empty((0, dim), np.float32)
 
     def set_rule(self, rule: Any) -> None:
         """Go on with other settings, for which the state is the same.
@@ -62,34 +75,52 @@ class LocalRows:
             raise InvalidArgument(f"{rule}: an lr_decay is there from the start or not at all")
         self.rule, self._core_rule = rule, core_rule
 
+    def step(self, weights: Array, slots: Any, grads: Any) -> None:
+        """Add up the gradients of equal rows, in the order given, and do one step of each row.
+
+        Args:
+            weights: Float32 (rows, dim), contiguous; written in place.
+            slots: Rows of it, int64 (n,), as often as there are gradients of them.
+            grads: Float32 (n, dim); not written.
+
+        Raises:
+            InvalidArgument: Shapes or dtypes do not fit, or there is no such row; nothing was
+                written.
+        """
+        slots, grads = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(grads)
+        if len(self._places) < len(weights):
+            self._places = np.zeros(len(weights), np.int32)
+        if len(self._sums) < len(slots):
+            self._sums = np.empty((len(slots), self._dim), np.float32)
+        places, sums = self._places[: len(weights)], self._sums[: len(slots)]
+        distinct = np.empty_like(slots)
+        count = _core.merge_rows(slots, grads, places, distinct, sums)
+        self.update(weights, distinct[:count], sums[:count])
+
     def update(self, weights: Array, slots: Slots, grads: Array) -> None:
         """Do one step of each row.
 
         Args:
             weights: All rows by slot; written in place.
-            slots: The rows that have a gradient; distinct.
-            grads: One for each slot.
+            slots: The rows that have a gradient, int64; distinct.
+            grads: One for each slot; not written.
+
+        Raises:
+            InvalidArgument: As `step`.
         """
         if len(slots) == 0:
             return
-        if not self._layout:
-            self._update_together(1, weights, slots, grads)
-            return
         if len(self._steps) < len(weights):
             self._grow(len(weights))
-        self._updates += 1
         if self._counts_for_table:
-            self._update_together(self._updates, weights, slots, grads)
-            return
-        steps = np.minimum(self._steps[slots] + 1, self._settled)
-        self._steps[slots] = steps
-        if self._settled == 1:
-            self._update_together(1, weights, slots, grads)
-            return
-        # Rows of one age go together.
-        for step in np.unique(steps):
-            chosen = np.flatnonzero(steps == step)
-            self._update_together(int(step), weights, slots[chosen], grads[chosen])
+            steps = np.full(len(slots), self._updates + 1)
+        else:
+            steps = np.minimum(self._steps[slots] + 1, self._settled)
+        fields = [field[: len(weights)] for field in self._fields]
+        _core.update_rows(self._core_rule, weights, fields, slots, steps, grads)
+        self._updates += 1
+        if self._layout and not self._counts_for_table:
+            self._steps[slots] = steps
 
     def state(self, slots: Slots) -> dict[str, Any]:
         """Return a copy of the states of some rows: arrays by name, and steps.
@@ -128,18 +159,16 @@ class LocalRows:
         if len(self._steps) < count:
             self._grow(count)
 
-    def _update_together(self, step: int, weights: Array, slots: Slots, grads: Array) -> None:
-        rows = weights[slots]
-        states = [field[slots] for field in self._fields]
-        _core.update_dense(self._core_rule, step, self._dim, rows, states, grads)
-        weights[slots] = rows
-        for field, state in zip(self._fields, states, strict=True):
-            field[slots] = state
-
     def _grow(self, count: int) -> None:
-        before = len(self._steps)
-        count = max(count, 2 * before)
-        self._steps = np.concatenate([self._steps, np.zeros(count - before, np.int64)])
-        for place, (_, floats, initial) in enumerate(self._layout):
-            fresh = np.full((count - before, floats), initial, np.float32)
-            self._fields[place] = np.concatenate([self._fields[place], fresh])
+        count = max(count, 2 * len(self._steps))
+        self._steps = _enlarged(self._steps, count, 0)
+        for place, (_, _, initial) in enumerate(self._layout):
+            self._fields[place] = _enlarged(self._fields[place], count, initial)
+
+
+def _enlarged(array: Any, count: int, initial: float) -> Any:
+    larger = np.zeros((count, *array.shape[1:]), array.dtype)  # Its pages come when they are used.
+    larger[: len(array)] = array
+    if initial != 0:
+        larger[len(array) :] = initial
+    return larger

@@ -1,0 +1,93 @@
+"""gr.optim.LocalRows: rows of an array step as parameters of their own, wherever they are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring import _core
+from optim_rules import CASES, same_bits
+
+ROWS = 40
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("dim", [1, 7, 1030])
+def test_rows_step_as_parameters_of_their_own(name: str, options: dict[str, Any], dim: int) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    random = np.random.default_rng(dim)
+    weights = random.standard_normal((ROWS, dim)).astype(np.float32)
+    alone = [row.copy() for row in weights]
+    states: list[dict[str, Any]] = [{} for _ in range(ROWS)]
+    local = gr.optim.LocalRows(rule, dim)
+    for _ in range(5):
+        rows = random.integers(0, ROWS, 30)
+        grads = random.standard_normal((30, dim)).astype(np.float32)
+        given = grads.copy()
+        if name == "SparseAdam":  # Its steps are the table's.
+            for state in states:
+                state["step"] = local.state(np.arange(1))["updates"]
+        for row in np.unique(rows):
+            total = np.zeros(dim, np.float32)
+            for place in np.flatnonzero(rows == row):
+                total = total + grads[place] if place > np.argmax(rows == row) else grads[place]
+            rule.update(alone[row], total.astype(np.float32), states[row])
+        local.step(weights, rows, grads)
+        assert same_bits(weights, np.stack(alone))
+        assert same_bits(grads, given)
+
+
+def test_an_array_that_has_grown_keeps_its_rows_states() -> None:
+    rule = gr.optim.Adam(lr=0.1)
+    small, large = np.ones((4, 3), np.float32), np.ones((9, 3), np.float32)
+    grown, whole = gr.optim.LocalRows(rule, 3), gr.optim.LocalRows(rule, 3)
+    grads = np.arange(12, dtype=np.float32).reshape(4, 3)
+    grown.step(small, np.arange(4), grads)
+    whole.step(large, np.arange(4), grads)
+    longer = np.concatenate([small, np.ones((5, 3), np.float32)])
+    for rows in ([0, 8], [8, 2], [1, 1]):
+        for local, weights in ((grown, longer), (whole, large)):
+            local.step(weights, rows, grads[:2])
+    assert same_bits(longer, large)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
+    local = gr.optim.LocalRows(gr.optim.Adagrad(lr=0.1), 3)
+    weights, grads = np.ones((4, 3), np.float32), np.ones((2, 3), np.float32)
+    for rows in ([0, 4], [0, -1]):
+        with pytest.raises(gr.InvalidArgument, match="with 4 rows"):
+            local.step(weights, rows, grads)
+    with pytest.raises(gr.InvalidArgument):
+        local.step(weights, [0, 1, 2], grads)
+    with pytest.raises(gr.InvalidArgument):
+        local.step(weights, [0, 1], grads[:, :2])
+    with pytest.raises(gr.InvalidArgument):
+        local.step(weights.astype(np.float64), [0, 1], grads)
+    with pytest.raises(gr.InvalidArgument):
+        local.step(weights, [0, 1], grads.astype(np.float64))
+    assert (weights == 1).all()
+    local.step(weights, [], np.empty((0, 3), np.float32))
+    assert (weights == 1).all()
+    local.step(weights, [0, 1], grads)  # And nothing is left of what was refused.
+    assert same_bits(weights[0], weights[1])
+
+
+def test_the_kernel_refuses_what_it_would_write_beyond() -> None:
+    rule = gr.optim.Adagrad(lr=0.1).to_core()
+    weights, squares = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
+    grads, rows, steps = np.ones((2, 3), np.float32), np.array([0, 1]), np.ones(2, np.int64)
+    for slots, numbers, state in (
+        (np.array([0, 4]), steps, [squares]),
+        (np.array([0, -1]), steps, [squares]),
+        (rows, steps[:1], [squares]),
+        (rows, np.array([1, 0]), [squares]),
+        (rows, steps, []),
+        (rows, steps, [squares[:3]]),
+    ):
+        with pytest.raises(gr.InvalidArgument):
+            _core.update_rows(rule, weights, state, slots, numbers, grads)
+    assert (weights == 1).all()
+    assert not squares.any()
