@@ -168,12 +168,13 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
   }
 }
 
-void Engine::record_progress(const PlanRun& run, const PlanRun::Traffic& before, Idle& idle) {
+void Engine::record_progress(const PlanRun& run, const PlanRun::Traffic& before, Idle& idle) const {
   auto* record = idle.record();
   if (record == nullptr) return;
   const PlanRun::Traffic now = run.traffic();
   record->set_moved(before.sent + now.sent, before.received + now.received);
-  idle.waits_for(run.awaited());
+  const Rank awaited = run.awaited();
+  idle.waits_for(awaited < 0 ? awaited : group_->members[static_cast<std::size_t>(awaited)]);
 }
 
 void Engine::run_hierarchy(const Operation& operation, const Call& call, std::uint64_t seq,
@@ -201,7 +202,7 @@ void Engine::run_flat(const Request& request, const Operation& operation, const 
   try {
     const auto ranks = static_cast<Rank>(group_->members.size());
     if (!flat_)
-      flat_ = std::make_unique<Flat>(meet_segment(Flat::memory_bytes(ranks), idle), rank_, ranks,
+      flat_ = std::make_unique<Flat>(meet_segment(Flat::memory_bytes(ranks), idle), *group_, rank_,
                                      static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN)));
     SharedArrays::Found shared;
     if (request.op == OpKind::kAllReduce && operation.input == operation.output)

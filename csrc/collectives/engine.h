@@ -70,8 +70,8 @@ class Engine {
   void run_local(const Request& request, const Operation& operation) const;
   std::byte* scratch(std::uint64_t bytes);
   void note_progress(const PlanRun& run);
-  static void record_progress(const PlanRun& run, const PlanRun::Traffic& before,
-                              transport::Idle& idle);
+  void record_progress(const PlanRun& run, const PlanRun::Traffic& before,
+                       transport::Idle& idle) const;
   std::string describe(Rank group_rank) const;
 
   std::shared_ptr<transport::World> world_;

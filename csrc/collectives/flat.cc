@@ -37,8 +37,9 @@ bool Flat::supports(const Request& request) {
          request.op == OpKind::kAllGather || request.op == OpKind::kBroadcast;
 }
 
-Flat::Flat(transport::SharedMemory memory, Rank rank, Rank ranks, Rank processors)
-    : side_(std::move(memory), rank, ranks), shape_(ranks), direct_(side_, processors) {}
+Flat::Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank,
+           Rank processors)
+    : side_(std::move(memory), ranks, rank), shape_(side_.ranks), direct_(side_, processors) {}
 
 void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
                std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
@@ -78,20 +79,30 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
                       const std::byte* input, std::byte* output, transport::Idle& idle) {
   const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
   const FlatDirect::Offer offer = may_be_direct ? direct_.offer(input) : FlatDirect::Offer{};
-  const bool is_offered = offer.is_made != 0;
   post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);
-  FlatGather gather(side_, shape_, request, input, output);
   try {
-    is_offered ? direct_.begin(shape_, request, input, output) : gather.begin(idle);
-    check_posts(idle);
-    const bool is_direct = may_be_direct && direct_.is_agreed(round_);
-    if (is_direct && direct_.finish(shape_, request, round_, output, idle)) return;
-    if (is_offered) gather.begin(idle);
-    gather.finish(idle);
+    gather(request, offer.is_made != 0, input, output, idle);
   } catch (...) {
     direct_.withdraw();
     throw;
   }
+}
+
+// After this rank's post.
+void Flat::gather(const Request& request, bool is_offered, const std::byte* input,
+                  std::byte* output, transport::Idle& idle) {
+  const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
+  if (is_offered) {
+    direct_.begin(shape_, request, input, output);
+    check_posts(idle);
+    if (direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle)) return;
+  }
+  // Made now: an attempt to read has moved the counters on.
+  FlatGather slots(side_, shape_, request, input, output);
+  slots.begin(idle);
+  if (!is_offered) check_posts(idle);
+  if (!is_offered && may_be_direct) direct_.is_agreed(round_);  // Others may have offered: noted.
+  slots.finish(idle);
 }
 
 // Posts, and waits for those whose posts this rank needs.
@@ -112,15 +123,15 @@ void Flat::run_short(const Request& request, const Call& call, std::uint64_t seq
 // it is until this one begins the next.
 void Flat::free_post(std::size_t payload, transport::Idle& idle) {
   if (in_step_ == round_) return;
-  look_back(idle);
+  look_back();
   const std::uint32_t begun = round_ + 2 - FlatMemory::turn_of(payload);
   for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
     side_.wait(peer, side_.memory.post(peer, begun).round, begun, idle);
 }
 
-void Flat::look_back(const transport::Idle& idle) const {
+void Flat::look_back() const {
   for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
-    if (side_.memory.post(peer, round_).round.has_reached(round_)) compare_post(peer, idle);
+    if (side_.memory.post(peer, round_).round.has_reached(round_)) compare_post(peer);
 }
 
 void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes) {
@@ -139,19 +150,17 @@ void Flat::check_posts(transport::Idle& idle) {
 
 void Flat::await_post(Rank peer, transport::Idle& idle) {
   side_.wait(peer, side_.memory.post(peer, round_).round, round_, idle);
-  compare_post(peer, idle);
+  compare_post(peer);
 }
 
-void Flat::compare_post(Rank peer, const transport::Idle& idle) const {
+void Flat::compare_post(Rank peer) const {
   const Post& mine = side_.memory.post(side_.rank, round_);
   const Post& theirs = side_.memory.post(peer, round_);
   if (theirs.seq == mine.seq && theirs.call == mine.call) [[likely]]
     return;
-  const auto& members = idle.group().members;
-  throw Mismatch(
-      str("the ranks made different calls: rank ", members[static_cast<std::size_t>(side_.rank)],
-          " called ", describe(mine.call, mine.seq), ", rank ",
-          members[static_cast<std::size_t>(peer)], " called ", describe(theirs.call, theirs.seq)));
+  throw Mismatch(str("the ranks made different calls: rank ", side_.in_world(side_.rank),
+                     " called ", describe(mine.call, mine.seq), ", rank ", side_.in_world(peer),
+                     " called ", describe(theirs.call, theirs.seq)));
 }
 
 bool Flat::all_share(const SharedPlace& place) const {

@@ -27,9 +27,9 @@ class Flat {
   static std::size_t memory_bytes(Rank ranks) { return FlatMemory::bytes(ranks); }
   static bool supports(const Request& request);
 
-  // `memory`: the same memory_bytes(ranks) for all ranks, zeroed when they were created.
-  // `processors`: of this host.
-  Flat(transport::SharedMemory memory, Rank rank, Rank ranks, Rank processors);
+  // `memory`: the same memory_bytes(ranks) for all of `ranks`, who outlive this, zeroed when they
+  // were created. `rank`: in there. `processors`: of this host.
+  Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank, Rank processors);
 
   // Runs one operation; input and output may be the same memory. Throws Mismatch before anything is
   // reduced if another rank's call or seq differs, PeerLost if a rank left without taking part, and
@@ -53,12 +53,14 @@ class Flat {
                  const std::byte* input, transport::Idle& idle);
   void run_gather(const Request& request, const Call& call, std::uint64_t seq,
                   const std::byte* input, std::byte* output, transport::Idle& idle);
+  void gather(const Request& request, bool is_offered, const std::byte* input, std::byte* output,
+              transport::Idle& idle);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
   void free_post(std::size_t payload, transport::Idle& idle);
   void check_posts(transport::Idle& idle);
   void await_post(Rank peer, transport::Idle& idle);
-  void compare_post(Rank peer, const transport::Idle& idle) const;
-  void look_back(const transport::Idle& idle) const;
+  void compare_post(Rank peer) const;
+  void look_back() const;
   bool all_share(const SharedPlace& place) const;
   void finish_short(const Request& request, const std::byte* input, std::byte* output);
 

@@ -115,7 +115,7 @@ void FlatDirect::throw_if_withdrawn(Rank peer, transport::Idle& idle) const {
   Counters& theirs = side_.memory.counters(peer);
   if (theirs.withdrawn.value.load(std::memory_order_relaxed) == 0) return;
   side_.wait(peer, theirs.gone, 1, idle);
-  const Rank world_rank = idle.group().members[static_cast<std::size_t>(peer)];
+  const Rank world_rank = side_.in_world(peer);
   throw PeerLost(world_rank, str("rank ", world_rank, " gave this call up and left"));
 }
 

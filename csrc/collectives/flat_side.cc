@@ -6,8 +6,11 @@
 
 namespace gradring::collectives {
 
-FlatSide::FlatSide(transport::SharedMemory segment, Rank own_rank, Rank rank_count)
-    : memory(std::move(segment), rank_count), rank(own_rank), ranks(rank_count) {}
+FlatSide::FlatSide(transport::SharedMemory segment, const transport::Group& group, Rank own_rank)
+    : memory(std::move(segment), static_cast<Rank>(group.members.size())),
+      rank(own_rank),
+      ranks(static_cast<Rank>(group.members.size())),
+      group_(group) {}
 
 void FlatSide::wait_longer(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle) {
   idle.reset();
@@ -16,19 +19,17 @@ void FlatSide::wait_longer(Rank peer, Word& word, std::uint32_t target, transpor
 
 void FlatSide::wait_a_little(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle) {
   awaited_.store(peer, std::memory_order_relaxed);
-  idle.waits_for(peer);
-  throw_if_gone(peer, word, target, idle);
+  idle.waits_for(in_world(peer));
+  throw_if_gone(peer, word, target);
   const std::uint32_t seen = word.value.load(std::memory_order_relaxed);
   if (!word.has_reached(target)) idle.on_word(word.value, seen, word.sleepers);
   awaited_.store(-1, std::memory_order_relaxed);
 }
 
-void FlatSide::throw_if_gone(Rank peer, const Word& word, std::uint32_t target,
-                             const transport::Idle& idle) const {
-  const transport::Group& group = idle.group();
-  const Rank world_rank = group.members[static_cast<std::size_t>(peer)];
+void FlatSide::throw_if_gone(Rank peer, const Word& word, std::uint32_t target) const {
+  const Rank world_rank = in_world(peer);
   // Its flag is missing where it left before it ever had this memory.
-  const auto goodbye = group.left(world_rank);
+  const auto goodbye = group_.left(world_rank);
   const bool is_gone = memory.counters(peer).gone.value.load(std::memory_order_acquire) != 0;
   // It wrote nothing after either: what is not there now never will be.
   if ((!goodbye && !is_gone) || word.has_reached(target)) return;

@@ -13,7 +13,9 @@ namespace gradring::collectives {
 
 class FlatSide {
  public:
-  FlatSide(transport::SharedMemory memory, Rank rank, Rank ranks);
+  // `ranks`: who has the memory. Outlives this. An operation's Idle may be another group's, of
+  // which this one is a part.
+  FlatSide(transport::SharedMemory memory, const transport::Group& ranks, Rank rank);
 
   const FlatMemory memory;
   const Rank rank;
@@ -21,6 +23,7 @@ class FlatSide {
   std::uint32_t steps = 0;  // Of all long operations so far.
 
   Counters& mine() const { return memory.counters(rank); }
+  Rank in_world(Rank other) const { return group_.members[static_cast<std::size_t>(other)]; }
   Rank next(Rank other) const { return other + 1 == ranks ? 0 : other + 1; }
 
   // Everything this thread wrote before can be read by who sees the new value.
@@ -50,9 +53,9 @@ class FlatSide {
 
  private:
   void wait_longer(Rank peer, Word& word, std::uint32_t target, transport::Idle& idle);
-  void throw_if_gone(Rank peer, const Word& word, std::uint32_t target,
-                     const transport::Idle& idle) const;
+  void throw_if_gone(Rank peer, const Word& word, std::uint32_t target) const;
 
+  const transport::Group& group_;
   std::atomic<Rank> awaited_{-1};
 };
 

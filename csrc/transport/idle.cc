@@ -47,7 +47,7 @@ void Idle::publish() {
 void Idle::record_wait() {
   if (record_ == nullptr) return;
   record_->stamp();
-  if (awaited_ >= 0) record_->set_peer(group_.members[static_cast<std::size_t>(awaited_)]);
+  if (awaited_ >= 0) record_->set_peer(awaited_);
 }
 
 void Idle::start_clock() {

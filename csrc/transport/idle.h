@@ -48,8 +48,9 @@ class Idle {
   // Where this operation is recorded, or nullptr. Outlives the Idle.
   void records_in(OperationRing::Slot* slot) { record_ = slot; }
   OperationRing::Slot* record() const { return record_; }
-  // The next wait is for this member. Recorded only when it gets long.
-  void waits_for(Rank group_rank) { awaited_ = group_rank; }
+  // The next wait is for this rank of the world, -1: for none in particular. Recorded only when it
+  // gets long.
+  void waits_for(Rank world_rank) { awaited_ = world_rank; }
 
   // Progress was made: the next wait starts with yields again, and its deadline anew. So a timeout
   // is the longest time without progress, and moving gigabytes over a slow link is none.
@@ -73,7 +74,6 @@ class Idle {
   void check();
 
   Millis timeout() const { return timeout_; }
-  const Group& group() const { return group_; }
 
  private:
   bool yield();

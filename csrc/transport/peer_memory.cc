@@ -15,19 +15,9 @@ namespace {
 // The kernel moves at most 2 GiB - 4 KiB a call.
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
-bool read_process(std::int64_t process, std::byte* dst, std::uint64_t address, std::size_t bytes) {
-  while (bytes > 0) {
-    const std::size_t most = std::min(bytes, kMostBytes);
-    const iovec to{dst, most};
-    // An address of the other process, never followed in this one.
-    const iovec from{reinterpret_cast<void*>(address), most};  // NOLINT(performance-no-int-to-ptr)
-    const ssize_t got = ::process_vm_readv(static_cast<pid_t>(process), &to, 1, &from, 1, 0);
-    if (got <= 0) return false;
-    dst += got;
-    address += static_cast<std::uint64_t>(got);
-    bytes -= static_cast<std::size_t>(got);
-  }
-  return true;
+// Bytes of another process: an address there is never followed here.
+iovec theirs(std::uint64_t address, std::size_t bytes) {
+  return {reinterpret_cast<void*>(address), bytes};  // NOLINT(performance-no-int-to-ptr)
 }
 
 }  // namespace
@@ -42,16 +32,28 @@ MemoryCard MemoryToken::card() const {
 }
 
 std::optional<PeerMemory> PeerMemory::open(const MemoryCard& card) {
-  std::array<std::byte, 16> token{};
-  const bool is_known = card.process > 0 &&
-                        read_process(card.process, token.data(), card.address, token.size()) &&
-                        token == card.token;
-  if (!is_known) return std::nullopt;
-  return PeerMemory(card.process);
+  const PeerMemory memory(card);
+  if (card.process <= 0 || !memory.read(nullptr, 0, 0)) return std::nullopt;
+  return memory;
 }
 
+// The token comes with every read: process numbers are given anew.
 bool PeerMemory::read(std::byte* dst, std::uint64_t address, std::size_t bytes) const {
-  return read_process(process_, dst, address, bytes);
+  do {
+    const std::size_t most = std::min(bytes, kMostBytes);
+    auto token = card_.token;
+    token[0] ^= std::byte{1};
+    const iovec to[] = {{token.data(), token.size()}, {dst, most}};
+    const iovec from[] = {theirs(card_.address, token.size()), theirs(address, most)};
+    const ssize_t got = ::process_vm_readv(static_cast<pid_t>(card_.process), to, 2, from, 2, 0);
+    const auto around = static_cast<ssize_t>(token.size());
+    if (got < around || token != card_.token || (got == around && most > 0)) return false;
+    const auto read = static_cast<std::size_t>(got - around);
+    dst += read;
+    address += read;
+    bytes -= read;
+  } while (bytes > 0);
+  return true;
 }
 
 }  // namespace gradring::transport

@@ -36,13 +36,14 @@ class PeerMemory {
   // None if what `card` speaks of cannot be read, or is not what it says.
   static std::optional<PeerMemory> open(const MemoryCard& card);
 
-  // False if not all of it could be read; dst then has some of it, or none.
+  // False if not all of it could be read, or the process is another one by now; dst then has some
+  // of it, or none.
   bool read(std::byte* dst, std::uint64_t address, std::size_t bytes) const;
 
  private:
-  explicit PeerMemory(std::int64_t process) : process_(process) {}
+  explicit PeerMemory(const MemoryCard& card) : card_(card) {}
 
-  std::int64_t process_;
+  MemoryCard card_;
 };
 
 }  // namespace gradring::transport

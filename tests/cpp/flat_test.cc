@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -293,6 +295,25 @@ TEST_CASE("flat: a rank that left is PeerLost, by its rank in the world") {
         CHECK(thrown.text.find(text) != std::string::npos);
       }
     }
+  }
+}
+
+TEST_CASE("flat: a part of a group names its own ranks, whoever's call it works for") {
+  transport::Group whole(1, {10, 11, 12, 13});
+  transport::Group part(2, {12, 13});
+  auto memory = transport::SharedMemory::create(collectives::Flat::memory_bytes(2));
+  collectives::Flat flat(std::move(memory), part, 0, 2);
+  part.mark_left(13, "rank 13 closed");
+  transport::Idle idle(whole, Millis{20000}, false);
+  collectives::Request request;
+  request.op = OpKind::kBarrier;
+  request.world_size = 2;
+  try {
+    flat.run(request, {}, 1, nullptr, nullptr, idle);
+    FAIL("a rank that has left took part");
+  } catch (const PeerLost& lost) {
+    CHECK(lost.rank == 13);
+    CHECK(std::string(lost.what()) == "rank 13 closed");
   }
 }
 

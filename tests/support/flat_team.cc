@@ -32,8 +32,8 @@ FlatTeam::FlatTeam(Rank ranks, Rank processors) : members_(static_cast<std::size
     Member& member = members_[static_cast<std::size_t>(rank)];
     member.group = std::make_unique<transport::Group>(1, world_ranks);
     member.flat = std::make_unique<collectives::Flat>(
-        transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), rank, ranks,
-        processors);
+        transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), *member.group,
+        rank, processors);
   }
 }
 
