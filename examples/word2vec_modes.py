@@ -54,6 +54,7 @@ class Rows:
         self.local = gr.optim.LocalRows(rule, options.dim) if options.rule == "adagrad" else None
 
     def add(self, ids: Tensor, progress: Tensor, lr: float) -> None:
+        """Add progress to the rows of ids, the same id's together; it is of no use afterwards."""
         if self.local is None:
             self.weights.index_add_(0, ids, progress, alpha=lr)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -135,13 +136,14 @@ CTR = ("--examples", "10240", "--dim", "4", "--batch", "128", "--row-lr", "0.1")
 def test_rows_are_trained_as_torch_trains_them() -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(20, 3, generator=generator)
-    rows, expected = Rows(weights.clone(), "adagrad"), weights.clone()
+    options = argparse.Namespace(rule="adagrad", lr=0.1, dim=3)
+    rows, expected = Rows(weights.clone(), options), weights.clone()
     optimizer = torch.optim.Adagrad([expected], lr=0.1)
     for _ in range(5):
         ids = torch.randint(0, 20, (30,), generator=generator)
         progress = torch.randn(30, 3, generator=generator)
-        rows.add(ids, progress, 0.1)
         expected.grad = torch.zeros(20, 3).index_add_(0, ids, progress, alpha=-1)
+        rows.add(ids, progress, 0.1)
         optimizer.step()
     torch.testing.assert_close(rows.weights, expected)
 
