@@ -8,7 +8,7 @@
 namespace gradring::collectives {
 namespace {
 
-// Between two of these a long copy says that it goes on, and a signal is heard.
+// Between two of these a long copy says that it goes on, and hears of a failure.
 constexpr std::size_t kStretchBytes = std::size_t{8} << 20;
 
 // From here on slots are faster: the kernel's copy leaves everything in the cache, which the slots'

@@ -91,6 +91,14 @@ def test_the_report_is_plain_json() -> None:
     assert found["memory"]["open_files"] > 0
 
 
+def test_the_report_says_who_may_read_whose_memory(tmp_path: Path) -> None:
+    assert machine.ptrace_scope(tmp_path) == 0  # A kernel without Yama.
+    (tmp_path / "kernel/yama").mkdir(parents=True)
+    (tmp_path / "kernel/yama/ptrace_scope").write_text("1\n")
+    assert machine.ptrace_scope(tmp_path) == 1
+    assert doctor.report(BY_HAND)["memory"]["ptrace_scope"] == machine.ptrace_scope()
+
+
 def test_the_interfaces_include_loopback_with_its_network() -> None:
     assert Interface("lo", "127.0.0.1/8") in machine.interfaces()
 

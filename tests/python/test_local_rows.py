@@ -68,6 +68,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
         local.step(weights.astype(np.float64), [0, 1], grads)
     with pytest.raises(gr.InvalidArgument):
         local.step(weights, [0, 1], grads.astype(np.float64))
+    for rows in ([0.5, 1.0], ["0", "1"]):
+        with pytest.raises(gr.InvalidArgument, match="whole numbers"):
+            local.step(weights, rows, grads)
+    stateless = gr.optim.LocalRows(gr.optim.SGD(lr=0.1), 2)  # No state would show it.
+    for wrong in (weights, weights.reshape(-1)):
+        with pytest.raises(gr.InvalidArgument, match="rows of 2"):
+            stateless.step(wrong, [0, 1], grads[:, :2].copy())
     assert (weights == 1).all()
     local.step(weights, [], np.empty((0, 3), np.float32))
     assert (weights == 1).all()

@@ -17,6 +17,7 @@ import numpy as np
 from gradring import _core
 from gradring.modes.rows import IdIndex, Slots
 from gradring.modes.store import Array, Ids
+from gradring.optim.local_rows import enlarged
 
 
 @dataclass(slots=True)
@@ -239,9 +240,9 @@ class SparseReplica:
         if count <= capacity:
             return
         capacity = max(count, 2 * capacity)
-        self._weights = _enlarged(self._weights, capacity)
-        self._base = _enlarged(self._base, capacity)
-        self._touches = _enlarged(self._touches, capacity)
+        self._weights = enlarged(self._weights, capacity)
+        self._base = enlarged(self._base, capacity)
+        self._touches = enlarged(self._touches, capacity)
 
 
 class _Room:
@@ -255,9 +256,3 @@ class _Room:
         if count * dim > len(self._floats):
             self._floats = np.empty(max(count * dim, len(self._floats) * 5 // 4), np.float32)
         return self._floats[: count * dim].reshape(count, dim)
-
-
-def _enlarged(array: Any, count: int) -> Any:
-    larger = np.zeros((count, *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger

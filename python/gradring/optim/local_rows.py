@@ -87,7 +87,12 @@ class LocalRows:
             InvalidArgument: Shapes or dtypes do not fit, or there is no such row; nothing was
                 written.
         """
-        slots, grads = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(grads)
+        slots, grads = np.asarray(slots), np.ascontiguousarray(grads)
+        if slots.size and slots.dtype.kind not in "iu":
+            raise InvalidArgument(f"rows are named by whole numbers, not by {slots.dtype}")
+        if weights.ndim != 2 or weights.shape[1] != self._dim:
+            raise InvalidArgument(f"weights of shape {weights.shape}, not of rows of {self._dim}")
+        slots = np.ascontiguousarray(slots.reshape(-1), np.int64)
         if len(self._places) < len(weights):
             self._places = np.zeros(len(weights), np.int32)
         if len(self._sums) < len(slots):
@@ -95,21 +100,10 @@ class LocalRows:
         places, sums = self._places[: len(weights)], self._sums[: len(slots)]
         distinct = np.empty_like(slots)
         count = _core.merge_rows(slots, grads, places, distinct, sums)
-        self.update(weights, distinct[:count], sums[:count])
+        if count:
+            self._update(weights, distinct[:count], sums[:count])
 
-    def update(self, weights: Array, slots: Slots, grads: Array) -> None:
-        """Do one step of each row.
-
-        Args:
-            weights: All rows by slot; written in place.
-            slots: The rows that have a gradient, int64; distinct.
-            grads: One for each slot; not written.
-
-        Raises:
-            InvalidArgument: As `step`.
-        """
-        if len(slots) == 0:
-            return
+    def _update(self, weights: Array, slots: Slots, grads: Array) -> None:
         if len(self._steps) < len(weights):
             self._grow(len(weights))
         if self._counts_for_table:
@@ -161,12 +155,13 @@ class LocalRows:
 
     def _grow(self, count: int) -> None:
         count = max(count, 2 * len(self._steps))
-        self._steps = _enlarged(self._steps, count, 0)
+        self._steps = enlarged(self._steps, count)
         for place, (_, _, initial) in enumerate(self._layout):
-            self._fields[place] = _enlarged(self._fields[place], count, initial)
+            self._fields[place] = enlarged(self._fields[place], count, initial)
 
 
-def _enlarged(array: Any, count: int, initial: float) -> Any:
+def enlarged(array: Any, count: int, initial: float = 0) -> Any:
+    """Return a copy with more rows, those of `initial`."""
     larger = np.zeros((count, *array.shape[1:]), array.dtype)  # Its pages come when they are used.
     larger[: len(array)] = array
     if initial != 0:
