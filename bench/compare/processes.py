@@ -46,7 +46,7 @@ def run(commands: Sequence[Sequence[str]], deadline: float, **environ: str) -> E
         running = [
             subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
-                env={**os.environ, **environ}, start_new_session=True,
+                env={**os.environ, **environ}, process_group=0,
             )
             for command, (out, err) in zip(commands, files, strict=True)
         ]  # fmt: skip

@@ -39,18 +39,17 @@ Plan ring_broadcast(const Request& request) {
   return pass_on(request, wrap(request.rank - 1, n), children, Algorithm::kRing);
 }
 
-// A binomial tree: log2(n) steps. Seen from the root, rank v receives from v without its lowest set
-// bit and sends to v plus every power of two below that bit, the furthest first.
+// A binomial tree: log2(n) steps. Seen from the root, rank v receives from v without its highest
+// set bit and sends to v plus every power of two above that bit, the nearest first. (Without the
+// lowest bit, even ranks alone would pass anything on: with two cores, every second rank's core.)
 Plan doubling_broadcast(const Request& request) {
   const Rank n = request.world_size;
   const Rank place = wrap(request.rank - request.root, n);
   Rank distance = 1;
-  while (distance < n && (place & distance) == 0) distance *= 2;
-  const Rank parent = wrap(request.rank - distance, n);
+  while (distance <= place) distance *= 2;
+  const Rank parent = wrap(request.rank - distance / 2, n);
   std::vector<Rank> children;
-  for (distance /= 2; distance >= 1; distance /= 2) {
-    if (place + distance < n) children.push_back(wrap(request.rank + distance, n));
-  }
+  for (; place + distance < n; distance *= 2) children.push_back(wrap(request.rank + distance, n));
   return pass_on(request, parent, children, Algorithm::kDoubling);
 }
 

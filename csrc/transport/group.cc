@@ -27,6 +27,13 @@ void Group::note_theft(Time now) {
   sleep_until_.store((now + next).time_since_epoch().count(), std::memory_order_relaxed);
 }
 
+void Group::count_call(bool has_waited) {
+  constexpr int kCallsOfOneAhead = 8;
+  const int calls = has_waited ? 0 : calls_without_wait_.load(std::memory_order_relaxed) + 1;
+  calls_without_wait_.store(calls % kCallsOfOneAhead, std::memory_order_relaxed);
+  if (calls == kCallsOfOneAhead) sleep_until_.store(0, std::memory_order_relaxed);
+}
+
 void Group::fail(const Failure& failure) {
   const auto tell = state_.with([&](State& state) -> std::function<void(const Failure&)> {
     if (state.failure) return nullptr;

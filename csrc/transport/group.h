@@ -47,6 +47,12 @@ class Group {
   Time sleep_until() const {
     return Time{Clock::duration{sleep_until_.load(std::memory_order_relaxed)}};
   }
+  // A call is over. Several in a row that found all they needed: it was no stranger but a rank that
+  // ran ahead, as the root of broadcasts does, and to be woken for each of its messages costs more
+  // than to yield.
+  void note_call(bool has_waited) {
+    if (sleep_until_.load(std::memory_order_relaxed) != 0) count_call(has_waited);
+  }
 
   // The first failure wins; later ones are echoes of it.
   void fail(const Failure& failure);
@@ -90,9 +96,12 @@ class Group {
     std::optional<std::vector<Rank>> survivors;
     std::function<void(const Failure&)> tell;
   };
+  void count_call(bool has_waited);
+
   Guarded<State> state_;
-  std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed, as is the next.
+  std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed, as are the next two.
   std::atomic<Clock::rep> sleep_time_{0};
+  std::atomic<int> calls_without_wait_{0};
   std::atomic<bool> is_failed_{
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.
   std::atomic<bool> is_told_{false};      // Guards nothing.

@@ -36,6 +36,7 @@ void run_interrupt_check() {
 
 Idle::~Idle() {
   if (is_published_) group_.end_call();
+  group_.note_call(has_waited_);
 }
 
 void Idle::publish() {
@@ -57,6 +58,7 @@ void Idle::start_clock() {
 // True while it is too early to sleep. Bounded by time, since a round of looking costs system calls
 // on TCP, and by count.
 bool Idle::yield() {
+  has_waited_ = true;
   if (yields_ < group_.looks_before_yield) {
     ++yields_;
     return true;

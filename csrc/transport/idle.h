@@ -90,6 +90,7 @@ class Idle {
   Rank awaited_ = -1;
   std::uint64_t seq_ = 0;
   bool is_published_ = false;
+  bool has_waited_ = false;
   int yields_ = 0;
   Time yield_until_{};
   Time deadline_{};  // Set at the first wait: the fast path reads no clock.

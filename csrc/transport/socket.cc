@@ -292,10 +292,11 @@ Io send_some(int fd, std::span<const std::byte> head, std::span<const std::byte>
   }
 }
 
-Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body) {
-  std::array<iovec, 2> parts{};
+Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body,
+             std::span<std::byte> behind) {
+  std::array<iovec, 3> parts{};
   std::size_t used = 0;
-  for (const auto part : {head, body})
+  for (const auto part : {head, body, behind})
     if (!part.empty()) parts[used++] = {part.data(), part.size()};
   if (used == 0) return {};
   msghdr message{};

@@ -57,7 +57,8 @@ void end_with_silence(int fd, Millis silence);
 
 // Non-blocking, EINTR retried. Two parts so that a header and its payload leave in one system call.
 Io send_some(int fd, std::span<const std::byte> head, std::span<const std::byte> body);
-Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body);
+Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body,
+             std::span<std::byte> behind = {});
 
 // Waits for one direction of one descriptor. False when the deadline passed.
 bool wait_readable(int fd, Time deadline);

@@ -110,6 +110,25 @@ TEST_CASE("a long wait says in the heartbeat what it waits in, and stops saying 
   CHECK(waiter.group.call().seq == 9);
 }
 
+TEST_CASE(
+    "a core that was lost to a stranger makes waits sleep, one lost to a rank ahead does not") {
+  Waiter waiter;
+  const auto call = [&](bool waits) {
+    Idle idle(waiter.group, kPlenty, false);
+    if (waits) idle.on_links({});
+  };
+  const Time now = Clock::now() + std::chrono::hours(1);  // Waits sleep until then.
+  waiter.group.wake();                                    // But not here.
+  waiter.group.note_theft(now);
+  REQUIRE(waiter.group.sleep_until() > now);
+  for (int i = 0; i < 7; ++i) call(false);
+  call(true);
+  for (int i = 0; i < 7; ++i) call(false);
+  CHECK(waiter.group.sleep_until() > now);
+  call(false);
+  CHECK(waiter.group.sleep_until() == Time{});
+}
+
 std::atomic<int> interrupts{0};
 
 TEST_CASE("a user's wait looks for signals, a background wait does not") {

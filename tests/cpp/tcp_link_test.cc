@@ -74,6 +74,65 @@ TEST_CASE("a stream arrives whole and in order, and then the end") {
   }
 }
 
+TEST_CASE(
+    "short messages that lie behind the one asked for come with it, and are asked for later") {
+  Pair pair = make_pair("127.0.0.1");
+  Bytes sent(20 * 70);
+  for (std::size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<std::byte>(i * 7);
+  REQUIRE(pair.a->send_some({}, sent).bytes == sent.size());
+  pair.a.reset();
+  wait(*pair.b, true, false);
+  Bytes head(64);
+  Bytes body(6);
+  Bytes got;
+  // Also where a call ends in the middle of what was read.
+  const auto take = [&](std::size_t of_head, std::size_t of_body) {
+    const Io io = pair.b->recv_some(std::span(head).first(of_head), std::span(body).first(of_body));
+    REQUIRE_FALSE(io.closed);
+    REQUIRE(io.bytes == of_head + of_body);
+    got.insert(got.end(), head.begin(), head.begin() + static_cast<std::ptrdiff_t>(of_head));
+    got.insert(got.end(), body.begin(), body.begin() + static_cast<std::ptrdiff_t>(of_body));
+  };
+  take(64, 6);
+  CHECK_FALSE(pair.b->prepare_sleep(true, false));  // The socket is empty, the link is not.
+  CHECK(pair.b->prepare_sleep(false, true));
+  take(10, 0);
+  take(0, 3);
+  take(51, 6);
+  for (int i = 2; i < 20; ++i) take(64, 6);
+  CHECK(got == sent);
+  CHECK(pair.b->prepare_sleep(true, false));
+  const Io end = pair.b->recv_some(head, body);
+  CHECK(end.bytes == 0);
+  CHECK(end.closed);
+}
+
+TEST_CASE("what lies behind a short message is longer than the room for it") {
+  Pair pair = make_pair("127.0.0.1");
+  Bytes sent(70 + 300'000);
+  std::mt19937_64 random(8);
+  for (std::byte& byte : sent) byte = static_cast<std::byte>(random());
+  std::thread writer([&] {
+    for (std::size_t at = 0; at < sent.size();) {
+      const Io io = pair.a->send_some({}, std::span<const std::byte>(sent).subspan(at));
+      at += io.bytes;
+      if (io.bytes == 0) wait(*pair.a, false, true);
+    }
+  });
+  Bytes got(sent.size());
+  for (std::size_t at = 0; at < got.size();) {
+    // One short message, then a long one.
+    const std::size_t of_head = at < 64 ? 64 - at : 0;
+    const std::size_t of_body = at < 70 ? 70 - at - of_head : got.size() - at;
+    const Io io = pair.b->recv_some(std::span(got).subspan(at, of_head),
+                                    std::span(got).subspan(at + of_head, of_body));
+    at += io.bytes;
+    if (io.bytes == 0) wait(*pair.b, true, false);
+  }
+  writer.join();
+  CHECK((got == sent));
+}
+
 TEST_CASE("nothing there yet is neither bytes nor the end") {
   Pair pair = make_pair("127.0.0.1");
   std::byte byte{};

@@ -41,7 +41,7 @@ UNKILLABLE_SECONDS = 5.0
 
 
 class Child:
-    """A rank or a server. It leads its own session, so its group is it and its children."""
+    """A rank or a server. It leads its own process group: it and its children."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
         """Take the process just started."""
@@ -238,7 +238,9 @@ class Agent:
             cwd=self._command["cwd"],
             env=environ,
             pass_fds=inherited,
-            start_new_session=True,
+            # No sessions of their own: where each session has its share of the cores (autogroup), a
+            # rank that yields would yield to nobody.
+            process_group=0,
             preexec_fn=processes.in_child(parent, cores),  # noqa: PLW1509 (we have one thread)
         )
         child = Child(number, process)
