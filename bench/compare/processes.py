@@ -46,7 +46,9 @@ def run(commands: Sequence[Sequence[str]], deadline: float, **environ: str) -> E
         running = [
             subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True,
-                env={**os.environ, **environ}, process_group=0,
+                env={**os.environ, **environ},
+                # Not a session: that would be a share of the cores for each.
+                preexec_fn=os.setpgrp,  # noqa: PLW1509 (safe in any thread)
             )
             for command, (out, err) in zip(commands, files, strict=True)
         ]  # fmt: skip

@@ -89,6 +89,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_ps_probe(module);
   gradring::bind::register_ps_server(module);
   gradring::bind::register_quick(module);
+  gradring::bind::register_tensors(module);
   gradring::bind::register_replicas(module);
   gradring::bind::register_interrupts();
   gradring::bind::register_ps_files(module);

@@ -34,6 +34,7 @@ void register_interrupts();
 void register_ps_files(pybind11::module_& module);
 void register_rules(pybind11::module_& module);
 void register_spans(pybind11::module_& module);
+void register_tensors(pybind11::module_& module);
 
 // "auto", "shm", "tcp". Throws InvalidArgument.
 transport::TransportMode mode_of(const std::string& text);

@@ -1,9 +1,10 @@
 // The calls that small arrays take. pybind11's dispatch and a Python frame cost more than a
 // shared-memory collective of 4 bytes, so the plain forms (arguments in place or by name,
-// contiguous buffers, everything else at its default) go straight through the C API; the rest is
-// handed to the Python method, which also words every complaint.
+// contiguous buffers or tensors, everything else at its default) go straight through the C API; the
+// rest is handed to the Python method, which also words every complaint.
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "bind/arrays.h"
 #include "bind/module.h"
+#include "bind/tensors.h"
 #include "collectives/communicator.h"
 
 namespace gradring::bind {
@@ -22,11 +24,8 @@ using collectives::Operation;
 
 constexpr const char* kCapsule = "gradring.quick";
 
-// Of one call, in the method's order; borrowed.
-struct Arguments {
-  std::array<PyObject*, 3> values{};
-  Py_ssize_t count = 0;
-};
+// Of one call, in the method's order; borrowed, nullptr where none is given.
+using Arguments = std::array<PyObject*, 3>;
 
 // The call's result (a new reference), or nullptr where the method has to look at it.
 using Plain = PyObject* (*)(Communicator&, const Arguments&);
@@ -34,7 +33,8 @@ using Plain = PyObject* (*)(Communicator&, const Arguments&);
 struct Named {
   const char* name;
   Plain plain;
-  std::array<const char*, 3> parameters;  // In the method's order; nullptr: no more.
+  std::array<const char*, 3> parameters;  // In the method's order; nullptr: in place only, or none.
+  Py_ssize_t most_in_place;
   PyMethodDef definition;
 };
 
@@ -44,24 +44,22 @@ struct Quick {
   const Named* named;
 };
 
-// Nothing where an argument has no place here, or leaves one free before it.
+// Nothing where an argument has no place here.
 std::optional<Arguments> arrange(const Named& named, PyObject* const* values, Py_ssize_t count,
                                  PyObject* names) {
-  Arguments arguments;
-  const auto most = static_cast<Py_ssize_t>(arguments.values.size());
+  Arguments arguments{};
+  if (count > named.most_in_place) return std::nullopt;
+  std::copy_n(values, count, arguments.begin());
   const Py_ssize_t by_name = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  arguments.count = count + by_name;
-  if (arguments.count > most) return std::nullopt;
-  for (Py_ssize_t i = 0; i < count; ++i) arguments.values[static_cast<std::size_t>(i)] = values[i];
   for (Py_ssize_t i = 0; i < by_name; ++i) {
     PyObject* const name = PyTuple_GET_ITEM(names, i);
-    auto place = static_cast<std::size_t>(count);
-    while (place < static_cast<std::size_t>(arguments.count) &&
+    std::size_t place = 0;
+    while (place < arguments.size() &&
            (named.parameters[place] == nullptr ||
             PyUnicode_CompareWithASCIIString(name, named.parameters[place]) != 0))
       ++place;
-    if (place == static_cast<std::size_t>(arguments.count)) return std::nullopt;
-    arguments.values[place] = values[count + i];
+    if (place == arguments.size() || arguments[place] != nullptr) return std::nullopt;
+    arguments[place] = values[count + i];
   }
   return arguments;
 }
@@ -70,16 +68,24 @@ constexpr std::array<const char*, kReduceOpCount> kOps = {"sum", "avg",  "prod",
                                                           "max", "band", "bor",  "bxor"};
 
 std::optional<ReduceOp> op_of(PyObject* text) {
+  if (text == nullptr) return ReduceOp::kSum;
   if (!PyUnicode_Check(text)) return std::nullopt;
   for (std::size_t op = 0; op < kOps.size(); ++op)
     if (PyUnicode_CompareWithASCIIString(text, kOps[op]) == 0) return static_cast<ReduceOp>(op);
   return std::nullopt;
 }
 
-// A buffer held for the length of a call; empty where the object is none that can be sent as it is.
+// Memory held for the length of a call; empty where the object has none that can be sent as it is.
 class Held {
  public:
   Held(PyObject* array, bool is_written) {
+    if (array == nullptr) return;
+    if (const auto tensor = find_tensor(array)) {
+      data_ = tensor->data;
+      count_ = tensor->count;
+      dtype_ = tensor->dtype;
+      return;
+    }
     const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (is_written ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(array, &view_, flags) != 0) {
       PyErr_Clear();
@@ -87,6 +93,8 @@ class Held {
       return;
     }
     dtype_ = find_dtype(view_);
+    data_ = static_cast<std::byte*>(view_.buf);
+    count_ = static_cast<std::uint64_t>(view_.len / view_.itemsize);
   }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
@@ -95,11 +103,13 @@ class Held {
   }
   explicit operator bool() const { return dtype_.has_value(); }
   DType dtype() const { return *dtype_; }
-  std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
-  std::uint64_t count() const { return static_cast<std::uint64_t>(view_.len / view_.itemsize); }
+  std::byte* data() const { return data_; }
+  std::uint64_t count() const { return count_; }
 
  private:
   Py_buffer view_{};
+  std::byte* data_ = nullptr;
+  std::uint64_t count_ = 0;
   std::optional<DType> dtype_;
 };
 
@@ -122,53 +132,57 @@ Operation operation_of(OpKind op, const Held& input, const Held& output, std::ui
   return operation;
 }
 
-// all_reduce(x[, op])
+// all_reduce(x[, op][, out=])
 PyObject* all_reduce(Communicator& communicator, const Arguments& arguments) {
-  if (arguments.count < 1 || arguments.count > 2) return nullptr;
-  const auto op = arguments.count == 1 ? ReduceOp::kSum : op_of(arguments.values[1]);
-  const Held array(arguments.values[0], true);
-  if (!array || !op || !is_defined(array.dtype(), *op)) return nullptr;
-  Operation operation = operation_of(OpKind::kAllReduce, array, array, array.count());
+  const auto [x, op_text, out] = arguments;
+  const bool is_in_place = out == nullptr || out == Py_None;
+  const auto op = op_of(op_text);
+  const Held input(x, is_in_place);
+  if (!input || !op || !is_defined(input.dtype(), *op)) return nullptr;
+  const Held apart(is_in_place ? nullptr : out, true);
+  if (!is_in_place && (!apart || apart.dtype() != input.dtype() || apart.count() != input.count()))
+    return nullptr;
+  Operation operation =
+      operation_of(OpKind::kAllReduce, input, is_in_place ? input : apart, input.count());
   operation.request.reduce_op = *op;
-  return run(communicator, operation, arguments.values[0]);
+  return run(communicator, operation, is_in_place ? x : out);
 }
 
 // broadcast(x[, root])
 PyObject* broadcast(Communicator& communicator, const Arguments& arguments) {
-  if (arguments.count < 1 || arguments.count > 2) return nullptr;
+  const auto [x, root_number, none] = arguments;
   long root = 0;
-  if (arguments.count == 2) {
-    if (!PyLong_CheckExact(arguments.values[1])) return nullptr;
+  if (root_number != nullptr) {
+    if (!PyLong_CheckExact(root_number)) return nullptr;
     int overflow = 0;
-    root = PyLong_AsLongAndOverflow(arguments.values[1], &overflow);
+    root = PyLong_AsLongAndOverflow(root_number, &overflow);
     if (overflow != 0 || root < 0 || root >= communicator.world_size()) return nullptr;
   }
-  const Held array(arguments.values[0], root != communicator.rank());
+  const Held array(x, root != communicator.rank());
   if (!array) return nullptr;
   Operation operation = operation_of(OpKind::kBroadcast, array, array, array.count());
   operation.request.root = static_cast<Rank>(root);
-  return run(communicator, operation, arguments.values[0]);
+  return run(communicator, operation, x);
 }
 
 // all_gather(x, out)
 PyObject* all_gather(Communicator& communicator, const Arguments& arguments) {
-  if (arguments.count != 2) return nullptr;
-  const Held input(arguments.values[0], false);
-  const Held output(arguments.values[1], true);
+  const auto [x, out, none] = arguments;
+  const Held input(x, false);
+  const Held output(out, true);
   const auto ranks = static_cast<std::uint64_t>(communicator.world_size());
   if (!input || !output || input.dtype() != output.dtype() ||
       output.count() != input.count() * ranks)
     return nullptr;
-  return run(communicator, operation_of(OpKind::kAllGather, input, output, output.count()),
-             arguments.values[1]);
+  return run(communicator, operation_of(OpKind::kAllGather, input, output, output.count()), out);
 }
 
 // reduce_scatter(x, out[, op])
 PyObject* reduce_scatter(Communicator& communicator, const Arguments& arguments) {
-  if (arguments.count < 2 || arguments.count > 3) return nullptr;
-  const auto op = arguments.count == 2 ? ReduceOp::kSum : op_of(arguments.values[2]);
-  const Held input(arguments.values[0], false);
-  const Held output(arguments.values[1], true);
+  const auto [x, out, op_text] = arguments;
+  const auto op = op_of(op_text);
+  const Held input(x, false);
+  const Held output(out, true);
   if (!op || !input || !output || input.dtype() != output.dtype() ||
       !is_defined(input.dtype(), *op))
     return nullptr;
@@ -177,12 +191,11 @@ PyObject* reduce_scatter(Communicator& communicator, const Arguments& arguments)
   const auto extents =
       collectives::extents_of(operation.request, communicator.rank(), communicator.world_size());
   if (output.count() != extents.output) return nullptr;
-  return run(communicator, operation, arguments.values[1]);
+  return run(communicator, operation, out);
 }
 
 // barrier()
-PyObject* barrier(Communicator& communicator, const Arguments& arguments) {
-  if (arguments.count != 0) return nullptr;
+PyObject* barrier(Communicator& communicator, const Arguments&) {
   Operation operation;
   operation.request.op = OpKind::kBarrier;
   operation.request.dtype = DType::kUInt8;
@@ -209,11 +222,11 @@ PyMethodDef define(const char* name) {
 }
 
 std::array<Named, 5> calls = {{
-    {"all_reduce", &all_reduce, {nullptr, "op"}, define("all_reduce")},
-    {"broadcast", &broadcast, {nullptr, "root"}, define("broadcast")},
-    {"all_gather", &all_gather, {nullptr, "out"}, define("all_gather")},
-    {"reduce_scatter", &reduce_scatter, {nullptr, "out", "op"}, define("reduce_scatter")},
-    {"barrier", &barrier, {}, define("barrier")},
+    {"all_reduce", &all_reduce, {nullptr, "op", "out"}, 2, define("all_reduce")},
+    {"broadcast", &broadcast, {nullptr, "root"}, 2, define("broadcast")},
+    {"all_gather", &all_gather, {nullptr, "out"}, 2, define("all_gather")},
+    {"reduce_scatter", &reduce_scatter, {nullptr, "out", "op"}, 3, define("reduce_scatter")},
+    {"barrier", &barrier, {}, 0, define("barrier")},
 }};
 
 py::object make_quick(const std::shared_ptr<Communicator>& communicator, const std::string& name,

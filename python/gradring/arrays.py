@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import device_arrays, dlpack
+from gradring import _core, device_arrays, dlpack
 from gradring.device_arrays import DeviceView, is_torch
 from gradring.dtypes import BFLOAT16, DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 
 Array = npt.NDArray[Any]
+
+_torch_codes: dict[Any, int] = {}  # By torch's dtypes; empty until a tensor was met.
 
 
 @dataclass(slots=True)
@@ -231,12 +233,27 @@ def _coded(array: Array, name: str) -> tuple[Array, int]:
 
 def _from_torch(x: Any, name: str) -> tuple[Array, int]:
     _require_cpu(x, name)
-    kind = str(x.dtype).removeprefix("torch.")
-    if kind not in DTYPE_CODES:
-        known = ", ".join(DTYPE_CODES)
+    if not _torch_codes:
+        _learn_torch()
+    code = _torch_codes.get(x.dtype)
+    if code is None:
+        known, kind = ", ".join(DTYPE_CODES), str(x.dtype).removeprefix("torch.")
         raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
-    code = DTYPE_CODES[kind]
+    if x.is_neg():
+        raise InvalidArgument(
+            f"{name} is a view of other numbers with their signs turned; use {name}.resolve_neg()"
+        )
     return _tensor_memory(x, stored_as(code)), code
+
+
+def _learn_torch() -> None:
+    # Not before there is a tensor, so that nobody has to import torch. From then on plain calls see
+    # tensors without coming here.
+    import torch
+
+    codes = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
+    _core.learn_torch([torch.Tensor, torch.nn.Parameter], list(codes), list(codes.values()))
+    _torch_codes.update(codes)  # At once: other threads look whether there is anything.
 
 
 def _require_cpu(x: Any, name: str) -> None:

@@ -238,9 +238,6 @@ class Agent:
             cwd=self._command["cwd"],
             env=environ,
             pass_fds=inherited,
-            # No sessions of their own: where each session has its share of the cores (autogroup), a
-            # rank that yields would yield to nobody.
-            process_group=0,
             preexec_fn=processes.in_child(parent, cores),  # noqa: PLW1509 (we have one thread)
         )
         child = Child(number, process)

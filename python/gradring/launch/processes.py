@@ -54,9 +54,15 @@ def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
 
 
 def in_child(parent: int, cores: set[int] | None) -> Callable[[], None]:
-    """Return what a child does before it becomes the rank: it dies with us, and binds itself."""
+    """Return what a child does before it becomes the rank.
+
+    It leads a group of its own, dies with us, and binds itself.
+    """
 
     def prepare() -> None:
+        # Not a session: where each session has its share of the cores (autogroup), a rank that
+        # yields would yield to nobody.
+        os.setpgid(0, 0)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # It died before the line above.
             os._exit(1)
