@@ -11,7 +11,6 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
-from gradring import _core
 from thread_ranks import TRANSPORTS
 
 SIZE = 3
@@ -45,62 +44,6 @@ def test_out_gets_the_result_and_x_is_left_alone(world: GetWorld, transport: str
         assert comm.all_reduce(x, out=out) is out
         assert (x == comm.rank).all()
         assert (out == SUM_OF_RANKS).all()
-
-    world(SIZE, transport).run(reduce)
-
-
-def test_arguments_by_name_need_no_python_unless_they_say_something_special(
-    world: GetWorld, transport: str
-) -> None:
-    def scatter(comm: Any) -> None:
-        asked: list[dict[str, Any]] = []
-        quick = _core.quick(comm._core, "reduce_scatter", lambda _x, **named: asked.append(named))
-        x, out = np.arange(float(SIZE)), np.empty(1)
-        for call in (
-            lambda: quick(x, out, op="max"),
-            lambda: quick(x, op="max", out=out),
-        ):
-            out[:] = 99.0
-            assert call() is out
-            assert out == comm.rank
-        assert asked == []
-        special = ({"op": "max"}, {"out": out, "timeout": 1.0}, {"out": out, "what": 0})
-        for named in special:
-            quick(x, **named)
-        assert asked == list(special)
-
-    world(SIZE, transport).run(scatter)
-
-
-def test_an_all_reduce_into_another_array_needs_no_python(world: GetWorld, transport: str) -> None:
-    def reduce(comm: Any) -> None:
-        asked: list[tuple[Any, ...]] = []
-        quick = _core.quick(
-            comm._core, "all_reduce", lambda *given, **named: asked.append((*given[1:], named))
-        )
-        x, out = np.full(3, comm.rank), np.empty(3, int)
-        for call, expected in (
-            (lambda: quick(x, out=out), SUM_OF_RANKS),
-            (lambda: quick(x, "max", out=out), SIZE - 1),
-            (lambda: quick(x, out=out, op="min"), 0),
-        ):
-            out[:] = 99
-            assert call() is out
-            assert (out == expected).all()
-            assert (x == comm.rank).all()
-        assert quick(x, out=None) is x
-        assert (x == SUM_OF_RANKS).all()
-        assert asked == []
-        # Nothing of these is sent: the method words what is wrong with them.
-        wrong = np.empty(4, int), np.empty(3)
-        for other in wrong:
-            quick(x, out=other)
-            with pytest.raises(gr.InvalidArgument):
-                comm.all_reduce(x, out=other)
-        quick(x, "sum", out)
-        quick(x, "sum", op="max")
-        quick()
-        assert [len(each) for each in asked] == [1, 1, 3, 2, 1]
 
     world(SIZE, transport).run(reduce)
 
@@ -218,48 +161,6 @@ def test_torch_tensors_of_every_dtype_are_reduced_in_place(
         assert whole.to(torch.float32).tolist() == [expected] * 7
         gathered = comm.all_gather(whole)
         assert (gathered.dtype, tuple(gathered.shape)) == (base.dtype, (SIZE, 7))
-
-    world(SIZE, transport).run(reduce)
-
-
-def test_plain_tensors_need_no_python_and_all_others_are_looked_at(
-    world: GetWorld, transport: str
-) -> None:
-    torch = pytest.importorskip("torch")
-
-    class Special(torch.Tensor):  # type: ignore[misc, name-defined]
-        pass
-
-    def reduce(comm: Any) -> None:
-        comm.all_reduce(torch.zeros(1))  # From now on it is known what a tensor is.
-        asked: list[Any] = []
-        quick = _core.quick(comm._core, "all_reduce", lambda x, **_named: asked.append(x))
-        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
-            x, out = torch.ones(2, 3, dtype=dtype), torch.zeros(6, dtype=dtype)
-            assert quick(x, out=out) is out
-            assert out.tolist() == [dtype == torch.bool or SIZE] * 6
-            assert quick(x, op="min") is x
-        parameter = torch.nn.Parameter(torch.ones(3))
-        assert quick(parameter).tolist() == [SIZE] * 3
-        into = np.zeros(3, np.float32)
-        assert quick(torch.ones(3), out=into) is into
-        assert into.tolist() == [SIZE] * 3
-        assert asked == []
-        others = [
-            torch.ones(4, 4).t(),
-            torch.ones(3).expand(3, 3)[:, :2],
-            torch.empty(0),
-            torch.ones(3, device="meta"),
-            torch.ones(3, dtype=torch.complex64),
-            torch.ones(3).to_sparse(),
-            torch.zeros(3, dtype=torch.complex64).conj().imag,
-            torch.ones(3).as_subclass(Special),
-        ]
-        others[0] = others[0][:, 1:]
-        for other in others:
-            quick(other)
-        assert len(asked) == len(others)
-        assert all(one is other for one, other in zip(asked, others, strict=True))
 
     world(SIZE, transport).run(reduce)
 
