@@ -82,7 +82,7 @@ def _wait(running: list[subprocess.Popen[str]], until: float, deadline: float) -
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """End a process that leads a session, and everything in its group."""
+    """End a process that leads a group, and everything in its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

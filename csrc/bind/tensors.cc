@@ -1,7 +1,9 @@
 #include "bind/tensors.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
-#include <array>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,7 @@ struct Torch {
   PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
   PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
   PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* is_nested = PyUnicode_InternFromString("is_nested");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* numel = PyUnicode_InternFromString("numel");
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
@@ -27,6 +30,10 @@ struct Torch {
 
 Torch* torch = nullptr;
 
+// Both return nothing and leave a Python error where there is one.
+py::object attribute(PyObject* object, PyObject* name) {
+  return py::reinterpret_steal<py::object>(PyObject_GetAttr(object, name));
+}
 py::object call(PyObject* object, PyObject* method) {
   return py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
 }
@@ -40,20 +47,21 @@ std::optional<unsigned long long> number(PyObject* object, PyObject* method) {
 }
 
 std::optional<DType> dtype_of(PyObject* object) {
-  const auto dtype = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, torch->dtype));
+  const auto dtype = attribute(object, torch->dtype);
   for (const auto& [known, code] : torch->dtypes)
     if (known == dtype.ptr()) return code;
   return std::nullopt;
 }
 
 std::optional<TensorMemory> memory_of(PyObject* object) {
-  const auto is_cpu = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, torch->is_cpu));
-  if (is_cpu.ptr() != Py_True) return std::nullopt;
+  if (attribute(object, torch->is_cpu).ptr() != Py_True) return std::nullopt;
+  if (attribute(object, torch->is_nested).ptr() != Py_False) return std::nullopt;
   if (call(object, torch->is_contiguous).ptr() != Py_True) return std::nullopt;
   if (call(object, torch->is_neg).ptr() != Py_False) return std::nullopt;
   const auto dtype = dtype_of(object);
+  if (!dtype) return std::nullopt;
   const auto count = number(object, torch->numel);
-  if (!dtype || !count || *count == 0) return std::nullopt;
+  if (!count || *count == 0) return std::nullopt;
   const auto address = number(object, torch->data_ptr);
   if (!address || *address == 0) return std::nullopt;
   return TensorMemory{reinterpret_cast<std::byte*>(*address), *count, *dtype};

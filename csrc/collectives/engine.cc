@@ -26,7 +26,8 @@ constexpr std::uint64_t kStampLaterBytes = 1024;
 
 bool is_same(const Request& a, const Request& b) {
   return a.op == b.op && a.dtype == b.dtype && a.root == b.root && a.count == b.count &&
-         a.order == b.order && a.counts == b.counts && a.recv_counts == b.recv_counts;
+         a.order == b.order && a.spans_hosts == b.spans_hosts && a.counts == b.counts &&
+         a.recv_counts == b.recv_counts;
 }
 
 kernels::Reduction reduction_of(const Request& request) {
@@ -68,12 +69,16 @@ Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transpor
     if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
   link_rates_ = link_rates(*world, *group);
   hierarchy_ = Hierarchy::make(world, *group, rank);
+  spans_hosts_ = std::any_of(group->members.begin(), group->members.end(), [&](Rank member) {
+    return !world->shares_host(member, group->members[0]);
+  });
 }
 
 Request Engine::complete(const Operation& operation) const {
   Request request = operation.request;
   request.rank = rank_;
   request.world_size = static_cast<Rank>(group_->members.size());
+  request.spans_hosts = spans_hosts_;
   if (operation.has_order) return request;
   request.order = operation.is_rank_ordered
                       ? Order::kRank

@@ -83,6 +83,7 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
         changed_.wait_for(lock, Millis{5}, [&] { return transfer->is_done; });
         if (transfer->is_done) break;
         lock.unlock();
+        idle.note_wait();
         idle.check();
         if (interruptible) transport::run_interrupt_check();
         continue;

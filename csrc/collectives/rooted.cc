@@ -39,17 +39,28 @@ Plan ring_broadcast(const Request& request) {
   return pass_on(request, wrap(request.rank - 1, n), children, Algorithm::kRing);
 }
 
-// A binomial tree: log2(n) steps. Seen from the root, rank v receives from v without its highest
-// set bit and sends to v plus every power of two above that bit, the nearest first. (Without the
-// lowest bit, even ranks alone would pass anything on: with two cores, every second rank's core.)
+// Two binomial trees of log2(n) steps, seen from the root. Within a host rank v receives from v
+// without its highest set bit and sends to v plus every power of two above that bit, the nearest
+// first. Across hosts it is the lowest bit and the powers below it, the furthest first: where the
+// ranks of a host follow each other, one message goes to each further host. But then odd ranks pass
+// nothing on, and where ranks take turns on two cores, one core does all the work.
 Plan doubling_broadcast(const Request& request) {
   const Rank n = request.world_size;
   const Rank place = wrap(request.rank - request.root, n);
-  Rank distance = 1;
-  while (distance <= place) distance *= 2;
-  const Rank parent = wrap(request.rank - distance / 2, n);
   std::vector<Rank> children;
-  for (; place + distance < n; distance *= 2) children.push_back(wrap(request.rank + distance, n));
+  Rank distance = 1;
+  Rank parent = request.rank;
+  if (request.spans_hosts) {
+    while (distance < n && (place & distance) == 0) distance *= 2;
+    parent = wrap(request.rank - distance, n);
+    for (distance /= 2; distance >= 1; distance /= 2)
+      if (place + distance < n) children.push_back(wrap(request.rank + distance, n));
+  } else {
+    while (distance <= place) distance *= 2;
+    parent = wrap(request.rank - distance / 2, n);
+    for (; place + distance < n; distance *= 2)
+      children.push_back(wrap(request.rank + distance, n));
+  }
   return pass_on(request, parent, children, Algorithm::kDoubling);
 }
 

@@ -21,9 +21,11 @@ void Group::note_theft(Time now) {
   constexpr Clock::duration kShortest = std::chrono::milliseconds(1);
   constexpr Clock::duration kLongest = std::chrono::milliseconds(64);
   const Clock::duration last{sleep_time_.load(std::memory_order_relaxed)};
-  const bool is_back_soon = now - sleep_until() < 4 * last;
+  const Time woke{Clock::duration{last_sleep_until_.load(std::memory_order_relaxed)}};
+  const bool is_back_soon = now - woke < 4 * last;
   const auto next = is_back_soon ? std::min(2 * last, kLongest) : kShortest;
   sleep_time_.store(next.count(), std::memory_order_relaxed);
+  last_sleep_until_.store((now + next).time_since_epoch().count(), std::memory_order_relaxed);
   sleep_until_.store((now + next).time_since_epoch().count(), std::memory_order_relaxed);
 }
 

@@ -47,9 +47,9 @@ class Group {
   Time sleep_until() const {
     return Time{Clock::duration{sleep_until_.load(std::memory_order_relaxed)}};
   }
-  // A call is over. Several in a row that found all they needed: it was no stranger but a rank that
-  // ran ahead, as the root of broadcasts does, and to be woken for each of its messages costs more
-  // than to yield.
+  // A call is over. After several in a row that found all they needed, waits yield again: the core
+  // was not lost to a stranger but to a rank that ran ahead, as the root of broadcasts does. Who is
+  // behind it would be woken for each message; a yield lets it send many, to be taken together.
   void note_call(bool has_waited) {
     if (sleep_until_.load(std::memory_order_relaxed) != 0) count_call(has_waited);
   }
@@ -99,7 +99,8 @@ class Group {
   void count_call(bool has_waited);
 
   Guarded<State> state_;
-  std::atomic<Clock::rep> sleep_until_{0};  // A hint: relaxed, as are the next two.
+  std::atomic<Clock::rep> sleep_until_{0};       // A hint: relaxed, as are the next three.
+  std::atomic<Clock::rep> last_sleep_until_{0};  // The same, but never taken back.
   std::atomic<Clock::rep> sleep_time_{0};
   std::atomic<int> calls_without_wait_{0};
   std::atomic<bool> is_failed_{

@@ -70,6 +70,9 @@ class Idle {
   // Waits a little for something that can only be looked at again, such as a GPU's event.
   void on_clock();
 
+  // The caller has waited by itself, for whoever waits here.
+  void note_wait() { has_waited_ = true; }
+
   // Throws as above, without waiting. Called by drivers between steps too.
   void check();
 

@@ -239,10 +239,7 @@ def _from_torch(x: Any, name: str) -> tuple[Array, int]:
     if code is None:
         known, kind = ", ".join(DTYPE_CODES), str(x.dtype).removeprefix("torch.")
         raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
-    if x.is_neg():
-        raise InvalidArgument(
-            f"{name} is a view of other numbers with their signs turned; use {name}.resolve_neg()"
-        )
+    device_arrays.require_own_signs(x, name)
     return _tensor_memory(x, stored_as(code)), code
 
 
@@ -294,6 +291,7 @@ def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:
             f"{name} is on a device (DLPack type {int(device)}), but this call takes arrays on the "
             "CPU; copy it there first"
         )
+    device_arrays.require_own_signs(x, name)
     try:
         return _coded(np.from_dlpack(x), name)
     except (BufferError, RuntimeError) as error:

@@ -158,6 +158,23 @@ def is_torch(x: Any) -> bool:
     return type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "data_ptr")
 
 
+def require_own_signs(x: Any, name: str) -> None:
+    """Refuse a tensor whose memory has the numbers with their signs turned (``conj().imag``).
+
+    Args:
+        x: A tensor of torch, or anything that may be one of a class derived from it.
+        name: What to call it in errors.
+
+    Raises:
+        InvalidArgument: It is one.
+    """
+    is_neg = getattr(x, "is_neg", None)
+    if callable(is_neg) and is_neg():
+        raise InvalidArgument(
+            f"{name} is a view of other numbers with their signs turned; use {name}.resolve_neg()"
+        )
+
+
 def require_same_device(views: dict[str, Any]) -> None:
     """Refuse operands of one call that live in different places.
 
@@ -191,6 +208,7 @@ def _from_torch(x: Any, name: str, stream: Any) -> DeviceView | None:
         raise _not_sendable(name, kind)
     if not x.is_contiguous():
         raise _not_contiguous(name, tuple(x.shape), "x.contiguous()")
+    require_own_signs(x, name)
     if stream is None:
         stream = sys.modules["torch"].cuda.current_stream(x.device)
     handle = stream_handle(stream)

@@ -217,6 +217,46 @@ TEST_CASE("make_plan: ranks, roots and lists of counts that do not fit the world
   CHECK_THROWS_AS(make_plan(request, Algorithm::kDirect), InvalidArgument);
 }
 
+TEST_CASE(
+    "broadcast by doubling: every rank is reached once, and each further host, in one message") {
+  for (Rank n = 1; n <= 33; ++n) {
+    for (const bool spans_hosts : {false, true}) {
+      for (const Rank root : {0, n / 2, n - 1}) {
+        CAPTURE(n);
+        CAPTURE(spans_hosts);
+        CAPTURE(root);
+        std::vector<Rank> givers(static_cast<std::size_t>(n), -1);
+        std::vector<Rank> sources = givers;
+        int between_hosts = 0;  // Of four ranks each.
+        std::size_t most_sends = 0;
+        for (Rank rank = 0; rank < n; ++rank) {
+          Request request = request_of(OpKind::kBroadcast, Order::kRing, DType::kFloat32, n);
+          request.rank = rank;
+          request.root = root;
+          request.count = 10;
+          request.spans_hosts = spans_hosts;
+          std::size_t sends = 0;
+          for (const Action& action : make_plan(request, Algorithm::kDoubling).actions) {
+            if (action.kind == ActionKind::kRecv)
+              sources[static_cast<std::size_t>(rank)] = action.peer;
+            if (action.kind != ActionKind::kSend) continue;
+            CHECK(givers[static_cast<std::size_t>(action.peer)] == -1);
+            givers[static_cast<std::size_t>(action.peer)] = rank;
+            between_hosts += rank / 4 != action.peer / 4 ? 1 : 0;
+            ++sends;
+          }
+          most_sends = std::max(most_sends, sends);
+        }
+        CHECK(givers == sources);
+        CHECK(std::ranges::count(givers, -1) == 1);
+        CHECK(givers[static_cast<std::size_t>(root)] == -1);
+        CHECK((std::size_t{1} << most_sends) < 2 * static_cast<std::size_t>(n));
+        if (spans_hosts && root == 0) CHECK(between_hosts == (n - 1) / 4);
+      }
+    }
+  }
+}
+
 TEST_CASE("plan: scratch is a few pieces a rank and actions a few a piece, up to 4 GiB") {
   for (const Rank n : {2, 3, 4, 8, 33}) {
     for (const std::uint64_t count : {std::uint64_t{1} << 20, std::uint64_t{1} << 30}) {

@@ -175,6 +175,8 @@ def test_a_tensor_of_numbers_with_their_signs_turned_is_refused_before_anything_
         assert turned.is_neg()
         with pytest.raises(gr.InvalidArgument, match=r"resolve_neg\(\)"):
             comm.all_reduce(turned)
+        with pytest.raises(gr.InvalidArgument, match=r"resolve_neg\(\)"):
+            comm.all_reduce(turned.as_subclass(type("Own", (torch.Tensor,), {})))
         assert comm.all_reduce(turned.resolve_neg()).tolist() == [-2.0 * SIZE] * 3
 
     world(SIZE, transport).run(reduce)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import warnings
 from typing import Any
 
 import numpy as np
@@ -74,6 +76,28 @@ def test_an_all_reduce_into_another_array_needs_no_python(world: GetWorld, trans
     world(SIZE, transport).run(reduce)
 
 
+class Packed(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("one", ctypes.c_uint8), ("other", ctypes.c_uint32))
+
+
+class Nothing(ctypes.Structure):
+    _fields_ = ()
+
+
+@pytest.mark.filterwarnings("ignore:A builtin ctypes object:RuntimeWarning")  # NumPy's, rightly.
+def test_items_that_only_call_themselves_bytes_are_refused(world: GetWorld, transport: str) -> None:
+    def reduce(comm: Any) -> None:
+        for items in (np.empty(3, "V0"), np.empty(3, []), (Packed * 8)(), (Nothing * 2)()):
+            for call in (comm.all_reduce, comm.broadcast, comm.all_gather):
+                with pytest.raises(gr.InvalidArgument):
+                    call(items)
+            with pytest.raises(gr.InvalidArgument):
+                comm.all_reduce(np.ones(8, np.uint8), out=items)
+
+    world(SIZE, transport).run(reduce)
+
+
 def test_plain_tensors_need_no_python_and_all_others_are_looked_at(
     world: GetWorld, transport: str
 ) -> None:
@@ -110,6 +134,10 @@ def test_plain_tensors_need_no_python_and_all_others_are_looked_at(
         others[0] = others[0][:, 1:]
         for other in others:
             quick(other)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # They are "in prototype stage".
+            others.append(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+        quick(others[-1])
         assert len(asked) == len(others)
         assert all(one is other for one, other in zip(asked, others, strict=True))
 

@@ -59,10 +59,10 @@ def stage(
         )
     own = tensor.detach()
     home = _home([own])
-    if own.device == home and own.is_contiguous() and not copies:
+    if own.device == home and own.is_contiguous() and not own.is_neg() and not copies:
         return Staged(_flat(own, reduces=reduces))
     if reads:
-        contiguous = own.to(home, memory_format=torch.contiguous_format, copy=True)
+        contiguous = own.resolve_neg().to(home, memory_format=torch.contiguous_format, copy=True)
     else:
         contiguous = torch.empty(own.shape, dtype=own.dtype, device=home)
 
@@ -134,6 +134,7 @@ def _joined(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     place = first.data_ptr()
     for tensor, size in zip(tensors, sizes, strict=True):
         is_next = tensor.data_ptr() == place and tensor.is_contiguous() and size > 0
+        is_next = is_next and not tensor.is_neg()
         if not is_next or tensor.layout is not torch.strided:
             return None
         place += size * tensor.element_size()
