@@ -104,8 +104,11 @@ except gr.Error as error:
     result = error.__notes__
 """
     ranks = job(3)
-    ranks.ranks[0].begin(note.format("comm.all_reduce(np.ones(3), async_op=True).wait()"))
-    ranks.ranks[1].begin(note.format("comm.recv(np.ones(3), 2)"))
+    calls = "comm.all_reduce(np.ones(3), async_op=True).wait()", "comm.recv(np.ones(3), 2)"
+    for rank, call in zip(ranks.ranks, calls, strict=False):
+        rank.begin(note.format(f"say('in'); {call}"))
+        rank.expect("in")
+        rank.wait_until_it_sleeps()  # Else its call may come too late to have anything under way.
     ranks.ranks[2].kill()
     for rank, notes in enumerate(notes_of(ranks, 2)):
         assert [str(folder / f"rank-{rank}.json") in text for text in notes] == [True]
