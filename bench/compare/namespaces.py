@@ -35,7 +35,7 @@ def with_congestion(control: str) -> Iterator[Place]:
     try:
         _run("ip", "netns", "add", name)
         _run("ip", "-n", name, "link", "set", "lo", "up")
-        # Bytes to an address of one's own go over lo; but Open MPI wants an interface that is none.
+        # Bytes to an address of one's own go over lo; but Open MPI wants one that is no loopback.
         _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", "port")
         _run("ip", "-n", name, "address", "add", f"{NETWORK}.1/24", "dev", "eth0")
         for end in ("eth0", "port"):

@@ -5,8 +5,10 @@
 #include "base/error.h"
 
 namespace gradring::bind {
+namespace {
+
 // Struct-module characters, native or little-endian; long and long long are told apart by size.
-std::optional<DType> find_dtype(const Py_buffer& view) {
+std::optional<DType> named_dtype(const Py_buffer& view) {
   const char* format = view.format == nullptr ? "B" : view.format;
   if (*format == '<' || *format == '=' || *format == '@') ++format;
   if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
@@ -25,17 +27,21 @@ std::optional<DType> find_dtype(const Py_buffer& view) {
   }
 }
 
-namespace {
-
 DType dtype_of(const Py_buffer& view) {
   if (const auto dtype = find_dtype(view)) return *dtype;
-  throw InvalidArgument(
-      str("an array of format '", view.format == nullptr ? "" : view.format,
-          "' cannot be sent; use float64, float32, float16, bfloat16, int8, int16, int32, int64, "
-          "uint8 or bool"));
+  throw InvalidArgument(str("an array of format '", view.format == nullptr ? "" : view.format,
+                            "' and ", view.itemsize,
+                            " bytes per item cannot be sent; use float64, float32, float16, "
+                            "bfloat16, int8, int16, int32, int64, uint8 or bool"));
 }
 
 }  // namespace
+
+std::optional<DType> find_dtype(const Py_buffer& view) {
+  const auto dtype = named_dtype(view);
+  const bool fits = dtype && static_cast<std::size_t>(view.itemsize) == item_bytes(*dtype);
+  return fits ? dtype : std::nullopt;
+}
 
 Buffer::Buffer(pybind11::handle object, int dtype_code, bool is_written) {
   const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (is_written ? PyBUF_WRITABLE : 0);

@@ -12,7 +12,8 @@
 
 namespace gradring::bind {
 
-// What the items of a buffer are; nothing where they cannot be sent.
+// What the items of a buffer are; nothing where they cannot be sent, or only call themselves
+// numbers (structures and unions may, of whatever size).
 std::optional<DType> find_dtype(const Py_buffer& view);
 
 // Holds a Python buffer open: the array cannot be resized or freed meanwhile. Made and destroyed

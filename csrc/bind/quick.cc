@@ -93,8 +93,6 @@ class Held {
       return;
     }
     dtype_ = find_dtype(view_);
-    // Structures and unions may call themselves bytes, of whatever size.
-    if (dtype_ && static_cast<std::size_t>(view_.itemsize) != item_bytes(*dtype_)) dtype_.reset();
     if (!dtype_) return;
     data_ = static_cast<std::byte*>(view_.buf);
     count_ = static_cast<std::uint64_t>(view_.len / view_.itemsize);

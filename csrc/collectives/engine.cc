@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <new>
 #include <set>
@@ -69,9 +68,7 @@ Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transpor
     if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
   link_rates_ = link_rates(*world, *group);
   hierarchy_ = Hierarchy::make(world, *group, rank);
-  spans_hosts_ = std::any_of(group->members.begin(), group->members.end(), [&](Rank member) {
-    return !world->shares_host(member, group->members[0]);
-  });
+  spans_hosts_ = world->spans_hosts(*group);
 }
 
 Request Engine::complete(const Operation& operation) const {

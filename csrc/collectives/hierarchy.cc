@@ -8,10 +8,8 @@ namespace gradring::collectives {
 
 std::unique_ptr<Hierarchy> Hierarchy::make(const std::shared_ptr<transport::World>& world,
                                            const transport::Group& group, Rank rank) {
-  const bool has_other_host =
-      std::any_of(group.members.begin(), group.members.end(),
-                  [&](Rank member) { return !world->shares_host(member, group.members[0]); });
-  if (!has_other_host || !world->shares_memory(world->rank(), world->rank())) return nullptr;
+  if (!world->spans_hosts(group) || !world->shares_memory(world->rank(), world->rank()))
+    return nullptr;
   // More ranks than hosts: some host has several. (Without this, the hosts' first ranks would get a
   // hierarchy of their own.)
   std::vector<Rank> first;

@@ -122,7 +122,7 @@ struct Request {
   std::vector<std::uint64_t> counts;
   std::vector<std::uint64_t> recv_counts;
   Order order = Order::kRing;
-  // broadcast: the ranks are of several hosts, and those of one follow each other.
+  // broadcast: the ranks are of several hosts; those of one mostly follow each other.
   bool spans_hosts = false;
   // avg: what the sum is divided by; 0: the number of ranks. Of no concern to a plan.
   std::uint32_t divisor = 0;

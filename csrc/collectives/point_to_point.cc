@@ -79,11 +79,11 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
     std::unique_lock seat(drive_, std::try_to_lock);
     try {
       if (!seat.owns_lock()) {
+        idle.note_wait();
         std::unique_lock lock(mutex_);
         changed_.wait_for(lock, Millis{5}, [&] { return transfer->is_done; });
         if (transfer->is_done) break;
         lock.unlock();
-        idle.note_wait();
         idle.check();
         if (interruptible) transport::run_interrupt_check();
         continue;

@@ -70,7 +70,8 @@ class Idle {
   // Waits a little for something that can only be looked at again, such as a GPU's event.
   void on_clock();
 
-  // The caller has waited by itself, for whoever waits here.
+  // Another thread waited for this operation, at its caller's request: it counts as one that
+  // waited.
   void note_wait() { has_waited_ = true; }
 
   // Throws as above, without waiting. Called by drivers between steps too.

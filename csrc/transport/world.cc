@@ -91,6 +91,11 @@ bool World::shares_host(Rank a, Rank b) const {
   return member(a).host_key == member(b).host_key;
 }
 
+bool World::spans_hosts(const Group& group) const {
+  return std::any_of(group.members.begin(), group.members.end(),
+                     [&](Rank member) { return !shares_host(member, group.members.front()); });
+}
+
 bool World::shares_memory(Rank a, Rank b) const {
   return options_.mode != TransportMode::kTcp && shares_host(a, b);
 }

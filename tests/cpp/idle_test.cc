@@ -129,6 +129,28 @@ TEST_CASE(
   CHECK(waiter.group.sleep_until() == Time{});
 }
 
+TEST_CASE("a sleep that was taken back still counts for how long the next one is") {
+  Waiter waiter;
+  const Time first = Clock::now();
+  waiter.group.note_theft(first);
+  CHECK(waiter.group.sleep_until() == first + Millis{1});
+  for (int i = 0; i < 8; ++i) waiter.group.note_call(false);
+  REQUIRE(waiter.group.sleep_until() == Time{});
+  const Time second = first + Millis{2};
+  waiter.group.note_theft(second);
+  CHECK(waiter.group.sleep_until() == second + Millis{2});
+}
+
+TEST_CASE("what another thread waited for an operation counts as its wait") {
+  Waiter waiter;
+  waiter.group.note_theft(Clock::now());
+  for (int i = 0; i < 20; ++i) {
+    Idle idle(waiter.group, kPlenty, false);
+    idle.note_wait();
+  }
+  CHECK(waiter.group.sleep_until() != Time{});
+}
+
 std::atomic<int> interrupts{0};
 
 TEST_CASE("a user's wait looks for signals, a background wait does not") {

@@ -77,6 +77,37 @@ def seen(x: Any, **options: Any) -> DeviceView:
     return found
 
 
+class OnCuda:
+    """What a tensor on a CUDA device says of itself."""
+
+    def __init__(self, is_neg: bool) -> None:
+        self._is_neg = is_neg
+        self.device = torch.device("cuda", 0)
+        self.dtype = torch.float32
+        self.shape = torch.Size((3,))
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def is_neg(self) -> bool:
+        return self._is_neg
+
+    def data_ptr(self) -> int:
+        return ADDRESS
+
+    def numel(self) -> int:
+        return 3
+
+
+OnCuda.__module__ = "torch"
+
+
+def test_a_tensor_with_its_signs_turned_is_refused_on_a_device_too() -> None:
+    assert find(OnCuda(is_neg=False), "x", writes=True, stream=5) is not None
+    with pytest.raises(InvalidArgument, match=r"signs turned; use x\.resolve_neg\(\)"):
+        find(OnCuda(is_neg=True), "x", writes=True, stream=5)
+
+
 def test_what_is_on_the_cpu_is_left_to_others() -> None:
     for x in (np.zeros(3), torch.zeros(3), b"bytes", [1, 2], None, 7):
         assert find(x, "x", writes=False) is None

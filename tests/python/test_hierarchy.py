@@ -129,6 +129,24 @@ def test_a_broadcast_reaches_every_host_from_every_root(
         assert all(result.tobytes() == floats(root).tobytes() for result in results)
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "aaaa", "abcd"])
+def test_a_small_broadcast_reaches_every_host_from_every_root(
+    hosts: Callable[..., Hosts], layout: str, transport: str
+) -> None:
+    group = hosts(layout, transport)
+    for root in range(group.size):
+        for count in (0, 1, 1000):
+
+            def send(comm: Any, root: int = root, count: int = count) -> None:
+                for algorithm in ("auto", "doubling"):
+                    x = np.arange(count) * 10 + comm.rank
+                    comm.broadcast(x, root, algorithm=algorithm)
+                    assert np.array_equal(x, np.arange(count) * 10 + root)
+
+            group.run(send)
+
+
 def test_a_rank_knows_its_place_on_its_host(hosts: Callable[..., Hosts]) -> None:
     places = hosts("abacb").run(lambda comm: (comm.local_rank, comm.local_world_size))
     assert places == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]

@@ -46,15 +46,12 @@ def test_every_line_starts_with_its_rank_and_stays_whole(start: Start) -> None:
 
 
 def test_ranks_of_a_host_are_in_one_session_and_in_groups_of_their_own(start: Start) -> None:
-    program = LIVE + "print('at', os.getsid(0), os.getpgid(0) == os.getpid())"
-    code, lines, err = start(program, "-n", "3").finish()
-    assert (code, err) == (0, "")
-    found = {line.split(" at ")[1] if " at " in line else line for line in lines}
-    assert len(lines) == 3
-    assert len(found) == 1, found  # One session, which is none of the ranks' own.
-    session, leads = next(iter(found)).removeprefix("[0] at ").split()
-    assert leads == "True"
-    assert int(session) != os.getsid(0)
+    program = LIVE + "print(os.getsid(0), os.getpgid(0) - os.getpid())"
+    code, lines, err = start(program, "-n", "3", "--no-prefix").finish()
+    assert (code, err, len(lines)) == (0, "", 3)
+    session, leads = lines[0].split()
+    assert set(lines) == {f"{session} 0"}
+    assert (leads, session == str(os.getsid(0))) == ("0", False)
 
 
 def test_both_streams_are_kept_apart_and_an_unended_line_is_not_lost(start: Start) -> None:

@@ -76,6 +76,26 @@ def test_an_all_reduce_into_another_array_needs_no_python(world: GetWorld, trans
     world(SIZE, transport).run(reduce)
 
 
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_nothing_is_sent_of_nothing_and_to_nobody(
+    world: GetWorld, transport: str, size: int
+) -> None:
+    def run(comm: Any) -> None:
+        empty, into = np.empty(0), np.empty(0)
+        for result in (
+            comm.all_reduce(empty, out=into), comm.all_gather(empty, into),
+            comm.reduce_scatter(empty, into),
+        ):  # fmt: skip
+            assert result is into
+        assert comm.broadcast(empty) is empty
+        assert comm.all_reduce(empty) is empty
+        x, out = np.arange(3.0), np.empty(3)
+        assert comm.all_reduce(x, out=out) is out
+        assert (x.tolist(), out.tolist()) == ([0.0, 1.0, 2.0], [0.0, size, 2.0 * size])
+
+    world(size, transport).run(run)
+
+
 class Packed(ctypes.Structure):
     _pack_ = 1
     _fields_ = (("one", ctypes.c_uint8), ("other", ctypes.c_uint32))

@@ -133,9 +133,9 @@ def _joined(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
         return None
     place = first.data_ptr()
     for tensor, size in zip(tensors, sizes, strict=True):
-        is_next = tensor.data_ptr() == place and tensor.is_contiguous() and size > 0
-        is_next = is_next and not tensor.is_neg()
-        if not is_next or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        if size == 0 or tensor.data_ptr() != place:
             return None
         place += size * tensor.element_size()
     end = first.storage_offset() + sum(sizes)
