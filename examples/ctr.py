@@ -103,7 +103,7 @@ def make(
         model = kind(embedding, *size)
         rows = torch.optim.Adagrad(embedding.parameters(), lr=options.row_lr, eps=1e-10)
         others = [p for name, p in model.named_parameters() if not name.startswith("embedding")]
-        return model, [torch.optim.Adam(others, lr=options.lr), rows]
+        return model, [torch.optim.Adam(others, lr=options.lr, fused=True), rows]
     import gradring.torch as gt
 
     mode = {
@@ -116,7 +116,7 @@ def make(
     }[options.mode]
     rule, uniform = gr.optim.Adagrad(lr=options.row_lr), gr.init.Uniform(0.01)
     model = kind(gt.Embedding("ctr", dim, optimizer=rule, init=uniform), *size)
-    adam = torch.optim.Adam(model.parameters(), lr=options.lr)
+    adam = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     return model, [gt.distributed(adam, mode, model=model, comm=comm)]
 
 
