@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/config.h"
+#include "ps/merge.h"
 #include "ps/row_codec.h"
 
 namespace gradring::ps {
@@ -188,37 +189,41 @@ void Store::apply_round(const ReadyRound& round) {
 void Store::average_rows(Table& table, const std::map<std::uint32_t, Contribution>& given,
                          const std::map<std::uint32_t, double>& weights, float total) {
   struct Row {
-    std::uint64_t id;
-    std::uint32_t worker;
     const float* values;
+    float share;
   };
   const std::size_t dim = table.spec.dim;
+  std::vector<std::uint64_t> ids;  // Worker by worker, as they pushed them.
   std::vector<Row> rows;
-  for (const auto& [worker, contribution] : given)
+  for (const auto& [worker, contribution] : given) {
+    const auto weight = weights.find(worker);
+    const float share = weight == weights.end() ? 0 : static_cast<float>(weight->second);
+    ids.insert(ids.end(), contribution.ids.begin(), contribution.ids.end());
     for (std::size_t i = 0; i < contribution.ids.size(); ++i)
-      rows.push_back({contribution.ids[i], worker, contribution.values.data() + i * dim});
-  // Stable: a worker's rows stay in the order in which it pushed them.
-  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
-    return a.id != b.id ? a.id < b.id : a.worker < b.worker;
-  });
-  std::vector<std::uint64_t> ids;
-  Floats sums;
-  sums.reserve(rows.size() * dim);
-  for (const Row& row : rows) {
-    const bool is_first = ids.empty() || ids.back() != row.id;
-    if (is_first) {
-      ids.push_back(row.id);
-      sums.resize(ids.size() * dim);
-    }
-    const auto weight = weights.find(row.worker);
-    add_weighted(sums.data() + (ids.size() - 1) * dim, row.values, dim,
-                 weight == weights.end() ? 0 : static_cast<float>(weight->second), is_first);
+      rows.push_back({contribution.values.data() + i * dim, share});
   }
-  for (float& value : sums) value /= total;
-  const Applied applied = table.sparse->apply(ids, sums.data(), kRoundWriter, table.steps + 1);
+  const Distinct distinct(ids, 1);
+  const std::size_t count = distinct.ids().size();
+  Floats sums(count * dim);
+  for (std::size_t place = 0; place < count; ++place) {
+    float* const sum = sums.data() + place * dim;
+    const auto add = [&](const Row& row, bool is_first) {
+      add_weighted(sum, row.values, dim, row.share, is_first);
+    };
+    if (distinct.is_identity()) {
+      add(rows[place], true);
+    } else {
+      const auto positions = distinct.positions(place);
+      for (const std::uint32_t position : positions)
+        add(rows[position], position == positions.front());
+    }
+    for (std::size_t i = 0; i < dim; ++i) sum[i] /= total;
+  }
+  const Applied applied =
+      table.sparse->apply(distinct.ids(), sums.data(), kRoundWriter, table.steps + 1);
   table.refused += applied.refused;
   table.not_admitted += applied.not_admitted;
-  table.rows_pushed += ids.size();
+  table.rows_pushed += count;
 }
 
 void Store::average_dense(Table& table, const std::map<std::uint32_t, Contribution>& given,
