@@ -29,6 +29,8 @@ from torch.nn import functional as F  # noqa: N812
 import gradring as gr
 from gradring.progress import Progress
 
+# Adam in one pass over the weights on the CPU: from PyTorch 2.4 on.
+HAS_FUSED_ADAM = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
 POINTS = 20  # On the curve.
 
@@ -103,7 +105,7 @@ def make(
         model = kind(embedding, *size)
         rows = torch.optim.Adagrad(embedding.parameters(), lr=options.row_lr, eps=1e-10)
         others = [p for name, p in model.named_parameters() if not name.startswith("embedding")]
-        return model, [torch.optim.Adam(others, lr=options.lr, fused=True), rows]
+        return model, [torch.optim.Adam(others, lr=options.lr, fused=HAS_FUSED_ADAM), rows]
     import gradring.torch as gt
 
     mode = {
@@ -116,7 +118,7 @@ def make(
     }[options.mode]
     rule, uniform = gr.optim.Adagrad(lr=options.row_lr), gr.init.Uniform(0.01)
     model = kind(gt.Embedding("ctr", dim, optimizer=rule, init=uniform), *size)
-    adam = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
+    adam = torch.optim.Adam(model.parameters(), lr=options.lr, fused=HAS_FUSED_ADAM)
     return model, [gt.distributed(adam, mode, model=model, comm=comm)]
 
 

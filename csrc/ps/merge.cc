@@ -31,7 +31,13 @@ class Finder {
       if (i + kAhead < ids.size()) __builtin_prefetch(&slots_[slot_of(ids[i + kAhead])], 1);
       numbers[i] = number_of(ids[i]);
     }
+  }
+  // What was found is not needed any more.
+  void give_back_what_is_large() {
     if (slots_.size() > kMostKeptSlots) slots_ = {};
+    if (numbers.capacity() > kMostRemembered) numbers = {};
+    if (distinct.capacity() > kMostRemembered) distinct = {};
+    if (counts.capacity() > kMostRemembered) counts = {};
   }
 
   std::vector<std::uint32_t> numbers;
@@ -128,6 +134,7 @@ Distinct::Distinct(std::span<const std::uint64_t> ids, std::uint32_t shards, boo
   } else {
     found_ = std::make_shared<Found>(find(ids, shards, false));
     last = ids.size() <= kMostRemembered ? found_ : nullptr;
+    finder_of_thread().give_back_what_is_large();
   }
   ids_ = found_->is_identity ? ids : found_->ids;
 }

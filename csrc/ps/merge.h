@@ -1,7 +1,8 @@
-// Distinct: what a client does with a list of ids that has some of them many times. It asks each
-// shard for each id once and gives the row to every position that wants it; it adds up an id's
-// gradients before it sends them. Belongs to one call; building it uses memory of its thread, which
-// remembers what it found of its last list: a push mostly has the ids of the pull before it.
+// Distinct: a list of ids that has some of them many times. A client asks each shard for each id
+// once and gives the row to every position that wants it; it adds up an id's gradients before it
+// sends them. A server adds up what the workers of a round gave. Belongs to one call; building it
+// uses memory of its thread, which remembers what it found of its last list, unless that is long: a
+// push mostly has the ids of the pull before it.
 #pragma once
 
 #include <cstddef>

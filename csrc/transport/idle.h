@@ -70,8 +70,7 @@ class Idle {
   // Waits a little for something that can only be looked at again, such as a GPU's event.
   void on_clock();
 
-  // Another thread waited for this operation, at its caller's request: it counts as one that
-  // waited.
+  // The caller waits in a way of its own, such as for another thread that drives the links.
   void note_wait() { has_waited_ = true; }
 
   // Throws as above, without waiting. Called by drivers between steps too.

@@ -141,7 +141,7 @@ TEST_CASE("a sleep that was taken back still counts for how long the next one is
   CHECK(waiter.group.sleep_until() == second + Millis{2});
 }
 
-TEST_CASE("what another thread waited for an operation counts as its wait") {
+TEST_CASE("a wait in the caller's own way counts as one") {
   Waiter waiter;
   waiter.group.note_theft(Clock::now());
   for (int i = 0; i < 20; ++i) {

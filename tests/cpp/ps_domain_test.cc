@@ -201,6 +201,22 @@ TEST_CASE("a round is the weighted average in rank order over every worker, touc
   }
 }
 
+TEST_CASE("a round adds up in rank order, to the last bit, whoever comes first") {
+  Team team(3, true);
+  const float values[] = {1e8f, -1e8f, 1};  // In any other order the 1 is lost.
+  for (const std::uint32_t worker : {2u, 0u, 1u}) {
+    Guest& guest = team.guests[worker];
+    const float g = values[worker];
+    const Ids ids = worker == 1 ? Ids{3, 7, 9} : Ids{9, 7, 3};
+    team.rig.ask(guest, push("rows", ids, {g, g, g}, in_round(0)));
+    team.rig.ask(guest, push_dense("dense", {g, g, g}, in_round(0)));
+    team.rig.ask(guest, clock(kDomain, 1, round_of(3, 1)));
+  }
+  const float third = 1.0f / 3;
+  CHECK(team.pulled({3, 7, 9}) == Values{third, third, third});
+  CHECK(team.dense() == Values{third, third, third});
+}
+
 TEST_CASE("a round in which all weights are zero changes nothing, and the next one begins") {
   Team team(2, true);
   for (Guest& guest : team.guests) {
