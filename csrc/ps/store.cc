@@ -188,37 +188,23 @@ void Store::apply_round(const ReadyRound& round) {
 
 void Store::average_rows(Table& table, const std::map<std::uint32_t, Contribution>& given,
                          const std::map<std::uint32_t, double>& weights, float total) {
-  struct Row {
-    const float* values;
-    float share;
-  };
   const std::size_t dim = table.spec.dim;
-  std::vector<std::uint64_t> ids;  // Worker by worker, as they pushed them.
-  std::vector<Row> rows;
+  // Worker by worker, as they pushed them; each row times its worker's weight.
+  std::vector<std::uint64_t> ids;
+  Floats rows;
   for (const auto& [worker, contribution] : given) {
     const auto weight = weights.find(worker);
-    const float share = weight == weights.end() ? 0 : static_cast<float>(weight->second);
+    const std::size_t begin = rows.size();
     ids.insert(ids.end(), contribution.ids.begin(), contribution.ids.end());
-    for (std::size_t i = 0; i < contribution.ids.size(); ++i)
-      rows.push_back({contribution.values.data() + i * dim, share});
+    rows.resize(begin + contribution.values.size());
+    add_weighted(rows.data() + begin, contribution.values.data(), contribution.values.size(),
+                 weight == weights.end() ? 0 : static_cast<float>(weight->second), true);
   }
   const Distinct distinct(ids, 1);
   const std::size_t count = distinct.ids().size();
   Floats sums(count * dim);
-  for (std::size_t place = 0; place < count; ++place) {
-    float* const sum = sums.data() + place * dim;
-    const auto add = [&](const Row& row, bool is_first) {
-      add_weighted(sum, row.values, dim, row.share, is_first);
-    };
-    if (distinct.is_identity()) {
-      add(rows[place], true);
-    } else {
-      const auto positions = distinct.positions(place);
-      for (const std::uint32_t position : positions)
-        add(rows[position], position == positions.front());
-    }
-    for (std::size_t i = 0; i < dim; ++i) sum[i] /= total;
-  }
+  distinct.sum(0, count, rows.data(), dim, sums.data());
+  for (float& value : sums) value /= total;
   const Applied applied =
       table.sparse->apply(distinct.ids(), sums.data(), kRoundWriter, table.steps + 1);
   table.refused += applied.refused;
