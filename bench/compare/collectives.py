@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -82,8 +81,11 @@ def measure(job: Job, settings: Settings) -> bool:
     document = report.start_document(options, argv, job.ranks, job.transport)
     if job.congestion:
         document["machine"]["tcp_congestion_control"] = job.congestion
-    document["command"] = _command()
     document["operations"] = old["operations"] if old else []
+    is_kept = any(row["bytes"] not in todo.get(found["op"], ())
+                  for found in document["operations"] for row in found["rows"])  # fmt: skip
+    # Of most rows; one that was measured by another has that beside its date.
+    document["command"] = old["command"] if old and is_kept else records.asked_command()
     document["environments"] = {
         name: settings.environments[name.removesuffix("-tcp")].versions
         for name in peers_of(job.transport, settings.peers)
@@ -224,18 +226,6 @@ def _starting(job: Job, settings: Settings) -> Iterator[World]:
             yield world
         finally:
             world.close()
-
-
-def _command() -> str:
-    """The command line without folders, which are this machine's."""
-    words = iter(sys.argv[1:])
-    kept = ["python", "bench/compare"]
-    for word in words:
-        if word in ("--environments", "--json"):
-            next(words, None)
-        elif not word.startswith(("--environments=", "--json=")):
-            kept.append(word)
-    return shlex.join(kept)
 
 
 def _summary(row: Document) -> str:

@@ -91,7 +91,7 @@ def _measure(
     document = report.start_document(measured, argv, len(mbit), "tcp")
     document |= {
         "title": title, "mbit": list(mbit), "bound": _bound_text(mbit),
-        "command": shlex.join(["python", "bench/compare", "network", "--hosts", str(len(mbit))]),
+        "command": records.asked_command(),
     }  # fmt: skip
     job = Job("tcp", len(mbit), "", {"all_reduce": sizes})
     with namespaces.hosts(mbit) as made, tempfile.TemporaryDirectory() as folder:

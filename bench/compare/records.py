@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,20 @@ def save(path: Path, document: Document) -> None:
     part.replace(path)
 
 
+def asked_command() -> str:
+    """Return the command line without folders, which are this machine's."""
+    words = iter(sys.argv[1:])
+    kept = ["python", "bench/compare"]
+    for word in words:
+        if word in ("--environments", "--json"):
+            next(words, None)
+        elif not word.startswith(("--environments=", "--json=")):
+            kept.append(word)
+    return shlex.join(kept)
+
+
 def stamp() -> Document:
-    """Say when and at which state of the code a row was measured, and how busy the machine was."""
+    """Say how, when and at which state of the code a row was measured, and how busy all was."""
     asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         ended = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
@@ -37,7 +51,8 @@ def stamp() -> Document:
     except OSError:
         commit = "unknown"
     now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-    return {"commit": commit, "date": now, "load": round(os.getloadavg()[0], 2)}
+    load = round(os.getloadavg()[0], 2)
+    return {"command": asked_command(), "commit": commit, "date": now, "load": load}
 
 
 def rows_of(document: Document, op: str) -> list[Document]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import socket
 import subprocess
 import sys
@@ -82,7 +81,7 @@ def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) 
     compact = ["--compact"] if options.compact else []
     document = {
         "title": ": ".join(["Rows", *compact, "pairs of pull and push, one client, one server"]),
-        "command": shlex.join(["python", "bench/compare", "rows", *compact]),
+        "command": records.asked_command(),
         "machine": machine_facts(),
         "measured": records.stamp(),
         "about": [*_COUNTING, _INDEX[options.compact], f"{_turns(options)} turns, A B C A B C"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -53,7 +52,7 @@ def run(what: str, options: argparse.Namespace, found: dict[str, Environment]) -
     path = options.json / f"{what}.json"
     document: Document = {
         "title": _TITLES[what],
-        "command": _command(what, options),
+        "command": records.asked_command(),
         "machine": machine_facts(),
         "measured": records.stamp(),
         "about": [f"{options.workers} workers and a server, one thread each", _ABOUT, _EQUAL[what]],
@@ -89,11 +88,6 @@ def run(what: str, options: argparse.Namespace, found: dict[str, Environment]) -
 
 def _rounds(options: argparse.Namespace) -> int:
     return int(options.rounds or 3)
-
-
-def _command(what: str, options: argparse.Namespace) -> str:
-    extent = [] if options.extent == "default" else [f"--{options.extent}"]
-    return shlex.join(["python", "bench/compare", what, *extent, "--rounds", str(_rounds(options))])
 
 
 def _train(part: Part, contender: Contender, deadline: float) -> tuple[Document, str]:

@@ -133,7 +133,12 @@ def test_rows_are_measured_kept_and_measured_again(tmp_path: Path) -> None:
     assert row["measured"]["date"]
     assert before["libraries"]["gloo"]["congestion"], "peers' sockets are described"
     assert before["environments"]["gloo"]["torch"].startswith("2.")
-    assert str(tmp_path) not in before["command"]
+    asked = ("python bench/compare collectives --ranks 2 --transport tcp --operations all_reduce "
+             "--sizes 1K --peers gloo --quick --no-pictures")  # fmt: skip
+    assert before["command"] == row["measured"]["command"] == asked, "as asked, without folders"
+    assert after["command"] == asked, "most rows' command stays"
+    added = after["operations"][0]["rows"][1]["measured"]["command"]
+    assert added.startswith("python bench/compare --rows all_reduce:tcp:2:4K ")
     assert [one["bytes"] for one in after["operations"][0]["rows"]] == [1 << 10, 4 << 10]
     assert after["operations"][0]["rows"][0] == row, "the other row is as it was"
     assert "all rows are there" in again.stderr
