@@ -47,9 +47,10 @@ inline constexpr std::size_t kPsFlightRequests = 256;
 inline constexpr std::size_t kPsAnswerBytes = std::size_t{4} << 20;
 // Memory of done payloads that a shard keeps for the next ones: a busy client's, both ways.
 inline constexpr std::size_t kPsSpareBytes = std::size_t{4} << 20;
-// Failed outcomes that are kept per client, to answer a repeated request as the first time.
-// As many as one client may have under way.
+// Outcomes that are kept per client, to answer a repeated request as the first time: failures, and
+// small answers with rows. As many of each as one client may have under way.
 inline constexpr std::size_t kPsOutcomes = 256;
+inline constexpr std::size_t kPsSmallAnswerBytes = 256;
 // Requests of one connection that wait for the end of a freeze, or for a gate; then nothing more is
 // read from it. Not less than its client may have under way: it may not wait for what it sends
 // next.

@@ -1,6 +1,7 @@
 #include "ps/client_table.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/config.h"
 
@@ -56,6 +57,11 @@ void ClientTable::note_failure(ClientState& state, std::uint64_t seq, const Fail
   if (state.failed.size() > limits::kPsOutcomes) state.failed.erase(state.failed.begin());
 }
 
+void ClientTable::note_answer(ClientState& state, std::uint64_t seq, SmallAnswer answer) {
+  state.answers[seq] = std::move(answer);
+  if (state.answers.size() > limits::kPsOutcomes) state.answers.erase(state.answers.begin());
+}
+
 void ClientTable::save(Bytes& out) const {
   // Who has changed nothing yet left no trace: the log does not know of them either.
   const auto has_history = [](const auto& entry) { return entry.second.seq > 0; };
@@ -76,6 +82,14 @@ void ClientTable::save(Bytes& out) const {
       writer.put(failure.rank);
       writer.put_text(failure.text);
     }
+    writer.put(static_cast<std::uint32_t>(state.answers.size()));
+    for (const auto& [seq, answer] : state.answers) {
+      writer.put(seq);
+      writer.put(answer.pushes);
+      writer.put(answer.stamp);
+      writer.put(static_cast<std::uint32_t>(answer.payload.size()));
+      writer.put_bytes(answer.payload);
+    }
   }
   put_bytes(out, writer.take());
 }
@@ -95,6 +109,14 @@ void ClientTable::restore(wire::Reader& in) {
       failure.kind = in.get_enum<ErrorKind>(kErrorKindCount);
       failure.rank = in.get<Rank>();
       failure.text = in.get_text();
+    }
+    const std::uint32_t answers = in.get_count(limits::kPsOutcomes);
+    for (std::uint32_t k = 0; k < answers; ++k) {
+      SmallAnswer& answer = state.answers[in.get<std::uint64_t>()];
+      answer.pushes = in.get<std::uint64_t>();
+      answer.stamp = in.get<std::uint64_t>();
+      const auto payload = in.take(in.get_count(limits::kPsSmallAnswerBytes));
+      answer.payload.assign(payload.begin(), payload.end());
     }
     clients_.emplace(client, std::move(state));
   }

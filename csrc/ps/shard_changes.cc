@@ -91,6 +91,12 @@ Frame Shard::Impl::again(const ClientState& state, const Frame& request) {
   const auto failed = state.failed.find(request.header.seq);
   if (failed != state.failed.end()) return error_to(request.header, failed->second);
   Frame answer = answer_to(request.header, PsType::kDone);
+  if (const auto kept = state.answers.find(request.header.seq); kept != state.answers.end()) {
+    answer.header.a = kept->second.pushes;
+    answer.header.b = kept->second.stamp;
+    answer.payload = kept->second.payload;
+    return answer;
+  }
   put(answer.payload, Outcome{});
   const auto found = store.all().find(request.header.table);
   if (found == store.all().end()) return answer;
@@ -98,7 +104,7 @@ Frame Shard::Impl::again(const ClientState& state, const Frame& request) {
   answer.header.a = table.pushes;
   answer.header.b = table.stamp();
   if ((request.header.flags & wire::kReturnsRows) == 0) return answer;
-  // The rows as they are now: at least as new as when it was done.
+  // There were too many to keep. The rows as they are now: at least as new as when it was done.
   Bytes payload = request.payload;
   const Change change = parse_change(request.header, payload);
   if (table.sparse && request.header.type == PsType::kPush)
@@ -121,6 +127,10 @@ void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, s
   Frame result;
   try {
     result = apply(header, change, client);
+    if ((header.flags & wire::kReturnsRows) != 0 &&
+        result.payload.size() <= limits::kPsSmallAnswerBytes)
+      ClientTable::note_answer(state, header.seq,
+                               {result.header.a, result.header.b, result.payload});
   } catch (const ProtocolError&) {
     throw;
   } catch (const Error& error) {

@@ -111,6 +111,11 @@ void PsSimulation::check_end() {
     const std::string wrong = world_.ledger.check_end(read);
     if (!wrong.empty()) return world_.complain(str("at the end: ", wrong));
   }
+  // Nothing failed, and nobody was crashed: all numbers were told.
+  for (const auto& [counter, told] : world_.claims)
+    if (scenario_.is_gentle() && told.size() != world_.claims_sent[counter])
+      return world_.complain(str(told.size(), " numbers of counter ", counter, " were told, ",
+                                 world_.claims_sent[counter], " asked for"));
   // Replicas are equal once everybody has given everything.
   if (world_.replicas.size() != scenario_.clients || world_.calls_failed > 0) return;
   for (const auto& [client, replica] : world_.replicas)

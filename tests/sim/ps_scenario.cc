@@ -13,6 +13,7 @@ const char* name(PsWork work) {
     case PsWork::kBounded: return "bounded staleness";
     case PsWork::kRounds: return "rounds";
     case PsWork::kGeo: return "geo";
+    case PsWork::kClaiming: return "claiming";
   }
   return "?";
 }

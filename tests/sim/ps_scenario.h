@@ -16,8 +16,9 @@ enum class PsWork : std::uint8_t {
   kBounded,   // Bounded staleness.
   kRounds,    // Rounds with weights.
   kGeo,       // Replicas that exchange deltas.
+  kClaiming,  // Pushes of one that are told what it came to.
 };
-inline constexpr std::size_t kPsWorkCount = 4;
+inline constexpr std::size_t kPsWorkCount = 5;
 
 enum class PsFaultKind : std::uint8_t {
   kReset,         // A connection breaks; what was under way is lost.

@@ -65,6 +65,7 @@ void PsSimulation::start_client(std::uint32_t at) {
     case PsWork::kBounded: place.program = make_bounded(*place.client, world_); return;
     case PsWork::kRounds: place.program = make_rounds(*place.client, world_); return;
     case PsWork::kGeo: place.program = make_geo(*place.client, world_); return;
+    case PsWork::kClaiming: place.program = make_claiming(*place.client, world_); return;
   }
 }
 

@@ -44,6 +44,8 @@ struct PsWorld {
   std::map<std::uint32_t, std::uint64_t> marks_pushed;  // Submitted, in bounded staleness.
   std::map<std::uint32_t, std::map<std::uint64_t, std::vector<float>>> replicas;  // GEO.
   std::map<std::pair<std::uint32_t, std::uint64_t>, float> given;  // Submitted, in GEO.
+  std::map<std::uint64_t, std::set<float>> claims;                 // Numbers told, by counter.
+  std::map<std::uint64_t, std::uint64_t> claims_sent;
 
   // The simulation's.
   std::function<bool(std::uint32_t client)> was_given_up;
@@ -67,6 +69,7 @@ std::unique_ptr<PsProgram> make_counting(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_bounded(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_rounds(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_geo(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_claiming(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_saver(PsClient& client, PsWorld& world);
 
 // The tables that programs use.
