@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
-from datasets import ROWS, Floats, Table, auc, table, with_next
+from datasets import ROWS, Floats, Ids, Table, auc, table, with_next
 from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -32,7 +32,9 @@ from gradring.progress import Progress
 # Adam in one pass over the weights on the CPU: from PyTorch 2.4 on.
 HAS_FUSED_ADAM = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
+FREE = ("async", "geo")  # Nobody waits for anybody.
 POINTS = 20  # On the curve.
+PART_BATCHES = 8  # That a worker takes at a time there.
 
 
 def parse() -> argparse.Namespace:
@@ -137,14 +139,15 @@ def train(
     """
     (model, optimizers), (recorder, talk) = parts, told
     comm.barrier()
-    begin, done, next_point = time.perf_counter(), 0, 0.0
+    begin, next_point = time.perf_counter(), 0.0
     total = data.train * options.epochs
     losses: list[float] = []
     seen: list[tuple[Floats, Floats]] = []
     model.train()
     with Progress(POINTS, rank=comm.rank, label=f"ctr {options.mode}") as progress:
         for epoch in range(options.epochs):
-            for (ids, dense, labels), coming in with_next(batches(options, comm, data, epoch)):
+            found = batches(options, comm, optimizers[0], data, epoch)
+            for (ids, dense, labels, done), coming in with_next(found):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 logits = model(ids, dense)
@@ -156,7 +159,6 @@ def train(
                 with talk:
                     for optimizer in optimizers:
                         optimizer.step()
-                done += options.batch * comm.world_size
                 losses.append(loss.item())
                 seen.append((labels.numpy(), logits.detach().numpy()))
                 if done >= next_point + total / POINTS:
@@ -175,14 +177,39 @@ def train(
 
 
 def batches(
-    options: argparse.Namespace, comm: gr.Communicator, data: Table, epoch: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """This worker's batches of an epoch, equally many on all."""
-    mine = gr.shard(data.train, comm, epoch=epoch, seed=options.seed, drop_last=True)
-    for start in range(0, len(mine) - options.batch + 1, options.batch):
-        rows = mine[start : start + options.batch]
+    options: argparse.Namespace, comm: gr.Communicator, optimizer: Any, data: Table, epoch: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    """This worker's batches of an epoch, each with the examples that all have had after it.
+
+    Workers that do not wait for each other come for a part when they are through with the one
+    before; else all have equally many batches.
+    """
+    size = options.batch
+    for rows, done in (
+        in_parts(data.train, size, epoch, options.seed, optimizer)
+        if options.mode in FREE
+        else in_step(data.train, size, epoch, options.seed, comm)
+    ):
         columns = (data.ids[rows], data.dense[rows], data.labels[rows])
-        yield tuple(torch.from_numpy(column) for column in columns)
+        yield *(torch.from_numpy(column) for column in columns), epoch * data.train + done
+
+
+def in_step(
+    count: int, size: int, epoch: int, seed: int, comm: gr.Communicator
+) -> Iterator[tuple[Ids, int]]:
+    mine = gr.shard(count, comm, epoch=epoch, seed=seed, drop_last=True)
+    for end in range(size, len(mine) + 1, size):
+        yield mine[end - size : end], end * comm.world_size
+
+
+def in_parts(
+    count: int, size: int, epoch: int, seed: int, optimizer: Any
+) -> Iterator[tuple[Ids, int]]:
+    order = np.random.default_rng([seed, epoch]).permutation(count)
+    part_size = size * PART_BATCHES
+    for part in optimizer.hand_out(f"epoch {epoch}", -(-count // part_size)):
+        for begin in range(part * part_size, min((part + 1) * part_size, count) - size + 1, size):
+            yield order[begin : begin + size], begin + size
 
 
 @torch.no_grad()

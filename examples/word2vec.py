@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from gradring.progress import Progress
 
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo")
 POINTS = 200  # On the curve.
+PART_WORDS = 48_000  # That a worker takes at a time, where nobody waits for anybody.
+PART_BATCHES = 8  # The same of the stream.
 UNSEEN = 20_480  # Pairs of the stream that are for testing.
 
 
@@ -74,20 +77,40 @@ class Work:
             self.examples = Windows(self.data.counts, blocks=options.blocks)
             self.words = len(self.data.vocabulary)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """This worker's part of an epoch, equally many batches on all."""
+    def batches(self, epoch: int, optimizer: Any) -> Iterator[tuple[Batch, int]]:
+        """This worker's batches of an epoch, and how many examples all workers have had by then.
+
+        Workers that do not wait for each other come for a part when they are through with the one
+        before; else each has one large part, and all have equally many batches.
+        """
         rank, workers = self.comm.rank, self.comm.world_size
+        if optimizer is not None and not optimizer.is_in_step:
+            part_size = PART_WORDS
+            if isinstance(self.examples, Stream):
+                part_size = PART_BATCHES * self.options.batch
+            for part in optimizer.hand_out(f"epoch {epoch}", -(-self.size // part_size)):
+                begin = part * part_size
+                done = epoch * self.size + begin
+                for batch in self.part(epoch, begin, min(begin + part_size, self.size))[1]:
+                    yield batch, done
+                    done += batch.examples
+            return
         first, last = (self.size * place // workers for place in (rank, rank + 1))
+        count, batches = self.part(epoch, first, last)
+        done = epoch * self.size
+        for batch in itertools.islice(
+            batches, int(self.comm.all_reduce(np.array([count]), op="min")[0])
+        ):
+            yield batch, done
+            done += batch.examples * workers
+
+    def part(self, epoch: int, first: int, last: int) -> tuple[int, Iterator[Batch]]:
+        """The number of batches in a part of the examples, and they."""
         if isinstance(self.examples, Stream):
-            count, batches = self.examples.epoch(
-                epoch * self.size + first, epoch * self.size + last
-            )
-        else:
-            assert isinstance(self.data, Corpus)
-            random = np.random.default_rng([self.options.seed, epoch, rank])
-            ids, lines = self.data.ids[first:last], self.data.lines[first:last]
-            count, batches = self.examples.epoch(ids, lines, random)
-        return itertools.islice(batches, int(self.comm.all_reduce(np.array([count]), op="min")[0]))
+            return self.examples.epoch(epoch * self.size + first, epoch * self.size + last)
+        assert isinstance(self.data, Corpus)
+        random = np.random.default_rng([self.options.seed, epoch, first])
+        return self.examples.epoch(self.data.ids[first:last], self.data.lines[first:last], random)
 
     def quality(self, model: Model) -> dict[str, float]:
         """How good the vectors are: right analogies, or the loss of pairs nobody trained on."""
@@ -139,23 +162,23 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
     model.flush()
     model.talk.seconds = 0
     comm.barrier()
-    begin, done, losses, next_point = time.perf_counter(), 0, [], 0.0
-    own = work.size * options.epochs / comm.world_size
+    begin, losses, next_point = time.perf_counter(), [], 0.0
+    total = work.size * options.epochs
     with Progress(POINTS, rank=comm.rank, label=f"word2vec {options.mode}") as progress:
         for epoch in range(options.epochs):
-            for step, (batch, coming) in enumerate(with_next(work.batches(epoch))):
-                lr = options.lr * (max(0.01, 1 - done / own) if options.rule == "sgd" else 1)
+            batches = with_next(work.batches(epoch, model.optimizer))
+            for step, ((batch, done), coming) in enumerate(batches):
+                lr = options.lr * (max(0.01, 1 - done / total) if options.rule == "sgd" else 1)
                 with_loss = step % 10 == 0
-                loss = model.train(batch, lr, coming, with_loss=with_loss)
-                done += batch.examples
+                loss = model.train(batch, lr, coming and coming[0], with_loss=with_loss)
                 if not with_loss:
                     continue
                 losses.append(loss)
                 if done >= next_point:
-                    passed, mean = done * comm.world_size, float(np.mean(losses))
-                    recorder.point(time.perf_counter() - begin, passed, loss=mean)
-                    progress.advance(examples=passed - progress.examples, loss=mean)
-                    losses, next_point = [], next_point + own / POINTS
+                    mean = float(np.mean(losses))
+                    recorder.point(time.perf_counter() - begin, done, loss=mean)
+                    progress.advance(examples=done - progress.examples, loss=mean)
+                    losses, next_point = [], next_point + total / POINTS
             model.flush()
     comm.barrier()
     return time.perf_counter() - begin

@@ -23,11 +23,13 @@ class Model(Protocol):
     """Two matrices in training.
 
     Attributes:
+        optimizer: What talks to servers; None where there are none.
         talk: What this thread has spent on others; threads in the background are not counted.
         inputs: float32 (words, dim), one vector for each word as a centre.
         outputs: The same for it as a context.
     """
 
+    optimizer: Any
     talk: Talk
 
     @property
@@ -63,6 +65,8 @@ class Rows:
 
 class Local:
     """One process: both matrices are its own."""
+
+    optimizer: Any = None
 
     def __init__(self, examples: Any, words: int, options: argparse.Namespace) -> None:
         self.examples, self.talk = examples, Talk()

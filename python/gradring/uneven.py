@@ -12,8 +12,12 @@ from typing import TypeVar
 import numpy as np
 
 from gradring.communicator import Communicator
+from gradring.errors import InvalidArgument
 
 Batch = TypeVar("Batch")
+
+# Parts are counted in float32, which can count to 2^24; each worker asks once more than there are.
+_MOST_PARTS = (1 << 24) - (1 << 16)
 
 
 def until_all_end(comm: Communicator, batches: Iterable[Batch]) -> Iterator[Batch | None]:
@@ -37,3 +41,25 @@ def until_all_end(comm: Communicator, batches: Iterable[Batch]) -> Iterator[Batc
         if not has_batch[0]:
             return
         yield batch
+
+
+def require_parts(name: str, count: int) -> None:
+    """Raise `InvalidArgument` if data cannot be divided into so many parts."""
+    if not 1 <= count <= _MOST_PARTS:
+        raise InvalidArgument(f"hand_out {name!r}: {count} parts; 1 to {_MOST_PARTS} are possible")
+
+
+def dealt_out(name: str, count: int, rank: int, world_size: int) -> Iterator[int]:
+    """Return this rank's share of ``count`` parts where all ranks have equally many, or one less.
+
+    Args:
+        name: Of the pass over the data, for errors.
+        count: Parts.
+        rank: Gets parts rank, rank + world_size, ...
+        world_size: Ranks.
+
+    Raises:
+        InvalidArgument: There cannot be so many parts.
+    """
+    require_parts(name, count)
+    return iter(range(rank, count, world_size))

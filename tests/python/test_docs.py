@@ -66,7 +66,11 @@ table.push([1, 2], numpy.ones((2, 2)))
 BEFORE = {
     "README.md": [MODEL, GROUP, "", IDS],
     "docs/parameter_server.md": [MODEL + ROWS, DENSE, TWO],
-    "docs/modes.md": [MODEL + STEPS, "gr.ps.current().close()"],  # Another program.
+    "docs/modes.md": [
+        MODEL + STEPS,
+        "gr.ps.current().close()",  # Another program.
+        "def batches_of(part): return batches",
+    ],
     "docs/checkpoints.md": [MODEL + TABLE],
     "docs/torch.md": [MODEL + GROUP],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],

@@ -28,6 +28,8 @@ class BoundedOptimizer(ModeOptimizer):
         refused: Rows whose gradients servers have refused because they were not finite.
     """
 
+    is_in_step = True
+
     def __init__(
         self,
         params: Iterable[Array],

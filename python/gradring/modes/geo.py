@@ -13,10 +13,11 @@ from gradring.errors import InvalidArgument
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
-from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
+from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
 from gradring.modes.store import Array, Domain, Ids, Pull
+from gradring.modes.tables import ModeTable, Prefetched
 from gradring.optim import SGD, LocalRows, State, Sum
 
 
@@ -67,7 +68,7 @@ class GeoOptimizer(ModeOptimizer):
 
     def join(self) -> None:
         """Take part."""
-        is_outer = isinstance(self.mode.outer, Nesterov)
+        self.is_in_step = is_outer = isinstance(self.mode.outer, Nesterov)
         domain = Domain(f"{self.name}/geo", self.workers, is_round=is_outer)
         kind = OuterRounds if is_outer else Exchange
         self.replicas: Exchange | OuterRounds = kind(self.store, domain, self.mode, self.timeout)

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from gradring.communicator import Communicator
 from gradring.modes.contracts import Hybrid, Sync
-from gradring.modes.optimizer import TIMEOUT, ModeOptimizer, ModeTable, RowGradients
+from gradring.modes.optimizer import TIMEOUT, ModeOptimizer, RowGradients
 from gradring.modes.store import Array
+from gradring.modes.tables import ModeTable
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
 
@@ -99,6 +100,12 @@ class HybridOptimizer(ModeOptimizer):
         if self.sparse_side is not None and not isinstance(self.mode.dense, Sync):
             return self.sparse_side.uneven(batches)
         return self.dense_side.uneven(batches)
+
+    def hand_out(self, name: str, count: int) -> Iterator[int]:
+        """Hand out as the stricter of the two modes wants; see `ModeOptimizer.hand_out`."""
+        if self.sparse_side is not None and not self.dense_side.is_in_step:
+            return self.sparse_side.hand_out(name, count)
+        return self.dense_side.hand_out(name, count)
 
     def flush(self) -> None:
         """Flush both."""

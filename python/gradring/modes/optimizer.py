@@ -1,4 +1,4 @@
-"""`ModeOptimizer`: what all modes over parameter servers have alike, and `ModeTable`.
+"""`ModeOptimizer`: what all modes over parameter servers have alike.
 
 A mode is a subclass: it says when gradients go, what waits, and what a pull reads. Used from one
 thread; what goes on in the background is the subclass's.
@@ -17,121 +17,21 @@ import numpy as np
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
+from gradring.modes.parts import Parts
 from gradring.modes.rows import as_ids
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Ids, Pull, Push, Store
+from gradring.modes.tables import ModeTable, Prefetched
 from gradring.optim.state import require_successor
+from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
-RowGradients = tuple["ModeTable", Any, Any]  # Table, ids, one gradient row for each id.
+RowGradients = tuple[ModeTable, Any, Any]  # Table, ids, one gradient row for each id.
 
 TIMEOUT = 30.0  # Seconds.
 _PREFETCHES = 64
 
 _open: weakref.WeakSet[ModeOptimizer] = weakref.WeakSet()
-
-
-class ModeTable:
-    """A sparse table as the mode of its optimizer reads it; made by `ModeOptimizer.sparse_table`.
-
-    Attributes:
-        name: Of the table.
-        dim: Floats a row.
-        rule: How a gradient changes a row.
-        table: The table on the servers.
-        seen: What the last pull said of it.
-    """
-
-    def __init__(self, optimizer: ModeOptimizer, name: str, dim: int, rule: Any) -> None:
-        """Belong to an optimizer."""
-        self.name = name
-        self.dim = dim
-        self.rule = rule
-        self.table: Any = None
-        self.seen: Any = None
-        self._optimizer = optimizer
-        self._coming: Prefetched | None = None
-
-    def pull(self, ids: Any) -> Array:
-        """Return the rows of ids; the mode says how old they may be.
-
-        Args:
-            ids: Int64 or uint64, any shape; may repeat.
-
-        Returns:
-            Float32 of shape ``ids.shape + (dim,)``; a copy.
-        """
-        return self.pull_flat(as_ids(ids)).reshape(*np.shape(ids), self.dim)
-
-    def pull_flat(self, ids: Ids) -> Array:
-        """Return one row for each of ``ids``, which are flat."""
-        coming, self._coming = self._coming, None
-        if coming is not None and coming.has_begun and np.array_equal(coming.ids, ids):
-            coming.wait(self._optimizer.timeout)
-            self.seen = coming.seen
-            return coming.rows
-        return self._optimizer.read(self, ids)
-
-    def set_rule(self, rule: Any) -> None:
-        """Go on with other settings of the rule; see `ModeOptimizer.set_rule`.
-
-        Raises:
-            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
-        """
-        require_successor(self.rule, rule)
-        self._optimizer.set_table_rule(self, rule)
-        self.rule = rule
-
-    def forget_prefetch(self) -> None:
-        """Expect nothing; for modes that keep what comes somewhere else."""
-        self._coming = None
-
-    def prefetch(self, ids: Any) -> None:
-        """Begin to bring the rows that the next `pull` will ask for.
-
-        It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
-        promises of a pull after the next `step`.
-        """
-        self._coming = Prefetched(self, as_ids(ids))
-        self._optimizer.begin_prefetch(self._coming)
-
-
-class Prefetched:
-    """Rows that are on their way.
-
-    Attributes:
-        table: Their table.
-        ids: Flat; may repeat.
-        rows: One for each id, once they are here.
-        seen: What the pull said.
-    """
-
-    def __init__(self, table: ModeTable, ids: Ids) -> None:
-        """Nothing is asked yet."""
-        self.table = table
-        self.ids = ids
-        self.rows = np.empty((len(ids), table.dim), np.float32)
-        self.seen: Any = None
-        self._fetcher: Background | None = None
-
-    def begin(self, fetcher: Background, store: Store, gate: Any, timeout: float) -> None:
-        """Ask for them on the fetcher's thread."""
-
-        def fetch() -> None:
-            self.seen = store.pull([Pull(self.table.table, self.ids, self.rows)], gate)[0]
-
-        fetcher.submit(fetch, timeout)
-        self._fetcher = fetcher
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether they were asked for."""
-        return self._fetcher is not None
-
-    def wait(self, timeout: float) -> None:
-        """Wait until they are here."""
-        if self._fetcher is not None:
-            self._fetcher.drain(timeout)
 
 
 class ModeOptimizer:
@@ -143,9 +43,12 @@ class ModeOptimizer:
         timeout: Seconds that a step may wait for others.
         is_closed: It takes no further steps.
         comm: The workers as ranks, for `uneven`; ``None``: those of `init`.
+        is_in_step: Its workers do equally many steps.
     """
 
     comm: Any = None
+    is_in_step = False
+    _parts: Parts | None = None
 
     def __init__(
         self,
@@ -264,6 +167,32 @@ class ModeOptimizer:
             batches: This worker's.
         """
         yield from batches
+
+    def hand_out(self, name: str, count: int) -> Iterator[int]:
+        """Go through the parts 0 .. count-1 of the data, each of which one worker gets.
+
+        Where nobody waits for anybody (`Async`; `Geo` with `Sum` or `Mean`) a worker gets the next
+        one when it comes for it, in one round trip: so fast workers do more, one that joins takes
+        part, and all are through at about the same time. What a lost worker had taken is not handed
+        out again. In the other modes, whose workers do equally many steps, part i is worker i mod
+        n's; see `uneven`.
+
+        Args:
+            name: Of this pass over the data, such as ``"epoch 3"``; the same on every worker, and
+                another one for every pass: servers hand out a name's parts once, and a checkpoint
+                has those that were gone by its cut.
+            count: Parts; the same on every worker. Enough that one takes no large share of the
+                pass, and so few that each takes much longer than a round trip.
+
+        Raises:
+            InvalidArgument: ``count`` is not positive, or more than float32 can count.
+        """
+        if self.is_in_step:
+            return dealt_out(name, count, self.store.rank, self.workers)
+        require_parts(name, count)
+        if self._parts is None:
+            self._parts = Parts(self.store, self.name)
+        return self._parts.take(name, count)
 
     def flush(self) -> None:
         """Wait until servers have everything, and take their values."""

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from gradring.errors import InvalidArgument
 from gradring.joining import current
-from gradring.modes.optimizer import ModeOptimizer, ModeTable, Prefetched, RowGradients
+from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array, Domain, Gate, Ids, Pending
+from gradring.modes.tables import ModeTable, Prefetched
 from gradring.optim.averaging import require_weight
 from gradring.uneven import until_all_end
 
@@ -30,6 +31,7 @@ class RoundOptimizer(ModeOptimizer):
     """
 
     clock = 0
+    is_in_step = True
 
     def join(self) -> None:
         """Take part in the rounds."""

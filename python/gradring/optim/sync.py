@@ -19,7 +19,7 @@ from gradring.joining import current
 from gradring.optim.averaging import Averager
 from gradring.optim.rules import Rule, State
 from gradring.same_shapes import require_same_shapes
-from gradring.uneven import until_all_end
+from gradring.uneven import dealt_out, until_all_end
 
 Array = npt.NDArray[Any]
 Batch = TypeVar("Batch")
@@ -48,7 +48,10 @@ class SyncOptimizer:
         rule: How a gradient changes a parameter; assign another one to follow a schedule, on every
             rank alike.
         comm: The ranks it trains with.
+        is_in_step: They do equally many steps.
     """
+
+    is_in_step = True
 
     def __init__(
         self,
@@ -139,6 +142,18 @@ class SyncOptimizer:
             Each batch, then ``None`` until all ranks have run out.
         """
         return until_all_end(self.comm, batches)
+
+    def hand_out(self, name: str, count: int) -> Iterator[int]:
+        """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.
+
+        Ranks do equally many steps (`uneven`); with `gradring.Async` and `gradring.Geo` the same
+        call gives faster workers more.
+
+        Args:
+            name: Of this pass over the data; for those modes.
+            count: Parts.
+        """
+        return dealt_out(name, count, self.comm.rank, self.comm.world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the optimizer's state; the same on every rank.

@@ -18,8 +18,9 @@ from gradring import optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
-from gradring.modes.optimizer import ModeOptimizer, ModeTable, RowGradients
+from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.rows import as_ids, merge
+from gradring.modes.tables import ModeTable
 from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
 from gradring.torch.row_cache import RowCache

@@ -22,7 +22,7 @@ from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
 from gradring.torch.served import Rows, ServedOptimizer, make_rows
-from gradring.uneven import until_all_end
+from gradring.uneven import dealt_out, until_all_end
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
@@ -187,6 +187,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else:
                 self.set_weight(1 if weight is None else weight(batch))
             yield batch
+
+    def hand_out(self, name: str, count: int) -> Iterator[int]:
+        """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.
+
+        Ranks do equally many steps (`uneven`); with `gradring.Async` and `gradring.Geo` the same
+        call gives faster workers more.
+        """
+        return dealt_out(name, count, self._comm.rank, self._comm.world_size)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

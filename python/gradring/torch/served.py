@@ -201,6 +201,11 @@ class ServedOptimizer(torch.optim.Optimizer):
                 self.set_weight(1 if weight is None else weight(batch))
             yield batch
 
+    def hand_out(self, name: str, count: int) -> Iterator[int]:
+        """Go through parts of the data; see `gradring.modes.optimizer.ModeOptimizer.hand_out`."""
+        in_step = [driver for driver in self._drivers() if driver.is_in_step]
+        return [*in_step, self.driver][0].hand_out(name, count)
+
     def flush(self) -> None:
         """Bring everything to the servers and take their values; see `ModeOptimizer.flush`."""
         for driver in self._drivers():

@@ -1,0 +1,130 @@
+"""`ModeTable`: a sparse table as a mode reads it, and `Prefetched`: rows of one on their way."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradring.modes.background import Background
+from gradring.modes.rows import as_ids
+from gradring.modes.store import Array, Ids, Pull, Store
+from gradring.optim.state import require_successor
+
+
+class Owner(Protocol):
+    """What a table asks of the optimizer whose mode says what a read is."""
+
+    timeout: float
+
+    def read(self, table: ModeTable, ids: Ids) -> Array:
+        """Return rows of ids, as old as the mode allows; they may repeat."""
+
+    def set_table_rule(self, table: ModeTable, rule: Any) -> None:
+        """Go on with other settings of a table's rule."""
+
+    def begin_prefetch(self, coming: Prefetched) -> None:
+        """Begin to bring rows, now or after the step."""
+
+
+class ModeTable:
+    """A sparse table as the mode of its optimizer reads it; made by `ModeOptimizer.sparse_table`.
+
+    Attributes:
+        name: Of the table.
+        dim: Floats a row.
+        rule: How a gradient changes a row.
+        table: The table on the servers.
+        seen: What the last pull said of it.
+    """
+
+    def __init__(self, optimizer: Owner, name: str, dim: int, rule: Any) -> None:
+        """Belong to an optimizer."""
+        self.name = name
+        self.dim = dim
+        self.rule = rule
+        self.table: Any = None
+        self.seen: Any = None
+        self._optimizer = optimizer
+        self._coming: Prefetched | None = None
+
+    def pull(self, ids: Any) -> Array:
+        """Return the rows of ids; the mode says how old they may be.
+
+        Args:
+            ids: Int64 or uint64, any shape; may repeat.
+
+        Returns:
+            Float32 of shape ``ids.shape + (dim,)``; a copy.
+        """
+        return self.pull_flat(as_ids(ids)).reshape(*np.shape(ids), self.dim)
+
+    def pull_flat(self, ids: Ids) -> Array:
+        """Return one row for each of ``ids``, which are flat."""
+        coming, self._coming = self._coming, None
+        if coming is not None and coming.has_begun and np.array_equal(coming.ids, ids):
+            coming.wait(self._optimizer.timeout)
+            self.seen = coming.seen
+            return coming.rows
+        return self._optimizer.read(self, ids)
+
+    def set_rule(self, rule: Any) -> None:
+        """Go on with other settings of the rule; see `ModeOptimizer.set_rule`.
+
+        Raises:
+            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+        """
+        require_successor(self.rule, rule)
+        self._optimizer.set_table_rule(self, rule)
+        self.rule = rule
+
+    def forget_prefetch(self) -> None:
+        """Expect nothing; for modes that keep what comes somewhere else."""
+        self._coming = None
+
+    def prefetch(self, ids: Any) -> None:
+        """Begin to bring the rows that the next `pull` will ask for.
+
+        It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
+        promises of a pull after the next `step`.
+        """
+        self._coming = Prefetched(self, as_ids(ids))
+        self._optimizer.begin_prefetch(self._coming)
+
+
+class Prefetched:
+    """Rows that are on their way.
+
+    Attributes:
+        table: Their table.
+        ids: Flat; may repeat.
+        rows: One for each id, once they are here.
+        seen: What the pull said.
+    """
+
+    def __init__(self, table: ModeTable, ids: Ids) -> None:
+        """Nothing is asked yet."""
+        self.table = table
+        self.ids = ids
+        self.rows = np.empty((len(ids), table.dim), np.float32)
+        self.seen: Any = None
+        self._fetcher: Background | None = None
+
+    def begin(self, fetcher: Background, store: Store, gate: Any, timeout: float) -> None:
+        """Ask for them on the fetcher's thread."""
+
+        def fetch() -> None:
+            self.seen = store.pull([Pull(self.table.table, self.ids, self.rows)], gate)[0]
+
+        fetcher.submit(fetch, timeout)
+        self._fetcher = fetcher
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether they were asked for."""
+        return self._fetcher is not None
+
+    def wait(self, timeout: float) -> None:
+        """Wait until they are here."""
+        if self._fetcher is not None:
+            self._fetcher.drain(timeout)

@@ -1,0 +1,125 @@
+"""Parts of the data: each goes to one worker, and where nobody waits the fast ones get more."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from flaky_proxy import FlakyProxy
+from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.rounds import RoundOptimizer
+from mode_servers import RealServers, Servers
+from worker_threads import on_workers
+
+SGD = gr.optim.SGD(lr=1.0)
+
+
+def optimizer_of(kind: Any, store: Any, workers: int, **options: Any) -> Any:
+    return kind([np.zeros(2, np.float32)], SGD, store, workers=workers, **options)
+
+
+@pytest.mark.parametrize("kind", [gr.AsyncOptimizer, gr.GeoOptimizer])
+def test_every_part_goes_to_one_worker(servers: Servers, kind: Any) -> None:
+    def work(rank: int) -> list[list[int]]:
+        with optimizer_of(kind, servers.client(rank), 3) as optimizer:
+            return [list(optimizer.hand_out(f"epoch {epoch}", 50)) for epoch in range(2)]
+
+    for taken in zip(*on_workers(3, work), strict=True):
+        assert sorted(itertools.chain(*taken)) == list(range(50))
+
+
+def test_who_comes_for_more_gets_more(servers: Servers) -> None:
+    slow, fast = (optimizer_of(gr.AsyncOptimizer, servers.client(rank), 2) for rank in range(2))
+    slow_parts = slow.hand_out("epoch", 10)
+    assert next(slow_parts) == 0
+    assert list(fast.hand_out("epoch", 10)) == list(range(1, 10))
+    assert list(slow_parts) == []
+    assert list(slow.hand_out("epoch", 10)) == [], "a name's parts are handed out once"
+    # One that comes late takes part as well.
+    late = optimizer_of(gr.AsyncOptimizer, servers.client(2), 2)
+    assert list(late.hand_out("next", 3)) == [0, 1, 2]
+    for optimizer in (slow, fast, late):
+        optimizer.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_broken_connections_lose_no_part_and_repeat_none(seed: int) -> None:
+    servers = RealServers("tcp")
+    proxies = [FlakyProxy(address, seed, 6000) for address in servers.addresses]
+
+    def work(rank: int) -> list[int]:
+        ps = servers.client(rank, addresses=[proxy.address for proxy in proxies])
+        with optimizer_of(gr.AsyncOptimizer, ps, 2) as optimizer:
+            return list(optimizer.hand_out("epoch", 200))
+
+    taken = on_workers(2, work)
+    assert sum(proxy.broken for proxy in proxies) > 5
+    assert sorted(itertools.chain(*taken)) == list(range(200))
+    for proxy in proxies:
+        proxy.close()
+    servers.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (RoundOptimizer, {}),
+        (BoundedOptimizer, {"staleness": 2}),
+        (gr.GeoOptimizer, {"outer": gr.Nesterov()}),
+    ],
+)
+def test_workers_that_step_together_are_dealt_their_parts(
+    servers: Servers, kind: Any, options: Any
+) -> None:
+    def work(rank: int) -> list[int]:
+        with optimizer_of(kind, servers.client(rank), 2, **options) as optimizer:
+            return list(optimizer.hand_out("epoch", 5))
+
+    assert on_workers(2, work) == [[0, 2, 4], [1, 3]]
+
+
+def test_ranks_of_sync_are_dealt_their_parts(world: GetWorld) -> None:
+    def work(comm: gr.Communicator) -> list[int]:
+        optimizer = gr.SyncOptimizer([np.zeros(2, np.float32)], SGD, comm)
+        return list(optimizer.hand_out("epoch", 5))
+
+    assert world(2, "shm").run(work) == [[0, 2, 4], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_dealt"),
+    [
+        (gr.Hybrid(), True),
+        (gr.Hybrid(dense=gr.Async(), sparse=gr.Async()), False),
+        (gr.Hybrid(dense=gr.Geo(2), sparse=gr.Sync(via="ps")), True),
+    ],
+)
+def test_a_hybrid_does_what_the_stricter_side_wants(
+    world: GetWorld, servers: Servers, mode: gr.Hybrid, is_dealt: bool
+) -> None:
+    def work(comm: gr.Communicator) -> list[int]:
+        optimizer = gr.distributed(
+            [np.zeros(2, np.float32)], SGD, mode, ps=servers.client(comm.rank), comm=comm
+        )
+        optimizer.sparse_table("rows", 2, SGD)
+        comm.barrier()
+        taken = list(optimizer.hand_out("epoch", 6)) if comm.rank == 0 or is_dealt else []
+        comm.barrier()
+        optimizer.close()
+        return taken
+
+    dealt, all_of_them = [[0, 2, 4], [1, 3, 5]], [list(range(6)), []]
+    assert world(2, "shm").run(work) == (dealt if is_dealt else all_of_them)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 24])
+def test_a_count_that_cannot_be_is_refused_at_once(servers: Servers, count: int) -> None:
+    with optimizer_of(gr.AsyncOptimizer, servers.client(0), 1) as optimizer:
+        with pytest.raises(gr.InvalidArgument, match=f"'epoch': {count} parts; 1 to"):
+            optimizer.hand_out("epoch", count)
+        assert list(optimizer.hand_out("epoch", 2)) == [0, 1]
