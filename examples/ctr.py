@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
-from datasets import ROWS, Floats, Ids, Table, auc, table, with_next
+from datasets import ROWS, Floats, Table, auc, run_number, table, with_next
 from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -32,9 +32,8 @@ from gradring.progress import Progress
 # Adam in one pass over the weights on the CPU: from PyTorch 2.4 on.
 HAS_FUSED_ADAM = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
-FREE = ("async", "geo")  # Nobody waits for anybody.
 POINTS = 20  # On the curve.
-PART_BATCHES = 8  # That a worker takes at a time there.
+PART_BATCHES = 8  # That a worker takes at a time where nobody waits for anybody.
 
 
 def parse() -> argparse.Namespace:
@@ -64,6 +63,7 @@ def main() -> None:
     comm = gr.init()
     if options.mode == "local" and comm.world_size > 1:
         raise SystemExit("--mode local is for one process; with several choose another")
+    options.run = run_number(comm)
     data = table(options.data, examples=options.examples, seed=options.seed)
     torch.manual_seed(options.seed)
     model, optimizers = make(options, comm, data)
@@ -185,31 +185,21 @@ def batches(
     before; else all have equally many batches.
     """
     size = options.batch
-    for rows, done in (
-        in_parts(data.train, size, epoch, options.seed, optimizer)
-        if options.mode in FREE
-        else in_step(data.train, size, epoch, options.seed, comm)
-    ):
+    if getattr(optimizer, "is_in_step", True):
+        mine = gr.shard(data.train, comm, epoch=epoch, seed=options.seed, drop_last=True)
+        places = ((mine[i : i + size], (i + size) * comm.world_size)
+                  for i in range(0, len(mine) - size + 1, size))  # fmt: skip
+    else:
+        order = np.random.default_rng([options.seed, epoch]).permutation(data.train)
+        part = size * PART_BATCHES
+        parts = -(-data.train // part)
+        places = ((order[i : i + size], i + size)
+                  for number in optimizer.hand_out(f"run {options.run}, epoch {epoch}", parts)
+                  for i in range(number * part, (number + 1) * part, size)
+                  if i + size <= data.train)  # fmt: skip
+    for rows, done in places:
         columns = (data.ids[rows], data.dense[rows], data.labels[rows])
         yield *(torch.from_numpy(column) for column in columns), epoch * data.train + done
-
-
-def in_step(
-    count: int, size: int, epoch: int, seed: int, comm: gr.Communicator
-) -> Iterator[tuple[Ids, int]]:
-    mine = gr.shard(count, comm, epoch=epoch, seed=seed, drop_last=True)
-    for end in range(size, len(mine) + 1, size):
-        yield mine[end - size : end], end * comm.world_size
-
-
-def in_parts(
-    count: int, size: int, epoch: int, seed: int, optimizer: Any
-) -> Iterator[tuple[Ids, int]]:
-    order = np.random.default_rng([seed, epoch]).permutation(count)
-    part_size = size * PART_BATCHES
-    for part in optimizer.hand_out(f"epoch {epoch}", -(-count // part_size)):
-        for begin in range(part * part_size, min((part + 1) * part_size, count) - size + 1, size):
-            yield order[begin : begin + size], begin + size
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+import gradring as gr
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -262,6 +265,11 @@ def auc(labels: Floats, scores: Floats) -> float:
     ones = labels > 0.5
     n = int(ones.sum())
     return float((ranks[ones].sum() - n * (n + 1) / 2) / (n * (len(labels) - n)))
+
+
+def run_number(comm: gr.Communicator) -> int:
+    """A number that all workers of this run have, and no other run."""
+    return int(comm.broadcast(np.array([secrets.randbits(62)]), 0)[0])
 
 
 def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:

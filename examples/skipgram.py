@@ -75,6 +75,7 @@ class Windows:
         """
         self.window, self.negative, self.shared = window, negative, shared
         self.block, self.blocks = block, blocks
+        self.batch = block * blocks  # Words that are left when they are thinned out.
         share = counts / counts.sum()
         self._keep = np.minimum(1, np.sqrt(sample / share) + sample / share).astype(np.float32)
         power = np.cumsum(counts**0.75)
@@ -168,18 +169,18 @@ class Stream:
 
     def __init__(self, pairs: Pairs, batch: int) -> None:
         self._pairs = pairs
-        self._batch = batch
+        self.batch = batch
         self._labels = torch.zeros(1, pairs.outputs.shape[1])
         self._labels[:, 0] = 1
 
     def epoch(self, first: int, last: int) -> tuple[int, Iterator[Batch]]:
         """Go through pairs `first` to `last`; as `Windows.epoch`."""
-        starts = range(first, last - self._batch + 1, self._batch)
+        starts = range(first, last - self.batch + 1, self.batch)
         centres = torch.from_numpy(self._pairs.centres)
         outputs = torch.from_numpy(self._pairs.outputs)
         return len(starts), (
             Batch(centres[at : at + n], outputs[at : at + n].reshape(-1), n)
-            for at, n in ((start, self._batch) for start in starts)
+            for at, n in ((start, self.batch) for start in starts)
         )
 
     def progress(

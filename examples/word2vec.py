@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from curves import Recorder
-from datasets import Corpus, Pairs, analogies, corpus, with_next, zipf_pairs
+from datasets import Corpus, Pairs, analogies, corpus, run_number, with_next, zipf_pairs
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
@@ -30,8 +30,9 @@ from gradring.progress import Progress
 
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo")
 POINTS = 200  # On the curve.
-PART_WORDS = 48_000  # That a worker takes at a time, where nobody waits for anybody.
-PART_BATCHES = 8  # The same of the stream.
+# What a worker takes at a time, where nobody waits for anybody. Of a part of the text up to a batch
+# is left over: half a percent.
+PART_BATCHES = {"words": 190, "pairs": 8}
 UNSEEN = 20_480  # Pairs of the stream that are for testing.
 
 
@@ -62,6 +63,7 @@ class Work:
 
     def __init__(self, options: argparse.Namespace, comm: gr.Communicator) -> None:
         self.options, self.comm = options, comm
+        self.run = run_number(comm)
         self.data: Corpus | Pairs
         self.examples: Windows | Stream
         if options.synthetic:
@@ -85,10 +87,9 @@ class Work:
         """
         rank, workers = self.comm.rank, self.comm.world_size
         if optimizer is not None and not optimizer.is_in_step:
-            part_size = PART_WORDS
-            if isinstance(self.examples, Stream):
-                part_size = PART_BATCHES * self.options.batch
-            for part in optimizer.hand_out(f"epoch {epoch}", -(-self.size // part_size)):
+            part_size = PART_BATCHES[self.unit] * self.examples.batch
+            parts, name = -(-self.size // part_size), f"run {self.run}, epoch {epoch}"
+            for part in optimizer.hand_out(name, parts):
                 begin = part * part_size
                 done = epoch * self.size + begin
                 for batch in self.part(epoch, begin, min(begin + part_size, self.size))[1]:
@@ -180,6 +181,8 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
                     progress.advance(examples=done - progress.examples, loss=mean)
                     losses, next_point = [], next_point + total / POINTS
             model.flush()
+        if losses:  # Others may have done the last part.
+            recorder.point(time.perf_counter() - begin, total, loss=float(np.mean(losses)))
     comm.barrier()
     return time.perf_counter() - begin
 

@@ -82,10 +82,13 @@ def measure(job: Job, settings: Settings) -> bool:
     if job.congestion:
         document["machine"]["tcp_congestion_control"] = job.congestion
     document["operations"] = old["operations"] if old else []
-    is_kept = any(row["bytes"] not in todo.get(found["op"], ())
-                  for found in document["operations"] for row in found["rows"])  # fmt: skip
-    # Of most rows; one that was measured by another has that beside its date.
-    document["command"] = old["command"] if old and is_kept else records.asked_command()
+    kept = [row for found in document["operations"] for row in found["rows"]
+            if row["bytes"] not in todo.get(found["op"], ())]  # fmt: skip
+    # Every row has its own beside its date, too.
+    document["command"] = old["command"] if old and kept else records.asked_command()
+    for found in document["operations"]:
+        for row in found["rows"]:
+            row["measured"].setdefault("command", old["command"] if old else "")
     document["environments"] = {
         name: settings.environments[name.removesuffix("-tcp")].versions
         for name in peers_of(job.transport, settings.peers)

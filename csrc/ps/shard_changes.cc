@@ -15,6 +15,11 @@ std::span<const std::uint64_t> get_ids(wire::Reader& in, std::uint32_t count) {
   return {reinterpret_cast<const std::uint64_t*>(bytes.data()), count};
 }
 
+// Tables of the library's own are left alone by what is said of all: their rows count things.
+bool is_own(const TableSpec& spec) {
+  return spec.name.starts_with("gradring/");
+}
+
 // What is left of the payload, for the table to use as scratch.
 std::span<std::byte> rest_of(std::span<std::byte> payload, wire::Reader& in) {
   return payload.last(in.left());
@@ -190,7 +195,7 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
     case PsType::kTick:
     case PsType::kShrink:
       for (auto& [id, table] : store.all()) {
-        if (!table.sparse || (header.table != 0 && header.table != id)) continue;
+        if (!table.sparse || (header.table == 0 ? is_own(table.spec) : header.table != id)) continue;
         outcome.workers +=
             header.type == PsType::kTick
                 ? table.sparse->set_tick(static_cast<std::uint32_t>(header.a))

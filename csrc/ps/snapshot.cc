@@ -10,7 +10,7 @@ namespace gradring::ps {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4b4c4247;              // "GBLK"
-constexpr std::uint64_t kFileMagic = 0x31535052'4447ull;  // "GDRPS1", the header's first bytes.
+constexpr std::uint64_t kFileMagic = 0x32535052'4447ull;  // "GDRPS2", the header's first bytes.
 
 // The layout in the file. Little-endian, no padding (asserted).
 struct Raw {

@@ -192,6 +192,10 @@ void Store::average_rows(Table& table, const std::map<std::uint32_t, Contributio
   // Worker by worker, as they pushed them; each row times its worker's weight.
   std::vector<std::uint64_t> ids;
   Floats rows;
+  std::size_t all_ids = 0;
+  for (const auto& [worker, contribution] : given) all_ids += contribution.ids.size();
+  ids.reserve(all_ids);
+  rows.reserve(all_ids * dim);
   for (const auto& [worker, contribution] : given) {
     const auto weight = weights.find(worker);
     const std::size_t begin = rows.size();

@@ -16,8 +16,7 @@ from gradring.errors import InvalidArgument
 
 Batch = TypeVar("Batch")
 
-# Parts are counted in float32, which can count to 2^24; each worker asks once more than there are.
-_MOST_PARTS = (1 << 24) - (1 << 16)
+_MOST_PARTS = 1 << 15  # `gradring.modes.parts` counts in float32.
 
 
 def until_all_end(comm: Communicator, batches: Iterable[Batch]) -> Iterator[Batch | None]:

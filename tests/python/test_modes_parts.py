@@ -123,3 +123,57 @@ def test_a_count_that_cannot_be_is_refused_at_once(servers: Servers, count: int)
         with pytest.raises(gr.InvalidArgument, match=f"'epoch': {count} parts; 1 to"):
             optimizer.hand_out("epoch", count)
         assert list(optimizer.hand_out("epoch", 2)) == [0, 1]
+
+
+def test_shrinking_all_tables_gives_no_part_out_again() -> None:
+    servers = RealServers("tcp")
+    ps = servers.client(0)
+    with optimizer_of(gr.AsyncOptimizer, ps, 1) as optimizer:
+        rows = optimizer.sparse_table("rows", 2, SGD)
+        rows.table.push([1, 2], np.ones((2, 2), np.float32))
+        parts = optimizer.hand_out("epoch", 5)
+        assert [next(parts), next(parts)] == [0, 1]
+        assert ps.shrink(least_score=100) == 2, "the others' rows go"
+        assert list(parts) == [2, 3, 4]
+    servers.close()
+
+
+def test_two_counts_under_one_name_are_a_mismatch(servers: Servers) -> None:
+    one, other = (optimizer_of(gr.AsyncOptimizer, servers.client(rank), 2) for rank in range(2))
+    parts = one.hand_out("epoch", 50)
+    next(parts)
+    with pytest.raises(gr.Mismatch, match="hand_out 'epoch': 100 parts here, and another number"):
+        next(other.hand_out("epoch", 100))
+    with pytest.raises(gr.Mismatch, match="50 parts here"):
+        next(parts)
+    for optimizer in (one, other):
+        optimizer.close()
+
+
+def test_nothing_is_handed_out_after_close(servers: Servers) -> None:
+    optimizer = optimizer_of(gr.AsyncOptimizer, servers.client(0), 1)
+    optimizer.close()
+    with pytest.raises(gr.Closed):
+        optimizer.hand_out("epoch", 2)
+
+
+def test_torchs_optimizers_hand_out_as_their_mode_does(world: GetWorld, servers: Servers) -> None:
+    torch = pytest.importorskip("torch")
+    gt = pytest.importorskip("gradring.torch")
+
+    def work(comm: gr.Communicator) -> list[list[int]]:
+        taken, ps = [], servers.client(comm.rank)
+        for mode in (gr.Sync(), gr.Sync(via="ps"), gr.Async()):
+            model = torch.nn.Linear(2, 1)
+            made = torch.optim.SGD(model.parameters(), lr=1.0)
+            optimizer = gt.distributed(made, mode, model=model, ps=ps, comm=comm, name=str(mode))
+            assert optimizer.is_in_step == (mode != gr.Async())
+            comm.barrier()
+            is_here = optimizer.is_in_step or comm.rank == 1
+            taken.append(list(optimizer.hand_out("epoch", 3)) if is_here else [])
+            comm.barrier()
+            if mode != gr.Sync():
+                optimizer.close()
+        return taken
+
+    assert world(2, "shm").run(work) == [[[0, 2], [0, 2], []], [[1], [1], [0, 1, 2]]]

@@ -28,8 +28,6 @@ class BoundedOptimizer(ModeOptimizer):
         refused: Rows whose gradients servers have refused because they were not finite.
     """
 
-    is_in_step = True
-
     def __init__(
         self,
         params: Iterable[Array],
@@ -53,6 +51,11 @@ class BoundedOptimizer(ModeOptimizer):
         self.refused = 0
         self.staleness = Histogram()
         super().__init__(params, rule, ps, **options)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Yes: they wait for each other."""
+        return True
 
     def join(self) -> None:
         """Take part; one who comes back begins where the slowest is."""

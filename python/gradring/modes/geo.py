@@ -68,10 +68,15 @@ class GeoOptimizer(ModeOptimizer):
 
     def join(self) -> None:
         """Take part."""
-        self.is_in_step = is_outer = isinstance(self.mode.outer, Nesterov)
+        is_outer = isinstance(self.mode.outer, Nesterov)
         domain = Domain(f"{self.name}/geo", self.workers, is_round=is_outer)
         kind = OuterRounds if is_outer else Exchange
         self.replicas: Exchange | OuterRounds = kind(self.store, domain, self.mode, self.timeout)
+
+    @property
+    def is_in_step(self) -> bool:
+        """With `Nesterov`: all exchange in the same step."""
+        return isinstance(self.mode.outer, Nesterov)
 
     def server_rule(self, rule: Any) -> Any:  # noqa: ARG002 - servers only add up
         """Return the outer rule."""

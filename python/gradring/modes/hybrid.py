@@ -53,6 +53,12 @@ class HybridOptimizer(ModeOptimizer):
         else:
             self.dense_side = self._over_servers(mode.dense, self.params, rule, name)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether one of the two modes has workers do equally many steps."""
+        sparse = self.sparse_side
+        return self.dense_side.is_in_step or (sparse is not None and sparse.is_in_step)
+
     def _over_servers(self, mode: Any, params: list[Array], rule: Any, name: str) -> ModeOptimizer:
         from gradring.modes.factory import over_servers
 

@@ -43,11 +43,9 @@ class ModeOptimizer:
         timeout: Seconds that a step may wait for others.
         is_closed: It takes no further steps.
         comm: The workers as ranks, for `uneven`; ``None``: those of `init`.
-        is_in_step: Its workers do equally many steps.
     """
 
     comm: Any = None
-    is_in_step = False
     _parts: Parts | None = None
 
     def __init__(
@@ -168,6 +166,11 @@ class ModeOptimizer:
         """
         yield from batches
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the mode's workers do equally many steps."""
+        return False
+
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Go through the parts 0 .. count-1 of the data, each of which one worker gets.
 
@@ -175,7 +178,8 @@ class ModeOptimizer:
         one when it comes for it, in one round trip: so fast workers do more, one that joins takes
         part, and all are through at about the same time. What a lost worker had taken is not handed
         out again. In the other modes, whose workers do equally many steps, part i is worker i mod
-        n's; see `uneven`.
+        n's: go through the
+        batches with `uneven`, since not all need have equally many.
 
         Args:
             name: Of this pass over the data, such as ``"epoch 3"``; the same on every worker, and
@@ -185,8 +189,11 @@ class ModeOptimizer:
                 pass, and so few that each takes much longer than a round trip.
 
         Raises:
-            InvalidArgument: ``count`` is not positive, or more than float32 can count.
+            InvalidArgument: ``count`` is not from 1 to 32,768.
+            Mismatch: Another worker has another ``count`` for this name.
+            TimedOut: Servers did not answer; the part that was asked for may be lost.
         """
+        self.require_open()
         if self.is_in_step:
             return dealt_out(name, count, self.store.rank, self.workers)
         require_parts(name, count)

@@ -13,26 +13,42 @@ from typing import Any
 
 import numpy as np
 
+from gradring.errors import Mismatch
 from gradring.modes.store import Push, Store
 from gradring.optim import Sum
+
+# Every push also adds the count's remainder, so that two counts of one name are noticed. Times all
+# parts it is below 2^24, to which float32 counts.
+_CHECK = 255
 
 
 class Parts:
     """What a worker's servers have handed out."""
 
     def __init__(self, store: Store, model: str) -> None:
-        """Make or find the table ``model/parts``."""
+        """Make or find the table ``gradring/parts/MODEL``; that name keeps it from `shrink`."""
         self._store = store
-        self._table: Any = store.sparse_table(f"{model}/parts", 1, Sum())
+        self._table: Any = store.sparse_table(f"gradring/parts/{model}", 2, Sum())
 
     def take(self, name: str, count: int) -> Iterator[int]:
-        """Take one after the other until all ``count`` are gone."""
+        """Take one after the other until all ``count`` are gone.
+
+        Raises:
+            Mismatch: Somebody has another ``count`` for this name.
+        """
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         row = np.array([int.from_bytes(digest, "little")], np.uint64)
-        one, taken = np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+        check = count % _CHECK + 1
+        one, taken = np.array([[1, check]], np.float32), np.zeros((1, 2), np.float32)
         while True:
             self._store.push([Push(self._table, row, one, after=taken)]).result()
-            number = int(taken[0, 0]) - 1
-            if number >= count:
+            number, checks = taken[0].astype(int)
+            if checks != number * check:
+                raise Mismatch(
+                    f"hand_out {name!r}: {count} parts here, and another number on another worker "
+                    "or in an earlier run; say the same number everywhere, and give every pass a "
+                    "name of its own"
+                )
+            if number > count:
                 return
-            yield number
+            yield int(number) - 1

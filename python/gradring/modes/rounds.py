@@ -31,7 +31,11 @@ class RoundOptimizer(ModeOptimizer):
     """
 
     clock = 0
-    is_in_step = True
+
+    @property
+    def is_in_step(self) -> bool:
+        """Yes: they wait for each other."""
+        return True
 
     def join(self) -> None:
         """Take part in the rounds."""

@@ -252,7 +252,8 @@ class ParameterServer:
         """Drop rows that are hardly used.
 
         Args:
-            table: Of this table; ``None``: of all sparse tables.
+            table: Of this table; ``None``: of all sparse tables but the library's own, whose names
+                begin with ``gradring/``.
             least_score: Rows with a smaller score go.
             unseen_ticks: Rows go that no push came to for more than so many ticks; 0: stay.
 

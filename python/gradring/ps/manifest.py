@@ -12,7 +12,7 @@ from gradring.errors import InvalidArgument, ProtocolError
 from gradring.ps import files
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2  # 1 had no answers beside the clients.
 _LONGEST_CHAIN = 1000
 
 

@@ -42,6 +42,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     rows: Rows | None = None  # The model's embeddings.
     _weight: float = 1.0
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping.
+    is_in_step = True  # Its ranks do equally many steps.
 
     def connect(
         self,

@@ -206,6 +206,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         in_step = [driver for driver in self._drivers() if driver.is_in_step]
         return [*in_step, self.driver][0].hand_out(name, count)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the mode's workers do equally many steps."""
+        return any(driver.is_in_step for driver in self._drivers())
+
     def flush(self) -> None:
         """Bring everything to the servers and take their values; see `ModeOptimizer.flush`."""
         for driver in self._drivers():
