@@ -195,7 +195,8 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
     case PsType::kTick:
     case PsType::kShrink:
       for (auto& [id, table] : store.all()) {
-        if (!table.sparse || (header.table == 0 ? is_own(table.spec) : header.table != id)) continue;
+        if (!table.sparse || (header.table == 0 ? is_own(table.spec) : header.table != id))
+          continue;
         outcome.workers +=
             header.type == PsType::kTick
                 ? table.sparse->set_tick(static_cast<std::uint32_t>(header.a))
