@@ -51,8 +51,9 @@ class ClientTable {
   static void note_answer(ClientState& state, std::uint64_t seq, SmallAnswer answer);
 
   void save(Bytes& out) const;
-  // Adds what is saved; whom we know already stays as it is.
+  // Adds what is saved; whom we know already stays as it is, here and in `add`.
   void restore(wire::Reader& in);
+  void add(ClientTable others) { clients_.merge(others.clients_); }
 
  private:
   std::map<std::uint32_t, ClientState> clients_;

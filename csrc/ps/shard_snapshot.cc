@@ -150,13 +150,12 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
     }
     case RecordKind::kClients:
       if (!loading->is_same_layout) return;
-      loading->clients.assign(payload.begin(), payload.end());
+      loading->clients = {};
+      loading->clients.restore(in);
       return;
     case RecordKind::kDomain:
       if (!loading->is_same_layout) return;
-      loading->domains.emplace_back();
-      put_bytes(loading->domains.back(), std::as_bytes(std::span(&id, 1)));
-      put_bytes(loading->domains.back(), payload);
+      loading->domains.insert_or_assign(id, Domain::restore(in));
       return;
     case RecordKind::kTable: {
       Table before;
@@ -194,10 +193,7 @@ void Shard::commit_load(bool is_recovery) {
   impl_->loading.reset();
   end_snapshot();
   impl_->store = std::move(loaded.store);
-  if (!loaded.clients.empty()) {
-    wire::Reader in(loaded.clients);
-    impl_->clients.restore(in);
-  }
+  impl_->clients.add(std::move(loaded.clients));
   if (!is_recovery) {
     // Meant for the tables as they were.
     for (auto& [id, domain] : impl_->domains) domain.drop_contributions();
@@ -209,11 +205,7 @@ void Shard::commit_load(bool is_recovery) {
     return;
   }
   impl_->lineage = loaded.lineage;
-  for (const Bytes& bytes : loaded.domains) {
-    wire::Reader in(bytes);
-    const auto id = in.get<std::uint64_t>();
-    impl_->domains[id] = Domain::restore(in);
-  }
+  for (auto& [id, domain] : loaded.domains) impl_->domains.insert_or_assign(id, std::move(domain));
 }
 
 }  // namespace gradring::ps

@@ -69,8 +69,9 @@ struct Shard::Impl {
     Store store;
     bool is_same_layout = false;  // Of the file that is being read.
     std::uint64_t lineage = 0;
-    Bytes clients;
-    std::vector<Bytes> domains;
+    // Parsed as they come: what makes no sense is refused before anything is taken over.
+    ClientTable clients;
+    std::map<std::uint64_t, Domain> domains;
   };
   struct Waiting {  // kJob
     Connection connection = 0;

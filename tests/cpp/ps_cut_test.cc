@@ -230,6 +230,21 @@ TEST_CASE("a damaged snapshot is refused, and what was there stays") {
   CHECK(other.snapshot() == before);
 }
 
+TEST_CASE("clients that make no sense are refused before anything is taken over") {
+  ShardRig rig;
+  train(rig, 0, 1);
+  auto saved = rig.snapshot();
+  constexpr std::size_t kHead = 24, kLayout = 16;  // Of a record; what the first one holds.
+  REQUIRE(saved[kHead + kLayout] == std::byte{2});
+  for (std::size_t i = 0; i < 4; ++i) saved[2 * kHead + kLayout + i] = std::byte{0xff};
+  ShardRig other;
+  const auto before = other.snapshot();
+  other.shard().begin_load();
+  CHECK_THROWS_AS(other.shard().load_piece(saved), ProtocolError);
+  other.shard().abandon_load();
+  CHECK(other.snapshot() == before);
+}
+
 TEST_CASE("pulls that wait and rounds that are open survive a load without harm") {
   ShardRig rig;
   Guest guest = rig.enter(0);
