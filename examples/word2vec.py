@@ -164,6 +164,7 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
     model.talk.seconds = 0
     comm.barrier()
     begin, losses, next_point = time.perf_counter(), [], 0.0
+    mean: float | None = None
     total = work.size * options.epochs
     with Progress(POINTS, rank=comm.rank, label=f"word2vec {options.mode}") as progress:
         for epoch in range(options.epochs):
@@ -181,8 +182,10 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
                     progress.advance(examples=done - progress.examples, loss=mean)
                     losses, next_point = [], next_point + total / POINTS
             model.flush()
-        if losses:  # Others may have done the last part.
-            recorder.point(time.perf_counter() - begin, total, loss=float(np.mean(losses)))
+        # Others may have done the last part, and under load nearly all.
+        mean = float(np.mean(losses)) if losses else mean
+        if mean is not None:
+            recorder.point(time.perf_counter() - begin, total, loss=mean)
     comm.barrier()
     return time.perf_counter() - begin
 
