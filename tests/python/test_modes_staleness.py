@@ -12,7 +12,7 @@ import pytest
 import gradring as gr
 from exact_server import ExactServer, Faults
 from gradring.modes.bounded import BoundedOptimizer
-from mode_servers import Servers
+from mode_servers import RealServers, Servers
 from worker_threads import on_workers
 
 Array = np.ndarray[Any, Any]
@@ -214,3 +214,16 @@ def test_an_error_in_the_background_comes_out_of_a_step() -> None:
     with pytest.raises(gr.PeerLost, match="server 0"):
         own.step([np.ones(1, np.float32)])
     own.abandon()
+
+
+def test_shrinking_all_tables_leaves_what_staleness_is_measured_with() -> None:
+    servers = RealServers("tcp")
+    ps = servers.client(0)
+    param = np.zeros(4, np.float32)
+    with BoundedOptimizer([param], STEP, ps, workers=1, staleness=1) as optimizer:
+        for _ in range(5):
+            optimizer.step([np.ones(4, np.float32)])
+        assert ps.shrink(least_score=100) == 0
+        optimizer.step([np.ones(4, np.float32)])
+        assert optimizer.staleness.max == 0
+    servers.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -146,6 +147,16 @@ def test_a_manifest_is_read_back(url: str) -> None:
         manifest.read(url)
     put(a_manifest(url))
     assert manifest.read(url) == a_manifest(files.folder(url).url)
+
+
+@pytest.mark.parametrize("number", [manifest.FORMAT - 1, manifest.FORMAT + 1])
+def test_a_manifest_of_another_format_is_refused_by_its_number(tmp_path: Path, number: int) -> None:
+    put(a_manifest(str(tmp_path)))
+    path = tmp_path / manifest.NAME
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps(body | {"format": number}))
+    with pytest.raises(ProtocolError, match=rf"has format {number}; this gradring reads"):
+        manifest.read(str(tmp_path))
 
 
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:

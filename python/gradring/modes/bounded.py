@@ -68,7 +68,7 @@ class BoundedOptimizer(ModeOptimizer):
         self._ids = np.arange(self.workers, dtype=np.uint64)
         self._clocks = np.zeros((self.workers, 1), np.float32)
         self._counted = np.ones(self.workers, np.bool_)
-        self._table = self.store.sparse_table(f"{self.name}/clocks", 1, Sum())
+        self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", 1, Sum())
         self._read_clocks()
         self._add_to_clock(self.clock - self._clocks[self.store.rank, 0])
         self.store.clock(self.domain, self.clock)

@@ -229,7 +229,7 @@ class ParameterServer:
         return self.calls.stats()
 
     def tick(self, tick: int) -> int:
-        """Say how late it is: scores decay and rows expire, on all tables.
+        """Say how late it is: scores decay and rows expire, on all tables but the library's own.
 
         Args:
             tick: A number that only grows, such as that of the day or of the pass over the data.

@@ -75,7 +75,7 @@ def read(url: str) -> Manifest:
 
     Raises:
         InvalidArgument: There is no checkpoint: none was begun, or it was never finished.
-        ProtocolError: The manifest is damaged, or of a later version.
+        ProtocolError: The manifest is damaged, or of another version.
         DeviceError: It cannot be read.
     """
     where = files.folder(url)
@@ -85,7 +85,7 @@ def read(url: str) -> Manifest:
         )
     try:
         body = json.loads(files.read_all(where, NAME))
-        if body["format"] > FORMAT:
+        if body["format"] != FORMAT:
             raise ProtocolError(
                 f"{where.url}/{NAME} has format {body['format']}; this gradring reads {FORMAT}"
             )
