@@ -12,6 +12,7 @@
 #include "bind/pending_work.h"
 #include "collectives/gpu_compressed.h"
 #include "gpu/plugin.h"
+#include "gpu/stream.h"
 
 namespace gradring::bind {
 namespace {
@@ -46,9 +47,9 @@ struct PendingSum {
 };
 
 // Nothing where this rank's plugin lacks the codec's kernels.
-std::optional<PendingSum> submit(PyGpuCompressed& self, const collectives::Compressed& wanted,
-                                 const GpuCompressed::Place& place, const py::object& total,
-                                 std::int64_t timeout_ms) {
+std::optional<PendingSum> start_sum(PyGpuCompressed& self, const collectives::Compressed& wanted,
+                                    const GpuCompressed::Place& place, const py::object& total,
+                                    std::int64_t timeout_ms) {
   collectives::Compressed what = wanted;
   if (!self.sums->knows(what)) return std::nullopt;
   Buffer divisor;
@@ -76,7 +77,7 @@ void register_gpu_compressed(py::module_& module) {
       .def(
           "order",
           [](PendingSum& self, std::uint64_t stream, std::int64_t timeout_ms) {
-            self.work.order(reinterpret_cast<gradring_stream>(stream), Millis{timeout_ms});
+            self.work.order(gpu::stream_of(stream), Millis{timeout_ms});
           },
           py::arg("stream"), py::arg("timeout_ms"), WithoutGil())
       .def(
@@ -105,8 +106,8 @@ void register_gpu_compressed(py::module_& module) {
             what.residual = floats_at(residual);
             GpuCompressed::Place place{device, {}};
             for (const std::uint64_t stream : streams)
-              place.streams.push_back(reinterpret_cast<gradring_stream>(stream));
-            return submit(self, what, place, total, timeout_ms);
+              place.streams.push_back(gpu::stream_of(stream));
+            return start_sum(self, what, place, total, timeout_ms);
           },
           py::arg("values"), py::arg("residual"), py::arg("count"), py::arg("codec"),
           py::arg("device"), py::arg("streams"), py::arg("total"), py::arg("timeout_ms") = -1);

@@ -12,6 +12,7 @@
 #include "bind/operations.h"
 #include "bind/pending_work.h"
 #include "collectives/gpu_hosts.h"
+#include "gpu/stream.h"
 
 namespace gradring::bind {
 namespace {
@@ -22,10 +23,6 @@ using collectives::GpuHosts;
 using collectives::HostsWork;
 using collectives::Operation;
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
-
-gradring_stream stream_of(std::uintptr_t handle) {
-  return reinterpret_cast<gradring_stream>(handle);
-}
 
 struct PyGpuHosts {
   std::shared_ptr<Communicator> communicator;
@@ -43,11 +40,11 @@ struct PyGpuHosts {
 };
 
 // Nothing where it is no operation of these; then on no rank.
-std::optional<HostsWork> submit(PyGpuHosts& self, std::uint8_t op, std::uintptr_t source,
-                                std::uintptr_t target, std::uint8_t dtype, std::uint64_t count,
-                                std::uintptr_t stream, std::uint8_t reduce_op,
-                                std::uint8_t algorithm, bool is_rank_ordered,
-                                std::int64_t timeout_ms) {
+std::optional<HostsWork> start_on_hosts(PyGpuHosts& self, std::uint8_t op, std::uintptr_t source,
+                                        std::uintptr_t target, std::uint8_t dtype,
+                                        std::uint64_t count, std::uintptr_t stream,
+                                        std::uint8_t reduce_op, std::uint8_t algorithm,
+                                        bool is_rank_ordered, std::int64_t timeout_ms) {
   if (dtype >= kDTypeCount) throw InvalidArgument("unknown dtype");
   Operation operation = operation_of(op, reduce_op, 0, count, {}, {}, algorithm, is_rank_ordered);
   operation.request.dtype = static_cast<DType>(dtype);
@@ -57,7 +54,7 @@ std::optional<HostsWork> submit(PyGpuHosts& self, std::uint8_t op, std::uintptr_
   const Extent extent{count, operation.request.dtype};
   check_operation(*self.communicator, operation, extent, extent);
   const py::gil_scoped_release release;
-  return self.hosts->submit(operation, stream_of(stream),
+  return self.hosts->submit(operation, gpu::stream_of(stream),
                             timeout_of(*self.communicator, timeout_ms));
 }
 
@@ -68,7 +65,7 @@ void register_gpu_hosts(py::module_& module) {
       .def(
           "order",
           [](HostsWork& self, std::uintptr_t stream, std::int64_t timeout_ms) {
-            self.order(stream_of(stream), Millis{timeout_ms});
+            self.order(gpu::stream_of(stream), Millis{timeout_ms});
           },
           py::arg("stream"), py::arg("timeout_ms"), WithoutGil())
       .def(
@@ -91,9 +88,9 @@ void register_gpu_hosts(py::module_& module) {
           },
           py::arg("communicator"), py::arg("device"), py::arg("hosts"), py::arg("timeout_ms") = -1)
       .def_property_readonly("device", [](PyGpuHosts& self) { return self.hosts->device(); })
-      .def("submit", &submit, py::arg("op"), py::arg("source"), py::arg("target"), py::arg("dtype"),
-           py::arg("count"), py::arg("stream"), py::kw_only(), py::arg("reduce_op") = 0,
-           py::arg("algorithm") = 0, py::arg("is_rank_ordered") = false,
+      .def("submit", &start_on_hosts, py::arg("op"), py::arg("source"), py::arg("target"),
+           py::arg("dtype"), py::arg("count"), py::arg("stream"), py::kw_only(),
+           py::arg("reduce_op") = 0, py::arg("algorithm") = 0, py::arg("is_rank_ordered") = false,
            py::arg("timeout_ms") = -1);
 }
 

@@ -11,6 +11,7 @@
 
 #include "bind/module.h"
 #include "gpu/plugin.h"
+#include "gpu/stream.h"
 
 namespace gradring::bind {
 namespace {
@@ -244,7 +245,7 @@ void launch(int (*kernel)(int, const Call*, gradring_stream), int device, Addres
   read(fields, call);
   fields.require_all_read();
   const py::gil_scoped_release no_gil;
-  gpu::check(kernel(device, &call, reinterpret_cast<gradring_stream>(stream)), name);  // NOLINT
+  gpu::check(kernel(device, &call, gpu::stream_of(stream)), name);
 }
 
 // The kernels by name; nothing where the plugin has no such table.
@@ -284,7 +285,7 @@ const std::map<std::string, Launch>& launches() {
   return all;
 }
 
-void run(const std::string& name, int device, Address stream, const py::dict& values) {
+void run_kernel(const std::string& name, int device, Address stream, const py::dict& values) {
   const auto found = launches().find(name);
   if (found == launches().end()) throw InvalidArgument(str("there is no kernel '", name, "'"));
   found->second(device, stream, values, found->first.c_str());
@@ -309,7 +310,7 @@ std::uint64_t scratch_bytes(const std::string& name, std::uint64_t count) {
 }  // namespace
 
 void register_gpu_kernels(py::module_& module) {
-  module.def("gpu_kernel", &run, py::arg("name"), py::arg("device"), py::arg("stream"),
+  module.def("gpu_kernel", &run_kernel, py::arg("name"), py::arg("device"), py::arg("stream"),
              py::arg("fields"));
   module.def("gpu_scratch_bytes", &scratch_bytes, py::arg("name"), py::arg("count"));
   module.def(

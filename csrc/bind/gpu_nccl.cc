@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "bind/module.h"
+#include "bind/pending_work.h"
 #include "collectives/nccl_ranks.h"
+#include "gpu/stream.h"
 
 namespace gradring::bind {
 namespace {
@@ -20,18 +22,10 @@ using collectives::NcclWork;
 using Parts = std::optional<std::vector<std::uint64_t>>;
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
-Millis timeout_of(Millis usual, std::int64_t timeout_ms) {
-  return timeout_ms < 0 ? usual : Millis{timeout_ms};
-}
-
-gradring_stream stream_of(std::uintptr_t handle) {
-  return reinterpret_cast<gradring_stream>(handle);
-}
-
-NcclWork submit(NcclRanks& self, std::uint8_t op, std::uintptr_t source, std::uintptr_t target,
-                std::uint8_t dtype, std::uint64_t count, std::uintptr_t stream,
-                std::uint8_t reduce_op, Rank root, Parts parts, Parts recv_parts,
-                std::optional<double> factor, std::int64_t timeout_ms) {
+NcclWork start_in_nccl(NcclRanks& self, std::uint8_t op, std::uintptr_t source,
+                       std::uintptr_t target, std::uint8_t dtype, std::uint64_t count,
+                       std::uintptr_t stream, std::uint8_t reduce_op, Rank root, Parts parts,
+                       Parts recv_parts, std::optional<double> factor, std::int64_t timeout_ms) {
   if (op >= kOpKindCount || reduce_op >= kReduceOpCount || dtype >= kDTypeCount)
     throw InvalidArgument("unknown operation");
   gpu::NcclCall call;
@@ -46,7 +40,7 @@ NcclWork submit(NcclRanks& self, std::uint8_t op, std::uintptr_t source, std::ui
   call.output = reinterpret_cast<std::byte*>(target);
   if (factor) collectives::set_factor(call, *factor, self.world_size());
   const py::gil_scoped_release release;
-  return self.submit(call, stream_of(stream), timeout_of(self.timeout(), timeout_ms));
+  return self.submit(call, gpu::stream_of(stream), timeout_of(self.timeout(), timeout_ms));
 }
 
 // Version and path of the NCCL that is, or would be, used.
@@ -69,7 +63,7 @@ void register_gpu_nccl(py::module_& module) {
       .def(
           "order",
           [](NcclWork& self, std::uintptr_t stream, std::int64_t timeout_ms) {
-            self.order(stream_of(stream), Millis{timeout_ms});
+            self.order(gpu::stream_of(stream), Millis{timeout_ms});
           },
           py::arg("stream"), py::arg("timeout_ms"), WithoutGil())
       .def(
@@ -89,10 +83,11 @@ void register_gpu_nccl(py::module_& module) {
       .def_property_readonly("world_size", &NcclRanks::world_size)
       .def_property_readonly("device", &NcclRanks::device)
       .def_property_readonly("is_closed", &NcclRanks::is_closed)
-      .def("submit", &submit, py::arg("op"), py::arg("source"), py::arg("target"), py::arg("dtype"),
-           py::arg("count"), py::arg("stream"), py::kw_only(), py::arg("reduce_op") = 0,
-           py::arg("root") = 0, py::arg("parts") = py::none(), py::arg("recv_parts") = py::none(),
-           py::arg("factor") = py::none(), py::arg("timeout_ms") = -1)
+      .def("submit", &start_in_nccl, py::arg("op"), py::arg("source"), py::arg("target"),
+           py::arg("dtype"), py::arg("count"), py::arg("stream"), py::kw_only(),
+           py::arg("reduce_op") = 0, py::arg("root") = 0, py::arg("parts") = py::none(),
+           py::arg("recv_parts") = py::none(), py::arg("factor") = py::none(),
+           py::arg("timeout_ms") = -1)
       .def(
           "split",
           [](NcclRanks& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {

@@ -3,18 +3,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <iterator>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "bind/abandoned.h"
 #include "bind/module.h"
 #include "bind/operations.h"
 #include "bind/pending_work.h"
 #include "collectives/gpu_path.h"
 #include "collectives/staged.h"
 #include "gpu/plugin.h"
+#include "gpu/stream.h"
 
 namespace gradring::bind {
 namespace {
@@ -26,10 +26,6 @@ using collectives::GpuPath;
 using collectives::Operation;
 using collectives::Staged;
 using collectives::StagedWork;
-
-gradring_stream stream_of(std::uint64_t handle) {
-  return reinterpret_cast<gradring_stream>(handle);
-}
 
 DType dtype_of(int code) {
   if (code < 0 || code >= static_cast<int>(kDTypeCount)) throw InvalidArgument("unknown dtype");
@@ -58,39 +54,25 @@ struct PendingStaged {
   }
   void wait_stream(std::uint64_t stream, std::int64_t timeout_ms) const {
     const py::gil_scoped_release release;
-    work->wait(work->view(stream_of(stream)), timeout_of(*communicator, timeout_ms));
+    work->wait(work->view(gpu::stream_of(stream)), timeout_of(*communicator, timeout_ms));
   }
+
+  // The streams are done with its memory.
+  bool is_over() const { return work->is_over(); }
 
   std::shared_ptr<Communicator> communicator;
   std::unique_ptr<StagedWork> work;  // None: moved from.
   py::object keep;
 };
 
-// Work that was dropped before its streams were done with its memory. Guarded by the GIL. Never
-// destroyed: when the process ends it may still be under way.
-std::vector<PendingStaged>& abandoned() {
-  static auto* const list = new std::vector<PendingStaged>;
-  return *list;
-}
-
-void release_finished() {
-  auto& list = abandoned();
-  const auto first = std::stable_partition(
-      list.begin(), list.end(), [](const PendingStaged& one) { return !one.work->is_over(); });
-  // Letting go of memory may run Python, and so come back here: the list is whole by then.
-  const std::vector<PendingStaged> finished(std::make_move_iterator(first),
-                                            std::make_move_iterator(list.end()));
-  list.erase(first, list.end());
-}
-
 PendingStaged::~PendingStaged() {
-  if (!work || work->is_over()) return;
-  abandoned().push_back(std::move(*this));
+  if (!work || is_over()) return;
+  abandoned<PendingStaged>().add(std::move(*this));
 }
 
-PendingStaged submit(PyStaged& self, Operation operation, const Staged::Place& place,
-                     std::int64_t timeout_ms, py::object keep) {
-  if (!abandoned().empty()) release_finished();
+PendingStaged start_staged(PyStaged& self, Operation operation, const Staged::Place& place,
+                           std::int64_t timeout_ms, py::object keep) {
+  abandoned<PendingStaged>().release_finished();
   std::unique_ptr<StagedWork> work;
   const Millis timeout = timeout_of(*self.communicator, timeout_ms);
   {
@@ -176,9 +158,10 @@ void register_gpu_staged(py::module_& module) {
             operation.output = reinterpret_cast<std::byte*>(target);
             check_operation(*self.communicator, operation, {source_count, dtype_of(dtype)},
                             {target_count, dtype_of(dtype)});
-            Staged::Place place{.device = device, .stream = stream_of(stream), .wire_dtype = {}};
+            Staged::Place place{
+                .device = device, .stream = gpu::stream_of(stream), .wire_dtype = {}};
             if (wire_dtype >= 0) place.wire_dtype = dtype_of(wire_dtype);
-            return submit(self, operation, place, timeout_ms, std::move(keep));
+            return start_staged(self, operation, place, timeout_ms, std::move(keep));
           },
           py::arg("op"), py::kw_only(), py::arg("source") = 0, py::arg("source_count") = 0,
           py::arg("target") = 0, py::arg("target_count") = 0, py::arg("dtype"),

@@ -1,14 +1,11 @@
 #include "bind/pending_work.h"
 
-#include <algorithm>
-#include <iterator>
-#include <vector>
+#include "bind/abandoned.h"
 
 namespace gradring::bind {
 namespace {
 
-// What is left of a PendingWork that was dropped before its operation was done.
-struct Abandoned {
+struct LeftWork {
   std::weak_ptr<collectives::Communicator> communicator;
   std::shared_ptr<collectives::Work> work;
   std::shared_ptr<collectives::Transfer> transfer;
@@ -23,29 +20,13 @@ struct Abandoned {
   }
 };
 
-// Guarded by the GIL. Never destroyed: when the process ends an operation may still be running.
-std::vector<Abandoned>& abandoned() {
-  static auto* const list = new std::vector<Abandoned>;
-  return *list;
-}
-
-void release_finished() {
-  auto& list = abandoned();
-  const auto first = std::stable_partition(list.begin(), list.end(),
-                                           [](const Abandoned& one) { return !one.is_over(); });
-  // Releasing a buffer may run Python, and so come back here: the list is whole by then.
-  const std::vector<Abandoned> finished(std::make_move_iterator(first),
-                                        std::make_move_iterator(list.end()));
-  list.erase(first, list.end());
-}
-
 }  // namespace
 
 PendingWork::~PendingWork() {
-  if (!abandoned().empty()) release_finished();
+  abandoned<LeftWork>().release_finished();
   if (!communicator || (!work && !transfer) || done()) return;
-  abandoned().push_back({communicator, std::move(work), std::move(transfer), std::move(input),
-                         std::move(output), std::move(beside)});
+  abandoned<LeftWork>().add({communicator, std::move(work), std::move(transfer), std::move(input),
+                             std::move(output), std::move(beside)});
 }
 
 }  // namespace gradring::bind

@@ -11,8 +11,12 @@
 
 namespace gradring::bind {
 
+// A negative timeout: the usual one.
+inline Millis timeout_of(Millis usual, std::int64_t timeout_ms) {
+  return timeout_ms < 0 ? usual : Millis{timeout_ms};
+}
 inline Millis timeout_of(const collectives::Communicator& communicator, std::int64_t timeout_ms) {
-  return timeout_ms < 0 ? communicator.timeout() : Millis{timeout_ms};
+  return timeout_of(communicator.timeout(), timeout_ms);
 }
 
 // An operation in flight and the buffers it uses, which stay exported (and so alive and in place)

@@ -41,7 +41,7 @@ struct Effort {
   double pieces = 0;    // Too short for their bytes to count, and handled one by one.
 };
 
-struct World {
+struct Task {
   double n;
   double bytes;    // Of the whole vector.
   double share;    // bytes * (n-1)/n: what a rank passes on if it handles every chunk but one once.
@@ -50,7 +50,7 @@ struct World {
   double lent;     // 1 if there are ranks beyond that power of two.
 };
 
-World world_of(const Request& request) {
+Task task_of(const Request& request) {
   const auto n = static_cast<std::uint32_t>(request.world_size);
   const auto bytes = static_cast<double>(bytes_of(request));
   return {.n = static_cast<double>(n),
@@ -62,7 +62,7 @@ World world_of(const Request& request) {
 }
 
 // Ring: every step on one link, n-1 of them for each half.
-Effort ring(OpKind op, const World& w) {
+Effort ring(OpKind op, const Task& w) {
   switch (op) {
     case OpKind::kAllReduce: return {2 * (w.n - 1), 1, 2 * w.share, w.share};
     case OpKind::kReduceScatter: return {w.n - 1, 1, w.share, w.share};
@@ -76,7 +76,7 @@ Effort ring(OpKind op, const World& w) {
 
 // Doubling: log2(n) steps; what adds moves the whole vector in each, and two more if ranks lend
 // theirs.
-Effort doubling(OpKind op, const World& w) {
+Effort doubling(OpKind op, const Task& w) {
   switch (op) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: {
@@ -92,7 +92,7 @@ Effort doubling(OpKind op, const World& w) {
 
 // Halving-doubling: the ring's bytes in 2 log2(n) steps, and two whole vectors if ranks lend
 // theirs. Half of that scatters; the root of a reduce gets all parts at once.
-Effort halving(OpKind op, const World& w) {
+Effort halving(OpKind op, const Task& w) {
   const double half = w.share + w.lent * w.bytes;
   if (op == OpKind::kReduceScatter)
     return {w.levels + 2 * w.lent, 1, half, half, kHalvingGaps, 1, w.n};
@@ -103,7 +103,7 @@ Effort halving(OpKind op, const World& w) {
 }
 
 // Direct: the ring's bytes in one step (adding or passing on) or two (both), on all links at once.
-Effort direct(OpKind op, const World& w) {
+Effort direct(OpKind op, const Task& w) {
   const double links = w.n - 1;
   const double crowd = std::max(1.0, w.n / kCrowd);
   const double slowdown = links > 1 ? kManyStreams : 1;
@@ -120,19 +120,19 @@ Effort direct(OpKind op, const World& w) {
 }
 
 // Gather: one step, but every vector travels whole and is added by whoever wants the result.
-Effort gather(const World& w) {
+Effort gather(const Task& w) {
   const double links = w.n - 1;
   return {1, links * std::max(1.0, w.n / kCrowd), links * w.bytes, links * w.bytes, kNotStreamed};
 }
 
 Effort effort_of(const Request& request, Algorithm algorithm) {
-  const World world = world_of(request);
+  const Task task = task_of(request);
   switch (algorithm) {
-    case Algorithm::kRing: return ring(request.op, world);
-    case Algorithm::kDoubling: return doubling(request.op, world);
-    case Algorithm::kHalving: return halving(request.op, world);
-    case Algorithm::kDirect: return direct(request.op, world);
-    case Algorithm::kGather: return gather(world);
+    case Algorithm::kRing: return ring(request.op, task);
+    case Algorithm::kDoubling: return doubling(request.op, task);
+    case Algorithm::kHalving: return halving(request.op, task);
+    case Algorithm::kDirect: return direct(request.op, task);
+    case Algorithm::kGather: return gather(task);
     case Algorithm::kAuto:
     case Algorithm::kFlat:
     case Algorithm::kHierarchical: break;

@@ -12,7 +12,6 @@ using transport::Group;
 using transport::World;
 
 constexpr std::uint64_t kWorldGroup = 1;
-constexpr Millis kForGood{std::chrono::hours(24 * 365)};
 constexpr std::size_t kQueuedShown = 64;
 // Clocks that are well kept drift apart by a few microseconds a second, one that is being set right
 // by up to 500.

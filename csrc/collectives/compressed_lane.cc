@@ -9,7 +9,7 @@
 namespace gradring::collectives {
 namespace {
 
-constexpr std::size_t kLine = 256;
+constexpr std::size_t kScratchAlignBytes = 256;
 // Memory of nearly one size serves jobs of nearly one size.
 constexpr std::size_t kGrain = std::size_t{64} << 10;
 
@@ -27,7 +27,7 @@ CompressedPlaces::CompressedPlaces(const CompressedLayout& layout, const GpuCode
                                    bool has_residual) {
   const auto ranks = static_cast<std::size_t>(layout.ranks());
   const auto take = [](std::size_t& used, std::size_t bytes) {
-    return std::exchange(used, used + rounded(bytes, kLine));
+    return std::exchange(used, used + rounded(bytes, kScratchAlignBytes));
   };
   const auto encoded = [&](Rank part) {
     return layout.bytes(part) - CompressedLayout::kHeaderBytes;

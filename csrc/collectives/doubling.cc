@@ -13,9 +13,6 @@ namespace gradring::collectives {
 
 namespace {
 
-// Columns of a long vector that are under way at once.
-constexpr Rank kColumnsInFlight = 2;
-
 class DoublingPlanner {
  public:
   explicit DoublingPlanner(const Request& request)

@@ -7,7 +7,7 @@ namespace gradring::collectives {
 namespace {
 
 // What is reduced before it is copied to its second place: both fit into a first-level cache.
-constexpr std::size_t kBlockBytes = 16 * 1024;
+constexpr std::size_t kCopiedBlockBytes = 16 * 1024;
 
 }  // namespace
 
@@ -114,8 +114,8 @@ void FlatReduce::stage() {
 void FlatReduce::reduce() {
   const FlatPart own = piece(side_.rank, reduced_);
   std::byte* shared = result(side_.rank, reduced_);
-  for (std::size_t at = 0; at < own.bytes; at += kBlockBytes) {
-    const std::size_t bytes = std::min(kBlockBytes, own.bytes - at);
+  for (std::size_t at = 0; at < own.bytes; at += kCopiedBlockBytes) {
+    const std::size_t bytes = std::min(kCopiedBlockBytes, own.bytes - at);
     const auto operand = [&](Rank rank) -> const std::byte* {
       if (rank == side_.rank) return input_ + own.begin + at;
       return side_.memory.entry(rank, counted(reduced_), side_.rank) + at;

@@ -10,9 +10,6 @@ namespace gradring::collectives {
 
 namespace {
 
-// Columns of a long vector that are under way at once.
-constexpr Rank kColumnsInFlight = 2;
-
 class GatherPlanner {
  public:
   explicit GatherPlanner(const Request& request)

@@ -16,10 +16,6 @@ namespace gradring::collectives {
 
 namespace {
 
-// A column is twice what is reduced at once: the first halving leaves half of it.
-constexpr std::uint64_t kColumnBytes = 2 * kPieceBytes;
-constexpr Rank kColumnsInFlight = 2;
-
 class HalvingPlanner {
  public:
   explicit HalvingPlanner(const Request& request)
@@ -29,7 +25,8 @@ class HalvingPlanner {
         levels_(static_cast<Rank>(std::bit_width(static_cast<std::uint32_t>(pairs_))) - 1),
         item_(item_bytes(request.dtype)),
         vector_(std::array{request.count}, item_),
-        columns_(static_cast<Rank>((vector_.bytes() + kColumnBytes - 1) / kColumnBytes)) {}
+        columns_(
+            static_cast<Rank>((vector_.bytes() + kHalvedColumnBytes - 1) / kHalvedColumnBytes)) {}
 
   Plan all_reduce() {
     if (rank_ >= pairs_) {

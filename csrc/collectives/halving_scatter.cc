@@ -17,10 +17,8 @@ namespace gradring::collectives {
 
 namespace {
 
-// A column is as long as in halving.cc, with many ranks as long as is worth a message each.
-constexpr std::uint64_t kColumnBytes = 2 * kPieceBytes;
+// With many ranks a column is as long as is worth a message each.
 constexpr std::uint64_t kColumnBytesPerRank = 64 * 1024;
-constexpr Rank kColumnsInFlight = 2;
 // Pieces up to this long on average go in one message: copying them together costs less than one
 // message each.
 constexpr std::uint64_t kGatheredBytes = 8 * 1024;
@@ -103,8 +101,8 @@ class HalvingScatterPlanner {
 
  private:
   static Rank columns_of(const Parts& parts) {
-    const std::uint64_t most =
-        std::max(kColumnBytes, kColumnBytesPerRank * static_cast<std::uint64_t>(parts.size()));
+    const std::uint64_t most = std::max(
+        kHalvedColumnBytes, kColumnBytesPerRank * static_cast<std::uint64_t>(parts.size()));
     return static_cast<Rank>((parts.bytes() + most - 1) / most);
   }
 

@@ -7,7 +7,7 @@ namespace gradring::collectives {
 namespace {
 
 // How long the monitor may take to say which rank is behind an error of NCCL's.
-constexpr Millis kVerdictTime{1500};
+constexpr Millis kBlameTime{1500};
 
 }  // namespace
 
@@ -31,7 +31,7 @@ bool NcclLane::push() {
     if (failed.result == gpu::nccl::Result::kRemoteError) throw PeerLost(-1, failed.what());
     if (failed.result != gpu::nccl::Result::kSystemError) throw;
     echo_ = std::current_exception();
-    echo_until_ = Clock::now() + kVerdictTime;
+    echo_until_ = Clock::now() + kBlameTime;
     return false;
   }
 }

@@ -24,6 +24,11 @@ struct Slot {
   std::array<std::uint32_t, 2> last_users{PlanBuilder::kNothing, PlanBuilder::kNothing};
 };
 
+// Columns of a long vector that are under way at once.
+inline constexpr Rank kColumnsInFlight = 2;
+// A column that is halved is twice what is reduced at once: the first halving leaves half of it.
+inline constexpr std::uint64_t kHalvedColumnBytes = 2 * kPieceBytes;
+
 inline Slice input(std::uint64_t offset_bytes) {
   return {Place::kInput, offset_bytes};
 }

@@ -10,9 +10,8 @@
 namespace gradring::collectives {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 512 * 1024;
+constexpr std::uint64_t kMessageTurnBytes = 512 * 1024;
 constexpr std::uint8_t kLane = 1;
-constexpr Millis kForGood{std::chrono::hours(24 * 365)};
 
 }  // namespace
 
@@ -206,7 +205,7 @@ bool PointToPoint::push(Rank rank, Peer& peer) {
   const std::uint64_t of_body = peer.sent - of_header;
   const std::span<const std::byte> head = std::span(peer.out_header).subspan(of_header);
   const std::span<const std::byte> body(transfer.data + of_body,
-                                        std::min(transfer.bytes - of_body, kTurnBytes));
+                                        std::min(transfer.bytes - of_body, kMessageTurnBytes));
   const transport::Io io = link->send_some(head, body);
   if (io.closed) throw LinkClosed{rank, false, of_body, transfer.bytes};
   peer.sent += io.bytes;
@@ -241,7 +240,7 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
   std::byte* data = peer.target ? peer.target->data : peer.kept->data.data();
   const std::uint64_t left = peer.arriving.bytes - peer.received;
   const transport::Io io =
-      link->recv_some({}, std::span(data + peer.received, std::min(left, kTurnBytes)));
+      link->recv_some({}, std::span(data + peer.received, std::min(left, kMessageTurnBytes)));
   peer.received += io.bytes;
   if (peer.target && peer.target->record != nullptr)
     peer.target->record->set_moved(0, peer.received);

@@ -5,15 +5,13 @@
 #include <iomanip>
 #include <utility>
 
+#include "collectives/plan.h"
+
 namespace gradring::collectives {
 namespace {
 
 bool has_payload(OpKind op) {
   return op != OpKind::kBarrier && op != OpKind::kSplit;
-}
-
-bool reduces(OpKind op) {
-  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
 }
 
 bool is_message(OpKind op) {

@@ -13,7 +13,7 @@ constexpr std::size_t kPageBytes = 4096;
 // Given out at once: long enough that claiming costs nothing, short enough that all end together.
 constexpr std::size_t kGrainBytes = 128 * 1024;
 // What is reduced before it is copied to the other ranks: it stays in a first-level cache.
-constexpr std::size_t kBlockBytes = 16 * 1024;
+constexpr std::size_t kSpreadBlockBytes = 16 * 1024;
 // Parts begin at different lines of a page, or equal places of many ranks would fight for one set
 // of a cache.
 constexpr std::size_t kStaggerBytes = 5 * kLineBytes;
@@ -90,8 +90,8 @@ void SharedArray::reduce_in_place(FlatSide& side, FlatShape& shape, std::size_t 
     const FlatPart whole = shape.part(owner);
     const std::size_t begin = std::min(whole.bytes, std::size_t{index / ranks} * kGrainBytes);
     const std::size_t end = std::min(whole.bytes, begin + kGrainBytes);
-    for (std::size_t at = begin; at < end; at += kBlockBytes) {
-      const std::size_t bytes = std::min(kBlockBytes, end - at);
+    for (std::size_t at = begin; at < end; at += kSpreadBlockBytes) {
+      const std::size_t bytes = std::min(kSpreadBlockBytes, end - at);
       const std::size_t place = offset + whole.begin + at;
       shape.reduce(part(0) + place, bytes, owner, [&](Rank rank) { return part(rank) + place; });
       for (Rank rank = 1; rank < ranks_; ++rank)

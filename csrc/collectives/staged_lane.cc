@@ -8,7 +8,7 @@
 namespace gradring::collectives {
 namespace {
 
-constexpr std::size_t kLine = 64;  // Words of different slots do not share one.
+constexpr std::size_t kWordLineBytes = 64;  // Words of different slots do not share one.
 constexpr std::size_t kTableBytes = std::size_t{64} << 10;
 // Elements: below it, a copy of its own costs more than its bytes.
 constexpr std::uint64_t kSmallPiece = 16 * 1024;
@@ -65,7 +65,7 @@ StagedLane::StagedLane(const gradring_gpu_api& api, int device, const Options& o
       down_(device_, true),
       up_(device_, true),
       slot_memory_(device_, options.slot_bytes * options.slots),
-      words_(device_, 2 * kLine * options.slots),
+      words_(device_, 2 * kWordLineBytes * options.slots),
       tables_(device_, kTableBytes, kTablesBytes),
       flow_(options.slots, device_.can_wait_on_memory() && has_kernels_of(device_)) {
   std::memset(words_.data(), 0, words_.bytes());
@@ -75,8 +75,8 @@ StagedLane::StagedLane(const gradring_gpu_api& api, int device, const Options& o
     Slot& slot = *slots_.emplace_back(std::make_unique<Slot>(device_));
     slot.host = slot_memory_.data() + i * options.slot_bytes;
     if (scratch_) slot.scratch = scratch_->data() + i * options.slot_bytes;
-    slot.ready = reinterpret_cast<std::uint32_t*>(words_.data() + 2 * i * kLine);
-    slot.sent = reinterpret_cast<std::uint32_t*>(words_.data() + (2 * i + 1) * kLine);
+    slot.ready = reinterpret_cast<std::uint32_t*>(words_.data() + 2 * i * kWordLineBytes);
+    slot.sent = reinterpret_cast<std::uint32_t*>(words_.data() + (2 * i + 1) * kWordLineBytes);
   }
 }
 
@@ -103,7 +103,7 @@ std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds,
   const std::lock_guard lock(flow_mutex_);
   free_finished();
   job->id = ++jobs_made_;
-  job->stop = reinterpret_cast<std::uint32_t*>(table(*job, kLine));
+  job->stop = reinterpret_cast<std::uint32_t*>(table(*job, kWordLineBytes));
   store(job->stop, 0);
   jobs_.push_back(job);
   return job;
@@ -121,7 +121,7 @@ void StagedLane::free_finished() {
 
 std::byte* StagedLane::table(StagedJob& job, std::size_t bytes) {
   GRADRING_ASSERT(bytes <= kTableBytes);
-  const std::size_t rounded = (bytes + kLine - 1) / kLine * kLine;
+  const std::size_t rounded = (bytes + kWordLineBytes - 1) / kWordLineBytes * kWordLineBytes;
   if (job.blocks.empty() || job.block_used + rounded > kTableBytes) {
     job.blocks.push_back(tables_.take());
     job.block_used = 0;

@@ -12,6 +12,11 @@ namespace gradring::gpu {
 
 class StreamView;
 
+// A stream as Python's libraries hand it on: its address as a number.
+inline gradring_stream stream_of(std::uintptr_t handle) {
+  return reinterpret_cast<gradring_stream>(handle);
+}
+
 // A place in a stream. Never recorded: passed.
 class Event {
  public:

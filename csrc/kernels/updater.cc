@@ -14,11 +14,11 @@ namespace {
 // stay in the first cache.
 constexpr std::size_t kBlock = 1024;
 
-struct UsableTables {
+struct UsableUpdates {
   const UpdateTable* tables[2] = {&kBaselineUpdates};
   std::size_t count = 1;
 
-  UsableTables() {
+  UsableUpdates() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
       tables[count++] = &kAvx2Updates;
@@ -152,7 +152,7 @@ std::vector<BiasCorrection> bias_corrections(const Rule& rule, std::size_t most)
 }
 
 std::span<const UpdateTable* const> usable_update_tables() {
-  static const UsableTables usable;
+  static const UsableUpdates usable;
   return {usable.tables, usable.count};
 }
 

@@ -10,7 +10,6 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::uint64_t kLargestStamp = std::uint64_t{1} << 62;
 constexpr std::size_t kFloatsInRecord = 1u << 18;  // Of each field.
 
 // Opens the body of a kDense record: floats [begin, begin + count) of the table, the weights and

@@ -12,7 +12,7 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::size_t kAhead = 16;  // Ids whose slots are on their way into the cache.
+constexpr std::size_t kIdsAhead = 16;  // Ids whose slots are on their way into the cache.
 // Longer lists are not remembered: what was found of one takes up to 20 bytes an id.
 constexpr std::size_t kMostRemembered = 1u << 20;
 constexpr std::size_t kMostKeptSlots = 1u << 20;  // 16 MiB; what larger lists took is given back.
@@ -28,7 +28,7 @@ class Finder {
     counts.clear();
     use_slots(std::bit_ceil(std::max<std::size_t>(ids.size(), 64)));
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (i + kAhead < ids.size()) __builtin_prefetch(&slots_[slot_of(ids[i + kAhead])], 1);
+      if (i + kIdsAhead < ids.size()) __builtin_prefetch(&slots_[slot_of(ids[i + kIdsAhead])], 1);
       numbers[i] = number_of(ids[i]);
     }
   }

@@ -25,6 +25,8 @@ enum class TableRecordKind : std::uint8_t {
   kDense = 5,       // DenseHead, then its floats.
 };
 inline constexpr std::uint8_t kRecordVersion = 1;
+// No table has lived through more changes: a larger one was damaged.
+inline constexpr std::uint64_t kLargestStamp = std::uint64_t{1} << 62;
 
 struct RecordHead {
   std::uint8_t version = kRecordVersion;

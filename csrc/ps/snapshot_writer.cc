@@ -86,9 +86,9 @@ class Buffer {
   bool has_more_ = true;
 };
 
-class Output {
+class PagedOutput {
  public:
-  explicit Output(const SnapshotFile& file) : file_(file) { write_directly(true); }
+  explicit PagedOutput(const SnapshotFile& file) : file_(file) { write_directly(true); }
 
   // Of what was taken so far: what is too little for a page waits for more.
   std::span<const std::byte> left_over() const { return {left_over_.data(), left_over_bytes_}; }
@@ -186,7 +186,7 @@ std::vector<std::byte> first_piece(std::span<const std::byte> blocks) {
 
 SnapshotWritten write_snapshot(ShardLoop& loop, const SnapshotHeader& header,
                                const SnapshotFile& file) {
-  Output out(file);
+  PagedOutput out(file);
   Sealer sealer;
   SnapshotWritten written;
   auto spare = std::make_shared<Buffer>();

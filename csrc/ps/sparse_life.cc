@@ -7,9 +7,8 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::uint64_t kNone = HashIndex::kNone;
 constexpr std::uint32_t kEverybody = ~std::uint32_t{0};
-constexpr std::size_t kAhead = 16;
+constexpr std::size_t kNotesAhead = 16;
 // Removals that are remembered, for incremental snapshots: at least these, or twice the rows.
 constexpr std::size_t kLeastGone = 1u << 20;
 
@@ -66,7 +65,7 @@ class Collector {
 bool SparseTable::Impl::admits(std::uint64_t id, const Entry& entry) {
   if (entry.count <= 1 && entry.probability >= 1) return true;
   const std::uint64_t packed = candidates.find(id);
-  Candidate candidate = packed == kNone ? Candidate{} : Candidate::from(packed);
+  Candidate candidate = packed == HashIndex::kNone ? Candidate{} : Candidate::from(packed);
   candidate.count += candidate.count == UINT32_MAX ? 0 : 1;
   candidate.tick = tick;
   keep_candidate(id);
@@ -202,8 +201,8 @@ SparseTable::Changed SparseTable::changed(std::uint64_t since, std::uint32_t cli
         found.begin(), found.end(), since,
         [](std::uint64_t stamp, const RowChange& change) { return stamp < change.stamp; });
     for (; next != found.end(); ++next) {
-      if (found.end() - next > static_cast<std::ptrdiff_t>(kAhead))
-        __builtin_prefetch(&t.rows.notes(next[kAhead].row));
+      if (found.end() - next > static_cast<std::ptrdiff_t>(kNotesAhead))
+        __builtin_prefetch(&t.rows.notes(next[kNotesAhead].row));
       if (!collector.take(*next)) return result;
     }
     since = t.scan.through;
@@ -215,8 +214,8 @@ SparseTable::Changed SparseTable::changed(std::uint64_t since, std::uint32_t cli
     }
   }
   for (std::uint64_t i = t.changes.first_after(since); i < t.changes.end(); ++i) {
-    if (i + kAhead < t.changes.end())
-      __builtin_prefetch(&t.rows.notes(t.changes.at(i + kAhead).row));
+    if (i + kNotesAhead < t.changes.end())
+      __builtin_prefetch(&t.rows.notes(t.changes.at(i + kNotesAhead).row));
     if (!collector.take(t.changes.at(i))) return result;
   }
   return result;

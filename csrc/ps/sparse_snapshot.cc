@@ -10,9 +10,6 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::uint64_t kNone = HashIndex::kNone;
-constexpr std::uint64_t kLargestStamp = std::uint64_t{1} << 62;
-
 static_assert(sizeof(RowMeta) == 40 && std::is_trivially_copyable_v<RowMeta>);
 
 struct SparseHead {
@@ -216,7 +213,7 @@ void SparseTable::Impl::load_row(const RowMeta& meta, const std::byte* floats) {
         str("row ", meta.id, " of table \"", spec.name, "\" has stamp ", meta.stamp));
   RowMeta loaded = meta;
   std::uint64_t row = index.find(meta.id);
-  if (row == kNone) {
+  if (row == HashIndex::kNone) {
     row = add(meta.id);
     candidates.erase(meta.id);
   } else {
@@ -250,7 +247,7 @@ void SparseTable::Impl::load_record(const TableRecord& record, const Filter& fil
         const auto id = item_at<std::uint64_t>(record.body, i);
         if (!filter.takes(id)) continue;
         const std::uint64_t row = index.find(id);
-        if (row != kNone) remove(row);
+        if (row != HashIndex::kNone) remove(row);
         candidates.erase(id);
       }
       return;

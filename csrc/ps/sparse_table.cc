@@ -9,9 +9,8 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::uint64_t kNone = HashIndex::kNone;
 constexpr std::size_t kBlock = 16;       // Rows whose memory is waited for together.
-constexpr std::size_t kAhead = 32;       // Keys whose slots are.
+constexpr std::size_t kKeysAhead = 32;   // Keys whose slots are.
 constexpr std::size_t kLineFloats = 16;  // In a cache line.
 constexpr std::size_t kLinesAhead = 8;   // Of a row; the processor sees a long run by itself.
 
@@ -68,10 +67,10 @@ std::size_t SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::s
                                       std::uint64_t* found, Fetch&& fetch) const {
   const std::size_t count = std::min(kBlock, ids.size() - begin);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t ahead = begin + i + kAhead;
+    const std::size_t ahead = begin + i + kKeysAhead;
     if (ahead < ids.size()) index.prefetch(ids[ahead]);
     found[i] = index.find(ids[begin + i]);
-    if (found[i] != kNone) fetch(found[i]);
+    if (found[i] != HashIndex::kNone) fetch(found[i]);
   }
   return count;
 }
@@ -96,8 +95,8 @@ void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
     return;
   }
   Settings& with = settings_of(id);
-  if (row == kNone) row = index.find(id);  // An id that is there twice is a row by now.
-  if (row != kNone) {
+  if (row == HashIndex::kNone) row = index.find(id);  // An id that is there twice is a row by now.
+  if (row != HashIndex::kNone) {
     keep(row);
   } else if (admits(id, with.entry)) {
     row = create(id);
@@ -172,7 +171,7 @@ void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
   t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     for (std::size_t i = 0; i < count; ++i) {
       float* const to = out + (begin + i) * t.dim;
-      if (found[i] == kNone) {
+      if (found[i] == HashIndex::kNone) {
         t.draws.fill_row(t.spec.init, ids[begin + i], t.dim, to);
       } else {
         std::memcpy(to, t.rows.floats(found[i]), t.dim * sizeof(float));
@@ -187,7 +186,7 @@ void SparseTable::versions(std::span<const std::uint64_t> ids, std::uint32_t* ou
                          GRADRING_PREFETCHES { __builtin_prefetch(&t.rows.notes(row)); };
   t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     for (std::size_t i = 0; i < count; ++i)
-      out[begin + i] = found[i] == kNone ? 0 : t.rows.notes(found[i]).version;
+      out[begin + i] = found[i] == HashIndex::kNone ? 0 : t.rows.notes(found[i]).version;
   });
 }
 
@@ -226,7 +225,7 @@ SparseTable::Rows SparseTable::read(std::uint64_t cursor, std::size_t most) cons
 
 bool SparseTable::read_row(std::uint64_t id, RowMeta& meta, float* floats) const {
   const std::uint64_t row = impl_->index.find(id);
-  if (row == kNone) return false;
+  if (row == HashIndex::kNone) return false;
   meta = impl_->meta(row);
   std::memcpy(floats, impl_->rows.floats(row), row_floats() * sizeof(float));
   return true;
@@ -239,7 +238,7 @@ void SparseTable::write(std::span<const RowMeta> metas, const float* floats, std
     RowMeta meta = metas[i];
     std::uint64_t row = t.index.find(meta.id);
     std::uint32_t version = t.version_floor;
-    if (row == kNone) {
+    if (row == HashIndex::kNone) {
       row = t.add(meta.id);
       t.keep_candidate(meta.id);
       t.candidates.erase(meta.id);

@@ -12,7 +12,7 @@ namespace gradring::ps {
 namespace {
 
 constexpr std::size_t kStalenessBuckets = 1024;
-constexpr std::size_t kLineFloats = 16;
+constexpr std::size_t kPieceFloatsMultiple = 16;
 // What is in a payload besides a dense table's floats: a tail, a round, a count of steps.
 constexpr std::size_t kBesideFloats = std::size_t{16} << 10;
 constexpr std::uint32_t kRoundWriter = 0xfffffffe;  // Nobody's number: a round is everybody's.
@@ -21,7 +21,7 @@ std::size_t row_width(const Table& table) {
   return table.sparse ? table.spec.dim : 1;
 }
 
-std::span<const float> as_floats(std::span<const std::byte> bytes) {
+std::span<const float> floats_in(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
@@ -47,8 +47,8 @@ void add_weighted(float* total, const float* values, std::size_t count, float we
 void Store::require_fits_payload(const TableSpec& spec) const {
   const DenseRange range = dense_range(spec.count, shard_, shards_);
   const std::uint64_t each = 1 + kernels::state_floats(spec.rule, 1);
-  const std::uint64_t most =
-      (limits::kPsPayloadBytes - kBesideFloats) / sizeof(float) / each / kLineFloats * kLineFloats;
+  const std::uint64_t most = (limits::kPsPayloadBytes - kBesideFloats) / sizeof(float) / each /
+                             kPieceFloatsMultiple * kPieceFloatsMultiple;
   if (range.end - range.begin > most)
     throw InvalidArgument(str("table '", spec.name, "': a shard has at most ", most,
                               " of its floats, here ", range.end - range.begin,
@@ -244,7 +244,7 @@ void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> 
                   std::uint32_t client, std::uint64_t steps) {
   if (!table.sparse) {
     const std::size_t floats = table.dense->count();
-    const auto all = as_floats(values.subspan(std::min<std::size_t>(8, values.size())));
+    const auto all = floats_in(values.subspan(std::min<std::size_t>(8, values.size())));
     if (values.size() < 8 ||
         (all.size() != floats && all.size() != floats + table.dense->state().size()))
       throw InvalidArgument(str("write to '", table.spec.name, "': ", values.size(),
@@ -260,7 +260,7 @@ void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> 
                               count, " rows of ", row_bytes));
   const auto* metas = reinterpret_cast<const RowMeta*>(values.data());
   for (std::uint32_t i = 0; i < count; ++i) require_ours(std::span(&metas[i].id, 1));
-  table.sparse->write({metas, count}, as_floats(values.subspan(sizeof(RowMeta) * count)).data(),
+  table.sparse->write({metas, count}, floats_in(values.subspan(sizeof(RowMeta) * count)).data(),
                       client);
   if (steps > 0) table.steps = steps;
 }

@@ -8,11 +8,11 @@
 namespace gradring::wire {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x504f5247;  // "GROP"
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint32_t kOpMagic = 0x504f5247;  // "GROP"
+constexpr std::uint8_t kOpVersion = 1;
 
 // The layout on the wire. Little-endian, no padding (asserted), trailing zeros reserved.
-struct Raw {
+struct RawHeader {
   std::uint32_t magic;
   std::uint8_t version;
   std::uint8_t op;
@@ -27,7 +27,7 @@ struct Raw {
   std::uint8_t algorithm;
   std::uint8_t reserved[15];
 };
-static_assert(sizeof(Raw) == kOpHeaderBytes);
+static_assert(sizeof(RawHeader) == kOpHeaderBytes);
 
 template <typename Enum>
 Enum checked(std::uint8_t raw, std::size_t count, const char* what) {
@@ -38,9 +38,9 @@ Enum checked(std::uint8_t raw, std::size_t count, const char* what) {
 }  // namespace
 
 OpHeaderBytes encode(const OpHeader& header) {
-  Raw raw{};
-  raw.magic = kMagic;
-  raw.version = kVersion;
+  RawHeader raw{};
+  raw.magic = kOpMagic;
+  raw.version = kOpVersion;
   raw.op = static_cast<std::uint8_t>(header.call.op);
   raw.dtype = static_cast<std::uint8_t>(header.call.dtype);
   raw.reduce_op = static_cast<std::uint8_t>(header.call.reduce_op);
@@ -57,13 +57,13 @@ OpHeaderBytes encode(const OpHeader& header) {
 }
 
 OpHeader decode_op_header(std::span<const std::byte, kOpHeaderBytes> bytes) {
-  Raw raw;
+  RawHeader raw;
   std::memcpy(&raw, bytes.data(), sizeof raw);
-  if (raw.magic != kMagic)
+  if (raw.magic != kOpMagic)
     throw ProtocolError(str("op header: wrong magic 0x", std::hex, raw.magic));
-  if (raw.version != kVersion)
+  if (raw.version != kOpVersion)
     throw ProtocolError(
-        str("op header: version ", int{raw.version}, ", this build speaks ", int{kVersion}));
+        str("op header: version ", int{raw.version}, ", this build speaks ", int{kOpVersion}));
   OpHeader header;
   header.call.op = checked<OpKind>(raw.op, kOpKindCount, "operation");
   header.call.dtype = checked<DType>(raw.dtype, kDTypeCount, "dtype");

@@ -7,11 +7,11 @@
 namespace gradring::wire {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x53505247;  // "GRPS"
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint32_t kFrameMagic = 0x53505247;  // "GRPS"
+constexpr std::uint8_t kFrameVersion = 1;
 
 // The layout on the wire. Little-endian, no padding (asserted).
-struct Raw {
+struct RawFrame {
   std::uint32_t magic;
   std::uint8_t version;
   std::uint8_t type;
@@ -26,9 +26,9 @@ struct Raw {
   std::uint64_t b;
   std::uint64_t payload_bytes;
 };
-static_assert(sizeof(Raw) == kPsHeaderBytes);
+static_assert(sizeof(RawFrame) == kPsHeaderBytes);
 
-bool is_known(std::uint8_t type) {
+bool is_known_type(std::uint8_t type) {
   return type <= kLastPsRequest || (type >= static_cast<std::uint8_t>(PsType::kWelcome) &&
                                     type <= static_cast<std::uint8_t>(PsType::kError));
 }
@@ -61,9 +61,9 @@ bool is_numbered(PsType type) {
 }
 
 PsHeaderBytes encode(const PsHeader& header) {
-  Raw raw{};
-  raw.magic = kMagic;
-  raw.version = kVersion;
+  RawFrame raw{};
+  raw.magic = kFrameMagic;
+  raw.version = kFrameVersion;
   raw.type = static_cast<std::uint8_t>(header.type);
   raw.flags = header.flags;
   raw.codec = static_cast<std::uint8_t>(header.codec);
@@ -80,13 +80,14 @@ PsHeaderBytes encode(const PsHeader& header) {
 }
 
 PsHeader decode_ps_header(std::span<const std::byte, kPsHeaderBytes> bytes) {
-  Raw raw;
+  RawFrame raw;
   std::memcpy(&raw, bytes.data(), sizeof raw);
-  if (raw.magic != kMagic) throw ProtocolError(str("frame: wrong magic 0x", std::hex, raw.magic));
-  if (raw.version != kVersion)
+  if (raw.magic != kFrameMagic)
+    throw ProtocolError(str("frame: wrong magic 0x", std::hex, raw.magic));
+  if (raw.version != kFrameVersion)
     throw ProtocolError(
-        str("frame: version ", int{raw.version}, ", this build speaks ", int{kVersion}));
-  if (!is_known(raw.type)) throw ProtocolError(str("frame: unknown type ", int{raw.type}));
+        str("frame: version ", int{raw.version}, ", this build speaks ", int{kFrameVersion}));
+  if (!is_known_type(raw.type)) throw ProtocolError(str("frame: unknown type ", int{raw.type}));
   if (raw.codec >= kRowCodecCount)
     throw ProtocolError(str("frame: unknown row codec ", int{raw.codec}));
   if (raw.payload_bytes > limits::kPsPayloadBytes)

@@ -8,8 +8,8 @@
 namespace gradring::sim {
 namespace {
 
-constexpr int kIdleRounds = 4;
-constexpr Time kStart = Time{} + std::chrono::hours(1);
+constexpr int kQuietRounds = 4;
+constexpr Time kBeginning = Time{} + std::chrono::hours(1);
 // By then every call has long had its deadline, whatever happened.
 constexpr Millis kLongest{600'000};
 constexpr Millis kSettling{8'000};
@@ -27,7 +27,7 @@ PsSimulation::PsSimulation(const PsScenario& scenario, bool is_printed)
       world_(scenario, trace_),
       dice_(scenario.seed + 177),
       places_(scenario.clients + (scenario.has_saver ? 1 : 0)) {
-  network_.weather.now = kStart;
+  network_.weather.now = kBeginning;
   network_.weather.max_delay = scenario.max_delay;
   network_.weather.short_percent = scenario.short_percent;
   world_.was_given_up = [this](std::uint32_t client) {
@@ -81,7 +81,7 @@ std::unique_ptr<transport::MemoryLink> PsSimulation::dial(PsClient& client, std:
 PsOutcome PsSimulation::run() {
   while (world_.complaint.empty() && !all_are_over()) {
     pass_time(round());
-    if (network_.now() < kStart + kLongest) continue;
+    if (network_.now() < kBeginning + kLongest) continue;
     world_.complain("a call has not ended long after its deadline");
   }
   // What is under way may still arrive.
@@ -132,7 +132,7 @@ void PsSimulation::pass_time(bool moved) {
   idle_rounds_ = moved ? 0 : idle_rounds_ + 1;
   Time& now = network_.weather.now;
   now += Micros{1 + static_cast<std::int64_t>(dice_.below(20))};
-  if (idle_rounds_ < kIdleRounds) return;
+  if (idle_rounds_ < kQuietRounds) return;
   idle_rounds_ = 0;
   // At most a little at a time: some things wait for nobody in particular.
   now = std::max(now, std::min(next_event(), now + Millis{20}));

@@ -17,10 +17,6 @@ float value_of(Rank rank, std::uint64_t element) {
   return static_cast<float>(mixed) - 8;
 }
 
-bool adds(OpKind op) {
-  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
-}
-
 // The vector that all ranks' inputs make together.
 std::vector<float> whole_of(const ScaleCase& c, std::uint64_t count) {
   std::vector<float> whole(count);
@@ -31,7 +27,8 @@ std::vector<float> whole_of(const ScaleCase& c, std::uint64_t count) {
       whole[i] = value_of(owner, i - collectives::chunk_begin(count, c.ranks, owner));
       continue;
     }
-    for (Rank rank = 0; rank < (adds(c.op) ? c.ranks : 1); ++rank) whole[i] += value_of(rank, i);
+    for (Rank rank = 0; rank < (collectives::reduces(c.op) ? c.ranks : 1); ++rank)
+      whole[i] += value_of(rank, i);
   }
   return whole;
 }

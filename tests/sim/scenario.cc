@@ -11,10 +11,6 @@ using collectives::Algorithm;
 using collectives::Order;
 using testing::PlanCase;
 
-bool adds(OpKind op) {
-  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
-}
-
 bool has_root(OpKind op) {
   return op == OpKind::kBroadcast || op == OpKind::kReduce || op == OpKind::kGather ||
          op == OpKind::kScatter;
@@ -41,7 +37,7 @@ PlanCase draw_case(Dice& dice, Rank ranks) {
   if (dice.percent(35)) c.op = OpKind::kAllReduce;
   c.world_size = ranks;
   c.count = c.op == OpKind::kBarrier ? 0 : draw_count(dice, ranks);
-  c.order = adds(c.op) ? static_cast<Order>(dice.below(3)) : Order::kRing;
+  c.order = collectives::reduces(c.op) ? static_cast<Order>(dice.below(3)) : Order::kRing;
   c.root = static_cast<Rank>(dice.below(static_cast<std::uint64_t>(ranks)));
   do {
     c.dtype = dice.percent(50) ? DType::kFloat32 : static_cast<DType>(dice.below(kDTypeCount));
@@ -71,7 +67,7 @@ PlanCase draw_wrong_case(Dice& dice, const PlanCase& right) {
       wrong.root = (right.root + 1) % right.world_size;
       break;
     case 3:
-      if (!adds(right.op)) call_another();
+      if (!collectives::reduces(right.op)) call_another();
       wrong.reduce_op = right.reduce_op == ReduceOp::kMax ? ReduceOp::kMin : ReduceOp::kMax;
       break;
     default: call_another();

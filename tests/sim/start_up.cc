@@ -9,7 +9,7 @@ namespace {
 using transport::Membership;
 
 constexpr std::uint64_t kLengthBytes = 4;  // Before each message on a control connection.
-constexpr Time kStart{std::chrono::hours(1)};
+constexpr Time kStartUpBegin{std::chrono::hours(1)};
 
 // As rendezvous.cc describes a rank; the key is as long as host.cc's.
 wire::Member member_of(Rank rank) {
@@ -29,10 +29,11 @@ Membership membership_of(Rank rank, Rank ranks) {
   settings.world_size = ranks;
   for (Rank other = 0; other < ranks; ++other)
     settings.addresses.push_back(member_of(other).tcp_address);
-  Membership membership(std::move(settings), kStart);
+  Membership membership(std::move(settings), kStartUpBegin);
   Membership::Actions nothing;
   for (Rank other = 0; other < ranks; ++other)
-    if (other != rank && (rank == 0 || other == 0)) membership.on_connected(other, kStart, nothing);
+    if (other != rank && (rank == 0 || other == 0))
+      membership.on_connected(other, kStartUpBegin, nothing);
   return membership;
 }
 
@@ -58,10 +59,10 @@ Phase beating(Rank ranks) {
   Phase phase{.name = "heartbeat"};
   wire::CallState call;
   Membership::Actions of_first;
-  membership_of(0, ranks).on_tick(kStart, {call}, of_first);
+  membership_of(0, ranks).on_tick(kStartUpBegin, {call}, of_first);
   count(of_first, phase.messages, phase.bytes);
   Membership::Actions of_last;
-  membership_of(ranks - 1, ranks).on_tick(kStart, {call}, of_last);
+  membership_of(ranks - 1, ranks).on_tick(kStartUpBegin, {call}, of_last);
   count(of_last, phase.follower_messages, phase.follower_bytes);
   return phase;
 }
@@ -69,7 +70,7 @@ Phase beating(Rank ranks) {
 Phase dying(Rank ranks) {
   Phase phase{.name = "one rank dies"};
   Membership::Actions actions;
-  membership_of(0, ranks).on_closed(ranks - 1, kStart, "closed its connection", actions);
+  membership_of(0, ranks).on_closed(ranks - 1, kStartUpBegin, "closed its connection", actions);
   count(actions, phase.messages, phase.bytes);
   return phase;
 }
@@ -86,7 +87,7 @@ Phase closing(Rank ranks) {
     if (rank == 0)
       first.leave_group(left, actions);
     else
-      first.on_message(rank, left, kStart, actions);
+      first.on_message(rank, left, kStartUpBegin, actions);
     // All of one call say the same: one is encoded for all.
     phase.messages += actions.send.size();
     if (!actions.send.empty())
@@ -107,7 +108,7 @@ Phase leaving(Rank ranks) {
     if (rank == 0)
       first.leave(actions);
     else
-      first.on_message(rank, wire::Bye{}, kStart, actions);
+      first.on_message(rank, wire::Bye{}, kStartUpBegin, actions);
     phase.messages += actions.send.size();
     if (!actions.send.empty())
       phase.bytes += actions.send.size() * frame_bytes(actions.send[0].second);

@@ -18,10 +18,6 @@ constexpr std::uint64_t kShrunkGroup = 2;
 constexpr Millis kVerdictTime{1500};
 constexpr Millis kEchoTime{500};
 
-bool adds(OpKind op) {
-  return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
-}
-
 }  // namespace
 
 Worker::Worker(Rank rank, const Scenario& scenario, const std::vector<Exercise>& right,
@@ -247,7 +243,8 @@ bool Worker::shrink() {
 // A reduction that finds a mismatch has reduced nothing (promise P3).
 void Worker::check_untouched() {
   if (failure_.kind != ErrorKind::kMismatch || last_exercise_ || !scenario_.wrong_call) return;
-  if (scenario_.wrong_call->operation != operation_ || !adds(exercise().call.op)) return;
+  if (scenario_.wrong_call->operation != operation_ || !collectives::reduces(exercise().call.op))
+    return;
   if (memory_.bytes != exercise().memory[static_cast<std::size_t>(group_rank_)].bytes)
     complaint_ = str("operation ", operation_, " (", exercise().call.text(),
                      ") changed the user's memory although the calls did not match");
