@@ -31,13 +31,24 @@ def control(document: Document) -> str:
     return name
 
 
+def right_results(row: Document) -> Document:
+    """Return the results of those who had it right, by name."""
+    return {name: result for name, result in row["results"].items() if not result["wrong"]}
+
+
 def best_peer(row: Document) -> tuple[str, float] | None:
-    """Return the peer with the least time, and its time over ours: the median of the rounds."""
-    right = [name for name in row["ratios"] if not row["results"][name]["wrong"]]
-    if not right:
+    """Return the peer that is furthest ahead of us, or least behind, and its time over ours.
+
+    Each peer's is the median of its rounds' ratios. None where nobody, or not we, had it right.
+    """
+    right = right_results(row)
+    ratios = {
+        name: float(ratio["median"]) for name, ratio in row["ratios"].items() if name in right
+    }
+    if not ratios or OURS not in right:
         return None
-    name = min(right, key=lambda one: float(row["results"][one]["time_us"]))
-    return name, float(row["ratios"][name]["median"])
+    name = min(ratios, key=lambda one: ratios[one])
+    return name, ratios[name]
 
 
 def losses(document: Document) -> Iterator[tuple[str, Document, str, Document]]:

@@ -63,7 +63,7 @@ def peers_of(transport: str, wanted: tuple[str, ...]) -> list[str]:
 
 
 def measure(job: Job, settings: Settings) -> bool:
-    """Measure a job; returns whether ours ran through and every result of everybody was right."""
+    """Measure a job; returns whether ours ran through, beside a peer, and all was right."""
     path = settings.folder / f"{job.name}.json"
     old = records.load(path)
     todo = {
@@ -81,28 +81,22 @@ def measure(job: Job, settings: Settings) -> bool:
     document = report.start_document(options, argv, job.ranks, job.transport)
     if job.congestion:
         document["machine"]["tcp_congestion_control"] = job.congestion
-    document["operations"] = old["operations"] if old else []
-    kept = [row for found in document["operations"] for row in found["rows"]
-            if row["bytes"] not in todo.get(found["op"], ())]  # fmt: skip
-    # Every row has its own beside its date, too.
-    document["command"] = old["command"] if old and kept else records.asked_command()
-    for found in document["operations"]:
-        for row in found["rows"]:
-            row["measured"].setdefault("command", old["command"] if old else "")
+    document["command"] = records.asked_command()
     document["environments"] = {
         name: settings.environments[name.removesuffix("-tcp")].versions
         for name in peers_of(job.transport, settings.peers)
     }
+    if old:
+        records.keep_rows(document, old, todo)
     if time.monotonic() > settings.until:
         print(f"{job.name}: left out, the minutes are over", file=sys.stderr)
         return True
     with _starting(job, settings) as world:
         if not world.start_all(document["missing"], options.is_bound):
-            records.save(path, document)
-            return False
-        is_through = world.measure(options, todo, document, path)
+            return False  # Of what is in the file nothing was measured anew.
+        is_right = world.measure(options, todo, document, path)
     records.save(path, document)
-    return is_through and not report.count_wrong(document)
+    return is_right
 
 
 class World:
@@ -118,7 +112,7 @@ class World:
         """Start all libraries, ours first, each rank on one core if wanted.
 
         Returns:
-            Whether ours came.
+            Whether ours came, and a peer if any is wanted.
         """
         self._is_bound = is_bound
         for name in ("gradring", *peers_of(self._job.transport, self._settings.peers)):
@@ -130,6 +124,9 @@ class World:
                 self._end(name)
                 if name == "gradring":
                     return False
+        if len(self.groups) == 1 and self._settings.peers:
+            print(f"{self._job.name}: no peer came, nothing is measured", file=sys.stderr)
+            return False
         return True
 
     def start(self, name: str) -> LaunchedGroup:
@@ -154,11 +151,12 @@ class World:
         self, options: bench_options.Options, todo: dict[str, list[int]], document: Document,
         path: Path,
     ) -> bool:  # fmt: skip
-        """Measure the rows; returns whether ours ran through."""
+        """Measure the rows; returns whether ours ran through and nobody's result was wrong."""
         ours, *peers = self.groups.values()
         sweep = Sweep(ours, peers, options, is_tcp=self._job.transport == "tcp")
         self._describe(document, "gradring")
         restarts: dict[str, int] = {}
+        is_right = True
         for op, sizes in todo.items():
             for case in make_cases(op, sizes, "float32", "sum", self._job.ranks):
                 what = f"{self._job.name} {op} {message_bytes(case)}"
@@ -172,6 +170,11 @@ class World:
                     print(f"{what}: {failure}", file=sys.stderr)
                     return False
                 row |= {"measured": records.stamp(), "failed": dict(sweep.dropped)}
+                wrong = {name: found["wrong"] for name, found in row["results"].items()
+                         if found["wrong"]}  # fmt: skip
+                if wrong:
+                    is_right = False
+                    print(f"{what}: WRONG elements of the result: {wrong}", file=sys.stderr)
                 records.put_row(document, op, row)
                 records.save(path, document)
                 print(f"{what}: {_summary(row)}", file=sys.stderr, flush=True)
@@ -180,7 +183,7 @@ class World:
                     self._revive(name, sweep, document, (restarts[name], f"{what}: {reason}"))
         for name in self.groups:
             self._describe(document, name)
-        return True
+        return is_right
 
     def _revive(
         self, name: str, sweep: Sweep, document: Document, failure: tuple[int, str]

@@ -35,6 +35,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"bench/compare: about {total / 60:.0f} minutes after installing", file=sys.stderr)
     if options.estimate:
         return 0
+    _require_namespaces(options, measured, jobs)
     began = time.monotonic()
     options.until = began + 60 * options.minutes
     found = _environments(options, measured)
@@ -53,6 +54,21 @@ def _run(options: argparse.Namespace) -> int:
         _write(options, table=wants or "table" in options.what,
                pictures=(wants and not options.no_pictures) or "plot" in options.what)  # fmt: skip
     return 0 if is_right else 1
+
+
+def _require_namespaces(
+    options: argparse.Namespace, measured: list[str], jobs: list[plan.Job]
+) -> None:
+    """Refuse, before anything is installed, what was asked for and cannot be done here.
+
+    Raises:
+        InvalidArgument: It needs network namespaces and there are none.
+    """
+    by_name = ["network"] if options.is_named and "network" in measured else []
+    by_name += [job.name for job in jobs if job.congestion]
+    reason = namespaces.complaint() if by_name else ""
+    if reason:
+        raise InvalidArgument(f"{', '.join(by_name)}: {reason}")
 
 
 def _estimate(options: argparse.Namespace, measured: list[str], jobs: list[plan.Job]) -> float:
@@ -105,10 +121,6 @@ def _collectives(
     for job in jobs:
         if not job.congestion:
             is_right &= measure(job, settings)
-            continue
-        reason = namespaces.complaint()
-        if reason:
-            print(f"{job.name}: left out, {reason}", file=sys.stderr)
             continue
         with namespaces.with_congestion(job.congestion) as place:
             placed = Settings(**{**vars(settings), "place": place})

@@ -15,22 +15,34 @@ from dataclasses import dataclass
 
 from compare.collectives import Place
 from gradring.bench.starts import Start
+from gradring.errors import InvalidArgument
 
 NETWORK = "10.77.0"
 _CONTROL = "net.ipv4.tcp_congestion_control"
 
 
 def complaint() -> str:
-    """Return why namespaces cannot be made here; empty if they can."""
+    """Return why namespaces cannot be made here; empty if they can, as one was to see."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    return f"no {' and no '.join(missing)} here (apt install iproute2)" if missing else ""
+    if missing:
+        return f"no {' and no '.join(missing)} here (apt install iproute2)"
+    try:
+        _run("ip", "netns", "add", f"gradring-{os.getpid()}-try")
+    except InvalidArgument as error:
+        return f"network namespaces cannot be made here, root or not: {error}"
+    _delete(f"gradring-{os.getpid()}-try")
+    return ""
 
 
 @contextlib.contextmanager
 def with_congestion(control: str) -> Iterator[Place]:
-    """Make a namespace whose sockets use this congestion control unless they ask for another."""
+    """Make a namespace whose sockets use this congestion control unless they ask for another.
+
+    Raises:
+        InvalidArgument: The kernel does not have it.
+    """
     name = f"gradring-{os.getpid()}"
     try:
         _run("ip", "netns", "add", name)
@@ -47,7 +59,7 @@ def with_congestion(control: str) -> Iterator[Place]:
 
         yield place
     finally:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        _delete(name)
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ def hosts(mbit: Sequence[float], congestion: str = "") -> Iterator[Hosts]:
         yield made
     finally:
         for name in (switch, *(f"{made.prefix}-{number}" for number in range(len(mbit)))):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            _delete(name)
 
 
 def _add_host(made: Hosts, number: int, rate: float, congestion: str) -> None:
@@ -107,4 +119,10 @@ def _add_host(made: Hosts, number: int, rate: float, congestion: str) -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise InvalidArgument(f"{' '.join(command)} failed: {ended.stderr.strip()}")
+
+
+def _delete(name: str) -> None:
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

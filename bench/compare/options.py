@@ -28,7 +28,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     every = ", ".join((*MEASURED, *OTHERS))
     add("what", nargs="*", metavar="WHAT", help=f"of {every} (all that is measured)")
-    add("--rounds", type=int, help="A B C A B C: how often (5; training 3)")
+    add("--rounds", type=int, help="A B C A B C: how often (5)")
     extent = parser.add_mutually_exclusive_group()
     for name, text in (("quick", "fewer sizes and examples"), ("full", "more of both")):
         choice = extent.add_argument
@@ -49,6 +49,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     group("--compact", action="store_true", help="rows: peers know every row's place beforehand")
     options = parser.parse_args(argv)
     options.extent = options.extent or "default"
+    # What is asked for by name is done or refused; the rest is left out where it cannot be done.
+    options.is_named = bool(options.what)
     if not options.what:
         network = () if namespaces.complaint() else ("network",)
         options.what = ["collectives"] if options.rows else [*MEASURED[:-1], *network]

@@ -132,7 +132,7 @@ def _times_over_ranks(axes: Axes, worlds: list[Document], size: int) -> None:
     for document in worlds:
         for row in records.rows_of(document, "all_reduce"):
             if row["bytes"] == size:
-                for name, result in row["results"].items():
+                for name, result in cells.right_results(row).items():
                     times.setdefault(name, []).append((document["world_size"], result["time_us"]))
     for name, points in times.items():
         axes.plot(*zip(*points, strict=True), "o-", **_style(name))
@@ -189,7 +189,7 @@ def _qualities(runs: list[Document]) -> dict[str, float]:
 
 
 def _names(rows: list[Document]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["results"]))
+    return list(dict.fromkeys(name for row in rows for name in cells.right_results(row)))
 
 
 def _style(name: str) -> dict[str, Any]:
@@ -202,7 +202,8 @@ def _style(name: str) -> dict[str, Any]:
 
 
 def _curve(axes: Axes, rows: list[Document], name: str, key: str) -> None:
-    points = [(row["bytes"], row["results"][name][key]) for row in rows if name in row["results"]]
+    points = [(row["bytes"], found[name][key]) for row in rows
+              if name in (found := cells.right_results(row))]  # fmt: skip
     axes.plot(*zip(*points, strict=True), "o-", **_style(name))
 
 

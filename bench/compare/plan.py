@@ -62,7 +62,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     for transport in words(options.transport, tuple(PEERS)):
         for ranks in options.ranks.split(","):
             for control in options.congestion.split(",") if transport == "tcp" else [""]:
-                job = Job(transport, int(ranks), control.replace("system", ""))
+                job = Job(transport, _number(ranks), control.replace("system", ""))
                 job.sizes = {op: _exact(op, sizes, job.ranks) for op in operations}
                 jobs.append(job)
     return jobs
@@ -81,6 +81,12 @@ def words(text: str, known: tuple[str, ...]) -> list[str]:
     return found
 
 
+def _number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 2:
+        raise InvalidArgument(f"{text!r} is no number of ranks from 2")
+    return int(text)
+
+
 def _named(rows: list[str]) -> list[Job]:
     jobs: dict[str, Job] = {}
     for text in rows:
@@ -90,7 +96,7 @@ def _named(rows: list[str]) -> list[Job]:
         op, transport, ranks, size = parts[:4]
         words(op, OPERATIONS)
         words(transport, tuple(PEERS))
-        new = Job(transport, int(ranks), parts[4] if len(parts) == 5 else "")
+        new = Job(transport, _number(ranks), parts[4] if len(parts) == 5 else "")
         job = jobs.setdefault(new.name, new)
         job.sizes.setdefault(op, []).extend(_exact(op, [parse_size(size)], job.ranks))
     return list(jobs.values())

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ def stamp() -> Document:
     now = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
     load = round(os.getloadavg()[0], 2)
     return {"command": asked_command(), "commit": commit, "date": now, "load": load}
+
+
+def keep_rows(document: Document, old: Document, todo: Mapping[str, Sequence[int]]) -> None:
+    """Take over a document's rows, for those that are not to be measured again.
+
+    Each says what holds for it and not for the new ones: command, processor, versions.
+    """
+    document["operations"] = old["operations"]
+    kept = [(found["op"], row) for found in old["operations"] for row in found["rows"]
+            if row["bytes"] not in todo.get(found["op"], ())]  # fmt: skip
+    for _, row in kept:
+        known = row["measured"]
+        known.setdefault("command", old["command"])
+        known.setdefault("cpu", old["machine"]["cpu"])
+        known.setdefault("libraries", old.get("environments", {}))
+    if kept:
+        document["command"] = old["command"]
 
 
 def rows_of(document: Document, op: str) -> list[Document]:

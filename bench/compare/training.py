@@ -87,7 +87,7 @@ def run(what: str, options: argparse.Namespace, found: dict[str, Environment]) -
 
 
 def _rounds(options: argparse.Namespace) -> int:
-    return int(options.rounds or 3)
+    return int(options.rounds or 5)
 
 
 def _train(part: Part, contender: Contender, deadline: float) -> tuple[Document, str]:

@@ -6,17 +6,32 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gradring.bench import report
 from gradring.bench.starts import Start
 from gradring.errors import InvalidArgument
 from source_tree import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-from compare import cells, environments, markdown, network, pictures, plan, processes, training
+from compare import (
+    cells,
+    collectives,
+    command,
+    environments,
+    markdown,
+    namespaces,
+    network,
+    pictures,
+    plan,
+    processes,
+    records,
+    training,
+)
 from compare.namespaces import Hosts
 from compare.options import parse
 
@@ -66,6 +81,7 @@ def test_rows_are_named_by_operation_transport_ranks_and_size() -> None:
         ["--rows", "no_such:tcp:4:4"],
         ["--transport", "pigeon"],
         ["--sizes", "large"],
+        ["--ranks", "two"],
     ],
 )
 def test_what_does_not_exist_is_refused(arguments: list[str]) -> None:
@@ -140,7 +156,10 @@ def test_rows_are_measured_kept_and_measured_again(tmp_path: Path) -> None:
     added = after["operations"][0]["rows"][1]["measured"]["command"]
     assert added.startswith("python bench/compare --rows all_reduce:tcp:2:4K ")
     assert [one["bytes"] for one in after["operations"][0]["rows"]] == [1 << 10, 4 << 10]
-    assert after["operations"][0]["rows"][0] == row, "the other row is as it was"
+    kept = after["operations"][0]["rows"][0]
+    assert kept["measured"].items() >= row["measured"].items()
+    assert kept["measured"]["libraries"] == before["environments"], "what it was measured with"
+    assert {**kept, "measured": None} == {**row, "measured": None}, "the other row is as it was"
     assert "all rows are there" in again.stderr
     assert record(tmp_path / "tcp-2.json") == after
     assert "### all_reduce, 2 ranks, tcp" in (tmp_path / "table.md").read_text()
@@ -198,3 +217,97 @@ def test_every_rank_is_started_on_a_host_of_its_own(tmp_path: Path) -> None:
     assert "netns exec test-1 " in lines[1]
     assert "GRADRING_RANK=1" in lines[1]
     assert len(ours.environ["GRADRING_SECRET"]) == 64
+
+
+def settings(folder: Path, **changes: Any) -> collectives.Settings:
+    usual: dict[str, Any] = {
+        "folder": folder, "rounds": 5, "seconds": 0.01, "bind": "none", "peers": (),
+        "deadline": 60.0, "resume": False, "environments": {},
+    }  # fmt: skip
+    return collectives.Settings(**usual | changes)
+
+
+def small_job() -> plan.Job:
+    return plan.Job("shm", 2, "", {"all_reduce": [4]})
+
+
+def test_a_wrong_result_is_named_and_fails_its_run_but_not_the_runs_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def damaged(row: Any) -> dict[str, Any]:
+        found = report.row_of(row)
+        found["results"]["gradring"]["wrong"] = 5
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collectives, "report", SimpleNamespace(**{**vars(report), "row_of": damaged}))
+        assert not collectives.measure(small_job(), settings(tmp_path))
+    assert "shm-2 all_reduce 4: WRONG elements of the result: {'gradring': 5}" in (
+        capsys.readouterr().err
+    )
+    (row,) = record(tmp_path / "shm-2.json")["operations"][0]["rows"]
+    assert cells.right_results(row) == {}, "no picture has it"
+
+    other = plan.Job("shm", 2, "", {"all_reduce": [1024]})
+    assert collectives.measure(other, settings(tmp_path))
+
+
+def test_without_any_peer_that_was_wanted_nothing_is_measured_or_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = environments.Environment("mpich", sys.executable, reason="mpich: no wheel for this")
+    wanted = settings(tmp_path, peers=("mpich",), environments={"mpich": none})
+
+    assert not collectives.measure(small_job(), wanted)
+    said = capsys.readouterr().err
+    assert "mpich: no wheel for this" in said
+    assert "no peer came, nothing is measured" in said
+    assert not (tmp_path / "shm-2.json").exists()
+
+
+def test_rows_that_are_kept_say_what_machine_and_versions_they_are_of() -> None:
+    old = {
+        "command": "old", "machine": {"cpu": "old cpu"}, "environments": {"gloo": {"torch": "1"}},
+        "operations": [{"op": "all_reduce", "rows": [
+            {"bytes": 4, "measured": {"commit": "a"}}, {"bytes": 8, "measured": {"commit": "a"}}]}],
+    }  # fmt: skip
+    new: dict[str, Any] = {"command": "new", "machine": {"cpu": "new cpu"}, "environments": {}}
+    records.keep_rows(new, old, {"all_reduce": [8]})
+
+    kept = new["operations"][0]["rows"][0]["measured"]
+    assert kept == {
+        "commit": "a", "command": "old", "cpu": "old cpu", "libraries": {"gloo": {"torch": "1"}}
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [["network"], ["collectives", "--congestion", "reno"]])
+def test_what_needs_root_is_refused_where_it_was_asked_for(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+
+    assert command.main([*asked, "--peers", "gloo"]) == 2
+    assert "network namespaces need root" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(bool(namespaces.complaint()), reason=namespaces.complaint())
+def test_hosts_are_made_reach_each_other_and_are_gone_afterwards() -> None:
+    def reaches(hosts: Hosts) -> bool:
+        knock = [*hosts.inside(0), "bash", "-c", f": > /dev/tcp/{hosts.addresses()[1]}/1"]
+        asked = subprocess.run(knock, capture_output=True, text=True, check=False, timeout=60)
+        return "refused" in asked.stderr  # By the host itself: nothing listens there.
+
+    with namespaces.hosts([1000, 1000]) as hosts:
+        assert reaches(hosts)
+        prefix = hosts.prefix
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert prefix not in left.stdout
+
+
+@pytest.mark.skipif(bool(namespaces.complaint()), reason=namespaces.complaint())
+def test_a_congestion_control_that_the_kernel_has_not_is_refused() -> None:
+    with (
+        pytest.raises(InvalidArgument, match="no-such-control"),
+        namespaces.with_congestion("no-such-control"),
+    ):
+        pass
