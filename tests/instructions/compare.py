@@ -65,6 +65,10 @@ def main() -> int:
         baseline["instructions"] = counts
         BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
     worst = 0.0
+    gone = sorted(baseline["instructions"].keys() - counts.keys())
+    if gone:
+        print(f"the program has no case {', '.join(gone)} any more; if that is meant, --write")
+        return 1
     for name, count in counts.items():
         before = baseline["instructions"].get(name, 0.0)
         change = count / before - 1 if before else float("inf")

@@ -17,6 +17,7 @@
 #include "ps/partition.h"
 #include "ps/sparse_table.h"
 #include "support/flat_team.h"
+#include "support/operations.h"
 #include "support/shard_rig.h"
 #include "transport/memory_link.h"
 
@@ -24,6 +25,7 @@ namespace gradring::testing {
 namespace {
 
 constexpr std::size_t kRows = 4096;
+constexpr std::size_t kCalls = 4096;
 constexpr std::uint32_t kDim = 16;
 constexpr std::uint64_t kSmall = 256;  // float32: 1 KiB.
 
@@ -46,7 +48,7 @@ class OnePeer final : public transport::Peers {
 };
 
 // Two ranks' runs of one plan, over a connection in memory.
-void all_reduce(int repetitions) {
+void over_links(int repetitions) {
   const PlanCase c{.op = OpKind::kAllReduce,
                    .algorithm = collectives::Algorithm::kDoubling,
                    .world_size = 2,
@@ -113,6 +115,16 @@ void shared_memory(int repetitions) {
   require(copies[1].output_is(copies[0].input()), "broadcast");
 }
 
+// What a communicator adds to any algorithm: it checks, counts, records and hands on. One rank,
+// with nobody to wait for.
+void call(int repetitions) {
+  const auto comm = collectives::Communicator::join({});
+  std::vector<std::int64_t> data(kSmall, 3);
+  for (int i = 0; i < repetitions * static_cast<int>(kCalls); ++i) all_reduce(*comm, data);
+  require(data == std::vector<std::int64_t>(kSmall, 3), "all_reduce");
+  comm->close();
+}
+
 ps::TableSpec table_spec(kernels::RuleKind kind) {
   ps::TableSpec spec;
   spec.name = "rows";
@@ -174,7 +186,8 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
-    {"all_reduce", "all_reduce of 1 KiB by two ranks over links", 1, all_reduce},
+    {"all_reduce", "all_reduce of 1 KiB by two ranks over links", 1, over_links},
+    {"call", "call of a communicator of one rank", kCalls, call},
     {"plan", "ring plan of 1 MiB for 8 ranks", 1, make_plans},
     {"shared_memory", "reduce and broadcast of 1 KiB by two ranks", 1, shared_memory},
     {"pull", "row of 16 floats read", kRows, pull_rows},

@@ -255,6 +255,25 @@ def test_the_fit_finds_the_costs_that_times_were_made_from(ranks: int) -> None:
     assert fit.flat_wins(Times(seconds, ranks)) == (24, 24)
 
 
+def test_what_is_lost_is_how_much_slower_than_the_fastest_the_choices_are() -> None:
+    costs = Costs(25.0, 3.0, 8.0, 0.5)
+    cases = [case for case in schedule.make_cases(schedule.QUICK, 4, has_flat=False)
+             if case.op == "all_reduce"]  # fmt: skip
+    sizes = sorted({case.nbytes for case in cases})
+    question = Question("all_reduce", 4, "tcp")
+    taken = {size: choices.choose(question, size, costs).algorithm for size in sizes}
+    seconds = {case: 2e-3 if case.algorithm != taken[case.nbytes] else 1e-3 for case in cases}
+    assert fit.quality_of(Times(seconds, 4), costs).lost == 0, "each choice was the fastest"
+
+    wrong = sizes[0]
+    for case in cases:
+        if case.nbytes == wrong and case.algorithm == taken[wrong]:
+            seconds[case] = 3e-3
+    found = fit.quality_of(Times(seconds, 4), costs)
+    assert found.worst == pytest.approx(0.5), "3 ms where 2 were possible"
+    assert found.lost == pytest.approx(0.5 / len(sizes))
+
+
 def test_the_fit_of_times_that_mean_nothing_is_a_profile_that_is_not_refused(
     tmp_path: Path,
 ) -> None:
@@ -274,7 +293,7 @@ def test_local_ranks_are_measured_over_tcp_and_shared_memory(tmp_path: Path) -> 
         told = found["transports"][transport]
         assert (measured.ranks, measured.hosts) == (2, 1)
         assert told["costs"] == vars(measured.costs)
-        assert told["quality"]["lost"] >= 0
+        assert told["quality"]["error"] == measured.error, "what the profile says is what is told"
     assert found["transports"]["tcp"]["crossovers"]["all_reduce"]["defaults"][0][0] == "4"
     assert found["transports"]["shm"]["flat"]["cases"] == 12
 
