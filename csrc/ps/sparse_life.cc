@@ -144,6 +144,27 @@ void SparseTable::Impl::forget_candidates(IsOver&& is_over) {
   }
 }
 
+// What was pushed before there were ticks counts as of the tick `first`.
+void SparseTable::Impl::date(std::uint32_t first) {
+  for (std::uint64_t row = 0; row < rows.end(); ++row) {
+    if (rows.notes(row).stamp == 0 || rows.notes(row).tick != 0) continue;
+    keep(row);
+    rows.notes(row).tick = first;
+    rows.notes(row).stamp = stamp;  // The next incremental checkpoint has it.
+  }
+  changes.forget(stamp);
+  std::vector<std::pair<std::uint64_t, Candidate>> found;
+  for (std::size_t segment = 0; segment < HashIndex::kSegments; ++segment) {
+    candidates.for_each_in(segment, [&](std::uint64_t id, std::uint64_t packed) {
+      if (Candidate::from(packed).tick == 0) found.emplace_back(id, Candidate::from(packed));
+    });
+  }
+  for (const auto& [id, candidate] : found) {
+    keep_candidate(id);
+    candidates.assign(id, Candidate{candidate.count, first}.packed());
+  }
+}
+
 // Looks at every row, once for a reader that takes what is found in many portions.
 void SparseTable::Impl::scan_for_changes(std::uint64_t since) const {
   if (scan.since <= since && since < scan.through) return;
@@ -160,10 +181,16 @@ std::uint32_t SparseTable::tick() const {
   return impl_->tick;
 }
 
+void SparseTable::begin_at(std::uint32_t tick) {
+  impl_->tick = tick;
+}
+
 std::size_t SparseTable::set_tick(std::uint32_t tick) {
   Impl& t = *impl_;
   ++t.stamp;
   if (tick <= t.tick) return 0;  // Clients say it independently of each other.
+  // The first one may be any number, such as a day's.
+  if (t.tick == 0 && tick > 1) t.date(tick - 1);
   t.tick = tick;
   const bool expires = std::any_of(t.settings.begin(), t.settings.end(),
                                    [](const auto& each) { return each.unseen_ticks != 0; });

@@ -82,8 +82,10 @@ class SparseTable {
   void write(std::span<const RowMeta> metas, const float* floats, std::uint32_t client);
 
   // Time passes: scores decay, what was not pushed for more than unseen_ticks goes. Returns how
-  // many rows. A tick that is not above the present one changes nothing but the stamp.
+  // many rows. A tick that is not above the present one changes nothing but the stamp. What was
+  // pushed before the first one counts as of the tick before that.
   std::size_t set_tick(std::uint32_t tick);
+  void begin_at(std::uint32_t tick);  // A table that is new where others have come to this tick.
   std::uint32_t tick() const;
   // Drops the rows whose score is below `least_score` or that were not pushed for more than
   // `unseen_ticks` (0: not asked). Returns how many.

@@ -76,14 +76,23 @@ Table& Store::make(const TableSpec& spec) {
   Table table;
   table.spec = spec;
   try {
-    if (spec.kind == TableKind::kSparse)
+    if (spec.kind == TableKind::kSparse) {
       table.sparse = std::make_unique<SparseTable>(spec);
-    else
+      table.sparse->begin_at(tick());
+    } else {
       table.dense = std::make_unique<DenseTable>(spec, shard_, shards_);
+    }
   } catch (const std::bad_alloc&) {
     throw InvalidArgument(str("table '", spec.name, "' does not fit into this server's memory"));
   }
   return tables_.emplace(id, std::move(table)).first->second;
+}
+
+std::uint32_t Store::tick() const {
+  std::uint32_t latest = 0;
+  for (const auto& [id, table] : tables_)
+    if (table.sparse) latest = std::max(latest, table.sparse->tick());
+  return latest;
 }
 
 Table& Store::require(std::uint64_t id) {

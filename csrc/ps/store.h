@@ -56,6 +56,8 @@ class Store {
   // Throws Mismatch if there is one of that name with another spec. Its rule may also be the one in
   // force.
   Table& make(const TableSpec& spec);
+  // The latest of all tables', which is that of a new one: what is pushed to it is no older.
+  std::uint32_t tick() const;
   // Throws InvalidArgument that says what there is.
   Table& require(std::uint64_t id, TableKind kind);
   Table& require(std::uint64_t id);

@@ -199,6 +199,29 @@ TEST_CASE("a sparse table admits, decays and expires as a map of rows does") {
   }
 }
 
+TEST_CASE("the first tick may be any number: what was pushed before is one tick old") {
+  TableSpec spec = spec_of(RuleKind::kSum, 1);
+  spec.unseen_ticks = 1;
+  spec.score_decay = 0.5F;
+  spec.entry = {2, 1};
+  SparseTable table(spec);
+  const std::vector<std::uint64_t> ids{1, 2};
+  std::vector<float> one{1};
+  for (int push = 0; push < 2; ++push) {
+    std::vector<float> ones{1, 1};
+    table.apply(ids, ones.data(), 0, 1);
+  }
+  table.apply(std::vector<std::uint64_t>{3}, one.data(), 0, 1);  // Once is not enough to be a row.
+  const std::uint64_t before = table.stamp();
+  CHECK(table.set_tick(20'000) == 0);
+  CHECK(table.size() == 2);
+  CHECK(table.changed(before, 9, 10).ids.size() == 2);  // The next checkpoint knows of it.
+  table.apply(std::vector<std::uint64_t>{3}, one.data(), 0, 1);
+  CHECK(table.size() == 3);  // Its first push still counts.
+  CHECK(table.set_tick(20'001) == 2);
+  CHECK(table.size() == 1);
+}
+
 TEST_CASE("every row is found after the table has grown many times") {
   const TableSpec spec = spec_of(RuleKind::kSum, 1);
   SparseTable table(spec);

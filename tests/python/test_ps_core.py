@@ -200,6 +200,17 @@ def test_ticks_expire_rows_and_shrink_drops_them() -> None:
         assert client.shrink(0, 1e9) == 10
 
 
+def test_a_table_made_later_begins_at_the_tick_of_the_others() -> None:
+    with service(2) as servers:
+        client = connect(*servers)
+        client.make_table(spec())
+        client.tick(20_000)
+        table = client.make_table(spec(name="later", unseen_ticks=1))
+        push(client, table, range(10))
+        assert client.tick(20_001) == 0, "they were pushed one tick ago"
+        assert client.tick(20_002) == 10
+
+
 def test_mistakes_are_said_before_anything_is_sent() -> None:
     with service() as servers:
         client = connect(*servers)
