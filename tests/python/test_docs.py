@@ -34,6 +34,23 @@ os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"
 IDS = """
 ids, gradients = numpy.array([3, 2**60, 3]), numpy.ones((3, 16), numpy.float32)
 """
+# Two ranks, of which the first has two batches of 64 and the second has one.
+TWO_RANKS = """
+import os, secrets, socket, sys
+dataset = [dataset[n % len(dataset)] for n in range(129)]
+door = socket.create_server(("127.0.0.1", 0))
+os.environ |= {
+    "GRADRING_WORLD_SIZE": "2", "GRADRING_SECRET": secrets.token_hex(32),
+    "GRADRING_RENDEZVOUS": f"127.0.0.1:{door.getsockname()[1]}",
+}
+second = os.fork()
+if second: os.environ |= {"GRADRING_RANK": "0", "GRADRING_LISTEN_FD": str(door.fileno())}
+else: os.environ["GRADRING_RANK"] = "1"
+"""
+BOTH_END_WELL = """
+comm.close()
+if second: sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
+"""
 ROWS = """
 batches = [(numpy.arange(6).reshape(2, 3), numpy.zeros(2))] * 2
 def forward_and_backward(rows, labels): return 0.0, numpy.ones_like(rows)
@@ -79,6 +96,7 @@ BEFORE = {
     "examples/README.md": [MODEL],
 }
 NEEDS_CUDA = {"docs/gpu.md"}
+TEN_LINES = "README.md's ten lines on two ranks"
 
 
 def blocks_of(path: Path) -> list[str]:
@@ -116,6 +134,9 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     left_out = set() if pytest.importorskip("torch").cuda.is_available() else NEEDS_CUDA
     folders = {name: tmp_path_factory.mktemp("docs") for name in BEFORE.keys() - left_out}
     programs = [(name, program_of(name, folder), str(folder)) for name, folder in folders.items()]
+    folders[TEN_LINES] = tmp_path_factory.mktemp("docs")
+    ten_lines = "\n".join([MODEL, TWO_RANKS, blocks_of(ROOT / "README.md")[0], BOTH_END_WELL])
+    programs.append((TEN_LINES, ten_lines, str(folders[TEN_LINES])))
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], input=json.dumps(programs), capture_output=True, text=True,
         timeout=SECONDS, check=True,
@@ -135,7 +156,7 @@ def program_of(name: str, folder: Path) -> str:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize("name", [*BEFORE, TEN_LINES])
 def test_the_blocks_of_a_file_run(endings: dict[str, tuple[int, str]], name: str) -> None:
     if name not in endings:
         pytest.skip("torch sees no CUDA device")
