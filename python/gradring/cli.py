@@ -214,7 +214,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="lines `host [slots=N]`; others than this one by ssh",
     )
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
-    add("--timeout", type=float, metavar="S", help="seconds an operation may take")
+    add("--timeout", type=float, metavar="S", help="seconds without progress that fail a call")
     add("--interface", metavar="NAME|CIDR", help="network interface to use")
     add("--rendezvous", metavar="HOST:PORT", help="where rank 0 is reached (port 0: pick one)")
     add("--ssh", default=Options.ssh, metavar="COMMAND", help="default: %(default)s")

@@ -35,7 +35,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_SECRET": "the job's secret, the same on every rank; never printed",
     "GRADRING_SERVERS": "host:port of every parameter server, with commas between",
     "GRADRING_TRANSPORT": "auto, shm or tcp",
-    "GRADRING_TIMEOUT": "seconds an operation may take",
+    "GRADRING_TIMEOUT": "seconds without progress after which an operation fails",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
     "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
@@ -55,7 +55,7 @@ class Settings:
 
     Attributes:
         transport: ``auto``, ``shm`` or ``tcp``.
-        timeout: Seconds an operation may take.
+        timeout: Seconds without progress after which an operation fails; also of joining.
         heartbeat_timeout: Seconds of silence after which a rank counts as lost.
         interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
         record: Folder for the record that a failure leaves; ``{job}`` stands for the job's id.

@@ -1,7 +1,7 @@
 """`gradring serve`: one process of a parameter server.
 
-Started by hand, each with its own ``--index``, or by `gradring run --servers`. It holds tables until
-it gets SIGTERM or SIGINT, and then ends in good order.
+Started by hand, each with its own ``--index``, or by `gradring run --servers`. It holds tables
+until it gets SIGTERM or SIGINT, and then ends in good order.
 """
 
 from __future__ import annotations

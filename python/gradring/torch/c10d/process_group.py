@@ -42,7 +42,7 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         Args:
             comm: To be used by nobody else.
             global_ranks: Rank in the job of each rank of the group.
-            timeout: Seconds that a call may take where it does not say.
+            timeout: Longest time without progress of a call that does not say, in seconds.
         """
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
         self.comm = comm
