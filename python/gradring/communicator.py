@@ -137,6 +137,7 @@ class Communicator(Reductions, Exchanges, Messages):
             A C-contiguous NumPy array; contents undefined. `torch.from_numpy` shares its memory.
 
         Raises:
+            InvalidArgument: ``timeout`` is not positive.
             Mismatch: The ranks ask for different amounts.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
         """
@@ -209,12 +210,17 @@ class Communicator(Reductions, Exchanges, Messages):
             timeout: Seconds until all survivors must have called it.
 
         Raises:
+            InvalidArgument: This is a world of one, or ``timeout`` is not positive.
             TimedOut: Some survivor did not call it in time.
         """
         return Communicator(self._core.shrink(calling.milliseconds(timeout)))
 
     def describe(self, rank: int) -> str:
-        """Return ``rank N (address)`` as errors show it."""
+        """Return ``rank N (address)`` as errors show it.
+
+        Raises:
+            InvalidArgument: There is no such rank.
+        """
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"rank {rank} is not one of 0..{self.world_size - 1}")
         return self._core.describe(rank)

@@ -83,7 +83,7 @@ class Exchanges(calling.Caller):
             x: Any supported dtype and shape, the same on every rank; written but on the root.
             root: Whose ``x`` it is.
             async_op: As for `all_reduce`.
-            algorithm: ``auto doubling ring direct flat``.
+            algorithm: ``auto doubling ring direct flat hierarchical``; the last as there.
             timeout: As for `all_reduce`.
             stream: As for `all_reduce`.
 

@@ -44,7 +44,9 @@ class Reductions(calling.Caller):
                 integers truncates towards zero.
             out: Array like ``x`` for the result; ``x`` is then left alone.
             async_op: Return a `Work` at once; ``x`` must not be touched until it is done.
-            algorithm: ``auto ring doubling halving direct gather flat``; the same on every rank.
+            algorithm: ``auto ring doubling halving direct gather flat hierarchical``; the same on
+                every rank. ``hierarchical`` needs several hosts, one of them with several ranks,
+                and takes no 16-bit floats.
             deterministic: ``"rank_order"`` adds x[0] + x[1] + ... whatever the algorithm.
             timeout: Seconds without progress before giving up; ``None`` is the communicator's.
             stream: Of a device array (docs/gpu.md): what was put on it before has made ``x``. A
@@ -57,6 +59,8 @@ class Reductions(calling.Caller):
 
         Raises:
             InvalidArgument: The arguments make no sense; nothing was sent.
+            DeviceError: ``x`` and ``out`` are on different devices, or on one that cannot be used
+                from here.
             Mismatch: Ranks called different things; nothing was reduced.
             PeerLost: A rank died, froze or left.
             TimedOut: No progress within the timeout.
@@ -237,6 +241,7 @@ class Reductions(calling.Caller):
 
         Raises:
             InvalidArgument: As `all_reduce`, or something is not contiguous float32.
+            DeviceError: As `all_reduce`, or ``x`` is on the CPU and ``residual`` is not.
             Mismatch: As `all_reduce`, or the ranks chose different codecs.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
         """

@@ -37,6 +37,7 @@ class Work:
             What the blocking call would have returned.
 
         Raises:
+            InvalidArgument: ``timeout`` is not positive, or ``stream`` is none.
             TimedOut: It is not done yet. A collective goes on, so wait again; a send or recv has
                 closed the communicator.
             PeerLost: As in the blocking call, and so for every other error.

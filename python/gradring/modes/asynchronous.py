@@ -146,14 +146,24 @@ class AsyncOptimizer(ModeOptimizer):
         return self._sender.waited_seconds
 
     def flush(self) -> None:
-        """Wait until servers have applied all of this worker's steps, and take their values."""
+        """Wait until servers have applied all of this worker's steps, and take their values.
+
+        Raises:
+            TimedOut: They have not after ``timeout`` seconds, or did not answer.
+            Error: A push or pull in the background failed; as it did.
+            Closed: After `close`.
+        """
         self._sender.drain(self.timeout)
         self._receiver.drain(self.timeout)
         self._second_is = _OURS
         self.dense.pull(self.store)
 
     def close(self) -> None:
-        """Flush and end the threads."""
+        """Flush and end the threads. May be called again.
+
+        Raises:
+            TimedOut: As `flush`, and so for its other errors; it stays open then (`abandon`).
+        """
         if self.is_closed:
             return
         self.flush()

@@ -69,7 +69,17 @@ class HybridOptimizer(ModeOptimizer):
     def sparse_table(
         self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
     ) -> ModeTable:
-        """Make or find a table whose rows the mode's sparse part trains."""
+        """Make or find a table whose rows the mode's sparse part trains.
+
+        The arguments are those of `ModeOptimizer.sparse_table`. The first table connects to the
+        servers.
+
+        Raises:
+            InvalidArgument: As there; or there are several ranks and no servers.
+            Mismatch: There is a table of that name with other settings.
+            PeerLost: As `gradring.ps.connect`, and so for AuthError.
+            TimedOut: Servers or other workers did not answer.
+        """
         if self.sparse_side is None:
             self.sparse_side = self._over_servers(self.mode.sparse, [], None, f"{self.name}/rows")
         table = self.sparse_side.sparse_table(name, dim, rule, init=init, seed=seed, **settings)
@@ -77,7 +87,12 @@ class HybridOptimizer(ModeOptimizer):
         return table
 
     def set_rule(self, rule: Any) -> None:
-        """Go on with other settings of the dense parameters' rule."""
+        """Go on with other settings of the dense parameters' rule; see `ModeOptimizer.set_rule`.
+
+        Raises:
+            InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+            TimedOut: Servers did not answer, where they step.
+        """
         if isinstance(self.dense_side, SyncOptimizer):
             require_successor(self.dense_side.rule, rule)
             self.dense_side.rule = rule
@@ -90,7 +105,18 @@ class HybridOptimizer(ModeOptimizer):
         weight: float = 1.0,
         rows: Iterable[RowGradients] = (),
     ) -> None:
-        """Do a step of both; rows go first, and travel while dense gradients do."""
+        """Do a step of both; rows go first, and travel while dense gradients do.
+
+        Args:
+            grads: As for `ModeOptimizer.step`.
+            weight: As there.
+            rows: As there.
+
+        Raises:
+            InvalidArgument: Gradients do not fit, or with `Sync` all weights are 0.
+            Closed: After `close`.
+            PeerLost: As in the two modes' own steps, and so for every other error.
+        """
         self.require_open()
         if self.sparse_side is not None:
             self.sparse_side.step(None, weight, rows)
@@ -114,12 +140,22 @@ class HybridOptimizer(ModeOptimizer):
         return self.dense_side.hand_out(name, count)
 
     def flush(self) -> None:
-        """Flush both."""
+        """Flush both, the rows first.
+
+        Raises:
+            TimedOut: As the two modes' own, and so for every other error. Where that of the rows
+                fails, the dense parameters are not flushed.
+        """
         for side in self._served():
             side.flush()
 
     def close(self) -> None:
-        """Close both. May be called again."""
+        """Close both, the rows first. May be called again.
+
+        Raises:
+            TimedOut: As the two modes' own, and so for every other error; call it again, or
+                `abandon`.
+        """
         self.is_closed = True
         for side in self._served():
             side.close()

@@ -56,6 +56,13 @@ class ModeTable:
 
         Returns:
             Float32 of shape ``ids.shape + (dim,)``; a copy.
+
+        Raises:
+            InvalidArgument: The ids are no whole numbers; nothing was sent.
+            TimedOut: Servers did not answer, or workers that the mode waits for did not come.
+            PeerLost: A server, or with ``Sync(via="ps")`` a worker, was lost.
+            Closed: The connection was closed, or this worker has left the mode's rounds or clocks.
+            Error: A prefetch has failed; as it did.
         """
         return self.pull_flat(as_ids(ids)).reshape(*np.shape(ids), self.dim)
 

@@ -225,6 +225,9 @@ class ParameterServer:
 
         Returns:
             A dictionary for each shard; docs/parameter_server.md says what is in it.
+
+        Raises:
+            PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
         return self.calls.stats()
 
@@ -237,6 +240,10 @@ class ParameterServer:
 
         Returns:
             How many rows went.
+
+        Raises:
+            InvalidArgument: ``tick`` does not fit into 32 bits; nothing was sent.
+            PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
         if not 0 <= tick < _U32:
             raise InvalidArgument(f"tick {tick}: a number from 0 to {_U32 - 1}")
@@ -259,6 +266,10 @@ class ParameterServer:
 
         Returns:
             How many rows went.
+
+        Raises:
+            InvalidArgument: A number is negative or too large; nothing was sent.
+            PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
         if not (least_score >= 0 and 0 <= unseen_ticks < _U32):
             raise InvalidArgument(

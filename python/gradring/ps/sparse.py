@@ -140,13 +140,22 @@ class SparseTable:
 
         Returns:
             Where they are.
+
+        Raises:
+            InvalidArgument: The ending is another, or an extra is missing; names it.
+            DeviceError: The file cannot be written.
+            PeerLost: As for `pull`, and so for TimedOut and Closed.
         """
         from gradring.ps import checkpoint
 
         return checkpoint.export_table(self, url)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows and their optimizer state; see `gradring.ps.state.read_rows`."""
+        """Return all rows and their optimizer state; see `gradring.ps.state.read_rows`.
+
+        Raises:
+            PeerLost: As for `pull`, and so for TimedOut and Closed.
+        """
         from gradring.ps import state
 
         return state.read_rows(self._calls.core, self)
@@ -156,6 +165,7 @@ class SparseTable:
 
         Raises:
             InvalidArgument: They do not belong to a table like this one; nothing was sent.
+            PeerLost: As for `pull`, and so for TimedOut and Closed.
         """
         from gradring.ps import state
 

@@ -291,8 +291,9 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     `gradring.Sync()` in rounds, as ``gradring.Sync(via="ps")`` does.
 
     Args:
-        optimizer: Any of `torch.optim` or one like it, with parameters on the CPU; it is changed in
-            place. Make learning-rate schedulers after this.
+        optimizer: Any of `torch.optim` or one like it, with parameters on the CPU or on CUDA; on
+            the CPU where the mode has servers between them. It is changed in place. Make
+            learning-rate schedulers after this.
         mode: `gradring.Sync`, the default, `gradring.BoundedStaleness`, `gradring.Async`,
             `gradring.Geo` or `gradring.Hybrid`.
         model: Its other parameters and its buffers are shared too, errors use its names, and its
@@ -314,7 +315,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
 
     Raises:
         InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense.
-        DeviceError: A parameter is not on the CPU.
+        DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
+            servers between them.
         Mismatch: The ranks have different models; names the first parameter that differs.
     """
     _require_ready(optimizer, mode, bucket_bytes)
