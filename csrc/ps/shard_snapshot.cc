@@ -116,7 +116,7 @@ void Shard::Impl::end_snapshot() {
 
 void Shard::begin_load() {
   impl_->loading.emplace(
-      Impl::Loading{Store(impl_->options.shard, impl_->options.shards), false, 0, {}, {}});
+      Impl::Loading{Store(impl_->options.shard, impl_->options.shards), false, {}, {}});
 }
 
 void Shard::abandon_load() {
@@ -144,7 +144,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
       const auto shard = in.get<std::uint32_t>();
       const auto shards = in.get<std::uint32_t>();
       loading->is_same_layout = shard == options.shard && shards == options.shards;
-      if (loading->is_same_layout) loading->lineage = in.get<std::uint64_t>();
+      in.get<std::uint64_t>();  // The lineage of who wrote it.
       if (loading->is_same_layout) loading->domains.clear();
       return;
     }
@@ -204,7 +204,8 @@ void Shard::commit_load(bool is_recovery) {
     impl_->journal->append(mark, {}, 0, 0);
     return;
   }
-  impl_->lineage = loaded.lineage;
+  // The lineage stays this process's own: of a log that was cut off by a power failure the end may
+  // be in a checkpoint, and no other may build on that one.
   for (auto& [id, domain] : loaded.domains) impl_->domains.insert_or_assign(id, std::move(domain));
 }
 

@@ -68,7 +68,6 @@ struct Shard::Impl {
   struct Loading {
     Store store;
     bool is_same_layout = false;  // Of the file that is being read.
-    std::uint64_t lineage = 0;
     // Parsed as they come: what makes no sense is refused before anything is taken over.
     ClientTable clients;
     std::map<std::uint64_t, Domain> domains;
@@ -153,8 +152,8 @@ struct Shard::Impl {
   std::uint64_t last_cut = 0;
   std::optional<Frame> last_cut_answer;
   std::optional<Loading> loading;
-  // Which history the stamps belong to: kept over restarts, new after a load. An incremental
-  // checkpoint needs a base of the same one.
+  // Which history the stamps belong to: another one in every process and after a load. An
+  // incremental checkpoint needs a base of the same one.
   std::uint64_t lineage;
 };
 

@@ -134,6 +134,7 @@ def test_increments_hold_what_changed_and_what_went_and_need_their_base(tmp_path
         users.push([10**6], np.ones((1, 3), np.float32))
         step = ps.save(second, base=first)
         assert step.total_bytes < full.total_bytes / 2
+        ps.tick(1)
         ps.tick(10)
         users.push([5], np.ones((1, 3), np.float32))
         ps.shrink(unseen_ticks=5)

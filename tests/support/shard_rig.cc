@@ -13,10 +13,10 @@ void MemoryJournal::append(const wire::PsHeader& header, std::span<const std::by
   records.push_back(std::move(record));
 }
 
-ShardRig::ShardRig(std::uint32_t shard, std::uint32_t shards)
+ShardRig::ShardRig(std::uint32_t shard, std::uint32_t shards, std::uint64_t incarnation)
     : shard_({.shard = shard,
               .shards = shards,
-              .incarnation = 77,
+              .incarnation = incarnation,
               .client_grace = Millis{1000},
               .host_key = "",
               .unix_name = ""},

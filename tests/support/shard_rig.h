@@ -36,7 +36,8 @@ struct Guest {
 
 class ShardRig {
  public:
-  explicit ShardRig(std::uint32_t shard = 0, std::uint32_t shards = 1);
+  explicit ShardRig(std::uint32_t shard = 0, std::uint32_t shards = 1,
+                    std::uint64_t incarnation = 77);
 
   ps::Shard& shard() { return shard_; }
   MemoryJournal journal;
