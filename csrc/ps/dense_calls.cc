@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
+#include "kernels/update.h"
 #include "ps/payloads.h"
 #include "ps/row_codec.h"
 
@@ -85,6 +87,7 @@ PushDenseCall::PushDenseCall(std::shared_ptr<RemoteTable> table, const Arrays& a
       codec_(codec) {
   require_dense(*table_);
   parts_ = parts_of(*table_, PsType::kPushDense, codec_);
+  is_refused_ = parts_.size() > 1 && !kernels::is_finite(arrays_.gradient, table_->spec.count);
   encoded_.resize(parts_.size());
   const std::uint64_t nth = table_->next_push();
   for (Part& part : parts_) {
@@ -107,11 +110,17 @@ Body PushDenseCall::body(std::size_t part) {
   const DenseRange range = dense_range(table_->spec.count, parts_[part].shard, table_->shards);
   const std::span<const float> floats(arrays_.gradient + range.begin,
                                       static_cast<std::size_t>(range.end - range.begin));
-  if (codec_ == RowCodec::kFloat32) return {std::as_bytes(floats), {}};
+  if (codec_ == RowCodec::kFloat32 && !is_refused_) return {std::as_bytes(floats), {}};
   Bytes& encoded = encoded_[part];
   if (encoded.empty()) {
+    Floats marked;
+    if (is_refused_) {
+      marked.assign(floats.begin(), floats.end());
+      marked[0] = std::numeric_limits<float>::quiet_NaN();
+    }
+    const float* const values = is_refused_ ? marked.data() : floats.data();
     encoded.resize(encoded_rows_bytes(codec_, floats.size(), 1));
-    encode_rows(codec_, floats.size(), 1, floats.data(), nullptr, encoded.data());
+    encode_rows(codec_, floats.size(), 1, values, nullptr, encoded.data());
   }
   return {encoded, {}};
 }
@@ -125,7 +134,7 @@ void PushDenseCall::take(std::size_t part, const wire::PsHeader& answer,
   if (answer.type != PsType::kDone) throw ProtocolError("an answer of another kind");
   wire::Reader in(payload);
   const Outcome outcome = get_outcome(in);
-  report_.refused += outcome.refused;
+  report_.refused = std::max(report_.refused, outcome.refused);  // All of it or nothing.
   report_.staleness = std::max(report_.staleness, outcome.staleness);
   const auto rest = payload.subspan(kOutcomeBytes);
   if (arrays_.rows_after != nullptr)

@@ -56,6 +56,8 @@ class PushDenseCall final : public Call {
   std::shared_ptr<RemoteTable> table_;
   Arrays arrays_;
   wire::RowCodec codec_;
+  // Every shard judges its own part: where one must refuse, all do, or the table is half updated.
+  bool is_refused_ = false;
   std::vector<Bytes> encoded_;  // By part, while it is under way.
   PushReport report_;
 };

@@ -165,6 +165,22 @@ def test_rows_with_nan_are_left_alone_and_counted(ps: ParameterServer) -> None:
     assert table.pull([1, 2, 3]).tolist() == [[1, 2], [0, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("place", [0, 99])
+def test_a_dense_gradient_with_nan_is_refused_by_every_shard_or_none(place: int) -> None:
+    with connected(3) as ps:
+        table = ps.dense_table("d", (100,), gr.optim.Adam(lr=0.5))
+        good, bad = np.ones(100, np.float32), np.ones(100, np.float32)
+        bad[place] = np.nan
+        given = bad.copy()
+        assert table.push(good).refused == 0
+        before = table.pull()
+        assert table.push(bad).refused == 1
+        assert np.array_equal(table.pull(), before)
+        assert np.array_equal(bad, given, equal_nan=True), "the caller's array is as it was"
+        table.push(good)
+        assert len(np.unique(table.pull())) == 1, "all parts have done two steps"
+
+
 def test_entry_expiry_and_features(ps: ParameterServer) -> None:
     slots = gr.ps.Slots(32, {1: gr.ps.Slot(lr_scale=0.5)})
     table = ps.sparse_table(
