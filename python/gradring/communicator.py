@@ -37,6 +37,16 @@ _QUICK = (
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
+# Those of `init`, and what they shrank to. Kept until closed: to the other ranks, one that is
+# garbage-collected would have left the job.
+kept: list[Communicator] = []
+
+
+def keep(communicator: Communicator) -> None:
+    """Let a communicator of this process's job live until it is closed, and be `current`."""
+    kept[:] = [other for other in kept if not other.is_closed]
+    kept.append(communicator)
+
 
 class Communicator(Reductions, Exchanges, Messages):
     """A group of ranks that call the same operations in the same order.
@@ -204,7 +214,8 @@ class Communicator(Reductions, Exchanges, Messages):
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Go on without the ranks that were lost; every surviving rank calls it.
 
-        This communicator is closed by it. The new one has the survivors, in their old order.
+        This communicator is closed by it. The new one has the survivors, in their old order. Where
+        this one is what `init` made, the new one takes its place in calls without ``comm=``.
 
         Args:
             timeout: Seconds until all survivors must have called it.
@@ -213,7 +224,11 @@ class Communicator(Reductions, Exchanges, Messages):
             InvalidArgument: This is a world of one, or ``timeout`` is not positive.
             TimedOut: Some survivor did not call it in time.
         """
-        return Communicator(self._core.shrink(calling.milliseconds(timeout)))
+        is_kept = any(other is self for other in kept)
+        smaller = Communicator(self._core.shrink(calling.milliseconds(timeout)))
+        if is_kept:
+            keep(smaller)
+        return smaller
 
     def describe(self, rank: int) -> str:
         """Return ``rank N (address)`` as errors show it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from gradring import _core, config, cost_profile, initial, job_secret, roles
-from gradring.communicator import Communicator
+from gradring.communicator import Communicator, keep, kept
 from gradring.errors import InvalidArgument
 
 _P = ParamSpec("_P")
@@ -53,10 +53,6 @@ class Place:
     world_size: int
     rendezvous: str
     secret: str | bytes = field(repr=False)
-
-
-# Kept until closed: to the other ranks, one that is garbage-collected would have left the job.
-_joined: list[Communicator] = []
 
 
 @_with_initializers
@@ -116,11 +112,15 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     place = Place(0, 1, "", secret)
     if role is not None:
         place = Place(role.rank, role.world_size, role.rendezvous, secret)
-    return join(place, settings, listen_fd=listen_fd)
+    communicator = join(place, settings, listen_fd=listen_fd)
+    keep(communicator)
+    return communicator
 
 
 def join(place: Place, settings: config.Settings, *, listen_fd: int | None = None) -> Communicator:
     """Join a job whose place and settings are known; what `init` and torch's backend end in.
+
+    The communicator is its caller's alone: `current` does not know it.
 
     Args:
         place: Who this process is.
@@ -150,19 +150,18 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         costs=costs,
         link_mbit=settings.link_mbit,
     )
-    communicator = Communicator(core)
-    _joined[:] = [other for other in _joined if not other.is_closed]
-    _joined.append(communicator)
-    return communicator
+    return Communicator(core)
 
 
 def current() -> Communicator:
     """Return the communicator that `init` made in this process, or make it.
 
+    After its `shrink` that is what `shrink` returned.
+
     Raises:
         InvalidArgument: This process joined several times, so it must say which one is meant.
     """
-    open_ones = [communicator for communicator in _joined if not communicator.is_closed]
+    open_ones = [communicator for communicator in kept if not communicator.is_closed]
     if len(open_ones) > 1:
         raise InvalidArgument(
             f"this process has {len(open_ones)} communicators from init(); say which one: comm=..."

@@ -126,6 +126,17 @@ def test_the_survivors_of_a_loss_go_on_in_a_smaller_communicator(
         assert outcome.result == [expected, 3, 3]
 
 
+def test_calls_without_a_communicator_take_the_smaller_one(job: StartJob, transport: str) -> None:
+    ranks = job(3, transport=transport)
+    ranks.call("from gradring.joining import current")
+    ranks.call("group = comm.split(0).shrink(); assert current() is comm, 'not a group of it'")
+    ranks.ranks[2].kill()
+    survivors = ranks.ranks[:2]
+    for rank in survivors:
+        rank.begin("comm = comm.shrink(); result = current() is comm, current().world_size")
+    assert [outcome.result for outcome in ranks.outcomes(survivors)] == [[True, 2]] * 2
+
+
 def test_a_group_can_shrink_to_one(job: StartJob, transport: str) -> None:
     ranks = job(4, transport=transport)
     left = list(ranks.ranks)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import gradring as gr
+from gradring.joining import current
 from torch_ranks import on_ranks
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -381,3 +382,12 @@ def alone() -> None:
 
 def test_a_world_of_one_needs_no_peers() -> None:
     on_ranks(1, alone)
+
+
+def ours_beside_torchs() -> None:
+    with gr.init(rank=0, world_size=1) as comm:
+        assert current() is comm, "the group's own communicator is to be used by nobody else"
+
+
+def test_a_groups_communicator_is_not_what_calls_without_one_take() -> None:
+    on_ranks(1, ours_beside_torchs)
