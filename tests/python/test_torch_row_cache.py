@@ -201,6 +201,28 @@ def test_after_a_flush_rows_are_what_servers_have(servers: Servers) -> None:
         np.testing.assert_array_equal(layer(ids).numpy(), other(ids).numpy())
 
 
+@pytest.mark.parametrize("mode", [gr.Hybrid(gr.Sync(), gr.Async()), gr.Async()], ids=str)
+def test_after_an_optimizers_flush_rows_are_what_servers_have(world: GetWorld, mode: Any) -> None:
+    server, rule = ExactServer(), gr.optim.SGD(lr=0.5)
+    layer = layer_of(None, rule, device="cpu", cache_age=5)
+    other = layer_of(server.client(1), rule)
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.ModuleList([layer, torch.nn.ParameterList([weight])])
+    optimizer = gt.distributed(
+        torch.optim.SGD([weight], lr=0.5), mode, model=model, comm=world(1, "tcp").comms[0],
+        ps=server.client(0),
+    )  # fmt: skip
+    ids = torch.tensor([3])
+    layer.eval()
+    before = layer(ids)
+    other(ids).sum().backward()
+    other.flush()
+    assert torch.equal(layer(ids), before), "the row is kept"
+    optimizer.flush()
+    assert torch.equal(layer(ids), before - 0.5)
+    optimizer.close()
+
+
 def test_prefetched_rows_are_those_that_are_missing() -> None:
     server = ExactServer()
     layer = layer_of(server.client(0), gr.optim.SGD(lr=0.5), device="cpu", cache_age=10)

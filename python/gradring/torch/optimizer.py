@@ -250,11 +250,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Bring what was pushed of embeddings to the servers; see `ModeOptimizer.flush`."""
         if self.rows is not None:
             self.rows.driver.flush()
+            self.rows.forget_rows()
 
     def close(self) -> None:
-        """Train embeddings no further; see `ModeOptimizer.close`. May be called again."""
+        """Take no further part; see `ModeOptimizer.close`. May be called again.
+
+        Backward no longer averages, and with several ranks `step` raises `Closed`.
+        """
         if self.rows is not None:
             self.rows.driver.close()
+        if self._averager is not None:
+            self._averager.stop_listening()
+            self._averager.comm.close()
 
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
@@ -336,14 +343,22 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     served = {"name": name, "workers": comm.world_size, "timeout": timeout}
     if mode is not None and not _is_all_reduce(mode):
         return _through_servers(optimizer, mode, model, clip_norm, ps=ps, comm=comm, **served)
-    gradients_comm = comm.split(0) if comm.world_size > 1 else None
-    result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer))
-    result.connect(
-        comm, gradients_comm, model, clip_norm,
-        bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
-    )  # fmt: skip
     rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
-    result.rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows"}))
+    # First what servers may refuse: nothing of the optimizer has changed yet.
+    rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows"}))
+    with contextlib.ExitStack() as undo:
+        if rows is not None:
+            undo.callback(rows.driver.abandon)
+        gradients_comm = comm.split(0) if comm.world_size > 1 else None
+        if gradients_comm is not None:
+            undo.callback(gradients_comm.close)
+        result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer, undo))
+        result.connect(
+            comm, gradients_comm, model, clip_norm,
+            bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
+        )  # fmt: skip
+        result.rows = rows
+        undo.pop_all()
     return result
 
 
@@ -351,8 +366,11 @@ def _is_all_reduce(mode: Mode) -> bool:
     return mode == Sync() or (isinstance(mode, Hybrid) and mode.dense == Sync())
 
 
-def _with_front(optimizer: torch.optim.Optimizer, front: type[Any]) -> Any:
+def _with_front(
+    optimizer: torch.optim.Optimizer, front: type[Any], undo: contextlib.ExitStack
+) -> Any:
     kind = type(optimizer)
+    undo.callback(setattr, optimizer, "__class__", kind)
     optimizer.__class__ = type(f"Distributed{kind.__name__}", (front, kind), {})
     return optimizer
 
@@ -364,13 +382,10 @@ def _through_servers(
     clip_norm: float | None,
     **served: Any,
 ) -> ServedOptimizer:
-    kind = type(optimizer)
-    result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer))
-    try:
+    with contextlib.ExitStack() as undo:
+        result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer, undo))
         result.connect(mode, model, clip_norm, **served)
-    except BaseException:
-        optimizer.__class__ = kind
-        raise
+        undo.pop_all()
     return result
 
 

@@ -49,6 +49,11 @@ class Rows:
         for layer in self.layers:
             layer.forget_gradients()
 
+    def forget_rows(self) -> None:
+        """Ask servers for every row anew, where a device has kept some."""
+        for layer in self.layers:
+            layer.forget_rows()
+
 
 def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any) -> Rows | None:
     """Make what trains a model's embeddings in a mode; ``None`` if it has none.
@@ -62,7 +67,12 @@ def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any
     layers = embeddings_of(model)
     if not layers:
         return None
-    return Rows(layers, over_servers(mode, [], None, ps, **options))
+    driver = over_servers(mode, [], None, ps, **options)
+    try:
+        return Rows(layers, driver)
+    except BaseException:
+        driver.abandon()
+        raise
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -216,8 +226,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         for driver in self._drivers():
             driver.flush()
         if self.rows is not None:
-            for layer in self.rows.layers:
-                layer.forget_rows()
+            self.rows.forget_rows()
 
     def close(self) -> None:
         """Take no further part; see `ModeOptimizer.close`. May be called again."""
