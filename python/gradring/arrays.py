@@ -116,14 +116,15 @@ def as_ids(x: Any, name: str = "ids") -> Array:
         InvalidArgument: It holds no whole numbers.
         DeviceError: It lives on a device.
     """
-    if isinstance(x, (list, tuple, int)):
+    if isinstance(x, (list, tuple, range, int)):
         x = _listed_ids(x)
     array = x if isinstance(x, np.ndarray) else _plain(x, name)
     if array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64")
     if array.dtype.kind == "i":
         array = array.astype(np.int64, copy=False).view(np.uint64)
-    return np.ascontiguousarray(array, np.uint64)
+    # Not ascontiguousarray: that makes a number an array of one.
+    return np.asarray(array, np.uint64, order="C")
 
 
 def _listed_ids(x: Any) -> Array:
@@ -174,11 +175,8 @@ def _plain(x: Any, name: str) -> Array:
             raise InvalidArgument(f"{name} has dtype {kind}; ids are int64 or uint64")
         return _tensor_memory(x, np.dtype(kind))
     if hasattr(x, "__dlpack__"):
-        return np.from_dlpack(x)
-    try:
-        return np.asarray(memoryview(x))
-    except TypeError:
-        raise InvalidArgument(f"{name} is a {type(x).__name__}; pass an array of ids") from None
+        return _dlpack_memory(x, name)
+    return _buffer_memory(x, name, "of ids")
 
 
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
@@ -192,11 +190,14 @@ def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     return np.empty(shape, dtype=_as_numpy(x, "x")[0].dtype)
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
-    """Return the shape of any supported array."""
-    if hasattr(x, "shape"):
-        return tuple(x.shape)
-    return np.asarray(memoryview(x)).shape
+def shape_of(x: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of any supported array.
+
+    Raises:
+        InvalidArgument: It is none.
+        DeviceError: It has no ``shape`` and lives on a device.
+    """
+    return tuple(x.shape) if hasattr(x, "shape") else _as_numpy(x, name)[0].shape
 
 
 def _unpacker(target: Array, packed: Array) -> Callable[[], None]:
@@ -212,12 +213,17 @@ def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
     if is_torch(x):
         return _from_torch(x, name)
     if hasattr(x, "__dlpack__"):
-        return _from_dlpack(x, name)
+        return _coded(_dlpack_memory(x, name), name)
+    return _coded(_buffer_memory(x, name), name)
+
+
+def _buffer_memory(x: Any, name: str, what: str = "") -> Array:
     try:
-        return _coded(np.asarray(memoryview(x)), name)
+        return np.asarray(memoryview(x))
     except TypeError:
+        wanted = f"an array {what}".rstrip()
         raise InvalidArgument(
-            f"{name} is a {type(x).__name__}; pass an array: NumPy, torch, DLPack or a buffer"
+            f"{name} is a {type(x).__name__}; pass {wanted}: NumPy, torch, DLPack or a buffer"
         ) from None
 
 
@@ -284,7 +290,7 @@ class _TorchMemory:
         }
 
 
-def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:
+def _dlpack_memory(x: Any, name: str) -> Array:
     device = x.__dlpack_device__()[0] if hasattr(x, "__dlpack_device__") else dlpack.CPU
     if int(device) not in dlpack.HOST_DEVICES:
         raise DeviceError(
@@ -293,6 +299,6 @@ def _from_dlpack(x: Any, name: str) -> tuple[Array, int]:
         )
     device_arrays.require_own_signs(x, name)
     try:
-        return _coded(np.from_dlpack(x), name)
+        return np.from_dlpack(x)
     except (BufferError, RuntimeError) as error:
         raise InvalidArgument(f"{name} cannot be read through DLPack: {error}") from error

@@ -187,7 +187,7 @@ class Exchanges(calling.Caller):
         if out is None:
             if x is None:
                 raise InvalidArgument("scatter: pass out= (or x of the root's shape) on every rank")
-            shape = arrays.shape_of(x)
+            shape = arrays.shape_of(x, "x")
             if not shape or shape[0] != self.world_size:
                 raise InvalidArgument(
                     f"scatter: x has shape {shape}; its first axis must be {self.world_size}"

@@ -267,6 +267,7 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(
     x = np.zeros(6)
     wrong: list[Any] = [
         lambda comm: comm.all_reduce(x, "mean"),
+        lambda comm: comm.scatter([1.0, 2.0, 3.0]),
         lambda comm: comm.all_reduce(x, "band"),
         lambda comm: comm.all_reduce(np.zeros(2, bool), "avg"),
         lambda comm: comm.all_reduce(x, algorithm="rings"),

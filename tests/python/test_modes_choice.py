@@ -12,8 +12,9 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
+from exact_server import ExactServer
 from gradring.modes.pace import SLOWEST, Pace
-from gradring.modes.rows import IdIndex, as_ids, merge
+from gradring.modes.rows import IdIndex, merge
 from mode_servers import Servers
 
 SGD = gr.optim.SGD(lr=0.5)
@@ -171,7 +172,40 @@ def test_gradients_of_equal_ids_are_added_in_the_order_given() -> None:
     assert ids.tolist() == [7, (1 << 64) - 1]
     assert sums[:, 0].tolist() == [np.float32(np.float32(1e8) + np.float32(1)) - np.float32(1e8), 5]
     assert merge([], np.empty((0, 3)), 3)[1].shape == (0, 3)
-    with pytest.raises(gr.InvalidArgument, match="3 ids"):
+    with pytest.raises(gr.InvalidArgument, match=r"ids of shape \(3,\)"):
         merge([1, 2, 3], np.zeros((2, 1)), 1)
     with pytest.raises(gr.InvalidArgument, match="float64"):
-        as_ids([1.5])
+        merge([1.5], np.zeros((1, 1)), 1)
+    with pytest.raises(gr.InvalidArgument, match=r"shape \(4, 8\), ids of shape \(8,\) need"):
+        merge(np.arange(8), np.zeros((4, 8)), 4)  # As many numbers, but of other rows.
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (8, 3), (7, 4), (32,)], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_gradients_that_are_no_rows_of_their_ids_are_refused(
+    world: GetWorld, mode: Any, shape: tuple[int, ...]
+) -> None:
+    server = ExactServer()
+    comm = world(1, "tcp").comms[0]
+    with gr.distributed([], SGD, mode, ps=server.client(0), comm=comm) as optimizer:
+        table = optimizer.sparse_table("t", 4, SGD)
+        with pytest.raises(gr.InvalidArgument, match="table 't': gradients have shape"):
+            optimizer.step(rows=[(table, np.arange(8), np.ones(shape, np.float32))])
+        assert not table.pull(np.arange(8)).any()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_ids_of_a_modes_table_are_those_of_any_table(world: GetWorld, mode: Any) -> None:
+    torch = pytest.importorskip("torch")
+    server = ExactServer()
+    comm = world(1, "tcp").comms[0]
+    with gr.distributed([], SGD, mode, ps=server.client(0), comm=comm) as optimizer:
+        table = optimizer.sparse_table("t", 2, SGD)
+        every: list[Any] = [
+            torch.tensor([[1, 3]]), np.array([[1, 3]], np.int32), [[1, 2**64 - 1]], range(3), 5,
+        ]  # fmt: skip
+        for ids in every:
+            table.prefetch(ids)
+            rows = table.pull(ids)
+            assert rows.shape == (*np.shape(ids), 2)
+            optimizer.step(rows=[(table, ids, np.ones_like(rows))])

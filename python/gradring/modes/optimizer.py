@@ -18,11 +18,11 @@ from gradring.errors import Closed, InvalidArgument
 from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
 from gradring.modes.parts import Parts
-from gradring.modes.rows import as_ids
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched
 from gradring.optim.state import require_successor
+from gradring.ps.requests import push_request
 from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
@@ -274,7 +274,8 @@ class ModeOptimizer:
         """Return one entry for each table that has gradients, in arrays of its own.
 
         Raises:
-            InvalidArgument: Shapes do not fit.
+            InvalidArgument: Shapes or dtypes do not fit.
+            DeviceError: An array lives on a device.
         """
         entries: dict[str, list[RowGradients]] = {}
         for entry in rows:
@@ -282,14 +283,9 @@ class ModeOptimizer:
         result = []
         for each in entries.values():
             table = each[0][0]
-            flats = [as_ids(ids) for _, ids, _ in each]
-            grads = [np.asarray(g, np.float32).reshape(-1, table.dim) for _, _, g in each]
-            for flat, grad in zip(flats, grads, strict=True):
-                if len(flat) != len(grad):
-                    raise InvalidArgument(
-                        f"table {table.name!r}: {len(flat)} ids with {len(grad)} rows of gradients"
-                    )
-            if sum(map(len, flats)):
+            checked = [push_request(table.name, table.dim, ids, grads) for _, ids, grads in each]
+            if any(len(flat) for flat, _ in checked):
+                flats, grads = zip(*checked, strict=True)
                 result.append((table, np.concatenate(flats), np.concatenate(grads)))
         return result
 

@@ -11,28 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring import _core
-from gradring.errors import InvalidArgument
 from gradring.modes.store import Array, Ids
+from gradring.ps.requests import fitting_rows
 
 Slots = npt.NDArray[np.int64]
 
 _FEWEST = 1024
-
-
-def as_ids(ids: Any) -> Ids:
-    """Return ids as a flat array of uint64; int64 keeps its bits.
-
-    Raises:
-        InvalidArgument: They are no whole numbers.
-    """
-    array = np.asarray(ids)
-    if array.size == 0:
-        return np.empty(0, np.uint64)
-    if array.dtype.kind not in "iu":
-        raise InvalidArgument(f"ids have dtype {array.dtype}; use int64 or uint64")
-    if array.dtype.kind == "i":
-        array = array.astype(np.int64, copy=False).view(np.uint64)
-    return np.ascontiguousarray(array.reshape(-1), np.uint64)
 
 
 def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
@@ -40,7 +24,7 @@ def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
 
     Args:
         ids: Any shape.
-        grads: One row of ``dim`` for each id.
+        grads: One row of ``dim`` for each id: ``ids.shape + (dim,)`` or ``(ids.size, dim)``.
         dim: Floats a row.
 
     Returns:
@@ -49,12 +33,9 @@ def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
     Raises:
         InvalidArgument: Shapes or dtypes do not fit.
     """
-    flat = as_ids(ids)
-    rows = np.asarray(grads, np.float32).reshape(-1, dim) if flat.size else np.empty((0, dim))
-    if len(rows) != len(flat):
-        raise InvalidArgument(f"{len(flat)} ids with gradients of shape {np.shape(grads)}")
+    flat, rows = fitting_rows("rows to add up", dim, ids, grads)
     distinct, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
-    sums = rows[first].astype(np.float32, copy=False)
+    sums = rows[first]
     if len(distinct) < len(flat):
         is_later = np.ones(len(flat), np.bool_)
         is_later[first] = False

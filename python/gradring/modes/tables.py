@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gradring.arrays import as_ids
 from gradring.modes.background import Background
-from gradring.modes.rows import as_ids
 from gradring.modes.store import Array, Ids, Pull, Store
 from gradring.optim.state import require_successor
 
@@ -52,7 +52,7 @@ class ModeTable:
         """Return the rows of ids; the mode says how old they may be.
 
         Args:
-            ids: Int64 or uint64, any shape; may repeat.
+            ids: Int64 or uint64, any shape; NumPy, torch (CPU), DLPack or a sequence; may repeat.
 
         Returns:
             Float32 of shape ``ids.shape + (dim,)``; a copy.
@@ -63,8 +63,10 @@ class ModeTable:
             PeerLost: A server, or with ``Sync(via="ps")`` a worker, was lost.
             Closed: The connection was closed, or this worker has left the mode's rounds or clocks.
             Error: A prefetch has failed; as it did.
+            DeviceError: They are on a device.
         """
-        return self.pull_flat(as_ids(ids)).reshape(*np.shape(ids), self.dim)
+        shaped = as_ids(ids)
+        return self.pull_flat(shaped.reshape(-1)).reshape(*shaped.shape, self.dim)
 
     def pull_flat(self, ids: Ids) -> Array:
         """Return one row for each of ``ids``, which are flat."""
@@ -95,7 +97,7 @@ class ModeTable:
         It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
         promises of a pull after the next `step`.
         """
-        self._coming = Prefetched(self, as_ids(ids))
+        self._coming = Prefetched(self, as_ids(ids).reshape(-1))
         self._optimizer.begin_prefetch(self._coming)
 
 

@@ -71,11 +71,27 @@ def push_request(name: str, dim: int, ids: Any, gradients: Any) -> tuple[Ids, Ro
         InvalidArgument: Shapes or dtypes do not fit.
         DeviceError: An array lives on a device.
     """
+    return fitting_rows(f"push to table {name!r}", dim, ids, gradients)
+
+
+def fitting_rows(what: str, dim: int, ids: Any, gradients: Any) -> tuple[Ids, Rows]:
+    """Check that gradients are rows of these ids; return flat ids and a row of float32 for each.
+
+    Args:
+        what: Begins the message.
+        dim: Floats a row.
+        ids: Whole numbers of any shape.
+        gradients: Of shape ``ids.shape + (dim,)`` or ``(ids.size, dim)``.
+
+    Raises:
+        InvalidArgument: Shapes or dtypes do not fit.
+        DeviceError: An array lives on a device.
+    """
     shaped = arrays.as_ids(ids)
     rows = arrays.as_float32(gradients, "grads")
     if rows.shape not in ((*shaped.shape, dim), (shaped.size, dim)):
         raise InvalidArgument(
-            f"push to table {name!r}: gradients have shape {rows.shape}, ids of shape "
+            f"{what}: gradients have shape {rows.shape}, ids of shape "
             f"{shaped.shape} need {(*shaped.shape, dim)}"
         )
     return shaped.reshape(-1), rows.reshape(-1, dim)

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gradring import optim
+from gradring import arrays, optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
-from gradring.modes.rows import as_ids, merge
+from gradring.modes.rows import merge
 from gradring.modes.tables import ModeTable
 from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
@@ -201,7 +201,7 @@ class Embedding(torch.nn.Module):
         """Return which ids are no padding; ``None``: all."""
         if self.padding_idx is None:
             return None
-        is_real = flat != as_ids([self.padding_idx])[0]
+        is_real = flat != arrays.as_ids([self.padding_idx])[0]
         return None if is_real.all() else is_real
 
     def _rows(self, flat: Any, is_real: Any) -> torch.Tensor:
@@ -305,7 +305,7 @@ class Embedding(torch.nn.Module):
 
 
 def _ids_of(ids: torch.Tensor) -> Any:
-    return as_ids(ids.detach().cpu().numpy())
+    return arrays.as_ids(ids.detach().cpu()).reshape(-1)
 
 
 def embeddings_of(model: torch.nn.Module | None) -> list[Embedding]:
