@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gradring import _core, arrays
 from gradring.device_arrays import DeviceView, require_same_device
 from gradring.errors import InvalidArgument
+from gradring.timeouts import milliseconds
 from gradring.work import Work
 
 if TYPE_CHECKING:
@@ -137,15 +138,6 @@ def algorithm_code(name: str) -> int:
     if name not in ALGORITHMS:
         raise InvalidArgument(f"algorithm '{name}' is none of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
-
-
-def milliseconds(timeout: float | None) -> int:
-    """Return a timeout as the core takes it; -1 is the communicator's own."""
-    if timeout is None:
-        return -1
-    if not timeout > 0:
-        raise InvalidArgument(f"timeout must be positive seconds, got {timeout}")
-    return max(1, round(timeout * 1000))
 
 
 def finish(pending: _core.Work | Flight | None, result: Any, target: arrays.Operand | None) -> Any:

@@ -21,11 +21,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import _core, calling
+from gradring import _core
 from gradring.errors import InvalidArgument
 from gradring.exchanges import Exchanges
 from gradring.messages import Messages
 from gradring.reductions import Reductions
+from gradring.timeouts import milliseconds
 
 _QUICK = (
     Reductions.all_reduce,
@@ -124,7 +125,7 @@ class Communicator(Reductions, Exchanges, Messages):
             raise InvalidArgument(f"split: color {color} is negative; None joins no group")
         child = self._core.split(
             -1 if color is None else color, self.rank if key is None else key,
-            calling.milliseconds(timeout),
+            milliseconds(timeout),
         )  # fmt: skip
         return None if child is None else Communicator(child)
 
@@ -154,7 +155,7 @@ class Communicator(Reductions, Exchanges, Messages):
         wanted = np.dtype(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         count = math.prod(sizes)
-        memory = self._core.share_memory(count * wanted.itemsize, calling.milliseconds(timeout))
+        memory = self._core.share_memory(count * wanted.itemsize, milliseconds(timeout))
         if memory is None or count == 0:
             return np.empty(sizes, wanted)
         return np.frombuffer(memoryview(memory), wanted, count).reshape(sizes)
@@ -189,7 +190,7 @@ class Communicator(Reductions, Exchanges, Messages):
         from gradring.gpu.agreement import agree
 
         choice = agree(self, device, path)
-        self._device_calls().take(choice, calling.milliseconds(timeout))
+        self._device_calls().take(choice, milliseconds(timeout))
         return f"{choice.path}: {choice.reason}"
 
     def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
@@ -225,7 +226,7 @@ class Communicator(Reductions, Exchanges, Messages):
             TimedOut: Some survivor did not call it in time.
         """
         is_kept = any(other is self for other in kept)
-        smaller = Communicator(self._core.shrink(calling.milliseconds(timeout)))
+        smaller = Communicator(self._core.shrink(milliseconds(timeout)))
         if is_kept:
             keep(smaller)
         return smaller

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradring.errors import InvalidArgument
+from gradring.timeouts import is_timeout
 
 TRANSPORTS = ("auto", "shm", "tcp")
 
@@ -114,6 +115,15 @@ class Settings:
         )
 
 
+def timeout_in_force(environ: Mapping[str, str], asked: float | None = None) -> float:
+    """Return the seconds an operation may take: what was asked for, the variable, or 30.
+
+    Raises:
+        InvalidArgument: That is no positive number; names the argument or variable.
+    """
+    return _seconds("timeout", asked, environ, DEFAULT_TIMEOUT)
+
+
 def default_record_folder(environ: Mapping[str, str]) -> str:
     """Return where records go unless GRADRING_RECORD says otherwise."""
     return f"{environ.get('TMPDIR') or '/tmp'}/gradring-{{job}}"
@@ -150,7 +160,7 @@ def _seconds(
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
+    if not is_timeout(seconds):
         raise InvalidArgument(f"{source}={text!r} is not a positive number of seconds")
     return seconds
 

@@ -14,6 +14,7 @@ from typing import ParamSpec, Protocol, TypeVar, cast
 from gradring import _core, config, cost_profile, initial, job_secret, roles
 from gradring.communicator import Communicator, keep, kept
 from gradring.errors import InvalidArgument
+from gradring.timeouts import milliseconds
 
 _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
@@ -140,8 +141,8 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         rendezvous=place.rendezvous,
         secret=secret.encode() if isinstance(secret, str) else secret,
         transport=settings.transport,
-        timeout_ms=round(settings.timeout * 1000),
-        heartbeat_timeout_ms=round(settings.heartbeat_timeout * 1000),
+        timeout_ms=milliseconds(settings.timeout),
+        heartbeat_timeout_ms=milliseconds(settings.heartbeat_timeout),
         interface=settings.interface or "",
         listen_fd=-1 if listen_fd is None else listen_fd,
         record_operations=settings.record_operations,

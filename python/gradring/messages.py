@@ -7,6 +7,7 @@ from typing import Any
 from gradring import arrays, calling
 from gradring.device_arrays import DeviceView
 from gradring.errors import InvalidArgument
+from gradring.timeouts import milliseconds
 
 _ANY = -1  # The core's name for a message from any rank.
 
@@ -95,7 +96,7 @@ class Messages(calling.Caller):
     ) -> Any:
         if not -(2**31) <= tag < 2**31:
             raise InvalidArgument(f"tag {tag} does not fit into 32 bits")
-        timeout_ms = calling.milliseconds(timeout)
+        timeout_ms = milliseconds(timeout)
         pending: Any
         if isinstance(view, DeviceView):
             pending = self._device_calls().transfer(

@@ -11,6 +11,7 @@ from gradring import arrays, calling, compression
 from gradring.device_arrays import DeviceView
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.fusion import reduce_many
+from gradring.timeouts import milliseconds
 from gradring.work import Work
 
 
@@ -265,7 +266,7 @@ class Reductions(calling.Caller):
         rest = None if residual is None else arrays.operand(residual, "residual", writes=True)
         if values.unpack is not None or (rest is not None and rest.unpack is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
-        codec, timeout_ms = compression.code_of(compress), calling.milliseconds(timeout)
+        codec, timeout_ms = compression.code_of(compress), milliseconds(timeout)
         if isinstance(values, DeviceView):
             flight = self._device_calls().all_reduce_compressed(
                 values, rest, codec, total, timeout_ms
@@ -301,6 +302,6 @@ class Reductions(calling.Caller):
             )  # fmt: skip
             return
         self._device_calls().all_reduce_many(
-            bucket, dtype=bucket[0].dtype, timeout_ms=calling.milliseconds(timeout),
+            bucket, dtype=bucket[0].dtype, timeout_ms=milliseconds(timeout),
             count=sum(view.count for view in bucket), **options,
         )  # fmt: skip

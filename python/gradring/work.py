@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import _core
 from gradring.device_arrays import stream_handle
-from gradring.errors import InvalidArgument
+from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
     from gradring.gpu.flights import Flight
@@ -37,14 +37,12 @@ class Work:
             What the blocking call would have returned.
 
         Raises:
-            InvalidArgument: ``timeout`` is not positive, or ``stream`` is none.
+            InvalidArgument: ``timeout`` is not positive and finite, or ``stream`` is none.
             TimedOut: It is not done yet. A collective goes on, so wait again; a send or recv has
                 closed the communicator.
             PeerLost: As in the blocking call, and so for every other error.
         """
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgument(f"timeout must be positive seconds, got {timeout}")
-        timeout_ms = -1 if timeout is None else max(1, round(timeout * 1000))
+        timeout_ms = milliseconds(timeout)
         if isinstance(self._core, _core.Work):
             self._core.wait(timeout_ms)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import math
 from typing import Any
 
 import ml_dtypes
@@ -278,6 +279,9 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(
         lambda comm: comm.all_reduce(x, out=np.zeros(6, np.float32)),
         lambda comm: comm.all_reduce(x, timeout=0),
         lambda comm: comm.all_reduce(x, timeout=-1.0),
+        lambda comm: comm.all_reduce(x, timeout=math.inf),
+        lambda comm: comm.all_reduce(x, timeout=math.nan),
+        lambda comm: comm.barrier(timeout=1e300),
         lambda comm: comm.reduce_scatter(x, counts=[1, 2]),
         lambda comm: comm.reduce_scatter(x, counts=[1, 2, 4]),
         lambda comm: comm.reduce_scatter(x, counts=[-1, 3, 4]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -165,6 +166,28 @@ def test_an_index_of_ids_finds_what_was_added_and_nothing_else() -> None:
         known.update(zip(fresh.tolist(), index.add(fresh).tolist(), strict=True))
     assert index.ids.tolist() == list(known)
     assert list(known.values()) == list(range(len(index)))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_mode_waits_as_long_as_it_or_the_variable_says(
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    def timeout(**options: Any) -> float:
+        server, comm = ExactServer(), world(1, "tcp").comms[0]
+        made = gr.distributed([], SGD, mode, ps=server.client(0), comm=comm, **options)
+        with made as optimizer:
+            return optimizer.timeout
+
+    monkeypatch.delenv("GRADRING_TIMEOUT", raising=False)
+    assert timeout() == 30
+    monkeypatch.setenv("GRADRING_TIMEOUT", "7")
+    assert (timeout(), timeout(timeout=3)) == (7, 3)
+    for wrong in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(gr.InvalidArgument, match=r"timeout=.* is not a positive number"):
+            timeout(timeout=wrong)
+    monkeypatch.setenv("GRADRING_TIMEOUT", "abc")
+    with pytest.raises(gr.InvalidArgument, match="GRADRING_TIMEOUT='abc'"):
+        timeout()
 
 
 def test_gradients_of_equal_ids_are_added_in_the_order_given() -> None:

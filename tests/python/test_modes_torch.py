@@ -406,3 +406,19 @@ def test_after_close_ranks_average_no_more(world: GetWorld) -> None:
             optimizer.step()
 
     world(2, "tcp").run(work)
+
+
+def test_servers_are_waited_for_as_long_as_the_variable_says(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(**options: Any) -> Any:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
+        ps = ExactServer().client(0)
+        return gt.distributed(optimizer, gr.Async(), comm=comm, ps=ps, **options)
+
+    monkeypatch.setenv("GRADRING_TIMEOUT", "7")
+    optimizer = make()
+    assert optimizer.driver.timeout == 7
+    optimizer.close()
+    with pytest.raises(gr.InvalidArgument, match="timeout='0'"):
+        make(timeout=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -59,3 +60,14 @@ def test_a_late_rank_is_named() -> None:
     text = on_ranks(3, late)[0]
     assert "barrier #1: not finished within its timeout of 0.5 s; waiting for rank" in text
     assert "rank 1, 2" in text
+
+
+def variables_that_are_no_seconds() -> None:
+    for text in ("abc", "nan", "0", "-1"):
+        os.environ["GRADRING_TIMEOUT"] = text
+        with pytest.raises(gr.InvalidArgument, match=f"GRADRING_TIMEOUT='{text}'"):
+            dist.new_group([0])
+
+
+def test_a_timeout_in_the_variable_that_is_none_is_refused_by_name() -> None:
+    on_ranks(1, variables_that_are_no_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -144,6 +145,17 @@ def test_a_strided_array_is_written_back_by_wait(world: GetWorld, transport: str
         return x.tolist()
 
     assert world(2, transport).run(run) == [[3.0, 1.0] * 5] * 2
+
+
+def test_a_wait_that_would_never_end_is_refused(world: GetWorld, transport: str) -> None:
+    def wait(comm: Any) -> None:
+        work = comm.barrier(async_op=True)
+        for wrong in (math.inf, math.nan, 0):
+            with pytest.raises(gr.InvalidArgument, match="positive seconds"):
+                work.wait(timeout=wrong)
+        work.wait()
+
+    world(2, transport).run(wait)
 
 
 def test_wait_with_a_timeout_can_be_repeated(world: GetWorld, transport: str) -> None:

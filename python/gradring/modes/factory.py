@@ -12,7 +12,7 @@ from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.contracts import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.geo import GeoOptimizer
 from gradring.modes.hybrid import HybridOptimizer
-from gradring.modes.optimizer import TIMEOUT, ModeOptimizer
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.store import Array
 
@@ -25,7 +25,7 @@ def distributed(
     ps: Any = None,
     comm: Communicator | None = None,
     name: str = "model",
-    timeout: float = TIMEOUT,
+    timeout: float | None = None,
 ) -> ModeOptimizer:
     """Make an optimizer that trains NumPy arrays on all workers; call it on every worker.
 
@@ -41,10 +41,12 @@ def distributed(
         comm: The ranks, which are the workers; ``None`` is the communicator that `init` made, or
             makes now.
         name: Of the model: the first part of its tables' names.
-        timeout: Seconds that a step may wait for other workers.
+        timeout: Seconds that a step may wait for other workers; ``None``: `GRADRING_TIMEOUT`, or
+            30.
 
     Raises:
-        InvalidArgument: A parameter cannot be trained, or the mode is none.
+        InvalidArgument: A parameter cannot be trained, the mode is none, or the timeout makes no
+            sense.
         TimedOut: Others did not come.
     """
     mode = Sync() if mode is None else mode

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from gradring import config
 from gradring.communicator import Communicator
 from gradring.modes.contracts import Hybrid, Sync
-from gradring.modes.optimizer import TIMEOUT, ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array
 from gradring.modes.tables import ModeTable
 from gradring.optim.state import require_successor
@@ -33,20 +35,20 @@ class HybridOptimizer(ModeOptimizer):
         ps: Any = None,
         comm: Communicator | None = None,
         name: str = "model",
-        timeout: float = TIMEOUT,
+        timeout: float | None = None,
     ) -> None:
         """Make both; see `gradring.distributed`, which calls this."""
         self.params = list(params)
         self.mode = mode
         self.name = name
-        self.timeout = timeout
+        self.timeout = config.timeout_in_force(os.environ, timeout)
         self.is_closed = False
         self.tables: dict[str, ModeTable] = {}
         self.sparse_side: ModeOptimizer | None = None
         self._ps = ps
         self.comm = comm
         workers = None if comm is None else comm.world_size
-        self._options = {"workers": workers, "timeout": timeout}
+        self._options = {"workers": workers, "timeout": self.timeout}
         self.dense_side: SyncOptimizer | ModeOptimizer
         if mode.dense == Sync():
             self.dense_side = SyncOptimizer(self.params, rule, comm)

@@ -7,6 +7,7 @@ thread; what goes on in the background is the subclass's.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gradring import config
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
@@ -28,7 +30,6 @@ from gradring.uneven import dealt_out, require_parts
 Batch = TypeVar("Batch")
 RowGradients = tuple[ModeTable, Any, Any]  # Table, ids, one gradient row for each id.
 
-TIMEOUT = 30.0  # Seconds.
 _PREFETCHES = 64
 
 _open: weakref.WeakSet[ModeOptimizer] = weakref.WeakSet()
@@ -56,7 +57,7 @@ class ModeOptimizer:
         *,
         name: str = "model",
         workers: int | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float | None = None,
     ) -> None:
         """Make the dense tables and give every worker the same values.
 
@@ -66,24 +67,26 @@ class ModeOptimizer:
             ps: What `gradring.ps.connect` returned; ``None`` connects.
             name: Of the model; tables are called ``name/0``, ``name/1``, ...
             workers: Number of workers in the job; ``None``: of ranks.
-            timeout: Seconds that a step may wait for others.
+            timeout: Seconds that a step may wait for others; ``None``: `GRADRING_TIMEOUT`, or 30.
 
         Raises:
-            InvalidArgument: A parameter is no contiguous float32 array.
+            InvalidArgument: A parameter is no contiguous float32 array, or the timeout makes no
+                sense.
             TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)
         self.name = name
-        self.timeout = timeout
+        self.timeout = config.timeout_in_force(os.environ, timeout)
         self.workers = number_of_workers() if workers is None else workers
-        self.store: Store = store_of(ps, timeout)
+        self.store: Store = store_of(ps, self.timeout)
         self.rules = self._one_for_each(rule)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._fetcher: Background | None = None
         self.dense = DenseParameters(self.params, name)
         self.join()
-        self.dense.make(self.store, [self.server_rule(each) for each in self.rules], timeout)
+        on_servers = [self.server_rule(each) for each in self.rules]
+        self.dense.make(self.store, on_servers, self.timeout)
         _open.add(self)
 
     def _one_for_each(self, rule: Any) -> list[Any]:

@@ -27,6 +27,7 @@ from gradring.modes.store import (
 )
 from gradring.optim import Sum
 from gradring.ps.specs import codec_number
+from gradring.timeouts import milliseconds
 
 _PAGE_BYTES = 8 << 20  # Room for changed rows of one shard; half of it is asked for at a time.
 _NOW = (1 << 64) - 1  # No change is younger.
@@ -63,7 +64,7 @@ class ServedStore:
         self.rank: int = ps.client
         self._ps = ps
         self._core = ps.calls.core
-        self._gate_ms = round(timeout * 1000)
+        self._gate_ms = milliseconds(timeout)
         self._gate_table: Any = None
         # By table: filled again by each `changed`, since fresh memory costs more than its rows.
         self._rooms: dict[int, list[npt.NDArray[np.uint8]]] = {}

@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradring import calling
 from gradring.errors import InvalidArgument
 from gradring.ps import specs
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.requests import Ids, PullRequest, Rows
+from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
     from gradring import _core
@@ -50,7 +50,7 @@ class Calls:
             [request.view.buffer for _, request in requests],
             codec=_codec([table for table, _ in requests]),
             gate=None,
-            timeout_ms=calling.milliseconds(timeout),
+            timeout_ms=milliseconds(timeout),
             in_background=async_op,
         )
         return Pending(pending, finish) if async_op else finish(None)
@@ -72,7 +72,7 @@ class Calls:
             round=None,
             returns_rows=None,
             ids_are_distinct=distinct,
-            timeout_ms=calling.milliseconds(timeout),
+            timeout_ms=milliseconds(timeout),
             in_background=async_op,
         )
         return Pending(outcome, pushed) if async_op else pushed(outcome)
@@ -92,7 +92,7 @@ class Calls:
             buffer,
             codec=0,
             gate=None,
-            timeout_ms=calling.milliseconds(timeout),
+            timeout_ms=milliseconds(timeout),
             in_background=async_op,
         )
         return Pending(outcome, finish) if async_op else finish(outcome)
@@ -107,7 +107,7 @@ class Calls:
             codec=0,
             round=None,
             returns_rows=None,
-            timeout_ms=calling.milliseconds(timeout),
+            timeout_ms=milliseconds(timeout),
             in_background=async_op,
         )
         return Pending(outcome, pushed) if async_op else pushed(outcome)
@@ -117,7 +117,7 @@ class Calls:
     ) -> None:
         """Give tables other settings of their rules, in one round trip."""
         pairs = [(table.number, specs.rule_spec(optimizer)) for table, optimizer in rules]
-        self.core.set_rules(pairs, calling.milliseconds(timeout))
+        self.core.set_rules(pairs, milliseconds(timeout))
         for table, optimizer in rules:
             table.optimizer = optimizer
 
@@ -136,7 +136,7 @@ class Calls:
 
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was started is done."""
-        self.core.flush(calling.milliseconds(timeout))
+        self.core.flush(milliseconds(timeout))
 
 
 def pushed(report: Any) -> Pushed:

@@ -15,6 +15,7 @@ from gradring.ps.calls import Calls
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
 from gradring.roles import Role
+from gradring.timeouts import milliseconds
 
 # Numbers from here on are no worker's: they take part in no round and no bound on staleness.
 _FIRST_STRANGER = 1 << 31
@@ -129,7 +130,7 @@ def _open(
         secret=secret.encode() if isinstance(secret, str) else secret,
         client=client,
         transport=settings.transport,
-        timeout_ms=round(settings.timeout * 1000),
+        timeout_ms=milliseconds(settings.timeout),
     )
     connected = ParameterServer(Calls(core), servers, client, when_closed)
     _connected[:] = [other for other in _connected if not other.is_closed]

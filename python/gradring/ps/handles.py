@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gradring import calling
+from gradring.timeouts import milliseconds
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Pending(Generic[T]):
             TimedOut: It is not done yet; it goes on, so wait again.
             PeerLost: As in the blocking call, and so for every other error.
         """
-        outcome = self._core.wait(calling.milliseconds(timeout))
+        outcome = self._core.wait(milliseconds(timeout))
         if self._finish is not None:
             self._result = self._finish(outcome)
             self._finish = None

@@ -7,17 +7,18 @@ everything else go on to work. What is said to other ranks is in `gradring.torch
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
 
+from gradring import config
 from gradring.communicator import Communicator
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
 from gradring.joining import current
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
-from gradring.modes.optimizer import TIMEOUT
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
@@ -284,7 +285,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     clip_norm: float | None = None,
     ps: Any = None,
     name: str = "model",
-    timeout: float = TIMEOUT,
+    timeout: float | None = None,
 ) -> Any:
     """Make an optimizer train on all ranks; a collective call.
 
@@ -314,7 +315,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             to it, after a `torch.amp.GradScaler` has unscaled them. ``grad_norm`` is what it was.
         ps: What `gradring.ps.connect` returned; ``None`` connects where the mode needs servers.
         name: Of the model: the first part of its tables' names on the servers.
-        timeout: Seconds that a step may wait for other workers, where servers are between them.
+        timeout: Seconds that a step may wait for other workers, where servers are between them;
+            ``None``: `GRADRING_TIMEOUT`, or 30.
 
     Returns:
         ``optimizer``, now also a `DistributedOptimizer`, or in a mode in which dense parameters go
@@ -330,6 +332,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     _require_usable(compress, clip_norm)
     if compress is not None and mode is not None and not _is_all_reduce(mode):
         raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
+    timeout = config.timeout_in_force(os.environ, timeout)
     comm = current() if comm is None else comm
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradring import config
 from gradring.communicator import Communicator
 from gradring.errors import Error
 from gradring.torch.c10d.errors import for_torch
@@ -36,10 +37,10 @@ def create(options: Any) -> ProcessGroup:
         PeerLost: As `gradring.init`.
     """
     ranks = [int(rank) for rank in options.global_ranks_in_group]
-    timeout = _timeout(options.timeout.total_seconds())
     nth = _made[options.group_id]
     _made[options.group_id] += 1
     try:
+        timeout = _timeout(options.timeout.total_seconds())
         parent = _default_communicator() if ranks else None
         if parent is not None:
             comm = parent.subgroup(ranks, f"{options.group_id} {nth}")
@@ -62,5 +63,6 @@ def _default_communicator() -> Communicator | None:
 def _timeout(asked: float) -> float:
     # torch always gives a timeout. Its default is no wish of the user, GRADRING_TIMEOUT is.
     is_default = asked == dist.constants.default_pg_timeout.total_seconds()
-    own = os.environ.get("GRADRING_TIMEOUT")
-    return float(own) if is_default and own else asked
+    if is_default and os.environ.get("GRADRING_TIMEOUT"):
+        return config.timeout_in_force(os.environ)
+    return asked
