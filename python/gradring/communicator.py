@@ -183,13 +183,13 @@ class Communicator(Reductions, Exchanges, Messages):
 
         Raises:
             InvalidArgument: There is no such way.
-            DeviceError: The way that was asked for cannot be had, or the ranks did not meet in
-                NCCL; says which rank is the reason.
+            DeviceError: The way that was asked for cannot be had, a rank has not the device it was
+                told, or the ranks did not meet in NCCL; says which rank is the reason.
             PeerLost: As `all_reduce`, and so for its other errors.
         """
         from gradring.gpu.agreement import agree
 
-        choice = agree(self, device, path)
+        choice = agree(self, device, path, timeout)
         self._device_calls().take(choice, milliseconds(timeout))
         return f"{choice.path}: {choice.reason}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import select
 import signal
 import sys
@@ -19,6 +20,7 @@ from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 
 _LOOK_SECONDS = 1.0
+_INTERVAL = re.compile(r"[0-9]+ *(ms)?")  # "50" and "50 ms"; how many may be is the core's.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,8 +123,10 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.threads < 1:
         raise InvalidArgument(f"serve: --threads {options.threads}: a server has at least one")
-    if options.fsync not in ("none", "always") and not options.fsync.isdecimal():
-        raise InvalidArgument(f"serve: --fsync {options.fsync!r} is not none, always or a number")
+    if options.fsync not in ("none", "always") and not _INTERVAL.fullmatch(options.fsync):
+        raise InvalidArgument(
+            f"serve: --fsync {options.fsync!r} is not none, always or a number of milliseconds"
+        )
     if not 0 <= options.port <= 65535:
         raise InvalidArgument(f"serve: --port {options.port} is not a port")
 

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,40 @@ def test_a_full_disk_is_a_device_error_that_names_the_file(
     ):
         sink.write([b"data"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_length_that_cannot_be_had_is_a_device_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "x" * 300  # More than file systems take.
+    with pytest.raises(DeviceError, match=f"{tmp_path}/{name} cannot be read"):
+        files.folder(str(tmp_path)).bytes_of(name)
+    with pytest.raises(DeviceError, match="cannot be read"):
+        manifest.read(str(tmp_path / name))
+    assert files.folder(str(tmp_path)).bytes_of("nothing") is None
+
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+
+    class Refused(Exception):  # noqa: N818 - stores have such that are no OSErrors
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Refused("403: not yours")
+
+    where = files.folder("memory://step")
+    for method in ("size", "open", "makedirs"):
+        monkeypatch.setattr(type(memory), method, refuse)
+    for attempt in (where.bytes_of, lambda name: files.read_all(where, name), _create(where)):
+        with pytest.raises(DeviceError, match=r"memory://step/part cannot be .*: 403: not yours"):
+            attempt("part")
+
+
+def _create(where: files.Folder) -> Callable[[str], None]:
+    def create(name: str) -> None:
+        with where.create(name):
+            pass
+
+    return create
 
 
 def test_a_write_that_the_system_takes_in_parts_is_written_whole(

@@ -57,7 +57,7 @@ def test_it_serves_until_a_signal(serve: Serve, number: signal.Signals) -> None:
     assert process.wait(30) == 0
 
 
-@pytest.mark.parametrize("fsync", ["none", "always", "20"])
+@pytest.mark.parametrize("fsync", ["none", "always", "20", "50 ms"])
 def test_what_was_acknowledged_survives_kill_9_with_a_log(
     serve: Serve, tmp_path: Path, fsync: str
 ) -> None:
@@ -162,6 +162,7 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
         (["--index", "2", "--servers", "2"], "--index 2 is not below --servers 2"),
         (["--threads", "0"], "a server has at least one"),
         (["--fsync", "sometimes"], "is not none, always or a number"),
+        (["--fsync", "50 s"], "is not none, always or a number"),
         (["--port", "70000"], "is not a port"),
     ],
 )

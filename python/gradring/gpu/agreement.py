@@ -39,25 +39,36 @@ class Choice:
     hosts: list[int]
 
 
-def agree(comm: Communicator, device: int | None, path: str) -> Choice:
+def agree(comm: Communicator, device: int | None, path: str, timeout: float | None) -> Choice:
     """Choose alike on every rank; a collective call.
 
     Args:
         comm: The ranks.
         device: This rank's; ``None``: by its number on the host, none where there is no GPU.
         path: ``auto nccl staged nccl_in_hosts``.
+        timeout: As for `Communicator.all_reduce`.
 
     Raises:
         InvalidArgument: There is no such way.
-        DeviceError: It cannot be had; says which rank is the reason.
+        DeviceError: It cannot be had, or a rank has not the device it was told; says which rank is
+            the reason, on every rank.
     """
     if path not in PATHS:
         raise InvalidArgument(f"path '{path}' is none of {', '.join(PATHS)}")
     own = device if device is not None else _usual_device(comm.local_rank)
-    text = json.dumps(_facts(own)).encode()
+    facts: list[Any] | str
+    try:
+        facts = _facts(own)
+    except DeviceError as error:
+        facts = str(error)[:300]  # The others wait: they hear it too.
+    text = json.dumps(facts).encode()
     mine = np.zeros(_ROOM, np.uint8)
     mine[: len(text)] = np.frombuffer(text[:_ROOM], np.uint8)
-    every = [json.loads(bytes(row).rstrip(b"\0")) for row in comm.all_gather(mine)]
+    gathered = comm.all_gather(mine, timeout=timeout)
+    every = [json.loads(bytes(row).rstrip(b"\0")) for row in gathered]
+    for rank, told in enumerate(every):
+        if isinstance(told, str):
+            raise DeviceError(f"rank {rank}: {told}")
     chosen, reason = _core.choose_gpu_path([tuple(facts) for facts in every], PATHS[path])
     names = list(dict.fromkeys(facts[1] for facts in every))
     return Choice(chosen, reason, own, [names.index(facts[1]) for facts in every])

@@ -48,7 +48,10 @@ def device_facts(device: int) -> dict[str, Any]:
     Raises:
         DeviceError: There is no such device.
     """
-    return dict(_core.gpu_devices()[device])
+    found = _core.gpu_devices()
+    if not 0 <= device < len(found):
+        raise DeviceError(f"there is no CUDA device {device}; there are {len(found)}, from 0")
+    return dict(found[device])
 
 
 def device_of(pointer: int) -> int:

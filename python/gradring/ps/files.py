@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -107,13 +108,14 @@ def read_all(where: Folder, name: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _named(path: str, verb: str) -> Iterator[None]:
+def _named(path: str, verb: str, kind: type[Exception] = OSError) -> Iterator[None]:
     try:
         yield
     except Error:
         raise  # Some of ours are OSErrors too.
-    except OSError as error:
-        raise DeviceError(f"{path} cannot be {verb}: {error.strerror or error}") from error
+    except kind as error:
+        said = getattr(error, "strerror", None) or error
+        raise DeviceError(f"{path} cannot be {verb}: {said}") from error
 
 
 class _LocalSink:
@@ -182,10 +184,12 @@ class _LocalFolder:
             yield file
 
     def bytes_of(self, name: str) -> int | None:
-        try:
-            return (self._path / name).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        path = self._path / name
+        with _named(str(path), "read"):
+            try:
+                return path.stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
 
 def _sync_names(path: Path) -> None:
@@ -232,16 +236,18 @@ class _RemoteFolder:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Sink]:
-        path = f"{self._path}/{name}"
-        with _named(f"{self.url}/{name}", "written"):
+        named = functools.partial(_named, f"{self.url}/{name}", "written")
+        with named(Exception):
             self._files.makedirs(self._path, exist_ok=True)
-            file = self._files.open(path, "wb")
+            file = self._files.open(f"{self._path}/{name}", "wb")
+        with named():  # What the user of the file raises is their own.
             try:
                 yield _RemoteSink(file)
             except BaseException:
                 if hasattr(file, "discard"):
                     file.discard()
                 raise
+        with named(Exception):
             file.close()
 
     def claim(self) -> contextlib.AbstractContextManager[None]:
@@ -249,17 +255,19 @@ class _RemoteFolder:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        with _named(f"{self.url}/{name}", "read"):
+        with _named(f"{self.url}/{name}", "read", Exception):
             file = self._files.open(f"{self._path}/{name}", "rb")
         with file:
             yield file
 
     def bytes_of(self, name: str) -> int | None:
-        self._files.invalidate_cache()
-        try:
-            return int(self._files.size(f"{self._path}/{name}"))
-        except FileNotFoundError:
-            return None
+        # Exception: stores have errors of their own.
+        with _named(f"{self.url}/{name}", "read", Exception):
+            self._files.invalidate_cache()
+            try:
+                return int(self._files.size(f"{self._path}/{name}"))
+            except FileNotFoundError:
+                return None
 
 
 def _and_package(protocol: str) -> str:
