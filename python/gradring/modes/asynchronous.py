@@ -158,17 +158,6 @@ class AsyncOptimizer(ModeOptimizer):
         self._second_is = _OURS
         self.dense.pull(self.store)
 
-    def close(self) -> None:
-        """Flush and end the threads. May be called again.
-
-        Raises:
-            TimedOut: As `flush`, and so for its other errors; it stays open then (`abandon`).
-        """
-        if self.is_closed:
-            return
-        self.flush()
-        self.abandon()
-
     def abandon(self) -> None:
         """End the threads without waiting for servers."""
         super().abandon()

@@ -28,6 +28,8 @@ class BoundedOptimizer(ModeOptimizer):
         refused: Rows whose gradients servers have refused because they were not finite.
     """
 
+    domain: Domain
+
     def __init__(
         self,
         params: Iterable[Array],
@@ -124,11 +126,3 @@ class BoundedOptimizer(ModeOptimizer):
     def flush(self) -> None:
         """Take the servers' values now. Whether others are done is not waited for."""
         self.dense.pull(self.store)
-
-    def close(self) -> None:
-        """Take the servers' values and leave: nobody waits for this worker any more."""
-        if self.is_closed:
-            return
-        self.flush()
-        self.abandon()
-        self.store.leave(self.domain)

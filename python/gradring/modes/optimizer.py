@@ -21,7 +21,7 @@ from gradring.modes.background import Background
 from gradring.modes.dense import DenseParameters
 from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
-from gradring.modes.store import Array, Ids, Pull, Push, Store
+from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched
 from gradring.optim.state import require_successor
 from gradring.ps.requests import push_request
@@ -47,6 +47,7 @@ class ModeOptimizer:
     """
 
     comm: Any = None
+    domain: Domain | None = None  # Of those who wait for each other.
     _parts: Parts | None = None
 
     def __init__(
@@ -209,8 +210,17 @@ class ModeOptimizer:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Bring everything to the servers and take no further part. May be called again."""
-        raise NotImplementedError
+        """Bring everything to the servers and take no further part. May be called again.
+
+        With `Sync` call it on every worker after the same number of steps. With `BoundedStaleness`
+        nobody waits for this worker any more.
+        """
+        if self.is_closed:
+            return
+        self.flush()
+        self.abandon()
+        if self.domain is not None:
+            self.store.leave(self.domain)
 
     def __enter__(self) -> Any:
         """Return itself, to be closed in the end."""

@@ -61,7 +61,11 @@ def accept(weights: Array, base: Array, server: Array) -> float:
     weights += moved
     np.copyto(weights, server, where=is_base)
     base[...] = server
-    flat = moved.reshape(-1)
+    return _squared_norm(moved)
+
+
+def _squared_norm(values: Array) -> float:
+    flat = values.reshape(-1)
     return float(np.dot(flat, flat))
 
 
@@ -94,8 +98,7 @@ class DenseReplica:
 
     def squared_progress(self) -> float:
         """Return the sum of squares of what was not offered yet."""
-        flat = (self.weights - self.base).reshape(-1)
-        return float(np.dot(flat, flat))
+        return _squared_norm(self.weights - self.base)
 
 
 class SparseReplica:
@@ -228,8 +231,7 @@ class SparseReplica:
 
     def squared_progress(self) -> float:
         """Return the sum of squares of what was not offered yet."""
-        flat = (self.weights - self.base).reshape(-1)
-        return float(np.dot(flat, flat))
+        return _squared_norm(self.weights - self.base)
 
     def _accept(self, slots: Slots, server: Array) -> float:
         server = np.ascontiguousarray(server, np.float32)

@@ -31,6 +31,7 @@ class RoundOptimizer(ModeOptimizer):
     """
 
     clock = 0
+    domain: Domain
 
     @property
     def is_in_step(self) -> bool:
@@ -121,11 +122,3 @@ class RoundOptimizer(ModeOptimizer):
         self.settle()
         self.store.wait(self.gate())
         self.dense.pull(self.store)
-
-    def close(self) -> None:
-        """Flush and leave: call it on every worker after the same number of steps."""
-        if self.is_closed:
-            return
-        self.flush()
-        self.abandon()
-        self.store.leave(self.domain)
