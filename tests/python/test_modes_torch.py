@@ -386,39 +386,3 @@ def test_an_optimizer_whose_servers_are_missing_is_as_it_was(world: GetWorld) ->
         return own[0, 0].item(), averaged[0, 0].item()
 
     assert world(2, "tcp").run(work) == [(1, 1.5), (2, 1.5)]
-
-
-def test_after_close_ranks_average_no_more(world: GetWorld) -> None:
-    def work(comm: Any) -> None:
-        weight = torch.nn.Parameter(torch.zeros(1))
-        optimizer = gt.distributed(torch.optim.SGD([weight], lr=0.5), comm=comm)
-        gradients_comm = optimizer._averager.comm
-        (weight * comm.rank).sum().backward()
-        optimizer.step()
-        optimizer.close()
-        optimizer.close()
-        assert gradients_comm.is_closed
-        assert not comm.is_closed
-        optimizer.zero_grad()
-        (weight * comm.rank).sum().backward()
-        assert weight.grad.item() == comm.rank
-        with pytest.raises(gr.Closed):
-            optimizer.step()
-
-    world(2, "tcp").run(work)
-
-
-def test_servers_are_waited_for_as_long_as_the_variable_says(
-    comm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make(**options: Any) -> Any:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-        ps = ExactServer().client(0)
-        return gt.distributed(optimizer, gr.Async(), comm=comm, ps=ps, **options)
-
-    monkeypatch.setenv("GRADRING_TIMEOUT", "7")
-    optimizer = make()
-    assert optimizer.driver.timeout == 7
-    optimizer.close()
-    with pytest.raises(gr.InvalidArgument, match="timeout='0'"):
-        make(timeout=0)

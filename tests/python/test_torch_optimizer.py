@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
+from exact_server import ExactServer
 from thread_ranks import TRANSPORTS
 from torch_models import Dyadic, Tensors, are_same, batch, mlp, part, quarters, values
 
@@ -273,3 +274,41 @@ def test_the_sampler_feeds_a_loader_with_this_ranks_part() -> None:
         assert epochs[0] != epochs[1]
         assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
         assert epochs[1] == gr.shard(10, comm, seed=3, epoch=1).tolist()
+
+
+def test_after_close_ranks_average_no_more(world: GetWorld) -> None:
+    def work(comm: Any) -> None:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(torch.optim.SGD([weight], lr=0.5), comm=comm)
+        gradients_comm = optimizer._averager.comm
+        (weight * comm.rank).sum().backward()
+        optimizer.step()
+        optimizer.close()
+        optimizer.close()
+        assert gradients_comm.is_closed
+        assert not comm.is_closed
+        optimizer.zero_grad()
+        (weight * comm.rank).sum().backward()
+        assert weight.grad.item() == comm.rank
+        with pytest.raises(gr.Closed):
+            optimizer.step()
+
+    world(2, "tcp").run(work)
+
+
+def test_servers_are_waited_for_as_long_as_the_variable_says(
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm = world(1, "tcp").comms[0]
+
+    def make(**options: Any) -> Any:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
+        ps = ExactServer().client(0)
+        return gt.distributed(optimizer, gr.Async(), comm=comm, ps=ps, **options)
+
+    monkeypatch.setenv("GRADRING_TIMEOUT", "7")
+    optimizer = make()
+    assert optimizer.driver.timeout == 7
+    optimizer.close()
+    with pytest.raises(gr.InvalidArgument, match="timeout='0'"):
+        make(timeout=0)

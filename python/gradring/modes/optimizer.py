@@ -214,6 +214,9 @@ class ModeOptimizer:
 
         With `Sync` call it on every worker after the same number of steps. With `BoundedStaleness`
         nobody waits for this worker any more.
+
+        Raises:
+            TimedOut: As `flush`, and so for its other errors; it stays open then (`abandon`).
         """
         if self.is_closed:
             return

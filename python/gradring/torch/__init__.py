@@ -16,8 +16,9 @@ except ModuleNotFoundError as _error:
 
 from gradring.torch import c10d as _c10d
 from gradring.torch.embedding import Embedding
+from gradring.torch.factory import distributed
 from gradring.torch.hook import CompressedGradients, compressed_gradients
-from gradring.torch.optimizer import DistributedOptimizer, distributed
+from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.sampler import Sampler
 
 __all__ = [

@@ -1,35 +1,26 @@
-"""`distributed`: makes a `torch.optim` optimizer step with gradients averaged over all ranks.
+"""`DistributedOptimizer`: a `torch.optim` optimizer that steps with averages over all ranks.
 
-The optimizer keeps its identity and its class gains one in front, so schedulers, state_dict and
-everything else go on to work. What is said to other ranks is in `gradring.torch.averaging`.
+What is said to other ranks is in `gradring.torch.averaging`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
-from gradring import config
 from gradring.communicator import Communicator
-from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
-from gradring.joining import current
-from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
-from gradring.torch.served import Rows, ServedOptimizer, make_rows
+from gradring.torch.served import Rows
 from gradring.uneven import dealt_out, until_all_end
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
-
-# Small enough that most of a model's gradients travel while backward computes the others.
-BUCKET_BYTES = 4 << 20
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -271,146 +262,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: communicators and listeners cannot be copied."""
         raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")
-
-
-def distributed(  # noqa: PLR0913 - all but the first two are options with a default
-    optimizer: torch.optim.Optimizer,
-    mode: Mode | None = None,
-    *,
-    model: torch.nn.Module | None = None,
-    comm: Communicator | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
-    overlap: bool = True,
-    compress: Compression | None = None,
-    clip_norm: float | None = None,
-    ps: Any = None,
-    name: str = "model",
-    timeout: float | None = None,
-) -> Any:
-    """Make an optimizer train on all ranks; a collective call.
-
-    Every rank gets rank 0's initial values. What follows depends on the mode (docs/modes.md). With
-    `gradring.Sync()` gradients are averaged over the ranks, in buckets that travel while backward
-    still runs, and every rank does the same step: all hold the same parameters, bit for bit. When
-    ``backward()`` returns, every ``.grad`` is the average (and a view of a bucket: clone it to keep
-    it). State is local; load a saved one on every rank.
-
-    The rows of a model's `gradring.torch.Embedding` layers follow the mode too; with
-    `gradring.Sync()` in rounds, as ``gradring.Sync(via="ps")`` does.
-
-    Args:
-        optimizer: Any of `torch.optim` or one like it, with parameters on the CPU or on CUDA; on
-            the CPU where the mode has servers between them. It is changed in place. Make
-            learning-rate schedulers after this.
-        mode: `gradring.Sync`, the default, `gradring.BoundedStaleness`, `gradring.Async`,
-            `gradring.Geo` or `gradring.Hybrid`.
-        model: Its other parameters and its buffers are shared too, errors use its names, and its
-            embeddings are trained.
-        comm: ``None`` is the communicator that `init` made, or makes now.
-        bucket_bytes: Most bytes of gradients in one operation.
-        overlap: Start buckets during backward. Without it weights may be given to ``step``.
-        compress: ``"bf16" "fp16" "int8"`` or ``gradring.TopK(ratio)``: gradients travel in fewer
-            bytes. What that leaves out is kept, and travels with the next step's.
-        clip_norm: Largest norm of all averaged gradients together; in `step` they are scaled down
-            to it, after a `torch.amp.GradScaler` has unscaled them. ``grad_norm`` is what it was.
-        ps: What `gradring.ps.connect` returned; ``None`` connects where the mode needs servers.
-        name: Of the model: the first part of its tables' names on the servers.
-        timeout: Seconds that a step may wait for other workers, where servers are between them;
-            ``None``: `GRADRING_TIMEOUT`, or 30.
-
-    Returns:
-        ``optimizer``, now also a `DistributedOptimizer`, or in a mode in which dense parameters go
-        through servers a `gradring.torch.served.ServedOptimizer`.
-
-    Raises:
-        InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense.
-        DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
-            servers between them.
-        Mismatch: The ranks have different models; names the first parameter that differs.
-    """
-    _require_ready(optimizer, mode, bucket_bytes)
-    _require_usable(compress, clip_norm)
-    if compress is not None and mode is not None and not _is_all_reduce(mode):
-        raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
-    timeout = config.timeout_in_force(os.environ, timeout)
-    comm = current() if comm is None else comm
-    named = parameters.optimizer_parameters(optimizer.param_groups, model)
-    parameters.require_averageable(named)
-    if compress is not None:
-        parameters.require_compressible(named)
-    shared = {id(tensor): (name, tensor) for name, tensor in named.items()}
-    shared |= {id(tensor): (name, tensor) for name, tensor in parameters.model_tensors(model)}
-
-    if comm.world_size > 1:
-        parameters.share(comm, dict(shared.values()))
-    served = {"name": name, "workers": comm.world_size, "timeout": timeout}
-    if mode is not None and not _is_all_reduce(mode):
-        return _through_servers(optimizer, mode, model, clip_norm, ps=ps, comm=comm, **served)
-    rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
-    # First what servers may refuse: nothing of the optimizer has changed yet.
-    rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows"}))
-    with contextlib.ExitStack() as undo:
-        if rows is not None:
-            undo.callback(rows.driver.abandon)
-        gradients_comm = comm.split(0) if comm.world_size > 1 else None
-        if gradients_comm is not None:
-            undo.callback(gradients_comm.close)
-        result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer, undo))
-        result.connect(
-            comm, gradients_comm, model, clip_norm,
-            bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
-        )  # fmt: skip
-        result.rows = rows
-        undo.pop_all()
-    return result
-
-
-def _is_all_reduce(mode: Mode) -> bool:
-    return mode == Sync() or (isinstance(mode, Hybrid) and mode.dense == Sync())
-
-
-def _with_front(
-    optimizer: torch.optim.Optimizer, front: type[Any], undo: contextlib.ExitStack
-) -> Any:
-    kind = type(optimizer)
-    undo.callback(setattr, optimizer, "__class__", kind)
-    optimizer.__class__ = type(f"Distributed{kind.__name__}", (front, kind), {})
-    return optimizer
-
-
-def _through_servers(
-    optimizer: torch.optim.Optimizer,
-    mode: Mode,
-    model: torch.nn.Module | None,
-    clip_norm: float | None,
-    **served: Any,
-) -> ServedOptimizer:
-    with contextlib.ExitStack() as undo:
-        result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer, undo))
-        result.connect(mode, model, clip_norm, **served)
-        undo.pop_all()
-    return result
-
-
-def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgument(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
-    if isinstance(optimizer, (DistributedOptimizer, ServedOptimizer)):
-        raise InvalidArgument("this optimizer is distributed already")
-    if "step" in vars(optimizer):
-        raise InvalidArgument(
-            "this optimizer has a learning-rate scheduler; make that after distributed()"
-        )
-    if mode is not None and not isinstance(mode, (Sync, BoundedStaleness, Async, Geo, Hybrid)):
-        raise InvalidArgument(
-            f"mode {mode!r} is none of gradring's Sync, BoundedStaleness, Async, Geo and Hybrid"
-        )
-    if bucket_bytes <= 0:
-        raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
-
-
-def _require_usable(compress: Compression | None, clip_norm: float | None) -> None:
-    if compress is not None:
-        code_of(compress)
-    if clip_norm is not None and not clip_norm > 0:
-        raise InvalidArgument(f"clip_norm must be positive, got {clip_norm}")
