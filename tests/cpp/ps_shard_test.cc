@@ -327,4 +327,20 @@ TEST_CASE("a second hello of another client, and a request before it, are refuse
 }
 
 }  // namespace
+
+TEST_CASE("a server that was started again says that its checkpoints cannot be built on") {
+  const auto lineage = [](ShardRig& rig) {
+    Guest saver = rig.enter(5);
+    return rig.ask(saver, freeze(1, Millis{60'000})).header.b;
+  };
+  ShardRig rig(0, 1, 1);
+  Guest guest = rig.enter(0);
+  rig.ask(guest, make_table(sum_table("rows", 1)));
+  rig.ask(guest, push("rows", {7}, {1}));
+  const auto saved = rig.snapshot();
+  ShardRig again(0, 1, 2);
+  again.load({saved}, true);
+  CHECK(lineage(again) != lineage(rig));
+}
+
 }  // namespace gradring::testing
