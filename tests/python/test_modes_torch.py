@@ -316,6 +316,32 @@ def test_dropped_and_accumulated_gradients_of_rows(world: GetWorld) -> None:
     world(1, "tcp").run(work)
 
 
+@pytest.mark.parametrize("ending", ["step", "zero_grad", "alone"])
+def test_a_second_backward_through_one_graph_pushes_its_own_gradient(
+    comm: Any, ending: str
+) -> None:
+    server = ExactServer()
+    layer = embedding(server) if ending == "alone" else gt.Embedding("e", 2, optimizer=SGD)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    if ending != "alone":
+        optimizer = gt.distributed(
+            optimizer, gr.Async(), model=layer, comm=comm, ps=server.client(0)
+        )
+    out = layer(torch.tensor([5, 7]))
+    out.sum().backward(retain_graph=True)
+    if ending == "step":
+        optimizer.step()
+    optimizer.zero_grad()
+    (10 * out).sum().backward()
+    if ending != "alone":
+        optimizer.step()
+    layer.flush()
+    pushed = 10 if ending == "zero_grad" else 1 + 10
+    np.testing.assert_array_equal(layer.table.pull([5, 7]), np.full((2, 2), -0.25 * pushed))
+    if ending != "alone":
+        optimizer.close()
+
+
 def test_what_servers_cannot_do_is_refused_by_name(comm: Any) -> None:
     def distributed(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
         return gt.distributed(

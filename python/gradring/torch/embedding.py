@@ -233,6 +233,7 @@ class Embedding(torch.nn.Module):
         for ids, chosen, leaf in ready:
             assert leaf.grad is not None
             result.append((self.table, ids, leaf.grad.cpu().numpy()[chosen]))
+            leaf.grad = None  # A second backward through the same graph would add to it.
         if self.cache is not None:
             if result and self._sees_own_steps():
                 ids, grads = (np.concatenate([entry[part] for entry in result]) for part in (1, 2))
@@ -265,7 +266,9 @@ class Embedding(torch.nn.Module):
 
     def forget_gradients(self) -> None:
         """Forget what backward has brought; `zero_grad` does it."""
-        self._ready = []
+        ready, self._ready = self._ready, []
+        for _, _, leaf in ready:
+            leaf.grad = None
 
     def end_backward(self) -> None:
         """Push, where no optimizer does."""
