@@ -103,6 +103,57 @@ def test_training_moves_from_torch_to_servers_and_back() -> None:
         assert np.allclose(table.pull(), parameter.detach().numpy(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": 0.9}, {"momentum": 0.8, "dampening": 0.3}, {"momentum": 0.0}],
+)
+def test_momentum_of_sgd_goes_on_where_torch_left_it_bit_for_bit(options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.full((4, 8), 0.5))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, foreach=False, **options)
+    ids = np.arange(4)
+
+    def step(gradient: Any) -> None:
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+
+    with connected(2) as ps:
+        rule = gr.optim.SGD(lr=0.1, **options)
+        dense, sparse = ps.dense_table("w", (4, 8), rule), ps.sparse_table("e", 8, rule)
+        for seed, steps in ((0, 0), (1, 3)):  # Before torch's first step there is no buffer.
+            for gradient in gradients(seed, steps, 4, 8):
+                step(gradient)
+            saved = {"state": dict(optimizer.state[parameter])}
+            dense.load_state_dict({"weights": parameter.detach(), **saved})
+            sparse.load_state_dict({"ids": ids, "rows": parameter.detach(), **saved})
+            for gradient in gradients(seed + 2, 3, 4, 8):
+                step(gradient)
+                dense.push(gradient)
+                sparse.push(ids, gradient)
+            np.testing.assert_array_equal(dense.pull(), parameter.detach().numpy())
+            np.testing.assert_array_equal(sparse.pull(ids), parameter.detach().numpy())
+
+
+@pytest.mark.parametrize("kind", ["Adam", "Adagrad", "SparseAdam"])
+def test_the_steps_of_a_torch_state_count_where_none_are_given(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Embedding(4, 8, sparse=kind == "SparseAdam")
+    optimizer = getattr(torch.optim, kind)(layer.parameters(), lr=0.1)
+    for gradient in gradients(0, 4, 4, 8):
+        optimizer.zero_grad()
+        (layer(torch.arange(4)) * torch.from_numpy(gradient)).sum().backward()
+        optimizer.step()
+    state = dict(optimizer.state[layer.weight])
+    with connected(2) as ps:
+        rule = getattr(gr.optim, kind)(lr=0.1)
+        dense, sparse = ps.dense_table("w", (4, 8), rule), ps.sparse_table("e", 8, rule)
+        dense.load_state_dict({"weights": layer.weight.detach(), "state": state})
+        sparse.load_state_dict({"ids": np.arange(4), "rows": layer.weight.detach(), "state": state})
+        assert dense.state_dict()["step"] == 4
+        saved = sparse.state_dict()
+        assert saved.get("updates", saved["step"].max()) == 4
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_an_embedding_moves_from_sparse_adam_to_servers_and_back(servers: int) -> None:
     torch = pytest.importorskip("torch")

@@ -134,11 +134,15 @@ def from_entry(rule: CoreRule, entry: Mapping[str, Any], size: int) -> tuple[Arr
     Raises:
         InvalidArgument: A field's size does not fit.
     """
-    state = join(rule, entry, 1, size)[0]
+    return join(rule, entry, 1, size)[0], steps_of(entry)
+
+
+def steps_of(entry: Mapping[str, Any]) -> int:
+    """Return the number of steps that a torch entry stands for."""
     if "step" in entry:
-        return state, int(entry["step"])
+        return int(entry["step"])
     # torch's SGD counts none, and its first step is the one that finds no buffer.
-    return state, int(entry.get("momentum_buffer") is not None)
+    return int(entry.get("momentum_buffer") is not None)
 
 
 def to_row_entries(rule: CoreRule, state: Array, steps: Any, dim: int) -> list[Entry]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gradring import _core, arrays
 from gradring.errors import InvalidArgument
+from gradring.optim.state import steps_of
 
 if TYPE_CHECKING:
     from gradring.ps.dense import DenseTable
@@ -80,8 +81,10 @@ def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
     Args:
         core: The compiled client.
         table: Of the same dim, with a rule that has the same state.
-        saved: ``ids`` and ``rows``; ``state`` begins anew where it is missing, and ``step``,
-            ``version``, ``tick`` and ``score`` at 0. ``updates`` stay as they are.
+        saved: ``ids`` and ``rows``; ``state`` begins anew where it is missing, and ``version``,
+            ``tick`` and ``score`` at 0. ``step`` is the state's where it has one, as torch's
+            entries do, and else 0, but 1 with a ``momentum_buffer``: torch's SGD does not count.
+            ``updates`` are then the same, with a rule whose steps are the table's.
 
     Raises:
         InvalidArgument: Shapes or names do not fit; nothing was sent.
@@ -89,8 +92,9 @@ def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
     ids = arrays.as_ids(saved["ids"])
     meta = np.zeros(len(ids), _META)
     meta["id"] = ids
+    steps = _steps_of(saved)
     for name in _KEPT:
-        meta[name] = saved.get(name, 0)
+        meta[name] = saved.get(name, steps if name == "step" else 0)
     parts = [_fitting(saved["rows"], (len(ids), table.dim), "rows")]
     for name, width, initial in _core.state_fields(table.optimizer.to_core(), table.dim):
         given = _state_of(saved, name)
@@ -100,11 +104,10 @@ def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
             else _fitting(given, (len(ids), width), name)
         )
     wide = np.concatenate(parts, axis=1)
+    updates = int(saved.get("updates", steps if _counts_for_table(table.optimizer) else 0))
     for first in range(0, len(ids), _ROWS_AT_ONCE):
         some = slice(first, first + _ROWS_AT_ONCE)
-        core.write_rows(
-            table.number, meta[some].view(np.uint8), wide[some], int(saved.get("updates", 0))
-        )
+        core.write_rows(table.number, meta[some].view(np.uint8), wide[some], updates)
 
 
 def read_array(core: Any, table: DenseTable) -> dict[str, Any]:
@@ -130,6 +133,12 @@ def read_array(core: Any, table: DenseTable) -> dict[str, Any]:
 def write_array(core: Any, table: DenseTable, saved: Mapping[str, Any]) -> None:
     """Replace a dense table by what `read_array` returned.
 
+    Args:
+        core: The compiled client.
+        table: Of the same shape, with a rule that has the same state.
+        saved: ``weights``; ``state`` begins anew where it is missing, and ``step`` is as in
+            `write_rows`.
+
     Raises:
         InvalidArgument: Shapes or names do not fit; nothing was sent.
     """
@@ -146,7 +155,7 @@ def write_array(core: Any, table: DenseTable, saved: Mapping[str, Any]) -> None:
     ends = [
         min(table.size, lines * shard // core.shards * _LINE) for shard in range(core.shards + 1)
     ]
-    step = int(saved.get("step", 0))
+    step = int(saved["step"]) if "step" in saved else _steps_of(saved)
     core.write_dense(
         table.number,
         [(step, flat[:, begin:end].copy()) for begin, end in itertools.pairwise(ends)],
@@ -164,6 +173,10 @@ def _updates(core: Any, table: SparseTable) -> int:
 
 def _fields(rule: Any, dim: int) -> list[tuple[str, int]]:
     return [(name, width) for name, width, _ in _core.state_fields(rule.to_core(), dim)]
+
+
+def _steps_of(saved: Mapping[str, Any]) -> int:
+    return steps_of(saved.get("state") or {})
 
 
 def _state_of(saved: Mapping[str, Any], name: str) -> Any:
