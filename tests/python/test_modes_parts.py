@@ -138,13 +138,17 @@ def test_shrinking_all_tables_gives_no_part_out_again() -> None:
     servers.close()
 
 
-def test_two_counts_under_one_name_are_a_mismatch(servers: Servers) -> None:
+@pytest.mark.parametrize(("count", "others"), [(50, 100), (355, 100), (32768, 128), (1, 32768)])
+def test_two_counts_under_one_name_are_a_mismatch(
+    servers: Servers, count: int, others: int
+) -> None:
     one, other = (optimizer_of(gr.AsyncOptimizer, servers.client(rank), 2) for rank in range(2))
-    parts = one.hand_out("epoch", 50)
+    parts = one.hand_out("epoch", count)
     next(parts)
-    with pytest.raises(gr.Mismatch, match="hand_out 'epoch': 100 parts here, and another number"):
-        next(other.hand_out("epoch", 100))
-    with pytest.raises(gr.Mismatch, match="50 parts here"):
+    words = f"hand_out 'epoch': {others} parts here, and another number"
+    with pytest.raises(gr.Mismatch, match=words):
+        next(other.hand_out("epoch", others))
+    with pytest.raises(gr.Mismatch, match=f"{count} parts here"):
         next(parts)
     for optimizer in (one, other):
         optimizer.close()

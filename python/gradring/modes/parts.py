@@ -17,8 +17,8 @@ from gradring.errors import Mismatch
 from gradring.modes.store import Push, Store
 from gradring.optim import Sum
 
-# Every push also adds the count's remainder, so that two counts of one name are noticed. Times all
-# parts it is below 2^24, to which float32 counts.
+# Every push also adds the count, so that two counts of one name are noticed: quotient and remainder
+# in a column each. Times all parts either is below 2^24, to which float32 counts.
 _CHECK = 255
 
 
@@ -28,7 +28,7 @@ class Parts:
     def __init__(self, store: Store, model: str) -> None:
         """Make or find the table ``gradring/parts/MODEL``; that name keeps it from `shrink`."""
         self._store = store
-        self._table: Any = store.sparse_table(f"gradring/parts/{model}", 2, Sum())
+        self._table: Any = store.sparse_table(f"gradring/parts/{model}", 3, Sum())
 
     def take(self, name: str, count: int) -> Iterator[int]:
         """Take one after the other until all ``count`` are gone.
@@ -38,12 +38,12 @@ class Parts:
         """
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         row = np.array([int.from_bytes(digest, "little")], np.uint64)
-        check = count % _CHECK + 1
-        one, taken = np.array([[1, check]], np.float32), np.zeros((1, 2), np.float32)
+        one = np.array([[1, count // _CHECK + 1, count % _CHECK + 1]], np.float32)
+        taken = np.zeros_like(one)
         while True:
             self._store.push([Push(self._table, row, one, after=taken)]).result()
-            number, checks = taken[0].astype(int)
-            if checks != number * check:
+            number = int(taken[0, 0])
+            if not np.array_equal(taken, number * one):
                 raise Mismatch(
                     f"hand_out {name!r}: {count} parts here, and another number on another worker "
                     "or in an earlier run; say the same number everywhere, and give every pass a "
@@ -51,4 +51,4 @@ class Parts:
                 )
             if number > count:
                 return
-            yield int(number) - 1
+            yield number - 1
