@@ -160,9 +160,21 @@ def test_what_rounding_leaves_out_of_a_push_is_in_the_next_one(codec: str) -> No
 
 def test_rows_with_nan_are_left_alone_and_counted(ps: ParameterServer) -> None:
     table = ps.sparse_table("t", 2, gr.optim.Sum())
-    report = table.push([1, 2, 3], [[1.0, 2], [np.nan, 1], [3, np.inf]])
+    report = table.push([1, 2, 3, 1], [[1.0, 2], [np.nan, 1], [3, np.inf], [0, 0]])
     assert (report.rows, report.refused) == (3, 2)
     assert table.pull([1, 2, 3]).tolist() == [[1, 2], [0, 0], [0, 0]]
+    dense = ps.dense_table("d", (5, 4), gr.optim.Sum())
+    assert dense.push(np.zeros((5, 4), np.float32)).rows == 20
+    assert 1 <= dense.push(np.full((5, 4), np.nan, np.float32)).refused <= len(ps.stats())
+    assert not dense.pull().any()
+
+
+def test_a_push_counts_what_it_sent_and_what_did_not_become_an_update(ps: ParameterServer) -> None:
+    table = ps.sparse_table("t", 1, gr.optim.Sum(), entry=gr.ps.Count(2))
+    assert table.push([1, 2, 1], np.ones((3, 1), np.float32)).not_admitted == 2
+    report = table.push([1, 2, 3], [[1.0], [np.nan], [1.0]])
+    assert (report.rows, report.refused, report.not_admitted) == (3, 1, 1)
+    assert len(table) == report.rows - report.refused - report.not_admitted
 
 
 @pytest.mark.parametrize("place", [0, 99])
