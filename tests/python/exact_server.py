@@ -191,11 +191,16 @@ class ExactStore:
 
         self._change(set_rules)
 
-    def write(self, table: str, values: Any) -> None:
+    def write(self, table: str, values: Any, state: Any = None) -> None:
         def write() -> None:
             held = self._server.tables[table]
             held.stamp += 1
             held.rows[0] = np.array(values, np.float32)
+            held.states[0] = {
+                name: int(value) if name == "step" else value.copy()
+                for name, value in (state or {}).items()
+                if value is not None
+            }
 
         self._change(write)
 

@@ -15,6 +15,7 @@ import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
 from mode_servers import Servers
+from torch_models import OPTIMIZERS
 
 
 @pytest.fixture
@@ -25,14 +26,6 @@ def comm(world: GetWorld) -> Any:
 
 STEPS = 5
 SGD = gr.optim.SGD(lr=0.25)
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5, nesterov=True, weight_decay=0.25),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
-    "AdamW": lambda p: torch.optim.AdamW([{"params": p, "lr": 0.01, "weight_decay": 0.1}]),
-}
 
 
 class Clicks(torch.nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,14 @@ import torch
 from torch import nn
 
 Tensors = list[torch.Tensor]
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5, nesterov=True, weight_decay=0.25),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "AdamW": lambda p: torch.optim.AdamW([{"params": p, "lr": 0.01, "weight_decay": 0.1}]),
+}
 
 
 # Ranks are threads here, and modules are initialised from one generator.

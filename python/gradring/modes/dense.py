@@ -1,8 +1,8 @@
 """Dense parameters that live in tables of parameter servers: one table for each.
 
-The tables are called ``<name>/<parameter>``. The first time, worker 0's values go there, and a
-table ``<name>/ready`` says so; where the servers have them already (a worker joins, or a checkpoint
-was loaded), theirs come back.
+The tables are called ``<name>/<parameter>``. The first time, worker 0's values go there, with the
+optimizer state that it has, and a table ``<name>/ready`` says so; where the servers have them
+already (a worker joins, or a checkpoint was loaded), theirs come back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes.store import Array, Gate, Pull, Push, Store
 from gradring.optim import Sum
+from gradring.optim.state import Entry
 
 _POLL_SECONDS = 0.01
 
@@ -47,10 +48,19 @@ class DenseParameters:
         self.seen: list[Any] = []
         self._ready_name = f"{name}/ready"
 
-    def make(self, store: Store, rules: Sequence[Any], timeout: float) -> None:
+    def make(
+        self, store: Store, rules: Sequence[Any], timeout: float, states: Sequence[Entry] = ()
+    ) -> None:
         """Make the tables and give every worker the same values.
 
+        Args:
+            store: The servers.
+            rules: One for each parameter.
+            timeout: Seconds to wait for worker 0.
+            states: Of each parameter, to go on from; unused where the servers have the tables.
+
         Raises:
+            InvalidArgument: A state is not of its rule.
             TimedOut: Worker 0 has not given its values in ``timeout`` seconds.
         """
         if not self.params:
@@ -66,8 +76,9 @@ class DenseParameters:
             if marks[0] > 0:
                 break
             if store.rank == 0:
-                for table, param in zip(self.tables, self.params, strict=True):
-                    store.write(table, param)
+                entries = states or [{}] * len(self.params)
+                for table, param, entry in zip(self.tables, self.params, entries, strict=True):
+                    store.write(table, param, entry)
                 store.push([Push(mark, None, np.ones(1, np.float32))]).result()
                 break
             if time.monotonic() > deadline:

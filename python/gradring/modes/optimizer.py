@@ -23,7 +23,7 @@ from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched
-from gradring.optim.state import require_successor
+from gradring.optim.state import Entry, require_successor
 from gradring.ps.requests import push_request
 from gradring.uneven import dealt_out, require_parts
 
@@ -59,6 +59,7 @@ class ModeOptimizer:
         name: str = "model",
         workers: int | None = None,
         timeout: float | None = None,
+        states: Sequence[Entry] = (),
     ) -> None:
         """Make the dense tables and give every worker the same values.
 
@@ -69,10 +70,12 @@ class ModeOptimizer:
             name: Of the model; tables are called ``name/0``, ``name/1``, ...
             workers: Number of workers in the job; ``None``: of ranks.
             timeout: Seconds that a step may wait for others; ``None``: `GRADRING_TIMEOUT`, or 30.
+            states: Optimizer state that servers go on from, for each parameter an entry of
+                `gradring.optim.state`; worker 0's counts, where servers do not have the tables yet.
 
         Raises:
-            InvalidArgument: A parameter is no contiguous float32 array, or the timeout makes no
-                sense.
+            InvalidArgument: A parameter is no contiguous float32 array, a state is not its rule's,
+                or the timeout makes no sense.
             TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)
@@ -87,7 +90,7 @@ class ModeOptimizer:
         self.dense = DenseParameters(self.params, name)
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
-        self.dense.make(self.store, on_servers, self.timeout)
+        self.dense.make(self.store, on_servers, self.timeout, states)
         _open.add(self)
 
     def _one_for_each(self, rule: Any) -> list[Any]:

@@ -7,7 +7,7 @@ travel at the same time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,9 +83,14 @@ class ServedStore:
         """Give tables other settings of their rules."""
         self._ps.set_optimizers(rules)
 
-    def write(self, table: Any, values: Array) -> None:
-        """Replace a dense table's values."""
-        table.load_state_dict({"weights": values.reshape(table.shape)})
+    def write(self, table: Any, values: Array, state: Mapping[str, Any] | None = None) -> None:
+        """Replace a dense table's values, and its optimizer state."""
+        fields = {
+            name: value if name == "step" else np.reshape(value, table.shape)
+            for name, value in (state or {}).items()
+            if value is not None
+        }
+        table.load_state_dict({"weights": values.reshape(table.shape), "state": fields})
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip."""

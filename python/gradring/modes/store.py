@@ -7,7 +7,7 @@ timeout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -149,8 +149,17 @@ class Store(Protocol):
     def set_rules(self, rules: Sequence[tuple[Any, Any]]) -> None:
         """Give tables other settings of their rules, for all pushes that follow."""
 
-    def write(self, table: Any, values: Array) -> None:
-        """Replace a dense table's values."""
+    def write(self, table: Any, values: Array, state: Mapping[str, Any] | None = None) -> None:
+        """Replace a dense table's values, and its optimizer state.
+
+        Args:
+            table: A dense one.
+            values: Of its shape.
+            state: An entry of `gradring.optim.state`; where it is empty the state begins anew.
+
+        Raises:
+            InvalidArgument: The state is not of the table's rule.
+        """
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip; what to give as ``seen`` with a later push."""

@@ -1,13 +1,13 @@
 """`ServedOptimizer`: a `torch.optim` optimizer in a mode that goes through parameter servers.
 
 The mode is carried out by `gradring.modes` on views of the parameters' memory. Where servers step
-(Sync(via="ps"), BoundedStaleness, Async) they have the optimizer's rule and its state; in GEO the
-optimizer itself steps, on this worker's replica.
+(Sync(via="ps"), BoundedStaleness, Async) they have the optimizer's rule and its state, also what it
+had before; in GEO the optimizer itself steps, on this worker's replica.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -87,6 +87,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     rows: Rows | None
     _weight: float
     _clip_norm: float | None
+    _is_local: bool  # The optimizer itself steps.
     _server_settings: list[Any]  # What servers were given.
 
     def connect(
@@ -109,15 +110,16 @@ class ServedOptimizer(torch.optim.Optimizer):
             )
         self._clip_norm = clip_norm
         self._weight = 1.0
-        is_local = isinstance(dense_mode, Geo)
+        self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = settings_of(self)
         params = [param for group in self.param_groups for param in group["params"]]
         self._params = params
         self.driver = over_servers(
             dense_mode,
             [_memory_of(param) for param in params],
-            [None] * len(params) if is_local else rules_of(self),
+            [None] * len(params) if self._is_local else rules_of(self),
             ps,
+            states=() if self._is_local else [_entry_of(self.state.get(param)) for param in params],
             **options,
         )
         self.driver.comm = comm
@@ -127,6 +129,8 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.rows = make_rows(sparse_mode, model, ps, **options)
         elif embeddings_of(model):
             self.rows = Rows(embeddings_of(model), self.driver)
+        if not self._is_local:
+            self.state.clear()  # The servers' from now on; a copy here would only grow old.
 
     def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
         """Do one step in the mode's sense; see `gradring.modes.optimizer.ModeOptimizer.step`.
@@ -238,6 +242,21 @@ class ServedOptimizer(torch.optim.Optimizer):
             return [self.driver]
         return [self.rows.driver, self.driver]
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over settings, and where the optimizer itself steps (`gradring.Geo`) its state.
+
+        Raises:
+            InvalidArgument: Servers step, and there is state, which is theirs.
+        """
+        values = [value for entry in state_dict["state"].values() for value in entry.values()]
+        if not self._is_local and any(value is not None for value in values):
+            raise InvalidArgument(
+                "load_state_dict: in this mode the servers have the optimizer's state; load it "
+                "before gradring.torch.distributed(), which hands it to them, or load a "
+                "checkpoint of the servers with ps.load()"
+            )
+        super().load_state_dict(state_dict)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: servers have a table for each parameter from the start."""
         if hasattr(self, "driver"):
@@ -258,6 +277,14 @@ def _memory_of(param: torch.Tensor) -> Any:
             f"{param.stride()}; servers hold contiguous float32 arrays"
         )
     return arrays.view(param.detach(), "parameter", writes=True).buffer
+
+
+def _entry_of(state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what torch keeps for a parameter as an entry of `gradring.optim.state`."""
+    return {
+        name: value.detach().numpy() if torch.is_tensor(value) else value
+        for name, value in (state or {}).items()
+    }
 
 
 def _gradient_of(param: torch.Tensor) -> Any:
