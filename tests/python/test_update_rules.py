@@ -1,4 +1,4 @@
-"""Update rules: 200 steps like torch.optim's bit for bit, and like the papers' formulas.
+"""Update rules: 200 steps like torch.optim's bit for bit, on arrays and on tables of servers.
 
 torch's own square root may be off in the last place (it is a vendor library's, and differs with the
 processor); ours is exact. So where bits are compared over many steps torch is given an exact root;
@@ -8,7 +8,7 @@ with its own one every single step is compared, to two units in the last place.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import gradring as gr
-from optim_rules import TORCH_CASES, same_bits
+from gradring.ps import ParameterServer
+from optim_rules import OWN_CASES, TORCH_CASES, same_bits
+from ps_servers import connected
 
 torch.set_num_threads(1)  # Its sparse operations wait for each other on a busy machine.
 
@@ -25,8 +27,10 @@ Options = dict[str, Any]
 
 STEPS = 200
 DTYPES = ["float32", "float64"]
-WITHOUT_ROOTS = [case for case in TORCH_CASES if case[0] == "SGD"]
-WITH_ROOTS = [case for case in TORCH_CASES if case[0] != "SGD"]
+SPARSE_ADAM: Options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6}
+EVERY_CASE = [*TORCH_CASES, ("SparseAdam", SPARSE_ADAM)]
+WITHOUT_ROOTS = [case for case in EVERY_CASE if case[0] == "SGD"]
+WITH_ROOTS = [case for case in EVERY_CASE if case[0] != "SGD"]
 
 
 @pytest.fixture
@@ -44,11 +48,11 @@ def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "sqrt_", root_in_place)
 
 
-def gradients(shape: tuple[int, ...], dtype: str, steps: int = STEPS) -> list[Array]:
+def gradients(shape: tuple[int, ...], dtype: str) -> list[Array]:
     """Of magnitudes from tiny to large, some of them zero."""
     random = np.random.default_rng(len(shape))
-    scales = 10.0 ** random.integers(-6, 2, (steps, *shape))
-    values = random.standard_normal((steps, *shape)) * scales
+    scales = 10.0 ** random.integers(-6, 2, (STEPS, *shape))
+    values = random.standard_normal((STEPS, *shape)) * scales
     values[random.random(values.shape) < 0.05] = 0
     return list(values.astype(dtype))
 
@@ -60,6 +64,14 @@ def start(shape: tuple[int, ...], dtype: str) -> Array:
 def torch_optimizer(name: str, params: Sequence[torch.Tensor], options: Options) -> Any:
     path = {} if name == "SparseAdam" else {"foreach": False}
     return getattr(torch.optim, name)(params, **options, **path)
+
+
+def give(name: str, param: torch.Tensor, grad: Array | None) -> None:
+    """Set a gradient; torch's SparseAdam takes none that is not sparse."""
+    param.grad = None if grad is None else torch.tensor(grad)
+    if grad is not None and name == "SparseAdam":
+        every = torch.arange(len(grad))[None]
+        param.grad = torch.sparse_coo_tensor(every, torch.tensor(grad), check_invariants=True)
 
 
 def same_state(state: dict[str, Any], torch_state: dict[str, Any]) -> bool:
@@ -79,7 +91,7 @@ def train_beside_torch(name: str, options: Options, grads: list[Array]) -> None:
     state: dict[str, Any] = {}
     for step, grad in enumerate(grads):
         rule.update(ours, grad, state)
-        theirs.grad = torch.tensor(grad)
+        give(name, theirs, grad)
         optimizer.step()
         assert same_bits(ours, theirs.detach().numpy()), f"step {step + 1}"
     assert same_state(state, optimizer.state[theirs])
@@ -113,11 +125,11 @@ def test_single_steps_are_within_two_places_of_torch_as_it_is(
         before = theirs.detach().numpy().copy()
         ours = before.copy()
         state = {
-            key: value.item() if key == "step" else value.numpy().copy()
+            key: int(value) if key == "step" else value.numpy().copy()
             for key, value in copy.deepcopy(optimizer.state[theirs]).items()
         }
         rule.update(ours, grad, state)
-        theirs.grad = torch.tensor(grad)
+        give(name, theirs, grad)
         optimizer.step()
         after = theirs.detach().numpy()
         place = np.spacing(np.maximum(np.maximum(abs(before), abs(after)), abs(after - before)))
@@ -146,7 +158,7 @@ def merged(ids: Array, grads: Array) -> dict[int, Array]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "options"), TORCH_CASES)
+@pytest.mark.parametrize(("name", "options"), EVERY_CASE)
 @pytest.mark.usefixtures("exact_roots")
 def test_rows_equal_parameters_that_have_no_gradient_where_they_are_not_touched(
     name: str, options: Options, dtype: str
@@ -159,7 +171,7 @@ def test_rows_equal_parameters_that_have_no_gradient_where_they_are_not_touched(
     for ids, grads in pushes(len(table), table.shape[1], dtype):
         sums = merged(ids, grads)
         for row, param in enumerate(theirs):
-            param.grad = torch.tensor(sums[row]) if row in sums else None
+            give(name, param, sums.get(row))
             if row in sums:
                 rule.update(table[row], sums[row], states[row])
         optimizer.step()
@@ -171,11 +183,10 @@ def test_rows_equal_parameters_that_have_no_gradient_where_they_are_not_touched(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("exact_roots")
 def test_sparse_adam_equals_torch_with_sparse_gradients_of_the_whole_table(dtype: str) -> None:
-    options: Options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6}
-    rule = gr.optim.SparseAdam(**options)
+    rule = gr.optim.SparseAdam(**SPARSE_ADAM)
     table = start((12, 6), dtype)
     theirs = torch.nn.Parameter(torch.tensor(table))
-    optimizer = torch_optimizer("SparseAdam", [theirs], options)
+    optimizer = torch_optimizer("SparseAdam", [theirs], SPARSE_ADAM)
     states: list[dict[str, Any]] = [{} for _ in table]
     for step, (ids, grads) in enumerate(pushes(len(table), table.shape[1], dtype)):
         for row, grad in merged(ids, grads).items():
@@ -192,16 +203,96 @@ def test_sparse_adam_equals_torch_with_sparse_gradients_of_the_whole_table(dtype
         )
 
 
-@pytest.mark.parametrize(("name", "options"), TORCH_CASES)
+@pytest.fixture(scope="module")
+def ps() -> Iterator[ParameterServer]:
+    with connected(2) as client:
+        yield client
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize(("name", "options"), EVERY_CASE)
 @pytest.mark.usefixtures("exact_roots")
-def test_gradients_that_came_as_bfloat16_are_widened_before_the_step(
-    name: str, options: Options
+def test_dense_tables_equal_torch(
+    ps: ParameterServer, name: str, options: Options, is_half: bool
 ) -> None:
-    halves = [torch.tensor(grad).bfloat16() for grad in gradients((3, 5), "float32", 20)]
-    train_beside_torch(name, options, [half.float().numpy() for half in halves])
+    weights = start((7, 13), "float32")
+    table = ps.dense_table(
+        f"dense/{name}/{options}/{is_half}",
+        weights.shape,
+        getattr(gr.optim, name)(**options),
+    )
+    table.load_state_dict({"weights": weights})
+    theirs = torch.nn.Parameter(torch.tensor(weights))
+    optimizer = torch_optimizer(name, [theirs], options)
+    for step, grad in enumerate(gradients(weights.shape, "float32")):
+        pushed = torch.tensor(grad).bfloat16() if is_half else torch.tensor(grad)
+        table.push(pushed)
+        give(name, theirs, pushed.float().numpy())
+        optimizer.step()
+        assert same_bits(table.pull(), theirs.detach().numpy()), f"step {step + 1}"
+    saved = table.state_dict()
+    counted = {} if name == "SGD" else {"step": saved["step"]}
+    assert saved["step"] == STEPS
+    assert same_state(saved["state"] | counted, optimizer.state[theirs])
 
 
-@pytest.mark.parametrize(("name", "options"), TORCH_CASES)
+def torch_rows(name: str, options: Options, weights: Array) -> tuple[list[Any], Any]:
+    """A parameter for each row; all rows of SparseAdam's, whose steps are the table's, are one."""
+    parts = [weights] if name == "SparseAdam" else list(weights)
+    params = [torch.nn.Parameter(torch.tensor(part)) for part in parts]
+    return params, torch_optimizer(name, params, options)
+
+
+def give_rows(params: list[Any], sums: dict[int, Array]) -> None:
+    if len(params) == 1:
+        rows = torch.tensor(list(sums))[None], torch.tensor(np.stack(list(sums.values())))
+        params[0].grad = torch.sparse_coo_tensor(*rows, params[0].shape, check_invariants=True)
+        return
+    for row, param in enumerate(params):
+        give("", param, sums.get(row))
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY_CASE)
+@pytest.mark.usefixtures("exact_roots")
+def test_sparse_tables_with_equal_ids_equal_torch(
+    ps: ParameterServer, name: str, options: Options
+) -> None:
+    """With weight decay too: rows that are not touched do not decay. Every other push is bf16."""
+    weights = start((12, 6), "float32")
+    ids = np.arange(len(weights))
+    table = ps.sparse_table(f"rows/{name}/{options}", 6, getattr(gr.optim, name)(**options))
+    table.load_state_dict({"ids": ids, "rows": weights})
+    params, optimizer = torch_rows(name, options, weights)
+    for step, (some, grads) in enumerate(pushes(*weights.shape, "float32")):
+        pushed = torch.tensor(grads).bfloat16() if step % 2 else torch.tensor(grads)
+        table.push(some, pushed)
+        give_rows(params, merged(some, pushed.float().numpy()))
+        optimizer.step()
+        theirs = torch.cat([param.detach().view(-1, 6) for param in params]).numpy()
+        assert same_bits(table.pull(ids), theirs), f"step {step + 1}"
+    saved = table.state_dict()
+    for field, values in saved["state"].items():
+        kept = torch.cat([optimizer.state[param][field].view(-1, 6) for param in params])
+        assert same_bits(values, kept.numpy())
+
+
+@pytest.mark.parametrize(("name", "options"), OWN_CASES)
+def test_tables_do_what_rules_do_that_torch_does_not_have(
+    ps: ParameterServer, name: str, options: Options
+) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    ours = start((12, 6), "float32")
+    table = ps.sparse_table(f"own/{name}/{options}", 6, rule)
+    table.load_state_dict({"ids": np.arange(12), "rows": ours})
+    states: list[dict[str, Any]] = [{} for _ in ours]
+    for ids, grads in pushes(*ours.shape, "float32"):
+        table.push(ids, grads)
+        for row, grad in merged(ids, grads).items():
+            rule.update(ours[row], grad, states[row])
+    assert same_bits(table.pull(np.arange(12)), ours)
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY_CASE)
 @pytest.mark.usefixtures("exact_roots")
 def test_values_are_clipped_as_torch_clips_them(name: str, options: Options) -> None:
     rule = getattr(gr.optim, name)(**options, clip_value=0.25)
@@ -209,12 +300,13 @@ def test_values_are_clipped_as_torch_clips_them(name: str, options: Options) -> 
     theirs = torch.nn.Parameter(torch.tensor(ours))
     optimizer = torch_optimizer(name, [theirs], options)
     state: dict[str, Any] = {}
-    for grad in gradients(ours.shape, "float32", 20):
+    for grad in gradients(ours.shape, "float32"):
         before = grad.copy()
         rule.update(ours, grad, state)
         assert same_bits(grad, before), "the caller's gradient was written"
         theirs.grad = torch.tensor(grad)
         torch.nn.utils.clip_grad_value_([theirs], 0.25)
+        give(name, theirs, theirs.grad.numpy())
         optimizer.step()
     assert same_bits(ours, theirs.detach().numpy())
 
