@@ -106,3 +106,34 @@ def test_state_that_servers_have_is_neither_kept_nor_loaded_beside_them(comm: An
     assert optimizer.state_dict()["state"].keys() == saved["state"].keys()
     optimizer.load_state_dict(saved)
     optimizer.close()
+
+
+class _NoServers:
+    """What a connection is when nothing can be reached."""
+
+    @property
+    def calls(self) -> Any:
+        raise gr.TimedOut("no server answers")
+
+
+def test_an_optimizer_whose_servers_are_missing_is_as_it_was(world: GetWorld) -> None:
+    server = ExactServer()
+
+    def work(comm: Any) -> Any:
+        model = served()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with pytest.raises(gr.TimedOut, match="no server answers"):
+            gt.distributed(optimizer, model=model, comm=comm, ps=_NoServers())
+        assert type(optimizer) is torch.optim.SGD
+        loss = model.linear(torch.full((1, 4), float(comm.rank + 1))).sum()
+        loss.backward()
+        own = model.linear.weight.grad.clone()  # Of this rank alone.
+        gt.distributed(optimizer, model=model, comm=comm, ps=server.client(comm.rank))
+        optimizer.zero_grad()
+        model.linear(torch.full((1, 4), float(comm.rank + 1))).sum().backward()
+        averaged = model.linear.weight.grad.clone()
+        comm.barrier()
+        optimizer.close()
+        return own[0, 0].item(), averaged[0, 0].item()
+
+    assert world(2, "tcp").run(work) == [(1, 1.5), (2, 1.5)]

@@ -165,7 +165,7 @@ def test_rows_with_nan_are_left_alone_and_counted(ps: ParameterServer) -> None:
     assert table.pull([1, 2, 3]).tolist() == [[1, 2], [0, 0], [0, 0]]
     dense = ps.dense_table("d", (5, 4), gr.optim.Sum())
     assert dense.push(np.zeros((5, 4), np.float32)).rows == 20
-    assert 1 <= dense.push(np.full((5, 4), np.nan, np.float32)).refused <= len(ps.stats())
+    assert dense.push(np.full((5, 4), np.nan, np.float32)).refused == 1
     assert not dense.pull().any()
 
 

@@ -18,8 +18,8 @@ class Pushed:
     Attributes:
         rows: Rows that were sent, equal ids of a table as one; those refused or not admitted are
             among them. Of a dense table its floats.
-        refused: Rows left alone because their gradient had a NaN or an infinity in it; of a dense
-            table the shards' parts. In a round, which is applied later, 0: `stats` counts them.
+        refused: Rows left alone because their gradient had a NaN or an infinity in it; a dense
+            table counts as one. In a round, which is applied later, 0: `stats` counts them.
         not_admitted: Ids that are no rows yet: they were counted only.
         staleness: The largest number of pushes that came to a table between the pull that the
             gradients were computed on and this push.

@@ -46,8 +46,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     `gradring.Sync()` gradients are averaged over the ranks, in buckets that travel while backward
     still runs, and every rank does the same step: all hold the same parameters, bit for bit. When
     ``backward()`` returns, every ``.grad`` is the average (and a view of a bucket: clone it to keep
-    it). State is local; load a saved one on every rank. Where servers step, state is theirs and goes
-    on from the optimizer's (docs/modes.md).
+    it). State is local; load a saved one on every rank. Where servers step, state is theirs, and
+    goes on from the optimizer's (docs/modes.md).
 
     The rows of a model's `gradring.torch.Embedding` layers follow the mode too; with
     `gradring.Sync()` in rounds, as ``gradring.Sync(via="ps")`` does.
