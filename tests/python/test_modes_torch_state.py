@@ -23,6 +23,7 @@ def comm(world: GetWorld) -> Any:
     return world(1, "tcp").comms[0]
 
 
+RULE = gr.optim.SGD(lr=0.5)
 SERVED_MODES = [
     gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Hybrid(gr.Async(), gr.Async()),
 ]  # fmt: skip
@@ -120,18 +121,19 @@ def test_an_optimizer_whose_servers_are_missing_is_as_it_was(world: GetWorld) ->
     server = ExactServer()
 
     def work(comm: Any) -> Any:
-        model = served()
+        model = torch.nn.Sequential(gt.Embedding("rows", 2, optimizer=RULE), torch.nn.Linear(4, 1))
+        linear = model[1]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         with pytest.raises(gr.TimedOut, match="no server answers"):
             gt.distributed(optimizer, model=model, comm=comm, ps=_NoServers())
         assert type(optimizer) is torch.optim.SGD
-        loss = model.linear(torch.full((1, 4), float(comm.rank + 1))).sum()
+        loss = linear(torch.full((1, 4), float(comm.rank + 1))).sum()
         loss.backward()
-        own = model.linear.weight.grad.clone()  # Of this rank alone.
+        own = linear.weight.grad.clone()  # Of this rank alone.
         gt.distributed(optimizer, model=model, comm=comm, ps=server.client(comm.rank))
         optimizer.zero_grad()
-        model.linear(torch.full((1, 4), float(comm.rank + 1))).sum().backward()
-        averaged = model.linear.weight.grad.clone()
+        linear(torch.full((1, 4), float(comm.rank + 1))).sum().backward()
+        averaged = linear.weight.grad.clone()
         comm.barrier()
         optimizer.close()
         return own[0, 0].item(), averaged[0, 0].item()
