@@ -116,6 +116,30 @@ def test_an_exchange_brings_exactly_the_rows_that_others_pushed(servers: Servers
     np.testing.assert_array_equal(tables[1].pull(ids)[:, 0], [0, 1, 1, 2, 1, 2, 0, 0, 0, 1])
 
 
+@pytest.mark.parametrize("look", ["residual_norm", "sparse_table"])
+def test_a_prefetched_row_is_not_older_than_the_changes_taken_before(
+    servers: Servers, look: str
+) -> None:
+    optimizers = [geo([], servers.client(rank), 2) for rank in range(2)]
+    own, other = optimizers
+    tables = [each.sparse_table("t", 1, IDENTITY) for each in optimizers]
+    background, carried = own.replicas._background, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "submit", lambda task, _timeout: carried.append(task))
+        own.step()
+    tables[0].prefetch([5])
+    own._coming[0].wait(20)
+    other.step(rows=[(tables[1], [5], [[-4.0]])])
+    other.replicas.settle()
+    carried.pop()()  # The exchange that began before hears of the change after the prefetch.
+    own.residual_norm() if look == "residual_norm" else own.sparse_table("more", 1, IDENTITY)
+    own.step()
+    assert tables[0].pull([5]) == 4
+    on_workers(2, lambda rank: optimizers[rank].flush())
+    assert tables[0].pull([5]) == servers.sparse("t", 1, gr.optim.Sum())[5] == 4
+    on_workers(2, lambda rank: optimizers[rank].close())
+
+
 def test_a_rare_row_waits_for_its_turn_and_a_frequent_one_does_not(servers: Servers) -> None:
     optimizer = geo([], servers.client(0), 2, k_steps=3, rare_every=3)
     watcher = geo([], servers.client(1), 2)

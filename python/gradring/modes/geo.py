@@ -104,7 +104,7 @@ class GeoOptimizer(ModeOptimizer):
                 f"table {name!r}: {type(rule).__name__} has no local steps; GEO needs a rule with "
                 "update(), such as gr.optim.SGD"
             )
-        self.replicas.settle()  # An exchange under way knows the tables that it began with.
+        self._settle()  # An exchange under way knows the tables that it began with.
         table = super().sparse_table(name, dim, rule, init=init, seed=seed)
 
         def pull(ids: Ids) -> Array:
@@ -185,9 +185,13 @@ class GeoOptimizer(ModeOptimizer):
             self._steps_left = self.replicas.pace.k_steps
         self._stepped_at = time.perf_counter()
 
+    def _settle(self) -> None:
+        self._take_prefetched()
+        self.replicas.settle()
+
     def _take_prefetched(self) -> None:
         # Before anything else that came from the servers: rows that arrive must not be older than
-        # the changes that were already taken.
+        # the changes that were already taken, which name each change once.
         coming, self._coming = self._coming, []
         for each in coming:
             each.wait(self.timeout)
@@ -214,7 +218,7 @@ class GeoOptimizer(ModeOptimizer):
 
     def residual_norm(self) -> float:
         """Return the norm of the progress that servers do not have yet."""
-        self.replicas.settle()
+        self._settle()
         return self.replicas.residual_norm()
 
     def state_dict(self) -> dict[str, Any]:
