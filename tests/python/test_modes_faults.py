@@ -120,15 +120,18 @@ def test_gradients_that_are_not_finite_are_refused_and_counted(real_servers: Rea
         (gr.AsyncOptimizer, {}),
         (RoundOptimizer, {}),
         (BoundedOptimizer, {"staleness": 1}),
+        (gr.GeoOptimizer, {"k_steps": 1}),
+        (gr.GeoOptimizer, {"k_steps": 100}),  # The flush is the first to push.
     ):
-        ps, name = real_servers.client(0), kind.__name__
+        ps, name = real_servers.client(0), f"{kind.__name__}{options}"
         with kind([], IDENTITY, ps, name=name, workers=1, **options) as optimizer:
             table = optimizer.sparse_table(f"{name}/rows", 1, IDENTITY)
             optimizer.step(rows=[(table, [1, 2], [[1.0], [np.nan]])])
             optimizer.flush()
             assert table.pull([1, 2])[:, 0].tolist() == [-1, 0]
             if kind is not RoundOptimizer:  # There servers refuse after they have answered.
-                assert optimizer.refused == 1
+                report = optimizer.report if kind is gr.GeoOptimizer else optimizer
+                assert report.refused == 1
         stats = [t for shard in ps.stats() for t in shard["tables"] if t["name"] == f"{name}/rows"]
         assert sum(table["refused"] for table in stats) == 1
 

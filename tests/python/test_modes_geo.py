@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -10,12 +11,19 @@ import pytest
 
 import gradring as gr
 from exact_server import ExactServer, Faults
-from mode_servers import Servers
+from mode_servers import RealServers, Servers
 from worker_threads import on_workers
 
 Array = np.ndarray[Any, Any]
 
 IDENTITY = gr.optim.SGD(lr=1.0)  # A gradient of -u moves a parameter by u.
+
+
+@pytest.fixture
+def real_servers() -> Iterator[RealServers]:
+    made = RealServers("tcp")
+    yield made
+    made.close()
 
 
 def geo(params: list[Array], store: Any, workers: int, **options: Any) -> gr.GeoOptimizer:
@@ -138,6 +146,27 @@ def test_a_prefetched_row_is_not_older_than_the_changes_taken_before(
     on_workers(2, lambda rank: optimizers[rank].flush())
     assert tables[0].pull([5]) == servers.sparse("t", 1, gr.optim.Sum())[5] == 4
     on_workers(2, lambda rank: optimizers[rank].close())
+
+
+@pytest.mark.parametrize("k_steps", [1, 100])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_progress_that_is_not_finite_is_refused_once_and_given_up(
+    real_servers: RealServers, k_steps: int, wrong: float
+) -> None:
+    params = [np.zeros(64, np.float32)]
+    with geo(params, real_servers.client(0), 1, k_steps=k_steps) as optimizer:
+        table = optimizer.sparse_table("t", 2, IDENTITY)
+        grad = np.zeros(64, np.float32)
+        grad[0] = wrong
+        optimizer.step([grad], rows=[(table, [1, 2], [[-1, 0], [-1, wrong]])])
+        optimizer.flush()
+        assert optimizer.report.refused == 2  # A row, and a shard's part of the parameter.
+        optimizer.step([-np.ones(64)], rows=[(table, [2], [[-1, -2]])])
+        optimizer.flush()
+        assert optimizer.report.refused == 2
+        assert np.isfinite(optimizer.report.divergence)
+        np.testing.assert_array_equal(params[0], np.float32(1))
+        np.testing.assert_array_equal(table.pull([1, 2]), [[1, 0], [1, 2]])
 
 
 def test_a_rare_row_waits_for_its_turn_and_a_frequent_one_does_not(servers: Servers) -> None:

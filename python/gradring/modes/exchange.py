@@ -235,9 +235,11 @@ class Exchange(Replicas):
         for replica, offer, pushed in zip(self.all, arrived.offers, arrived.pushed, strict=True):
             if pushed is None:
                 continue
+            if pushed.refused:
+                self.report.refused += pushed.refused
+                replica.drop_refused(offer)  # Else it would be offered again and again.
             squared += replica.accept(offer)
             norm += _square(offer.server)
-            self.report.refused += pushed.refused
             self.report.pushed_rows += 0 if offer.ids is None else len(offer.ids)
         for sparse, changed in zip(self.sparse, arrived.changed, strict=True):
             for ids, rows in changed.pages:

@@ -42,7 +42,8 @@ def offer(weights: Array, base: Array, workers: int) -> Array:
 
     `_core.offer_rows` is the same on rows, and `_core.accept_rows` what `accept` is.
     """
-    delta = weights - base
+    with np.errstate(invalid="ignore"):  # Infinity - infinity: servers refuse what is not finite.
+        delta = weights - base
     if workers > 1:
         delta /= np.float32(workers)
     base += delta
@@ -88,8 +89,18 @@ class DenseReplica:
         return accept(self.weights, self.base, offered.server.reshape(self.weights.shape))
 
     def offer_all(self) -> Offer:
-        """Offer all progress."""
-        return self.offer(1)
+        """Offer all progress, but what is not finite only once: NaN never becomes equal."""
+        was_offered = ~np.isfinite(self.base)
+        offered = self.offer(1)
+        if was_offered.any():
+            offered.delta = np.where(was_offered, np.float32(0), offered.delta)
+        return offered
+
+    def drop_refused(self, offered: Offer) -> None:
+        """Take the servers' values, before `accept`, where what was offered was not finite."""
+        server, is_refused = offered.server.reshape(self.base.shape), ~np.isfinite(offered.delta)
+        for values in (self.weights, self.base):
+            np.copyto(values, server, where=is_refused)
 
     def adopt(self, server: Array) -> None:
         """Forget the progress: weights and base are the servers' values."""
@@ -191,9 +202,10 @@ class SparseReplica:
         return bool(self._touches.any())
 
     def offer_all(self) -> Offer:
-        """Offer all progress of all rows that have any."""
+        """Offer all progress of all rows that have any, but what is not finite only once."""
         self._touches[:] = 0
-        return self._offer(np.flatnonzero((self.weights != self.base).any(axis=1)), 1)
+        slots = np.flatnonzero((self.weights != self.base).any(axis=1))
+        return self._offer(slots[np.isfinite(self.base[slots]).all(axis=1)], 1)
 
     def _offer(self, slots: Slots, workers: int) -> Offer:
         self._touches[slots] = 0
@@ -205,6 +217,12 @@ class SparseReplica:
         """Take the answer to an offer; see the module's `accept`."""
         assert offered.slots is not None
         return self._accept(offered.slots, offered.server)
+
+    def drop_refused(self, offered: Offer) -> None:
+        """Take the servers' rows, before `accept`, where what was offered was not finite."""
+        assert offered.slots is not None
+        is_refused = ~np.isfinite(offered.delta).all(axis=1)
+        self.adopt(offered.slots[is_refused], offered.server[is_refused])
 
     def accept_changed(self, ids: Ids, server: Array) -> float:
         """Take rows that others changed; those this worker never asked for are left out."""
