@@ -149,6 +149,11 @@ def test_auto_pace_follows_the_network_and_the_divergence() -> None:
     for _ in range(20):
         pace.note_exchange(0.5, divergence=0.5)
     assert pace.k_steps == 50  # They drift apart: as often as can be.
+    pace.note_exchange(300, divergence=0.5)
+    assert pace.k_steps == 3045  # Of 0.01 s: no step waits for an exchange of 30.45 s, smoothed.
+    for _ in range(200):
+        pace.note_exchange(0.5, divergence=0.01)
+    assert 50 <= pace.k_steps <= SLOWEST  # The network is fast again.
     fixed = Pace(7)
     fixed.note_step(0.01)
     fixed.note_exchange(5, divergence=1)

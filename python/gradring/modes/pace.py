@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+# What closeness alone leads to; a slow network may ask for more.
 SLOWEST = 1000
 _START = 10
 # Relative to the norm of what was exchanged: servers moved so far from what a replica knew.
@@ -15,7 +16,8 @@ class Pace:
     """Chooses k: the number given, or one that follows what was measured.
 
     "auto" never asks for more exchanges than the network can do in the meantime; it halves k while
-    replicas drift apart, and doubles it while they stay close.
+    replicas drift apart, and doubles it, up to 1000, while they stay close (as those of a worker
+    alone do).
 
     Attributes:
         k_steps: The present number.
@@ -44,7 +46,7 @@ class Pace:
             self.k_steps //= 2
         elif divergence < _CLOSE:
             self.k_steps *= 2
-        self.k_steps = min(max(self.k_steps, fewest, 1), SLOWEST)
+        self.k_steps = max(min(self.k_steps, SLOWEST), fewest, 1)
 
 
 def _smoothed(before: float, seconds: float) -> float:
