@@ -16,9 +16,10 @@ import numpy as np
 from gradring.errors import InternalError
 from gradring.modes.background import Background
 from gradring.modes.contracts import Geo, Mean
+from gradring.modes.flush_clock import FlushClock
 from gradring.modes.pace import Pace
 from gradring.modes.replica import DenseReplica, Offer, SparseReplica
-from gradring.modes.store import Array, Changed, Domain, Gate, Ids, Pull, Push, Pushed, Store
+from gradring.modes.store import Array, Changed, Domain, Ids, Pull, Push, Pushed, Store
 
 # A difference of two floats may be rounded; what is left of it is pushed too, and so on. It shrinks
 # by 2^-24 each time.
@@ -140,10 +141,7 @@ class Replicas:
 
 
 class Exchange(Replicas):
-    """Exchanges in the background: outer=Sum() and Mean().
-
-    The domain's clock counts flushes, two for each.
-    """
+    """Exchanges in the background: outer=Sum() and Mean()."""
 
     def __init__(self, store: Store, domain: Domain, mode: Geo, timeout: float) -> None:
         """Join the other workers; see `Replicas`."""
@@ -152,11 +150,9 @@ class Exchange(Replicas):
         self._background = Background(f"gradring exchange of {domain.name}", 1)
         self._arrived: _Arrived | None = None
         self._is_under_way = False
-        # One who joins late takes part from the next flush on that all others take part in.
-        start = store.clocks(domain).start(domain, store.rank)
-        self._clock = start + start % 2
+        self._clock = FlushClock(store, domain)
         # Those that have not come yet count until the first exchange says otherwise.
-        self.report.workers = max(store.clock(domain, self._clock), domain.workers)
+        self.report.workers = max(self._clock.living(), domain.workers)
 
     def poll(self) -> None:
         """Take what an exchange has brought, if it has ended; between two steps."""
@@ -188,20 +184,15 @@ class Exchange(Replicas):
         """
         self.settle()
         pushed = self._push_all()
-        all_pushed, all_read = self._clock + 1, self._clock + 2
-        self.store.clock(self.domain, all_pushed)
-        self.store.wait(Gate(self.domain, all_pushed))
+        self._clock.wait_until_all_pushed()
         self.adopt(pushed)
-        # Nobody goes on to push before all have read.
-        self.report.workers = self.store.clock(self.domain, all_read)
-        self.store.wait(Gate(self.domain, all_read))
-        self._clock = all_read  # Not before: a flush that timed out may be tried again.
+        self.report.workers = self._clock.wait_until_all_read()
 
     def leave(self) -> None:
         """Push all progress and take no further part."""
         self.settle()
         self.adopt(self._push_all())
-        self.store.leave(self.domain)
+        self._clock.leave()
         self._background.close(self.timeout)
 
     def abandon(self) -> None:
@@ -223,7 +214,7 @@ class Exchange(Replicas):
             for place, result in zip(places, results, strict=True):
                 pushed[place] = result
         changed = [self.store.changed(replica.table, replica.since) for replica in self.sparse]
-        living = self.store.clock(self.domain, self._clock)
+        living = self._clock.living()
         self._arrived = _Arrived(offers, pushed, changed, living, time.perf_counter() - begin)
 
     def _take(self) -> None:
