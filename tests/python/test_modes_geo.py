@@ -459,6 +459,24 @@ def test_a_flush_names_who_did_not_come_and_may_be_tried_again() -> None:
         optimizer.close()
 
 
+def test_a_flush_that_is_tried_again_reads_what_the_first_try_has_pushed() -> None:
+    server = ExactServer()
+    optimizers = [geo([], server.client(rank), 2, k_steps=100) for rank in range(2)]
+    tables = [each.sparse_table("t", 1, IDENTITY) for each in optimizers]
+    for rank, table in enumerate(tables):
+        optimizers[rank].step(rows=[(table, [5], [[-(2.0**rank)]])])
+    optimizers[1].replicas.begin()
+    optimizers[1].replicas.settle()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exact_server.SECONDS", 0.05)
+        with pytest.raises(gr.TimedOut):
+            optimizers[0].flush()  # It was the last to push row 5, and has not read it.
+    on_workers(2, lambda rank: optimizers[rank].flush())
+    for optimizer, table in zip(optimizers, tables, strict=True):
+        assert table.pull([5]) == server.values("t")[5] == 3
+        optimizer.close()
+
+
 def test_an_error_in_the_background_comes_out_of_the_next_step() -> None:
     server = ExactServer()
     store = server.client(0)

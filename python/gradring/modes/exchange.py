@@ -183,15 +183,16 @@ class Exchange(Replicas):
         Afterwards every replica equals the servers', bit for bit, on every worker.
         """
         self.settle()
-        pushed = self._push_all()
+        self._push_all()
         self._clock.wait_until_all_pushed()
-        self.adopt(pushed)
+        self.adopt([replica.unread for replica in self.sparse])
         self.report.workers = self._clock.wait_until_all_read()
 
     def leave(self) -> None:
         """Push all progress and take no further part."""
         self.settle()
-        self.adopt(self._push_all())
+        self._push_all()
+        self.adopt([replica.unread for replica in self.sparse])
         self._clock.leave()
         self._background.close(self.timeout)
 
@@ -242,10 +243,9 @@ class Exchange(Replicas):
         self.report.workers = arrived.living
         self.pace.note_exchange(arrived.seconds, self.report.relative_divergence)
 
-    def _push_all(self) -> list[Ids]:
+    def _push_all(self) -> None:
         # Answers move neither weights nor base here: what is pushed is exactly this worker's own.
-        pushed: list[Ids] = [np.empty(0, np.uint64) for _ in self.sparse]
-        for turn in range(_MOST_PUSHES):
+        for _ in range(_MOST_PUSHES):
             offers = [replica.offer_all() for replica in self.all]
             pushes = [
                 Push(replica.table, offer.ids, offer.delta)
@@ -256,18 +256,8 @@ class Exchange(Replicas):
                 break
             for result in self.store.push(pushes).result():
                 self.report.refused += result.refused
-            if turn == 0:
-                # What later turns push is what is left of these.
-                pushed = [_ids(offer) for offer in offers[len(self.dense) :]]
-        return pushed
 
 
 def _square(values: Array) -> float:
     flat = values.reshape(-1)
     return float(np.dot(flat, flat))
-
-
-def _ids(offer: Offer) -> Ids:
-    if offer.ids is None:
-        raise InternalError("an offer of rows without ids")
-    return offer.ids

@@ -261,7 +261,8 @@ class GeoOptimizer(ModeOptimizer):
         everybody is in them once. Those that left or were lost are not waited for.
 
         Raises:
-            TimedOut: Others did not come in time; says who.
+            TimedOut: Others did not come in time; says who. Call it again before training goes on:
+                the others take this worker's progress as pushed.
         """
         self._take_prefetched()
         self.replicas.flush()

@@ -141,6 +141,7 @@ class SparseReplica:
         self._weights = np.empty((0, dim), np.float32)
         self._base = np.empty((0, dim), np.float32)
         self._touches = np.empty(0, np.int32)  # Steps that wrote a row since it was offered.
+        self._is_unread = np.empty(0, np.bool_)
         self._delta, self._server = _Room(), _Room()
 
     def __len__(self) -> int:
@@ -205,7 +206,17 @@ class SparseReplica:
         """Offer all progress of all rows that have any, but what is not finite only once."""
         self._touches[:] = 0
         slots = np.flatnonzero((self.weights != self.base).any(axis=1))
-        return self._offer(slots[np.isfinite(self.base[slots]).all(axis=1)], 1)
+        slots = slots[np.isfinite(self.base[slots]).all(axis=1)]
+        self._is_unread[slots] = True
+        return self._offer(slots, 1)
+
+    @property
+    def unread(self) -> Ids:
+        """The rows that `offer_all` has offered and `adopt` has not brought since.
+
+        Others may have changed them before that push; servers name the last writer's rows only.
+        """
+        return self._index.ids[np.flatnonzero(self._is_unread[: len(self._index)])]
 
     def _offer(self, slots: Slots, workers: int) -> Offer:
         self._touches[slots] = 0
@@ -236,6 +247,7 @@ class SparseReplica:
         """Forget the progress of some rows: weights and base are the servers' values."""
         self._weights[slots] = server
         self._base[slots] = server
+        self._is_unread[slots] = False
 
     def adopt_changed(self, ids: Ids, server: Array) -> None:
         """The same by id; rows this worker never asked for are left out."""
@@ -263,6 +275,7 @@ class SparseReplica:
         self._weights = enlarged(self._weights, capacity)
         self._base = enlarged(self._base, capacity)
         self._touches = enlarged(self._touches, capacity)
+        self._is_unread = enlarged(self._is_unread, capacity)
 
 
 class _Room:
