@@ -477,6 +477,36 @@ def test_a_flush_that_is_tried_again_reads_what_the_first_try_has_pushed() -> No
         optimizer.close()
 
 
+@pytest.mark.parametrize("outer", [gr.Sum(), gr.Nesterov(lr=1)], ids=str)
+def test_rows_that_were_shrunk_away_are_what_servers_say_after_a_flush(
+    real_servers: RealServers, outer: Any
+) -> None:
+    clients = [real_servers.client(rank) for rank in range(2)]
+    optimizers = [geo([], client, 2, outer=outer) for client in clients]
+    init, ids = gr.init.Constant(7.0), np.array([4, 5, 6])
+    tables = [each.sparse_table("t", 2, IDENTITY, init=init) for each in optimizers]
+    on_servers = optimizers[0].server_rule(IDENTITY)
+    stranger = real_servers.client(1 << 31).sparse_table("t", 2, on_servers, init=init)
+
+    def train(rank: int, often: int) -> None:
+        tables[rank].pull(ids)
+        for turn in range(4):
+            touched = ids if turn < often else ids[1:]
+            optimizers[rank].step(rows=[(tables[rank], touched, np.full((len(touched), 2), -1.0))])
+        optimizers[rank].flush()
+
+    on_workers(2, lambda rank: train(rank, 1))
+    assert clients[1].shrink(least_score=3) == 1
+    on_workers(2, lambda rank: (optimizers[rank].step(), optimizers[rank].flush()))
+    for _ in range(2):
+        for table in tables:
+            np.testing.assert_array_equal(table.pull(ids), stranger.pull(ids))
+        assert (stranger.pull(ids[1:]) > 7).all()
+        on_workers(2, lambda rank: train(rank, 0))
+    np.testing.assert_array_equal(stranger.pull([4]), [[7, 7]])
+    on_workers(2, lambda rank: optimizers[rank].close())
+
+
 def test_an_error_in_the_background_comes_out_of_the_next_step() -> None:
     server = ExactServer()
     store = server.client(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from gradring.modes.flush_clock import FlushClock
 from gradring.modes.pace import Pace
 from gradring.modes.replica import DenseReplica, Offer, SparseReplica
 from gradring.modes.store import Array, Changed, Domain, Ids, Pull, Push, Pushed, Store
+from gradring.ps import removals
 
 # A difference of two floats may be rounded; what is left of it is pushed too, and so on. It shrinks
 # by 2^-24 each time.
@@ -89,6 +91,15 @@ class Replicas:
         self.report = GeoReport()
         self.dense: list[DenseReplica] = []
         self.sparse: list[SparseReplica] = []
+        self._removals: Any = None  # The table that counts them.
+        self._removals_known = 0.0
+
+    def add(self, sparse: SparseReplica) -> None:
+        """Keep a replica of a sparse table too; no exchange is under way."""
+        if self._removals is None:
+            self._removals = self.store.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
+            self._removals_known = self._count_removals()
+        self.sparse.append(sparse)
 
     @property
     def all(self) -> list[DenseReplica | SparseReplica]:
@@ -101,6 +112,9 @@ class Replicas:
         Args:
             pushed: For each sparse replica the rows that this worker has pushed and not read since.
         """
+        count = self._count_removals()
+        if count != self._removals_known:
+            pushed = [sparse.ids for sparse in self.sparse]  # No list has those that are gone.
         outs = [np.empty_like(replica.weights) for replica in self.dense]
         rows = [
             np.empty((len(ids), sparse.dim), np.float32)
@@ -127,7 +141,14 @@ class Replicas:
             for changed_ids, values in changed.pages:
                 sparse.adopt_changed(changed_ids, values)
                 self.report.taken_rows += len(changed_ids)
+        self._removals_known = count
         self.note_divergence(squared, norm)
+
+    def _count_removals(self) -> float:
+        count = np.zeros(removals.SHAPE, np.float32)
+        if self._removals is not None:
+            self.store.pull([Pull(self._removals, None, count)])
+        return float(count[0])
 
     def note_divergence(self, squared: float, norm: float) -> None:
         """Report how far servers were from what was known of them (sums of squares)."""

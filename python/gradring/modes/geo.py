@@ -116,7 +116,7 @@ class GeoOptimizer(ModeOptimizer):
         replica = SparseReplica(table.table, dim, pull, since, self.mode.rare_every)
         self._sparse[name] = replica
         self._local_rows[name] = LocalRows(rule, dim)
-        self.replicas.sparse.append(replica)
+        self.replicas.add(replica)
         return table
 
     def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gradring.errors import InvalidArgument
 from gradring.initial import Initializer
-from gradring.ps import specs
+from gradring.ps import removals, specs
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
 from gradring.ps.entries import Entry, Slots
@@ -258,6 +260,8 @@ class ParameterServer:
     ) -> int:
         """Drop rows that are hardly used.
 
+        Workers in GEO mode, which hold rows of their own, hear of it in their next `flush`.
+
         Args:
             table: Of this table; ``None``: of all sparse tables but the library's own, whose names
                 begin with ``gradring/``.
@@ -277,7 +281,11 @@ class ParameterServer:
                 "negative"
             )
         number = None if table is None else table.number
-        return int(self.calls.core.shrink(unseen_ticks, least_score, number))
+        dropped = int(self.calls.core.shrink(unseen_ticks, least_score, number))
+        if dropped:
+            counted = self.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
+            counted.push(np.ones(removals.SHAPE, np.float32))
+        return dropped
 
     def save(self, url: str, base: str | None = None) -> Manifest:
         """Write a checkpoint of all servers: one consistent cut, taken while training goes on.

@@ -1,0 +1,12 @@
+"""How often `shrink` has dropped rows. Replicas of rows ask for it: no list of changes has these.
+
+It is counted in a dense table that `shrink` and whoever keeps replicas (GEO) make or find.
+"""
+
+from __future__ import annotations
+
+from gradring.optim import Sum
+
+NAME = "gradring/removals"
+SHAPE = (1,)
+RULE = Sum()
