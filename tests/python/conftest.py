@@ -9,7 +9,7 @@ import pytest
 
 from emulated import emulated_plugin
 from fake_nccl import compile_library
-from mode_servers import KINDS, Servers, make_servers
+from mode_servers import KINDS, RealServers, Servers, make_servers
 from rank_job import Job
 from thread_ranks import ThreadWorld
 
@@ -78,6 +78,14 @@ def world(_worlds: dict[tuple[int, str], ThreadWorld]) -> GetWorld:
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     """Parameter servers: the exact reference, then real ones over each transport."""
     made = make_servers(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def real_servers() -> Iterator[RealServers]:
+    """Parameter servers over TCP alone, for what the reference does not have."""
+    made = RealServers("tcp")
     yield made
     made.close()
 

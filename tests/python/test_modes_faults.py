@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,6 @@ while True:
     if optimizer.report.exchanges == 20:
         print("well under way", flush=True)
 """
-
-
-@pytest.fixture
-def real_servers() -> Iterator[RealServers]:
-    made = RealServers("tcp")
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
