@@ -3,6 +3,7 @@
 #   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: two, with every test)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
+#   make test-slow Python tests that take minutes or many GiB: every mode's examples, servers killed at 50 points
 #   make scale     collectives of 64 to 4,096 ranks and their start-up, simulated, into bench/results
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside every peer, into bench/results (BENCH_COMPARE="collectives --quick")
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
-.PHONY: demo test lint test-cpp test-asan test-tsan test-python wheel wheel-and-tests conformance soak scale bench bench-compare format \
+.PHONY: demo test lint test-cpp test-asan test-tsan test-python test-slow wheel wheel-and-tests conformance soak scale bench bench-compare format \
         stubs fuzz clean setup setup-demo
 
 JOBS ?= $(shell nproc)
@@ -73,12 +74,16 @@ wheel wheel-and-tests: setup-demo
 	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON \
 	  --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
-	  --config-settings=cmake.define.GRADRING_TESTS=$(WITH_TESTS)
+	  --config-settings=cmake.define.GRADRING_TESTS=$(WITH_TESTS) \
+	  --config-settings=cmake.define.GRADRING_BENCH=$(WITH_TESTS)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
 
 conformance: setup wheel
 	@$(BIN)/pip install --quiet --disable-pip-version-check expecttest==0.3.0
 	$(BIN)/python tests/conformance/run.py $(CONFORMANCE)
+
+test-slow: setup wheel
+	$(BIN)/pytest -m slow --numprocesses $(JOBS) --timeout 1800 $(PYTEST_ARGS)
 
 soak: setup
 	$(CMAKE) --preset release

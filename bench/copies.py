@@ -13,15 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare import records
 
 import gradring as gr
+from gradring.bench.report import machine_facts
 
 _KINDS = ("memcpy", "private", "shared")
 _CALLS = 3  # In a round, after one that is not timed.
@@ -39,9 +43,7 @@ def main() -> None:
     if comm.rank == 0:
         print("\n".join(table(result) for result in results))
         if options.json is not None:
-            about = {"ranks": comm.world_size, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-            text = json.dumps({**about, "bound": options.bind, "results": results}, indent=1)
-            options.json.write_text(text + "\n")
+            options.json.write_text(json.dumps(document(comm, options, results), indent=1) + "\n")
     comm.close()
 
 
@@ -54,6 +56,19 @@ def parse() -> argparse.Namespace:
                         help="every rank to one core, in turn (on)")  # fmt: skip
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+def document(comm: gr.Communicator, options: argparse.Namespace, results: Any) -> dict[str, Any]:
+    """Return what goes into the JSON file."""
+    words = [word for word in sys.argv[1:] if not word.endswith(".json") and word != "--json"]
+    command = shlex.join(["gradring", "run", "-n", str(comm.world_size), "bench/copies.py", *words])
+    return {
+        "measured": records.stamp() | {"command": command},
+        "machine": machine_facts(),
+        "ranks": comm.world_size,
+        "bound": options.bind,
+        "results": results,
+    }
 
 
 def measure(comm: gr.Communicator, nbytes: int, rounds: int) -> dict[str, Any]:

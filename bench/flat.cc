@@ -38,7 +38,7 @@ class Runner {
       : bench_(bench),
         rank_(rank),
         group_(1, members(bench.ranks)),
-        flat_(std::move(memory), rank, bench.ranks),
+        flat_(std::move(memory), group_, rank, static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN))),
         vector_(kLargest / sizeof(float)) {
     if (bench.ranks <= ::sysconf(_SC_NPROCESSORS_ONLN))
       group_.looks_before_yield = limits::kLooksBeforeYield;

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
+import shlex
 import statistics
 import sys
 import tempfile
@@ -26,12 +26,14 @@ from typing import Any
 
 import torch
 import torch.distributed
+from compare import records
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 import gradring as gr
 import gradring.torch as gt
+from gradring.bench.report import machine_facts
 
 Step = Callable[[], None]
 
@@ -221,11 +223,13 @@ def table(results: list[Result]) -> str:
 
 def document(results: list[Result], options: argparse.Namespace) -> dict[str, Any]:
     """Return what goes into the JSON file."""
+    words = [word for word in sys.argv[1:] if not word.endswith(".json") and word != "--json"]
+    ranks = str(results[0].ranks)
+    command = shlex.join(["gradring", "run", "-n", ranks, "bench/torch_steps.py", *words])
     return {
-        "python": platform.python_version(),
+        "measured": records.stamp() | {"command": command},
+        "machine": machine_facts(),
         "torch": torch.__version__,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
         "rounds": options.rounds,
         "results": [{**asdict(result), "ratios": result.ratios} for result in results],
     }

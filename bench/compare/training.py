@@ -30,6 +30,7 @@ _ABOUT = (
 )
 _EQUAL = {
     "word2vec": "the same for all: text, subsampling, window and rate (gensim's settings; SGD); "
+    "gensim draws five negatives for each pair, ours 32 for a block of 32 words; "
     "on the made stream the pairs' distribution, batch, initial values and rule (Adagrad on the "
     "sum of a batch's losses), but for Paddle async, whose servers apply Adam whatever is asked",
     "ctr": "the same for all: data, batch, network; ours and TensorFlow's: Adam for the network, "

@@ -23,7 +23,6 @@ class FlatReduce {
  private:
   void stage();
   void reduce();
-  void reduce_piece(std::byte* shared, std::byte* own, FlatPart piece);
   void take();
   // The first rank that keeps this one from ..., or -1.
   Rank blocks_stage() const;

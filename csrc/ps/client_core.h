@@ -33,7 +33,6 @@ class ClientCore {
   // Ends a call that is not done with this failure, and names what has no acknowledgement.
   void cancel(Call& call, Failure failure);
   void cancel_all(const Failure& failure);
-  bool has_calls() const { return !calls_.empty(); }
   std::uint64_t finished() const { return finished_; }  // Calls so far.
   // To be called by next_tick() at the latest.
   void tick(Time now);

@@ -44,9 +44,8 @@ class Session {
   bool has_work() const { return !items_.empty(); }
   bool is_awaited(std::uint64_t request) const;
 
-  // Whether a new connection should be made now; while not, next_try() says when.
+  // Whether a new connection should be made now.
   bool wants_connection(Time now) const;
-  Time next_try() const { return next_try_; }
   // One is being made, and no other until then.
   void connecting(Time until) { next_try_ = until; }
   void connected(Time now);

@@ -29,7 +29,6 @@ class Door {
   // Does what can be done without waiting, and returns the connections that are through.
   std::vector<Arrival> work(Time now);
   int tcp_fd() const { return tcp_.get(); }
-  int unix_fd() const { return unix_.get(); }
 
  private:
   struct Guest {

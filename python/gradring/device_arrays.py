@@ -18,9 +18,8 @@ from gradring.dlpack import CUDA_DEVICES, read_capsule
 from gradring.dtypes import BFLOAT16, DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 
-# CUDA's own names for two streams; every other number is a handle (cudaStream_t).
+# CUDA's own name for a stream; 2 is the default one of each thread, every other number a handle.
 LEGACY_STREAM = 1
-PER_THREAD_STREAM = 2
 
 UNKNOWN_DEVICE = -1  # The exporter does not say; the driver knows it from the pointer.
 
