@@ -123,7 +123,7 @@ def _clicks(options: argparse.Namespace, found: Mapping[str, Environment]) -> Pa
             **ours,
             "Paddle async": Contender((*paddle, "--mode", "async"), "paddle"),
             "Paddle geo": Contender((*paddle, "--mode", "geo", "--k-steps", "20"), "paddle"),
-            "TensorFlow PS": Contender((*tf, "--batches", "4"), "tf"),
+            "TensorFlow PS": Contender((*tf, "--batches", "16"), "tf"),
         },
     )  # fmt: skip
 
