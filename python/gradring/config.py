@@ -116,7 +116,7 @@ class Settings:
 
 
 def timeout_in_force(environ: Mapping[str, str], asked: float | None = None) -> float:
-    """Return the seconds an operation may take: what was asked for, the variable, or 30.
+    """Return the seconds without progress that fail an operation: asked for, the variable, or 30.
 
     Raises:
         InvalidArgument: That is no positive number; names the argument or variable.

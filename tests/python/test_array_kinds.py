@@ -12,30 +12,13 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
+from exporters import OnDevice, OnlyDlpack
 from thread_ranks import TRANSPORTS
 
 SIZE = 3
 SUM_OF_RANKS = 3  # 0 + 1 + 2
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
-
-
-class OnlyDlpack:
-    """An array that can do nothing but DLPack."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.values.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.values.__dlpack_device__()
-
-
-class OnDevice(OnlyDlpack):
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (8, 0)  # kDLMetal.
 
 
 def test_out_gets_the_result_and_x_is_left_alone(world: GetWorld, transport: str) -> None:

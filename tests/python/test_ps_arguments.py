@@ -5,35 +5,17 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
 import gradring as gr
+from exporters import OnDevice, OnlyDlpack
 from gradring import arrays, server_addresses
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.ps import specs
 from gradring.ps.entries import Count, Probability, Slot, Slots
 from gradring.ps.requests import pull_request, push_request
-
-
-class _Exported:
-    """An array that can do nothing but DLPack."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.values.__dlpack__(**options)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.values.__dlpack_device__()
-
-
-class _OnDevice(_Exported):
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (8, 0)  # kDLMetal.
 
 
 def test_ids_keep_their_bits_and_shape() -> None:
@@ -68,7 +50,7 @@ def test_no_ids_are_ids() -> None:
     [
         ([0.5], "dtype float64; ids are int64 or uint64"),
         (np.array([True]), "dtype bool"),
-        (_Exported(np.array([0.5])), "dtype float64"),
+        (OnlyDlpack(np.array([0.5])), "dtype float64"),
         ("abc", "pass an array of ids"),
         ({1, 2}, "is a set"),
     ],
@@ -80,8 +62,8 @@ def test_what_is_no_id_is_refused(ids: object, words: str) -> None:
 
 def test_ids_on_a_device_are_refused_as_other_arrays_there_are() -> None:
     with pytest.raises(DeviceError, match="ids is on a device"):
-        arrays.as_ids(_OnDevice(np.array([1])))
-    assert arrays.as_ids(_Exported(np.array([1]))).tolist() == [1]
+        arrays.as_ids(OnDevice(np.array([1])))
+    assert arrays.as_ids(OnlyDlpack(np.array([1]))).tolist() == [1]
 
 
 def test_torch_ids_and_gradients_are_seen_without_a_copy() -> None:
