@@ -35,6 +35,8 @@ missing_packages() {
   if [ "$profile" = test ]; then
     has_header doctest/doctest.h || echo doctest-dev
     command -v valgrind >/dev/null || echo valgrind
+    # Only root can make network namespaces, and so run the tests that need them.
+    [ "$(id -u)" != 0 ] || command -v ip >/dev/null || echo iproute2
   fi
 }
 
