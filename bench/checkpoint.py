@@ -40,9 +40,11 @@ def server(secret: str, log: Path | None) -> Iterator[str]:
     environment = {**os.environ, "GRADRING_SECRET": secret}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split(" at ")[1].split(",")[0]
-        process.terminate()
-        process.wait(60)
+        try:
+            yield process.stdout.readline().split(" at ")[1].split(",")[0]
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 class Training(Protocol):

@@ -24,6 +24,7 @@ from gradring.errors import (
 
 if TYPE_CHECKING:
     from gradring import optim, ps, trace
+    from gradring._core import version as __version__
     from gradring.build import build_info
     from gradring.communicator import Communicator
     from gradring.compression import TopK
@@ -70,6 +71,7 @@ __all__ = [
     "TimedOut",
     "TopK",
     "Work",
+    "__version__",
     "build_info",
     "distributed",
     "init",
@@ -104,6 +106,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name in {"optim", "ps", "trace"}:
         return import_module(f"gradring.{name}")
+    if name == "__version__":
+        return import_module("gradring._core").version
     if name not in _LAZY:
         raise AttributeError(f"module 'gradring' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
