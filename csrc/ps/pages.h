@@ -9,11 +9,12 @@
 
 namespace gradring::ps {
 
-// Zeroed memory. From 2 MiB on it is aligned to huge pages and asks for them.
+// Zeroed memory. From 2 MiB on it is aligned to huge pages and asks for them; `begins_small`: not
+// for the first 2 MiB, of which only what is touched takes memory then.
 class Pages {
  public:
   Pages() = default;
-  explicit Pages(std::size_t bytes);  // Throws std::bad_alloc.
+  explicit Pages(std::size_t bytes, bool begins_small = false);  // Throws std::bad_alloc.
   ~Pages();
   Pages(Pages&& other) noexcept { swap(other); }
   Pages& operator=(Pages&& other) noexcept {
@@ -44,7 +45,7 @@ class BlockArray {
     return blocks_[index >> shift_].data() + (index & mask_) * item_bytes_;
   }
   void grow_to(std::uint64_t count);
-  std::size_t bytes() const { return blocks_.size() * block_bytes(); }
+  std::size_t bytes() const;  // Of memory, by what has been counted up to.
 
  private:
   std::size_t block_bytes() const { return (mask_ + 1) * item_bytes_; }
@@ -52,6 +53,8 @@ class BlockArray {
   std::size_t item_bytes_;
   unsigned shift_;
   std::uint64_t mask_;
+  std::uint64_t count_ = 0;
+  bool is_small_ = true;  // The first huge page's worth lies in small pages.
   std::vector<Pages> blocks_;
 };
 

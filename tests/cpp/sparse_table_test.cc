@@ -324,6 +324,31 @@ TEST_CASE("a shrunk table uses its memory again") {
   REQUIRE(table.bytes() < bytes + (1u << 23));  // The removals it remembers.
 }
 
+TEST_CASE("a table takes memory for its rows, and for few rows little") {
+  SparseTable table(spec_of(RuleKind::kSum, 64));
+  const auto push = [&](std::uint64_t first, std::size_t count) {
+    std::vector<std::uint64_t> ids(count);
+    for (std::size_t i = 0; i < count; ++i) ids[i] = first + i;
+    std::vector<float> gradients(count * 64, 1.0F);
+    table.apply(ids, gradients.data(), 0, 1);
+  };
+  const std::vector<std::uint64_t> some{0, 999, 1000, 199'999};
+  std::vector<float> before(some.size() * 64);
+  table.gather(some, before.data());
+  push(0, 1);
+  CHECK(table.bytes() < 64 << 10);
+  const std::uint64_t empty = table.bytes();
+  push(1, 999);
+  CHECK(table.bytes() > empty + 1000 * (64 * sizeof(float) + 40) - 3 * 4096);
+  CHECK(table.bytes() < 600 << 10);
+  push(1000, 199'000);
+  CHECK(table.bytes() > 200'000 * (64 * sizeof(float) + 40));
+  CHECK(table.bytes() < 200'000 * (64 * sizeof(float) + 40 + 64) + (12 << 20));
+  std::vector<float> rows(before.size());
+  table.gather(some, rows.data());
+  for (std::size_t i = 0; i < rows.size(); ++i) REQUIRE(rows[i] == before[i] + 1.0F);
+}
+
 TEST_CASE("what is wrong with a table's spec is said") {
   TableSpec spec = spec_of(RuleKind::kSgd, 0);
   REQUIRE_THROWS_WITH_AS(SparseTable{spec}, "table \"rows\": dim must be 1 .. 65536, got 0",
