@@ -43,6 +43,9 @@ inline constexpr std::size_t kPsPushPartBytes = std::size_t{256} << 10;
 // Under way to one shard and not answered; one request may be larger.
 inline constexpr std::size_t kPsFlightBytes = std::size_t{8} << 20;
 inline constexpr std::size_t kPsFlightRequests = 256;
+// Rows of one pull's answer. Our clients ask for kPsAnswerPartBytes, or one row if that is longer;
+// whoever asks for more than this wants to take the server's memory.
+inline constexpr std::size_t kPsRowsBytes = std::size_t{64} << 20;
 // Answers waiting to be taken by one client: while there are more, nothing is read from it.
 inline constexpr std::size_t kPsAnswerBytes = std::size_t{4} << 20;
 // Memory of done payloads that a shard keeps for the next ones: a busy client's, both ways.

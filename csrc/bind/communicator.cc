@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/operations.h"
 #include "bind/pending_work.h"
@@ -38,7 +39,7 @@ py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
     return py::cast(PendingWork{self, std::move(work), nullptr, std::move(in), std::move(out)});
   }
   {
-    const py::gil_scoped_release
+    const WithoutGil
         release;  // Everything Python has been read; from here on it is memory and sockets.
     self->run(operation, timeout);
   }
@@ -67,7 +68,7 @@ py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
   if (in_background)
     return py::cast(PendingWork{self, nullptr, message, std::move(buffer), Buffer()});
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     self->point_to_point().wait(message, timeout_of(*self, timeout_ms));
   }
   return py::none();
@@ -119,16 +120,16 @@ void register_communicator(py::module_& module) {
       .def(
           "split",
           [](Communicator& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {
-            const py::gil_scoped_release release;
+            const WithoutGil release;
             return self.split(color, key, timeout_of(self, timeout_ms));
           },
           py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1)
       .def("subgroup", &Communicator::subgroup, py::arg("ranks"), py::arg("name"),
-           py::call_guard<py::gil_scoped_release>())
+           py::call_guard<WithoutGil>())
       .def(
           "shrink",
           [](Communicator& self, std::int64_t timeout_ms) {
-            const py::gil_scoped_release release;
+            const WithoutGil release;
             return self.shrink(timeout_of(self, timeout_ms));
           },
           py::arg("timeout_ms") = -1)
@@ -141,7 +142,7 @@ void register_communicator(py::module_& module) {
             return std::string(collectives::name(self.algorithm_for(operation)));
           },
           py::arg("op"), py::arg("dtype"), py::arg("count"))
-      .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &Communicator::close, py::call_guard<WithoutGil>());
 }
 
 }  // namespace gradring::bind

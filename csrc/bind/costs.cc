@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/operations.h"
 #include "collectives/choose.h"
@@ -118,7 +119,7 @@ void register_costs(py::module_& module) {
   module.def("estimates", &estimates, py::arg("op"), py::arg("dtype"), py::arg("count"),
              py::arg("ranks"), py::arg("costs"), py::arg("any_order") = false);
   module.def("time_additions", &time_additions, py::arg("size_bytes"), py::arg("repeats"),
-             py::call_guard<py::gil_scoped_release>());
+             py::call_guard<WithoutGil>());
 }
 
 }  // namespace gradring::bind

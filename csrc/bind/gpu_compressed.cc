@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/pending_work.h"
 #include "collectives/gpu_compressed.h"
@@ -21,7 +22,7 @@ namespace py = pybind11;
 using collectives::Communicator;
 using collectives::GpuCompressed;
 using collectives::GpuCompressedWork;
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<WithoutGil>;
 
 struct PyGpuCompressed {
   PyGpuCompressed(std::shared_ptr<Communicator> ranks, std::unique_ptr<GpuCompressed> made)
@@ -31,7 +32,7 @@ struct PyGpuCompressed {
   // Waits for the GPU.
   ~PyGpuCompressed() {
     if (!sums) return;
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     sums.reset();
   }
 
@@ -59,7 +60,7 @@ std::optional<PendingSum> start_sum(PyGpuCompressed& self, const collectives::Co
     what.divisor_at = reinterpret_cast<const double*>(divisor.data());
   }
   const auto start = [&] {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     return self.sums->submit(what, place, timeout_of(*self.communicator, timeout_ms));
   };
   auto work = start();
@@ -79,11 +80,11 @@ void register_gpu_compressed(py::module_& module) {
           [](PendingSum& self, std::uint64_t stream, std::int64_t timeout_ms) {
             self.work.order(gpu::stream_of(stream), Millis{timeout_ms});
           },
-          py::arg("stream"), py::arg("timeout_ms"), WithoutGil())
+          py::arg("stream"), py::arg("timeout_ms"), NoGil())
       .def(
           "wait",
           [](PendingSum& self, std::int64_t timeout_ms) { self.work.wait(Millis{timeout_ms}); },
-          py::arg("timeout_ms"), WithoutGil())
+          py::arg("timeout_ms"), NoGil())
       .def("done", [](const PendingSum& self) { return self.work.is_done(); })
       .def("is_over", [](const PendingSum& self) { return self.work.is_over(); });
 

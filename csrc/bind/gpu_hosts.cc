@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/operations.h"
 #include "bind/pending_work.h"
@@ -22,7 +23,7 @@ using collectives::Communicator;
 using collectives::GpuHosts;
 using collectives::HostsWork;
 using collectives::Operation;
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<WithoutGil>;
 
 struct PyGpuHosts {
   std::shared_ptr<Communicator> communicator;
@@ -34,7 +35,7 @@ struct PyGpuHosts {
   // Waits for the GPU, where an operation was under way.
   ~PyGpuHosts() {
     if (!hosts) return;
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     hosts.reset();
   }
 };
@@ -53,7 +54,7 @@ std::optional<HostsWork> start_on_hosts(PyGpuHosts& self, std::uint8_t op, std::
   operation.output = reinterpret_cast<std::byte*>(target);
   const Extent extent{count, operation.request.dtype};
   check_operation(*self.communicator, operation, extent, extent);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return self.hosts->submit(operation, gpu::stream_of(stream),
                             timeout_of(*self.communicator, timeout_ms));
 }
@@ -67,10 +68,10 @@ void register_gpu_hosts(py::module_& module) {
           [](HostsWork& self, std::uintptr_t stream, std::int64_t timeout_ms) {
             self.order(gpu::stream_of(stream), Millis{timeout_ms});
           },
-          py::arg("stream"), py::arg("timeout_ms"), WithoutGil())
+          py::arg("stream"), py::arg("timeout_ms"), NoGil())
       .def(
           "wait", [](HostsWork& self, std::int64_t timeout_ms) { self.wait(Millis{timeout_ms}); },
-          py::arg("timeout_ms"), WithoutGil())
+          py::arg("timeout_ms"), NoGil())
       .def("done", &HostsWork::is_done)
       .def("is_over", &HostsWork::is_over);
 
@@ -81,7 +82,7 @@ void register_gpu_hosts(py::module_& module) {
              std::int64_t timeout_ms) {
             std::unique_ptr<GpuHosts> joined;
             {
-              const py::gil_scoped_release release;
+              const WithoutGil release;
               joined = GpuHosts::join(ranks, device, hosts, timeout_of(*ranks, timeout_ms));
             }
             return PyGpuHosts(ranks, std::move(joined));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "gpu/plugin.h"
 #include "gpu/stream.h"
@@ -244,7 +245,7 @@ void launch(int (*kernel)(int, const Call*, gradring_stream), int device, Addres
   Fields fields(values);
   read(fields, call);
   fields.require_all_read();
-  const py::gil_scoped_release no_gil;
+  const WithoutGil no_gil;
   gpu::check(kernel(device, &call, gpu::stream_of(stream)), name);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/pending_work.h"
 #include "collectives/nccl_ranks.h"
@@ -20,7 +21,7 @@ using collectives::Communicator;
 using collectives::NcclRanks;
 using collectives::NcclWork;
 using Parts = std::optional<std::vector<std::uint64_t>>;
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
+using NoGil = py::call_guard<WithoutGil>;
 
 NcclWork start_in_nccl(NcclRanks& self, std::uint8_t op, std::uintptr_t source,
                        std::uintptr_t target, std::uint8_t dtype, std::uint64_t count,
@@ -39,7 +40,7 @@ NcclWork start_in_nccl(NcclRanks& self, std::uint8_t op, std::uintptr_t source,
   call.input = reinterpret_cast<const std::byte*>(source);
   call.output = reinterpret_cast<std::byte*>(target);
   if (factor) collectives::set_factor(call, *factor, self.world_size());
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return self.submit(call, gpu::stream_of(stream), timeout_of(self.timeout(), timeout_ms));
 }
 
@@ -48,7 +49,7 @@ py::tuple find(std::vector<std::string> wheels) {
   gpu::set_nccl_wheels(std::move(wheels));
   const gpu::NcclLibrary* library = nullptr;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     library = &gpu::nccl_library();
   }
   return py::make_tuple(gpu::nccl_version_text(library->version), library->path);
@@ -65,10 +66,10 @@ void register_gpu_nccl(py::module_& module) {
           [](NcclWork& self, std::uintptr_t stream, std::int64_t timeout_ms) {
             self.order(gpu::stream_of(stream), Millis{timeout_ms});
           },
-          py::arg("stream"), py::arg("timeout_ms"), WithoutGil())
+          py::arg("stream"), py::arg("timeout_ms"), NoGil())
       .def(
           "wait", [](NcclWork& self, std::int64_t timeout_ms) { self.wait(Millis{timeout_ms}); },
-          py::arg("timeout_ms"), WithoutGil())
+          py::arg("timeout_ms"), NoGil())
       .def("done", &NcclWork::is_done)
       .def("is_over", &NcclWork::is_done);
 
@@ -78,7 +79,7 @@ void register_gpu_nccl(py::module_& module) {
           [](Communicator& ranks, int device, std::int64_t timeout_ms) {
             return NcclRanks::join(ranks, device, timeout_of(ranks.timeout(), timeout_ms));
           },
-          py::arg("communicator"), py::arg("device"), py::arg("timeout_ms") = -1, WithoutGil())
+          py::arg("communicator"), py::arg("device"), py::arg("timeout_ms") = -1, NoGil())
       .def_property_readonly("rank", &NcclRanks::rank)
       .def_property_readonly("world_size", &NcclRanks::world_size)
       .def_property_readonly("device", &NcclRanks::device)
@@ -93,13 +94,13 @@ void register_gpu_nccl(py::module_& module) {
           [](NcclRanks& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {
             return self.split(color, key, timeout_of(self.timeout(), timeout_ms));
           },
-          py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1, WithoutGil())
+          py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1, NoGil())
       .def(
           "close",
           [](NcclRanks& self, std::int64_t timeout_ms) {
             self.close(timeout_of(self.timeout(), timeout_ms));
           },
-          py::arg("timeout_ms") = -1, WithoutGil());
+          py::arg("timeout_ms") = -1, NoGil());
 }
 
 }  // namespace gradring::bind

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "gpu/plugin.h"
 
@@ -28,7 +29,7 @@ py::tuple driver() {
   int version = 0;
   const char* build = nullptr;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     const gradring_gpu_api& api = gpu::plugin();
     build = api.build;
     static_cast<void>(api.runtime->driver_version(&version));
@@ -50,7 +51,7 @@ std::vector<gradring_device_facts> all_facts() {
 py::list devices() {
   std::vector<gradring_device_facts> found;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     found = all_facts();
   }
   py::list devices;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "gpu/plugin.h"
 
@@ -40,7 +41,7 @@ bool is_done(int code, const char* what) {
 }
 
 void register_memory(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
+  const py::call_guard<WithoutGil> no_gil;
   module.def(
       "gpu_alloc",
       [](int device, std::size_t bytes) {
@@ -87,7 +88,7 @@ void register_memory(py::module_& module) {
 }
 
 void register_streams(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
+  const py::call_guard<WithoutGil> no_gil;
   module.def(
       "gpu_stream_create",
       [](int device, bool is_urgent) {
@@ -124,7 +125,7 @@ void register_streams(py::module_& module) {
 }
 
 void register_events(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
+  const py::call_guard<WithoutGil> no_gil;
   module.def(
       "gpu_event_create",
       [](int device, bool is_timed) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bind/abandoned.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/operations.h"
 #include "bind/pending_work.h"
@@ -49,11 +50,11 @@ struct PendingStaged {
   ~PendingStaged();
 
   void wait(std::int64_t timeout_ms) const {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     work->wait(timeout_of(*communicator, timeout_ms));
   }
   void wait_stream(std::uint64_t stream, std::int64_t timeout_ms) const {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     work->wait(work->view(gpu::stream_of(stream)), timeout_of(*communicator, timeout_ms));
   }
 
@@ -76,7 +77,7 @@ PendingStaged start_staged(PyStaged& self, Operation operation, const Staged::Pl
   std::unique_ptr<StagedWork> work;
   const Millis timeout = timeout_of(*self.communicator, timeout_ms);
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     work = std::make_unique<StagedWork>(self.staged->submit(operation, place, timeout));
   }
   return {self.communicator, std::move(work), std::move(keep)};
@@ -91,7 +92,7 @@ py::dict measure(PyStaged& self, std::uint64_t pointer, std::uint64_t count, int
   operation.input = operation.output;
   Staged::Stages stages;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     stages = self.staged->measure(operation, device, timeout_of(*self.communicator, timeout_ms));
   }
   py::dict result;
@@ -174,7 +175,7 @@ void register_gpu_staged(py::module_& module) {
            py::arg("timeout_ms") = -1)
       .def(
           "describe", [](PyStaged& self, int device) { return self.staged->describe(device); },
-          py::arg("device"), py::call_guard<py::gil_scoped_release>());
+          py::arg("device"), py::call_guard<WithoutGil>());
 }
 
 }  // namespace gradring::bind

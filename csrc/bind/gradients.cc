@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/pending_work.h"
 #include "collectives/compressed.h"
@@ -109,7 +110,7 @@ void register_gradients(py::module_& module) {
       .def(
           "share_memory",
           [](Communicator& self, std::uint64_t size_bytes, std::int64_t timeout_ms) {
-            const py::gil_scoped_release release;
+            const WithoutGil release;
             return self.share_memory(size_bytes, timeout_of(self, timeout_ms));
           },
           py::arg("size_bytes"), py::arg("timeout_ms") = -1)

@@ -1,11 +1,10 @@
 // Ctrl-C in a wait: waits ask a few times a second whether a Python signal handler wants to raise.
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "transport/idle.h"
 
 namespace gradring::bind {
 namespace {
-
-namespace py = pybind11;
 
 // One exception a thread: it is raised on the thread whose wait it ended.
 thread_local PyObject* pending_type = nullptr;
@@ -13,10 +12,13 @@ thread_local PyObject* pending_value = nullptr;
 thread_local PyObject* pending_trace = nullptr;
 
 void check_signals() {
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() == 0) return;
-  PyErr_Fetch(&pending_type, &pending_value, &pending_trace);
-  throw Interrupted("a signal handler raised");
+  bool has_raised = false;
+  with_gil_again([&] {
+    if (PyErr_CheckSignals() == 0) return;
+    PyErr_Fetch(&pending_type, &pending_value, &pending_trace);
+    has_raised = true;
+  });
+  if (has_raised) throw Interrupted("a signal handler raised");
 }
 
 }  // namespace

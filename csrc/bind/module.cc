@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "bind/gil.h"
 #include "collectives/communicator.h"
 #include "transport/inspection.h"
 
@@ -51,7 +52,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.costs = gradring::bind::profile_of(costs);
   options.record = {record_operations, record_directory, trace_directory};
   options.check_interrupt = [] { gradring::transport::run_interrupt_check(); };
-  const py::gil_scoped_release release;
+  const gradring::bind::WithoutGil release;
   return gradring::collectives::Communicator::join(options);
 }
 
@@ -62,7 +63,7 @@ py::tuple inspect(const std::string& address, const py::bytes& secret, std::int6
   std::string record;
   gradring::transport::ClockOffset clock;
   {
-    const py::gil_scoped_release release;
+    const gradring::bind::WithoutGil release;
     gradring::transport::Inspection rank(address, known,
                                          gradring::Clock::now() + Millis{timeout_ms});
     clock = rank.clock(kQuestions);
@@ -74,6 +75,7 @@ py::tuple inspect(const std::string& address, const py::bytes& secret, std::int6
 }  // namespace
 
 PYBIND11_MODULE(_core, module) {
+  gradring::bind::register_end_of_interpreter();
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
   gradring::bind::register_costs(module);

@@ -38,6 +38,10 @@ void check_operation(const Communicator& communicator, const Operation& operatio
   if (extents.input > 0 && extents.output > 0 && input.dtype != output.dtype)
     throw InvalidArgument(str(name(request.op), ": the input is ", name(input.dtype),
                               ", the output ", name(output.dtype)));
+  if (collectives::overlaps_wrongly(operation, communicator.rank(), communicator.world_size()))
+    throw InvalidArgument(str(name(request.op),
+                              ": input and output overlap, but are not the same array, nor is one "
+                              "exactly this rank's part of the other; give it memory of its own"));
 }
 
 Operation operation_of(std::uint8_t op, std::uint8_t reduce_op, Rank root, std::uint64_t count,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "collectives/communicator.h"
 
 namespace gradring::bind {
@@ -44,7 +45,7 @@ struct PendingWork {
   Buffer beside;
 
   void wait(std::int64_t timeout_ms) {
-    const pybind11::gil_scoped_release release;
+    const WithoutGil release;
     const Millis timeout = timeout_of(*communicator, timeout_ms);
     if (work)
       communicator->wait(*work, timeout);

@@ -10,10 +10,12 @@
 #include <tuple>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/ps_work.h"
 #include "ps/dense_calls.h"
 #include "ps/row_calls.h"
+#include "transport/forks.h"
 
 namespace gradring::bind {
 namespace {
@@ -100,13 +102,13 @@ py::object perform(const std::shared_ptr<Client>& client, const std::shared_ptr<
                    PsWork::Result result) {
   if (in_background) {
     {
-      const py::gil_scoped_release release;
+      const WithoutGil release;
       client->start(call, timeout);
     }
     return py::cast(PsWork(client, call, std::move(buffers), std::move(result)));
   }
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     client->run(call, timeout);
   }
   return result(*call);
@@ -115,7 +117,7 @@ py::object perform(const std::shared_ptr<Client>& client, const std::shared_ptr<
 // Without the GIL: a large batch takes milliseconds.
 template <typename Kind, typename... Arguments>
 std::shared_ptr<Kind> make_call(Arguments&&... arguments) {
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return std::make_shared<Kind>(std::forward<Arguments>(arguments)...);
 }
 
@@ -220,16 +222,17 @@ std::unique_ptr<PsClient> make_client(const std::vector<std::string>& servers,
   options.client = client;
   options.mode = mode_of(transport);
   options.timeout = Millis{timeout_ms};
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   auto made = std::make_unique<PsClient>();
   // Its end joins a thread, which may just want the GIL to ask for signals.
-  made->client = std::shared_ptr<Client>(new Client(options), [](Client* ended) {
+  const transport::DeleteHere deleter(transport::watch_forks());
+  made->client = std::shared_ptr<Client>(new Client(options), [deleter](Client* ended) {
     if (PyGILState_Check() == 0) {
-      delete ended;
+      deleter(ended);
       return;
     }
-    const py::gil_scoped_release no_gil;
-    delete ended;
+    const WithoutGil no_gil;
+    deleter(ended);
   });
   return made;
 }
@@ -246,7 +249,7 @@ Millis PsClient::timeout_of(std::int64_t timeout_ms) const {
 }
 
 void register_ps_client(py::module_& module) {
-  using release = py::call_guard<py::gil_scoped_release>;
+  using release = py::call_guard<WithoutGil>;
   py::class_<PsWork>(module, "PsWork")
       .def("wait", &PsWork::wait, py::arg("timeout_ms") = -1)
       .def("done", &PsWork::done);

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bind/gil.h"
 #include "bind/ps_client.h"
 #include "ps/cut.h"
 
@@ -21,7 +22,7 @@ py::tuple freeze_and_cut(PsClient& self, std::vector<std::string> jobs,
   request.timeout = self.timeout_of(timeout_ms);
   ps::Cut cut;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     cut = ps::take_cut(*self.client, request);
   }
   return py::make_tuple(cut.number, cut.lineages, cut.stamps);
@@ -30,7 +31,7 @@ py::tuple freeze_and_cut(PsClient& self, std::vector<std::string> jobs,
 }  // namespace
 
 void register_ps_cuts(py::class_<PsClient>& type) {
-  using release = py::call_guard<py::gil_scoped_release>;
+  using release = py::call_guard<WithoutGil>;
   type.def("freeze_and_cut", &freeze_and_cut, py::arg("jobs"),
            py::arg("bases") = std::vector<ps::TableStamps>{}, py::arg("freeze_ms") = 10000,
            py::arg("timeout_ms") = -1)

@@ -9,6 +9,7 @@
 
 #include "base/crc32c.h"
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "ps/payloads.h"
 #include "ps/snapshot.h"
@@ -30,7 +31,7 @@ py::bytes to_python(std::span<const std::byte> bytes) {
 
 std::uint32_t crc32c_of(const py::handle& object, std::uint32_t before) {
   const Buffer buffer = as_bytes(object);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return crc32c(bytes_of(buffer), before);
 }
 
@@ -50,7 +51,7 @@ class FileSealer {
     std::vector<std::byte> head;
     std::vector<std::byte> fill;
     {
-      const py::gil_scoped_release release;
+      const WithoutGil release;
       sealer_.seal_piece(bytes_of(piece), head, fill);
     }
     return {to_python(head), to_python(fill)};
@@ -77,7 +78,7 @@ class FileChecker {
     std::size_t needed = 0;
     std::vector<std::pair<std::size_t, std::size_t>> pieces;
     {
-      const py::gil_scoped_release release;
+      const WithoutGil release;
       const auto bytes = bytes_of(buffer);
       whole = ps::whole_blocks(bytes, needed);
       checker_.check(bytes.first(whole));

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/rules.h"
 #include "ps/sparse_table.h"
@@ -29,7 +30,7 @@ class TableProbe {
     const Buffer from(ids, static_cast<int>(DType::kInt64), false);  // Or uint64: the same bits.
     const Buffer to(out, static_cast<int>(DType::kFloat32), true);
     const auto all = checked(from, to);
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     table_->gather(all, reinterpret_cast<float*>(to.data()));
   }
 
@@ -38,7 +39,7 @@ class TableProbe {
     const Buffer from(ids, static_cast<int>(DType::kInt64), false);  // Or uint64: the same bits.
     const Buffer scratch(gradients, static_cast<int>(DType::kFloat32), true);
     const auto all = checked(from, scratch);
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     table_->apply(all, reinterpret_cast<float*>(scratch.data()), 0, ++steps_);
   }
 

@@ -8,7 +8,9 @@
 #include <string>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
+#include "transport/forks.h"
 
 namespace gradring::bind {
 namespace {
@@ -22,7 +24,7 @@ using ps::Shard;
 py::object next_job(Server& server, std::int64_t timeout_ms) {
   std::optional<std::pair<std::uint32_t, ps::Job>> job;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     job = server.next_job(Millis{timeout_ms});
   }
   if (!job) return py::none();
@@ -34,7 +36,7 @@ py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t most_by
   piece.reserve(static_cast<std::size_t>(most_bytes) + most_bytes / 4);
   bool is_there = false;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     server.ask(shard, [&](Shard& owner, std::vector<Answer>&) {
       is_there = owner.next_snapshot_piece(static_cast<std::size_t>(most_bytes), piece);
     });
@@ -49,7 +51,7 @@ py::tuple write_snapshot(Server& server, int fd, const std::string& path, std::u
   const auto [shards, cut, base] = shards_cut_base;
   ps::SnapshotWritten written;
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     written =
         server.write_snapshot({shard, static_cast<std::uint32_t>(shards), cut, base}, {fd, path});
   }
@@ -60,7 +62,7 @@ py::tuple write_snapshot(Server& server, int fd, const std::string& path, std::u
 
 template <typename Act>
 void ask(Server& server, std::uint32_t shard, const Act& act) {
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   server.ask(shard, [&](Shard& owner, std::vector<Answer>&) { act(owner); });
 }
 
@@ -71,7 +73,7 @@ void load_piece(Server& server, std::uint32_t shard, const py::object& piece) {
   });
 }
 
-std::unique_ptr<Server> make_server(const std::string& host, int port, int listen_fd,
+std::shared_ptr<Server> make_server(const std::string& host, int port, int listen_fd,
                                     std::uint32_t threads, std::uint32_t index,
                                     std::uint32_t servers, const py::bytes& secret,
                                     const std::string& transport, const std::string& log_directory,
@@ -88,15 +90,15 @@ std::unique_ptr<Server> make_server(const std::string& host, int port, int liste
   options.log_directory = log_directory;
   options.fsync = fsync;
   options.client_grace = Millis{client_grace_ms};
-  const py::gil_scoped_release release;
-  return std::make_unique<Server>(options);
+  const WithoutGil release;
+  return transport::make_here<Server>(options);
 }
 
 }  // namespace
 
 void register_ps_server(py::module_& module) {
-  using release = py::call_guard<py::gil_scoped_release>;
-  py::class_<Server>(module, "PsServer")
+  using release = py::call_guard<WithoutGil>;
+  py::class_<Server, std::shared_ptr<Server>>(module, "PsServer")
       .def(py::init(&make_server), py::kw_only(), py::arg("host"), py::arg("port"),
            py::arg("listen_fd"), py::arg("threads"), py::arg("index"), py::arg("servers"),
            py::arg("secret"), py::arg("transport"), py::arg("log_directory"), py::arg("fsync"),

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/ps_client.h"
 #include "bind/rules.h"
@@ -75,7 +76,7 @@ ps::TableSpec spec_of(const py::dict& from) {
 
 Answers run(const PsClient& self, const std::shared_ptr<PlainCall>& call, std::int64_t timeout_ms) {
   const Millis timeout = self.timeout_of(timeout_ms);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   self.client->run(call, timeout);
   return call->answers();
 }
@@ -144,7 +145,7 @@ py::tuple pull_changed(PsClient& self, std::size_t number, const std::vector<std
                                                       std::span(memory.data(), memory.count()));
   {
     const Millis timeout = self.timeout_of(timeout_ms);
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     self.client->run(call, timeout);
   }
   std::vector<std::uint64_t> counts;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bind/abandoned.h"
+#include "bind/gil.h"
 
 namespace gradring::bind {
 namespace {
@@ -26,7 +27,7 @@ PsWork::~PsWork() {
 
 py::object PsWork::wait(std::int64_t timeout_ms) {
   {
-    const py::gil_scoped_release release;
+    const WithoutGil release;
     client->wait(call, timeout_ms < 0 ? kForGood : Millis{timeout_ms});
   }
   return result(*call);

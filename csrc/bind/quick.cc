@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/tensors.h"
 #include "collectives/communicator.h"
@@ -115,8 +116,10 @@ class Held {
 };
 
 PyObject* run(Communicator& communicator, const Operation& operation, PyObject* result) {
+  if (collectives::overlaps_wrongly(operation, communicator.rank(), communicator.world_size()))
+    return nullptr;
   {
-    const py::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     communicator.run(operation, communicator.timeout());
   }
   Py_INCREF(result);

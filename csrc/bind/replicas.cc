@@ -5,6 +5,7 @@
 #include <span>
 
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "kernels/replica.h"
 
@@ -42,7 +43,7 @@ struct Rows {
 void offer_rows(const py::object& weights, const py::object& base, const py::object& slots,
                 int workers, const py::object& delta) {
   const Rows all(weights, base, slots, delta, true);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   kernels::require_slots(all.replica, all.places);
   kernels::offer_rows(all.replica, all.places, static_cast<float>(workers),
                       reinterpret_cast<float*>(all.rows.data()));
@@ -51,7 +52,7 @@ void offer_rows(const py::object& weights, const py::object& base, const py::obj
 double accept_rows(const py::object& weights, const py::object& base, const py::object& slots,
                    const py::object& server) {
   const Rows all(weights, base, slots, server, false);
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   kernels::require_slots(all.replica, all.places);
   return kernels::accept_rows(all.replica, all.places,
                               reinterpret_cast<const float*>(all.rows.data()));
@@ -77,7 +78,7 @@ void find_ids(const py::object& slots_in, const py::object& known_in, const py::
   const Buffer found(found_in, static_cast<int>(DType::kInt64), true);
   if (found.count() != ids.count())
     throw InvalidArgument(str("room for ", found.count(), " slots of ", ids.count(), " ids"));
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   kernels::find_ids({span_of<const std::int64_t>(slots), span_of<const std::uint64_t>(known)},
                     span_of<const std::uint64_t>(ids), span_of<std::int64_t>(found).data());
 }
@@ -95,7 +96,7 @@ std::size_t merge_rows(const py::object& slots_in, const py::object& rows_in,
   if (rows.count() % count != 0 || sums.count() != rows.count() || distinct.count() != count)
     throw InvalidArgument(str(count, " slots with ", rows.count(), " values, and room for ",
                               distinct.count(), " and ", sums.count()));
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   return kernels::merge_rows(span_of<const std::int64_t>(slots), span_of<const float>(rows).data(),
                              rows.count() / count, span_of<std::int32_t>(places),
                              span_of<std::int64_t>(distinct).data(), span_of<float>(sums).data());

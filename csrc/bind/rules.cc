@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "bind/arrays.h"
+#include "bind/gil.h"
 #include "bind/module.h"
 #include "kernels/row_updates.h"
 #include "kernels/updater.h"
@@ -77,7 +78,7 @@ void step_of(const Rule& rule, std::uint64_t step, std::uint64_t dim, const Arra
   Float* fields[kMaxStateFields] = {};
   for (std::size_t i = 0; i < arrays.state.size(); ++i)
     fields[i] = reinterpret_cast<Float*>(arrays.state[i].data());
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   kernels::update_dense(rule, step, arrays.weights.count() / dim, dim,
                         reinterpret_cast<Float*>(arrays.weights.data()), fields,
                         reinterpret_cast<const Float*>(arrays.gradient.data()));
@@ -148,7 +149,7 @@ void update_rows(const py::dict& rule_fields, const py::object& weights_in,
   const auto numbers = [](const Buffer& buffer) {
     return std::span(reinterpret_cast<const std::int64_t*>(buffer.data()), buffer.count());
   };
-  const py::gil_scoped_release release;
+  const WithoutGil release;
   kernels::update_rows(rule, {reinterpret_cast<float*>(weights.data()), fields, rows, dim},
                        numbers(slots), numbers(steps),
                        reinterpret_cast<const float*>(gradients.data()));

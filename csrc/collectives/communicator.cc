@@ -4,6 +4,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "transport/forks.h"
 
 namespace gradring::collectives {
 namespace {
@@ -13,6 +14,8 @@ using transport::World;
 
 constexpr std::uint64_t kWorldGroup = 1;
 constexpr std::size_t kQueuedShown = 64;
+// No host has so much; what is computed from sizes below it does not overflow.
+constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 47;
 // Clocks that are well kept drift apart by a few microseconds a second, one that is being set right
 // by up to 500.
 constexpr Millis kClockPause{2000};
@@ -37,7 +40,8 @@ std::shared_ptr<Communicator> Communicator::join(const transport::JoinOptions& o
     world->scribe().repeat(kClockPause, [known = std::weak_ptr(recorder), world = world.get()] {
       if (const auto found = known.lock()) found->note_clock(world->compare_clocks());
     });
-  return std::make_shared<Communicator>(std::move(world), std::move(group), std::move(recorder));
+  return transport::make_here<Communicator>(std::move(world), std::move(group),
+                                            std::move(recorder));
 }
 
 Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<Group> group,
@@ -61,9 +65,7 @@ Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<Group> 
 }
 
 Communicator::~Communicator() {
-  if (transport::fork_generation() == world_->joined_generation()) close();
-  // In a forked child there is no thread to join and no lock to trust.
-  if (progress_.joinable()) progress_.detach();
+  close();
 }
 
 Rank Communicator::local_rank() const {
@@ -139,6 +141,8 @@ std::shared_ptr<Work> Communicator::submit(const Call& call,
 
 std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
   const std::lock_guard lock(queue_mutex_);
+  // close() ends what it finds in the queue, and it has looked.
+  if (is_stopping_) throw Closed(group_->failure().text);
   if (queue_.size() >= limits::kQueuedWorks)
     throw InvalidArgument(
         str(limits::kQueuedWorks, " asynchronous operations are waiting already; wait() for some"));
@@ -302,6 +306,11 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
     if (sizes[rank] != bytes)
       throw Mismatch(str("empty: this rank asks for ", bytes, " bytes of shared memory, ",
                          describe(static_cast<Rank>(rank)), " for ", sizes[rank]));
+  // All ranks know the same numbers: all of them refuse it, and nothing has begun.
+  if (bytes > kLargestShared / sizes.size())
+    throw InvalidArgument(str("empty: ", sizes.size(), " ranks ask for ", bytes,
+                              " bytes each; all arrays together are at most ", kLargestShared,
+                              " bytes"));
   const DriveLock lock = lock_drive();
   const Call call = call_of(exchange);
   check_usable(call);

@@ -129,6 +129,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Engine engine_;
   std::uint64_t seq_ = 0;
   std::uint64_t splits_ = 0;
+  bool has_shrunk_ = false;  // The thread's that calls shrink().
   bool has_left_ = false;
 
   std::mutex queue_mutex_;  // Guards the next seven; never held while an operation runs.

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "collectives/communicator.h"
+#include "transport/forks.h"
 
 namespace gradring::collectives {
 
@@ -60,6 +61,8 @@ std::unique_ptr<Level> Communicator::level(std::vector<Rank> ranks) {
 std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   world_->check_process();
   if (world_size() == 1) throw InvalidArgument("shrink: a communicator of one has nobody to lose");
+  if (has_shrunk_)
+    throw Closed("shrink: this communicator was shrunk already; use the one that it returned");
   const Time deadline = Clock::now() + timeout;
   // Whoever is still in an operation here must come out of it, or the survivors would wait for that
   // rank.
@@ -71,9 +74,12 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   }
   world_->request_shrink({group_->id, group_->members});
   while (true) {
-    if (auto survivors = group_->survivors())
-      return make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0),
-                        std::move(*survivors));
+    if (auto survivors = group_->survivors()) {
+      auto child =
+          make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0), std::move(*survivors));
+      has_shrunk_ = true;  // A second one would have the same name.
+      return child;
+    }
     if (Clock::now() >= deadline)
       throw TimedOut(str("shrink: not all living ranks called it within ",
                          seconds_between(Time{}, Time{timeout}), " s"));
@@ -84,8 +90,8 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
 
 std::shared_ptr<Communicator> Communicator::make_child(std::uint64_t id,
                                                        std::vector<Rank> members) {
-  return std::make_shared<Communicator>(world_, world_->make_group(id, std::move(members)),
-                                        recorder_);
+  return transport::make_here<Communicator>(world_, world_->make_group(id, std::move(members)),
+                                            recorder_);
 }
 
 }  // namespace gradring::collectives

@@ -7,6 +7,16 @@
 #include "collectives/point_to_point.h"
 
 namespace gradring::collectives {
+namespace {
+
+// So that empty messages, too, are limited in number: the list's node, the header, the allocations.
+constexpr std::size_t kMessageBytes = 256;
+
+std::size_t cost_of(std::uint64_t bytes) {
+  return static_cast<std::size_t>(bytes) + kMessageBytes;
+}
+
+}  // namespace
 
 void PointToPoint::post_recv(const std::shared_ptr<Transfer>& transfer) {
   const bool from_any = transfer->peer == kAnyPeer;
@@ -43,13 +53,16 @@ std::shared_ptr<Transfer> PointToPoint::claim(Rank rank, std::int32_t tag) {
 
 // Decides where the payload of the message whose header has come goes.
 void PointToPoint::match_arriving(Peer& peer) {
+  const std::size_t room =
+      limits::kUnexpectedBytes - std::min(limits::kUnexpectedBytes, peer.unexpected_bytes);
+  const bool has_room = peer.arriving.bytes <= room &&
+                        (peer.unexpected_bytes == 0 || cost_of(peer.arriving.bytes) <= room);
   if (auto wanted = claim(rank_of(peer), peer.arriving.tag)) {
     peer.target = std::move(wanted);
     check_fit(peer.arriving, *peer.target);
-  } else if (peer.arriving.bytes <= limits::kUnexpectedBytes - peer.unexpected_bytes) {
-    peer.unexpected_bytes += peer.arriving.bytes;
-    peer.unexpected.push_back({peer.arriving, std::vector<std::byte>(peer.arriving.bytes), false});
-    peer.kept = &peer.unexpected.back();
+  } else if (has_room) {
+    keep(peer, {peer.arriving, std::vector<std::byte>(peer.arriving.bytes), false});
+    peer.kept = &peer.unexpected[peer.arriving.tag].back();
   } else {
     return;
   }
@@ -65,33 +78,23 @@ void PointToPoint::finish_payload(Peer& peer) {
   }
   peer.kept->is_complete = true;
   peer.kept = nullptr;
-  match_posted(peer);
+  match_complete(peer, peer.arriving.tag);
 }
 
-// A recv that was posted while its message was arriving into our own memory.
-void PointToPoint::match_posted(Peer& peer) {
-  for (auto message = peer.unexpected.begin(); message != peer.unexpected.end();) {
-    const auto current = message++;
-    if (!current->is_complete) break;  // The last one.
-    const auto transfer = claim(rank_of(peer), current->header.tag);
-    if (!transfer) continue;
-    deliver(*current, *transfer);
-    peer.unexpected_bytes -= current->data.size();
-    peer.unexpected.erase(current);
-  }
+// A recv may have been posted while the last message with this tag was arriving into our own
+// memory. Earlier ones were offered when they were complete, and to every recv since.
+void PointToPoint::match_complete(Peer& peer, std::int32_t tag) {
+  const auto transfer = claim(rank_of(peer), tag);
+  if (transfer) deliver(peer, *transfer);
 }
 
 bool PointToPoint::match_unexpected(Peer& peer, const std::shared_ptr<Transfer>& transfer) {
-  const auto message =
-      std::find_if(peer.unexpected.begin(), peer.unexpected.end(),
-                   [&](const Message& kept) { return kept.header.tag == transfer->tag; });
+  const auto found = peer.unexpected.find(transfer->tag);
   // Only the first with this tag counts, even if it is still arriving: messages with one tag keep
   // their order.
-  if (message == peer.unexpected.end() || !message->is_complete) return false;
+  if (found == peer.unexpected.end() || !found->second.front().is_complete) return false;
   transfer->peer = rank_of(peer);
-  deliver(*message, *transfer);
-  peer.unexpected_bytes -= message->data.size();
-  peer.unexpected.erase(message);
+  deliver(peer, *transfer);
   if (is_stuck(peer)) match_arriving(peer);
   return true;
 }
@@ -105,20 +108,35 @@ void PointToPoint::check_fit(const wire::OpHeader& theirs, const Transfer& mine)
                      world_->rank(), " expects ", of(mine.call)));
 }
 
-void PointToPoint::deliver(Message& message, Transfer& transfer) {
-  check_fit(message.header, transfer);
+void PointToPoint::keep(Peer& peer, Message message) {
+  peer.unexpected_bytes += cost_of(message.data.size());
+  peer.unexpected[message.header.tag].push_back(std::move(message));
+}
+
+// The first message with the transfer's tag, which is complete.
+void PointToPoint::deliver(Peer& peer, Transfer& transfer) {
+  const auto found = peer.unexpected.find(transfer.tag);
+  const Message& message = found->second.front();
+  try {
+    check_fit(message.header, transfer);
+  } catch (const Error& error) {
+    finish(transfer, Failure::from(error));  // It is on no list any more.
+    throw;
+  }
   if (transfer.bytes > 0) std::memcpy(transfer.data, message.data.data(), transfer.bytes);
   finish(transfer);
+  peer.unexpected_bytes -= cost_of(message.data.size());
+  found->second.pop_front();
+  if (found->second.empty()) peer.unexpected.erase(found);
 }
 
 void PointToPoint::send_to_self(const std::shared_ptr<Transfer>& transfer) {
   Peer& self = peers_[static_cast<std::size_t>(rank_)];
   Message message{{transfer->call, self.messages_out++, transfer->tag, transfer->bytes}, {}, true};
   message.data.assign(transfer->data, transfer->data + transfer->bytes);
-  self.unexpected_bytes += message.data.size();
-  self.unexpected.push_back(std::move(message));
+  keep(self, std::move(message));
   finish(*transfer);
-  match_posted(self);
+  match_complete(self, transfer->tag);
 }
 
 }  // namespace gradring::collectives

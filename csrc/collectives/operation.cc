@@ -73,4 +73,32 @@ Extents extents_of(const Request& request, Rank rank, Rank world_size) {
   }
 }
 
+bool overlaps_wrongly(const Operation& operation, Rank rank, Rank world_size) {
+  if (operation.input == nullptr || operation.output == nullptr) return false;
+  const Request& request = operation.request;
+  if (request.op == OpKind::kAllReduce && operation.input == operation.output) return false;
+  const std::uint64_t item = item_bytes(request.dtype);
+  const Extents extents = extents_of(request, rank, world_size);
+  const auto input = reinterpret_cast<std::uintptr_t>(operation.input);
+  const auto output = reinterpret_cast<std::uintptr_t>(operation.output);
+  if (extents.input == 0 || extents.output == 0 || input >= output + extents.output * item ||
+      output >= input + extents.input * item)
+    return false;
+  const auto index = static_cast<std::size_t>(rank);
+  const std::uint64_t part =
+      request.counts.empty()
+          ? chunk_begin(request.count, world_size, rank)
+          : std::accumulate(request.counts.begin(),
+                            request.counts.begin() + static_cast<std::ptrdiff_t>(index),
+                            std::uint64_t{0});
+  switch (request.op) {
+    case OpKind::kAllGather: return input != output + part * item;
+    case OpKind::kReduceScatter: return output != input + part * item;
+    case OpKind::kGather: return input != output + index * request.count * item;
+    case OpKind::kScatter: return output != input + index * request.count * item;
+    case OpKind::kAllToAll: return true;
+    default: return input != output;
+  }
+}
+
 }  // namespace gradring::collectives

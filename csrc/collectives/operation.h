@@ -40,4 +40,8 @@ struct Extents {
 };
 Extents extents_of(const Request& request, Rank rank, Rank world_size);
 
+// Whether input and output share memory other than in place: the whole of both, or the one is
+// exactly this rank's part of the other. Then one would be written before it is read.
+bool overlaps_wrongly(const Operation& operation, Rank rank, Rank world_size);
+
 }  // namespace gradring::collectives

@@ -25,12 +25,6 @@ PointToPoint::PointToPoint(std::shared_ptr<transport::World> world,
       mesh_(world, group, kLane),
       peers_(group->members.size()) {}
 
-PointToPoint::~PointToPoint() {
-  if (thread_.joinable())
-    thread_
-        .detach();  // Only in a forked child, where the thread does not exist; stop() came before.
-}
-
 void PointToPoint::stop() {
   {
     const std::lock_guard lock(mutex_);
@@ -40,12 +34,18 @@ void PointToPoint::stop() {
   group_->wake();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard seat(drive_);
+  fail_all(group_->failure());
   mesh_.hang_up();
 }
 
 void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_background) {
   {
     const std::lock_guard lock(mutex_);
+    if (ended_) {  // Since the caller looked. Nobody takes it up any more.
+      transfer->failure = ended_;
+      transfer->is_done = true;
+      return;
+    }
     posted_.push_back(transfer);
     transfer->record = logbook_->messages.begin(transfer->call, 0);
     if (transfer->record != nullptr) {
@@ -142,9 +142,9 @@ void PointToPoint::run_background() {
         idle.on_links(interests_);
       }
       const std::lock_guard lock(mutex_);
-      background_ = 0;
+      if (posted_.empty()) background_ = 0;  // Else one has just been started.
     } catch (...) {
-      give_up(Transfer{}, std::current_exception(), kForGood, seat);
+      give_up(*oldest(), std::current_exception(), kForGood, seat);
       return;
     }
   }
@@ -157,15 +157,24 @@ void PointToPoint::take_posted() {
     const std::lock_guard lock(mutex_);
     posted.swap(posted_);
   }
-  for (const auto& transfer : posted) {
-    transfer->nth = ++posted_count_;
-    if (transfer->is_recv)
-      post_recv(transfer);
-    else if (transfer->peer == rank_)
-      send_to_self(transfer);
-    else
-      peers_[static_cast<std::size_t>(transfer->peer)].sends.push_back(transfer);
+  auto next = posted.begin();
+  try {
+    while (next != posted.end()) take(*next++);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    posted_.insert(posted_.begin(), next, posted.end());
+    throw;
   }
+}
+
+void PointToPoint::take(const std::shared_ptr<Transfer>& transfer) {
+  transfer->nth = ++posted_count_;
+  if (transfer->is_recv)
+    post_recv(transfer);
+  else if (transfer->peer == rank_)
+    send_to_self(transfer);
+  else
+    peers_[static_cast<std::size_t>(transfer->peer)].sends.push_back(transfer);
 }
 
 bool PointToPoint::drive_once() {
@@ -279,8 +288,15 @@ void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
   changed_.notify_all();
 }
 
+// Everything there is, and whatever is started from now on.
 void PointToPoint::fail_all(const Failure& failure) {
-  take_posted();
+  std::vector<std::shared_ptr<Transfer>> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+    if (!ended_) ended_ = failure;
+  }
+  for (const auto& transfer : posted) finish(*transfer, failure);
   for (Peer& peer : peers_) {
     for (const auto& transfer : peer.sends) finish(*transfer, failure);
     for (const auto& transfer : peer.recvs) finish(*transfer, failure);
@@ -291,6 +307,25 @@ void PointToPoint::fail_all(const Failure& failure) {
   }
   for (const auto& transfer : any_) finish(*transfer, failure);
   any_.clear();
+}
+
+// One that is under way: an error of the background thread is told in its name.
+std::shared_ptr<const Transfer> PointToPoint::oldest() const {
+  std::shared_ptr<const Transfer> found;
+  const auto look_at = [&](const std::shared_ptr<Transfer>& transfer) {
+    if (transfer && (!found || transfer->nth < found->nth)) found = transfer;
+  };
+  for (const Peer& peer : peers_) {
+    look_at(peer.target);
+    if (!peer.sends.empty()) look_at(peer.sends.front());
+    if (!peer.recvs.empty()) look_at(peer.recvs.front());
+  }
+  if (!any_.empty()) look_at(any_.front());
+  if (found) return found;
+  const auto none = std::make_shared<Transfer>();
+  none->is_recv = true;
+  none->call.op = OpKind::kRecv;
+  return none;
 }
 
 std::string PointToPoint::describe_wait(const Transfer& transfer) const {

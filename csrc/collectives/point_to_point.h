@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -45,15 +46,15 @@ class PointToPoint {
  public:
   PointToPoint(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
                Rank rank, std::shared_ptr<Logbook> logbook);
-  ~PointToPoint();
-
   // Starts a transfer; it advances while any thread waits or, if `in_background`, on a thread of
   // its own.
   void start(const std::shared_ptr<Transfer>& transfer, bool in_background);
   // Until it is done. A failure or a deadline closes the communicator. Throws any public error.
   void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout, bool interruptible = true);
   bool is_done(const Transfer& transfer) const;
-  void stop();  // Before the communicator goes: ends the background thread.
+  // Before the communicator goes, when its group has failed: ends all transfers and the background
+  // thread.
+  void stop();
 
  private:
   struct Message {  // Came before anybody asked for it.
@@ -67,9 +68,9 @@ class PointToPoint {
     wire::OpHeaderBytes out_header{};
     std::uint64_t messages_out = 0;
 
-    std::list<std::shared_ptr<Transfer>> recvs;  // Posted, not matched yet, in order.
-    std::list<Message> unexpected;
-    std::size_t unexpected_bytes = 0;
+    std::list<std::shared_ptr<Transfer>> recvs;             // Posted, not matched yet, in order.
+    std::map<std::int32_t, std::list<Message>> unexpected;  // By tag, in order.
+    std::size_t unexpected_bytes = 0;                       // With what each takes besides.
     wire::OpHeaderBytes in_header{};
     std::size_t in_header_bytes = 0;
     wire::OpHeader arriving;           // Decoded in_header.
@@ -80,6 +81,7 @@ class PointToPoint {
   };
 
   void take_posted();
+  void take(const std::shared_ptr<Transfer>& transfer);
   bool drive_once();
   bool push(Rank rank, Peer& peer);
   bool pull(Rank rank, Peer& peer);
@@ -88,18 +90,20 @@ class PointToPoint {
   std::shared_ptr<Transfer> claim(Rank rank, std::int32_t tag);
   void match_arriving(Peer& peer);
   bool match_unexpected(Peer& peer, const std::shared_ptr<Transfer>& transfer);
-  void match_posted(Peer& peer);
+  void match_complete(Peer& peer, std::int32_t tag);
   void finish_payload(Peer& peer);
   void send_to_self(const std::shared_ptr<Transfer>& transfer);
   bool is_stuck(const Peer& peer) const;
   void check_not_alone() const;
   Rank rank_of(const Peer& peer) const { return static_cast<Rank>(&peer - peers_.data()); }
   void check_fit(const wire::OpHeader& theirs, const Transfer& mine) const;
-  void deliver(Message& message, Transfer& transfer);
+  static void keep(Peer& peer, Message message);
+  void deliver(Peer& peer, Transfer& transfer);
   void finish(Transfer& transfer, const Failure& failure = {});
   void fail_all(const Failure& failure);
   Failure give_up(const Transfer& transfer, const std::exception_ptr& error, Millis timeout,
                   std::unique_lock<Turn>& seat);
+  std::shared_ptr<const Transfer> oldest() const;
   std::string describe_wait(const Transfer& transfer) const;
   void collect_interests();
   bool has_active() const;
@@ -120,6 +124,7 @@ class PointToPoint {
   mutable std::mutex mutex_;  // Guards posted_, flags of transfers and the background thread's.
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Transfer>> posted_;
+  Failure ended_;               // Why none is taken up any more.
   std::size_t background_ = 0;  // Transfers that the background thread has to see through.
   bool is_stopping_ = false;
   std::thread thread_;

@@ -1,6 +1,5 @@
 #include "ps/client.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -8,8 +7,8 @@
 
 #include "base/config.h"
 #include "ps/plain_call.h"
+#include "transport/forks.h"
 #include "transport/idle.h"
-#include "transport/world.h"
 
 namespace gradring::ps {
 namespace {
@@ -18,7 +17,7 @@ constexpr Millis kGoodbyeTime{200};
 constexpr Millis kSeatTime{5};
 constexpr Millis kTickTime{10};
 constexpr std::size_t kFailuresKept = 64;
-constexpr int kFramesPerTurn = 4;
+constexpr const char* kIsClosed = "this connection to the parameter server is closed";
 
 }  // namespace
 
@@ -33,10 +32,6 @@ Client::Client(const ClientOptions& options)
 
 Client::~Client() {
   close();
-  if (transport::fork_generation() == fork_generation_) return;
-  // The handles only: the threads are the parent's.
-  if (thread_.joinable()) thread_.detach();
-  dialer_.abandon();
 }
 
 void Client::check_usable() const {
@@ -44,17 +39,18 @@ void Client::check_usable() const {
     throw Closed(
         "this connection to the parameter server belongs to the parent process: a forked child "
         "cannot use it. Connect in the child, or start workers with the 'spawn' method");
-  if (is_closed()) throw Closed("this connection to the parameter server is closed");
+  if (is_closed()) throw Closed(kIsClosed);
 }
 
 void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
   check_usable();
   // Alone, the call goes straight in.
   if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock()) {
+    check_usable();  // close() comes here last: what it finds here it ends.
     take_posted();
     core_.submit(call, timeout, Clock::now());
   } else {
-    post([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
+    submit_later(call, timeout, [] {});
   }
   wait_done(call);
   if (call->failure()) call->failure().raise();
@@ -62,24 +58,45 @@ void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
 
 void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
   check_usable();
-  {
-    const std::lock_guard lock(mutex_);
+  submit_later(call, timeout, [&] {
     if (background_.size() >= limits::kQueuedWorks)
       throw InvalidArgument(str(call->what(), ": ", background_.size(),
                                 " asynchronous operations are under way; wait for some"));
     background_.push_back(call);
     if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
+  });
+}
+
+// Posts the call for whoever has the seat. `prepare` runs under mutex_, where it is certain that
+// close() will find both: it ends what was posted before it began to stop.
+template <typename Prepare>
+void Client::submit_later(const std::shared_ptr<Call>& call, Millis timeout,
+                          const Prepare& prepare) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopping_) throw Closed(kIsClosed);
+    prepare();
+    put_posted([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
   }
-  post([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
+  wake();
 }
 
 void Client::post(std::function<void(Time)> task) {
   {
     const std::lock_guard lock(mutex_);
-    posted_.push_back(std::move(task));
-    has_posted_.store(true, std::memory_order_release);
-    changed_.notify_all();
+    put_posted(std::move(task));
   }
+  wake();
+}
+
+// Under mutex_.
+void Client::put_posted(std::function<void(Time)> task) {
+  posted_.push_back(std::move(task));
+  has_posted_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void Client::wake() const {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
@@ -251,126 +268,19 @@ bool Client::drive_once() {
   return moved;
 }
 
-// Takes the link that was made meanwhile, or has one made.
-void Client::connect(std::uint32_t shard, Time now) {
-  Session& session = core_.session(shard);
-  if (auto dialed = dialer_.take(shard); !dialed) {
-    if (session.wants_connection(now) && dialer_.begin(shard))
-      session.connecting(now + Dialer::kTime);
-  } else if (dialed->link) {
-    connections_[shard].link = std::move(dialed->link);
-    connections_[shard].reader = FrameReader();
-    session.connected(now);
-  } else {
-    session.disconnected(dialed->failure.text, now);
-  }
-}
-
-void Client::disconnect(std::uint32_t shard, const std::string& why) {
-  connections_[shard].link.reset();
-  connections_[shard].is_blocked = false;
-  core_.session(shard).disconnected(why, Clock::now());
-}
-
-bool Client::push(std::uint32_t shard, Time now) {
-  Connection& connection = connections_[shard];
-  Session& session = core_.session(shard);
-  bool moved = false;
-  connection.is_blocked = false;
-  for (int frames = 0; frames < kFramesPerTurn;) {
-    const Output output = session.output(now);
-    std::array<std::span<const std::byte>, 3> spans = output.spans;
-    const auto end = std::remove_if(spans.begin(), spans.end(), [](auto s) { return s.empty(); });
-    const auto used = end - spans.begin();
-    if (used == 0) return moved;
-    const auto second = used > 1 ? spans[1] : std::span<const std::byte>();
-    const transport::Io io = connection.link->send_some(spans[0], second);
-    if (io.closed) {
-      disconnect(shard, "the server closed the connection");
-      return moved;
-    }
-    session.sent(io.bytes, now);
-    bytes_sent_.fetch_add(io.bytes, std::memory_order_relaxed);
-    moved |= io.bytes > 0;
-    if (io.bytes < spans[0].size() + second.size()) {
-      connection.is_blocked = true;
-      return moved;
-    }
-    if (used < 3) ++frames;
-  }
-  return moved;
-}
-
-bool Client::pull(std::uint32_t shard) {
-  Connection& connection = connections_[shard];
-  Session& session = core_.session(shard);
-  FrameReader& reader = connection.reader;
-  bool moved = false;
-  for (int frames = 0; frames < kFramesPerTurn;) {
-    if (reader.uses_memory() && !session.is_awaited(reader.header().request)) {
-      disconnect(shard, "a call was given up in the middle of its answer");
-      return true;
-    }
-    switch (reader.read(*connection.link)) {
-      case FrameReader::Step::kNothing: return moved;
-      case FrameReader::Step::kClosed:
-        disconnect(shard, "the server closed the connection");
-        return true;
-      case FrameReader::Step::kMoved:
-        if (reader.is_inside_frame()) session.moved(Clock::now());
-        break;
-      case FrameReader::Step::kHeader: {
-        const auto memory = session.destination(reader.header());
-        if (!memory.empty() && memory.size() == reader.header().payload_bytes)
-          reader.use_memory(memory);
-        break;
-      }
-      case FrameReader::Step::kFrame:
-        bytes_received_.fetch_add(wire::kPsHeaderBytes + reader.header().payload_bytes,
-                                  std::memory_order_relaxed);
-        core_.receive(shard, reader.header(), reader.payload(), Clock::now());
-        if (session.wants_hang_up()) return true;
-        ++frames;
-        break;
-    }
-    moved = true;
-  }
-  return moved;
-}
-
-// Until a link has something or somebody calls. Under the seat.
-void Client::sleep(Time now) {
-  std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
-  bool may_sleep = !has_posted_.load(std::memory_order_acquire);
-  for (const Connection& connection : connections_) {
-    if (!connection.link) continue;
-    may_sleep &= connection.link->prepare_sleep(true, connection.is_blocked);
-    polls.push_back(
-        {connection.link->fd(), connection.link->poll_events(true, connection.is_blocked), 0});
-  }
-  const auto left = std::chrono::duration_cast<Millis>(
-                        std::min(core_.next_tick(), now + limits::kSleepSlice) - now) +
-                    Millis{1};
-  if (may_sleep)
-    ::poll(polls.data(), polls.size(),
-           static_cast<int>(std::clamp(left, Millis{0}, limits::kSleepSlice).count()));
-  for (const Connection& connection : connections_)
-    if (connection.link) connection.link->finish_sleep();
-  std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
-}
-
 void Client::close() {
   if (transport::fork_generation() != fork_generation_) return;
   if (is_closed_.exchange(true)) return;
+  std::thread background;
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
+    background = std::move(thread_);
   }
   post([this](Time) {
     core_.cancel_all({ErrorKind::kClosed, -1, "the connection to the parameter server was closed"});
   });
-  if (thread_.joinable()) thread_.join();
+  if (background.joinable()) background.join();
   const std::lock_guard seat(seat_);
   take_posted();
   say_goodbye();

@@ -61,7 +61,11 @@ class Client {
   };
 
   void check_usable() const;
+  template <typename Prepare>
+  void submit_later(const std::shared_ptr<Call>& call, Millis timeout, const Prepare& prepare);
   void post(std::function<void(Time)> task);
+  void put_posted(std::function<void(Time)> task);
+  void wake() const;
   void wait_done(const std::shared_ptr<Call>& call);
   void drive_until(const Call& call);
   bool drive_once();

@@ -20,11 +20,6 @@ Dialer::~Dialer() {
     if (attempt && attempt->thread.joinable()) attempt->thread.join();
 }
 
-void Dialer::abandon() {
-  for (const auto& attempt : attempts_)
-    if (attempt && attempt->thread.joinable()) attempt->thread.detach();
-}
-
 bool Dialer::begin(std::uint32_t shard) {
   if (attempts_[shard]) return false;
   auto attempt = std::make_unique<Attempt>();

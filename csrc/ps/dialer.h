@@ -32,7 +32,6 @@ class Dialer {
   bool begin(std::uint32_t shard);
   // Once an attempt is over. Throws InvalidArgument if none can succeed.
   std::optional<Outcome> take(std::uint32_t shard);
-  void abandon();  // In a forked child: there are no such threads here.
 
  private:
   struct Attempt {

@@ -173,14 +173,15 @@ void Domain::save(Bytes& out) const {
       writer.put(std::bit_cast<std::uint64_t>(weight));
     }
   }
-  std::uint32_t contributions = 0;
-  for (const auto& [clock, tables] : rounds_)
-    for (const auto& [table, by_worker] : tables)
-      contributions += static_cast<std::uint32_t>(by_worker.size());
-  writer.put(contributions);
+  writer.put(std::uint32_t{0});  // Contributions were here once; they have records of their own.
+  put_bytes(out, writer.take());
+}
+
+void Domain::for_each_contribution(const std::function<void(Bytes)>& take) const {
   for (const auto& [clock, tables] : rounds_)
     for (const auto& [table, by_worker] : tables)
       for (const auto& [client, given] : by_worker) {
+        wire::Writer writer;
         writer.put(clock);
         writer.put(table);
         writer.put(client);
@@ -188,20 +189,13 @@ void Domain::save(Bytes& out) const {
         writer.put_bytes(std::as_bytes(std::span(given.ids)));
         writer.put(static_cast<std::uint64_t>(given.values.size()));
         writer.put_bytes(std::as_bytes(std::span(given.values)));
+        Bytes bytes;
+        put_bytes(bytes, writer.take());
+        take(std::move(bytes));
       }
-  put_bytes(out, writer.take());
 }
 
 Domain Domain::restore(wire::Reader& in) {
-  const auto get_items = [&in](auto& items) {
-    using Item = typename std::remove_reference_t<decltype(items)>::value_type;
-    const auto count = in.get<std::uint64_t>();
-    if (count > limits::kPsPayloadBytes / sizeof(Item))
-      throw ProtocolError(str("a contribution of ", count, " items is over the limit"));
-    const auto bytes = in.take(static_cast<std::size_t>(count) * sizeof(Item));
-    items.resize(static_cast<std::size_t>(count));
-    if (count > 0) std::memcpy(items.data(), bytes.data(), bytes.size());
-  };
   Domain domain;
   domain.is_round_ = in.get<std::uint8_t>() != 0;
   domain.expected_ = in.get_count(limits::kWorldSize);
@@ -218,14 +212,25 @@ Domain Domain::restore(wire::Reader& in) {
     }
   }
   const std::uint32_t contributions = in.get_count(1u << 24);
-  for (std::uint32_t i = 0; i < contributions; ++i) {
-    const auto clock = in.get<std::uint64_t>();
-    const auto table = in.get<std::uint64_t>();
-    Contribution& given = domain.rounds_[clock][table][in.get<std::uint32_t>()];
-    get_items(given.ids);
-    get_items(given.values);
-  }
+  for (std::uint32_t i = 0; i < contributions; ++i) domain.restore_contribution(in);
   return domain;
+}
+
+void Domain::restore_contribution(wire::Reader& in) {
+  const auto get_items = [&in](auto& items) {
+    using Item = typename std::remove_reference_t<decltype(items)>::value_type;
+    const auto count = in.get<std::uint64_t>();
+    if (count > limits::kPsPayloadBytes / sizeof(Item))
+      throw ProtocolError(str("a contribution of ", count, " items is over the limit"));
+    const auto bytes = in.take(static_cast<std::size_t>(count) * sizeof(Item));
+    items.resize(static_cast<std::size_t>(count));
+    if (count > 0) std::memcpy(items.data(), bytes.data(), bytes.size());
+  };
+  const auto clock = in.get<std::uint64_t>();
+  const auto table = in.get<std::uint64_t>();
+  Contribution& given = rounds_[clock][table][in.get<std::uint32_t>()];
+  get_items(given.ids);
+  get_items(given.values);
 }
 
 void Domain::stats(std::uint64_t id, JsonWriter& json) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -56,8 +57,11 @@ class Domain {
   bool has_ready_round() const;
   ReadyRound take_ready_round();
 
+  // All but contributions, and those one by one: each may be as long as a table.
   void save(Bytes& out) const;
+  void for_each_contribution(const std::function<void(Bytes)>& take) const;
   static Domain restore(wire::Reader& in);
+  void restore_contribution(wire::Reader& in);
   void stats(std::uint64_t id, JsonWriter& json) const;
 
  private:

@@ -6,10 +6,10 @@
 #include "base/log.h"
 #include "ps/dial.h"
 #include "ps/log_folder.h"
+#include "transport/forks.h"
 #include "transport/handshake.h"
 #include "transport/host.h"
 #include "transport/idle.h"
-#include "transport/world.h"
 
 namespace gradring::ps {
 namespace {
@@ -97,15 +97,7 @@ Server::Server(const ServerOptions& options)
 }
 
 Server::~Server() {
-  if (transport::fork_generation() == fork_generation_) {
-    stop();
-    return;
-  }
-  // A forked child: threads and locks may be in any state; only let go of the descriptors.
-  for (auto& loop : loops_) {
-    loop->abandon();
-    [[maybe_unused]] const ShardLoop* lost = loop.release();
-  }
+  stop();
 }
 
 void Server::open_door(std::unique_ptr<transport::Door>& door) {

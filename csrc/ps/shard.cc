@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/config.h"
 #include "ps/shard_state.h"
@@ -19,6 +20,12 @@ std::span<const std::uint64_t> get_pull_ids(const Frame& request, std::size_t id
     throw ProtocolError(str("pull: ", bytes, " bytes for ", request.header.count, " ids"));
   return {reinterpret_cast<const std::uint64_t*>(request.payload.data() + ids_at),
           request.header.count};
+}
+
+// Reading changes nothing: who asks for too much hears it, and nobody else.
+Failure no_memory() {
+  return {ErrorKind::kInvalidArgument, -1,
+          "the server has not the memory for this answer: ask for less at once, or give it more"};
 }
 
 }  // namespace
@@ -193,6 +200,8 @@ void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame,
     throw;
   } catch (const Error& error) {
     answers.push_back({connection, error_to(frame.header, Failure::from(error))});
+  } catch (const std::bad_alloc&) {
+    answers.push_back({connection, error_to(frame.header, no_memory())});
   }
 }
 
@@ -224,6 +233,8 @@ void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& an
     throw;
   } catch (const Error& error) {
     answers.push_back({connection, error_to(header, Failure::from(error))});
+  } catch (const std::bad_alloc&) {
+    answers.push_back({connection, error_to(header, no_memory())});
   }
 }
 
@@ -236,6 +247,9 @@ Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
   answer.header.a = table.pushes;
   answer.header.b = table.stamp();
   const std::size_t bytes = encoded_rows_bytes(request.header.codec, table.spec.dim, ids.size());
+  if (bytes > limits::kPsRowsBytes)
+    throw InvalidArgument(str("pull: ", ids.size(), " rows of table '", table.spec.name, "' are ",
+                              bytes, " bytes, and one request may ask for ", limits::kPsRowsBytes));
   answer.payload = spares.take(bytes);
   store.read_rows(table, ids, request.header.codec, request.header.b == 1, answer.payload);
   return answer;

@@ -57,10 +57,6 @@ void ShardLoop::stop() {
   journal_.reset();  // Before the shard, which it may look at to the last; its files are free now.
 }
 
-void ShardLoop::abandon() {
-  if (thread_.joinable()) thread_.detach();
-}
-
 void ShardLoop::wake() const {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);

@@ -51,8 +51,7 @@ class ShardLoop {
   ~ShardLoop();
 
   void start();
-  void stop();     // From another thread; clients see their connections end.
-  void abandon();  // In a forked child: there is no such thread here.
+  void stop();  // From another thread; clients see their connections end.
 
   // A connection whose handshake is done.
   void deliver(transport::Arrival arrival);

@@ -1,5 +1,6 @@
 // What a checkpoint has of a shard: records {kind u64, table u64, bytes u64} and their payload. A
-// layout record comes first, then clients and domains, then for each table its spec and its rows.
+// layout record comes first, then clients, specs of tables and domains, then contributions to
+// rounds that are not complete, then the tables' rows.
 #include <algorithm>
 #include <cstring>
 
@@ -16,6 +17,7 @@ enum class RecordKind : std::uint64_t {
   kDomain = 3,
   kTable = 4,
   kPiece = 5,
+  kContribution = 6,
 };
 constexpr std::size_t kRecordHeader = 24;
 
@@ -44,8 +46,10 @@ bool is_ours(void* context, std::uint64_t id) {
 
 }  // namespace
 
-Bytes Shard::Impl::front_of_snapshot() const {
-  Bytes front;
+// One piece with all that is small, and one for each contribution, which may be as long as a table.
+std::deque<Bytes> Shard::Impl::front_of_snapshot() const {
+  std::deque<Bytes> pieces(1);
+  Bytes& front = pieces.front();
   wire::Writer layout;
   layout.put(options.shard);
   layout.put(options.shards);
@@ -58,6 +62,9 @@ Bytes Shard::Impl::front_of_snapshot() const {
     Bytes state;
     domain.save(state);
     put_record(front, RecordKind::kDomain, id, state);
+    domain.for_each_contribution([&pieces, domain_id = id](Bytes given) {
+      put_record(pieces.emplace_back(), RecordKind::kContribution, domain_id, given);
+    });
   }
   for (const auto& [id, table] : store.all()) {
     Bytes payload;
@@ -70,7 +77,7 @@ Bytes Shard::Impl::front_of_snapshot() const {
     if (!(table.rule() == table.spec.rule)) put(payload, table.rule());
     put_record(front, RecordKind::kTable, id, payload);
   }
-  return front;
+  return pieces;
 }
 
 bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out) {
@@ -79,8 +86,9 @@ bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& 
   if (!snapshot)
     throw InvalidArgument("there is no snapshot to read: it was ended, or the shard was loaded");
   if (!snapshot->front.empty()) {
-    out.insert(out.end(), snapshot->front.begin(), snapshot->front.end());
-    snapshot->front.clear();
+    const Bytes& next = snapshot->front.front();
+    out.insert(out.end(), next.begin(), next.end());
+    snapshot->front.pop_front();
     return true;
   }
   while (!snapshot->tables.empty()) {
@@ -157,6 +165,14 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
       if (!loading->is_same_layout) return;
       loading->domains.insert_or_assign(id, Domain::restore(in));
       return;
+    case RecordKind::kContribution: {
+      if (!loading->is_same_layout) return;
+      const auto domain = loading->domains.find(id);
+      if (domain == loading->domains.end())
+        throw ProtocolError(str("checkpoint: a contribution to domain ", id, ", which it lacks"));
+      domain->second.restore_contribution(in);
+      return;
+    }
     case RecordKind::kTable: {
       Table before;
       for (std::uint64_t* count : {&before.pushes, &before.steps, &before.rows_pushed,

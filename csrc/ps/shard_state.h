@@ -60,8 +60,8 @@ struct Shard::Impl {
     std::optional<Advancing> advancing;
   };
   struct Snapshot {
-    bool is_owners = false;  // Gives way to a checkpoint.
-    Bytes front;             // Clients, domains, specs as they were; read out before the tables.
+    bool is_owners = false;             // Gives way to a checkpoint.
+    std::deque<Bytes> front;            // Clients, specs, domains as they were; before the tables.
     std::vector<std::uint64_t> tables;  // Still to be read out, the last one first.
   };
   // What came with begin_load, until commit_load.
@@ -131,7 +131,7 @@ struct Shard::Impl {
   void answer_job(const Waiting& one, Answers& answers);
 
   // shard_snapshot.cc
-  Bytes front_of_snapshot() const;
+  std::deque<Bytes> front_of_snapshot() const;
   void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
 
   ShardOptions options;

@@ -60,16 +60,10 @@ void Monitor::stop() {
   thread_.join();
 }
 
-void Monitor::abandon() {
-  if (thread_.joinable())
-    thread_.detach();  // The handle only: no such thread lives in this process.
-  controls_.clear();
-  meeting_.door.reset();
-}
-
 void Monitor::add(std::shared_ptr<Group> group) {
   groups_.with([&](Groups& groups) {
-    groups.by_id[group->id] = group;
+    if (!groups.by_id.emplace(group->id, group).second)
+      throw InvalidArgument("a communicator with this name and these ranks is open already");
     for (const wire::Lost& lost : groups.gone) {
       if (!group->has_member(lost.rank)) continue;
       lost.has_left ? group->mark_left(lost.rank, lost.text) : group->fail(to_failure(lost, rank_));

@@ -33,8 +33,6 @@ class Monitor {
   void remove(std::uint64_t group_id);
   void report(const wire::Abort& abort);
   void request_shrink(const wire::ShrinkRequest& request);
-  void abandon();  // In a forked child: the thread does not exist here; forget it and close what
-                   // was inherited.
 
  private:
   struct Control {

@@ -1,15 +1,14 @@
 #include "transport/world.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 
 #include "base/config.h"
 #include "base/error.h"
+#include "transport/forks.h"
 #include "transport/idle.h"
 #include "transport/knock.h"
 #include "transport/shm_link.h"
@@ -22,8 +21,6 @@ constexpr Millis kConnectTime{10000};
 constexpr Millis kPassTime{5000};
 constexpr Millis kClockTime{1000};
 
-std::atomic<std::uint64_t> forks{0};  // Written in the only thread of a fresh child.
-
 void check_shm_possible(const JoinOptions& options, const std::vector<wire::Member>& members) {
   if (options.mode != TransportMode::kShm) return;
   for (const wire::Member& member : members)
@@ -34,19 +31,6 @@ void check_shm_possible(const JoinOptions& options, const std::vector<wire::Memb
 }
 
 }  // namespace
-
-std::uint64_t fork_generation() {
-  return forks.load(std::memory_order_relaxed);
-}
-
-std::uint64_t watch_forks() {
-  static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
-    forks.fetch_add(1);
-    let_go_of_fds();
-  });
-  GRADRING_ASSERT(registered == 0);
-  return fork_generation();
-}
 
 std::shared_ptr<World> World::join(const JoinOptions& options) {
   watch_forks();
@@ -69,14 +53,7 @@ World::World(const JoinOptions& options, std::vector<wire::Member> members, wire
       session_(session),
       fork_generation_(fork_generation()) {}
 
-World::~World() {
-  if (fork_generation() == fork_generation_) return;
-  // A forked child: threads and locks may be in any state; only let go of the descriptors.
-  [[maybe_unused]] const Scribe* lost_scribe = scribe_.release();
-  if (!monitor_) return;
-  monitor_->abandon();
-  [[maybe_unused]] const Monitor* lost_monitor = monitor_.release();
-}
+World::~World() = default;
 
 void World::check_process() const {
   if (fork_generation() == fork_generation_) [[likely]]

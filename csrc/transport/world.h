@@ -61,7 +61,6 @@ class World {
   // Throws Closed in a process forked from the one that joined: its threads and turns belong to the
   // parent.
   void check_process() const;
-  std::uint64_t joined_generation() const { return fork_generation_; }
 
  private:
   World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);
@@ -81,11 +80,5 @@ class World {
   std::unique_ptr<Scribe> scribe_ = std::make_unique<Scribe>();
   std::unique_ptr<Monitor> monitor_;  // None in a world of one.
 };
-
-// How often this process is a fork of the one that loaded the library: 0 for the first, counted by
-// a fork handler.
-std::uint64_t fork_generation();
-// The same, and the fork handler is there from now on: for whoever joins no world.
-std::uint64_t watch_forks();
 
 }  // namespace gradring::transport

@@ -36,6 +36,8 @@ _QUICK = (
     Exchanges.barrier,
 )
 
+_LARGEST_BYTES = 1 << 47  # Of one host's memory; the core's own limit.
+
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 # Those of `init`, and what they shrank to. Kept until closed: to the other ranks, one that is
@@ -148,13 +150,16 @@ class Communicator(Reductions, Exchanges, Messages):
             A C-contiguous NumPy array; contents undefined. `torch.from_numpy` shares its memory.
 
         Raises:
-            InvalidArgument: ``timeout`` is not positive.
+            InvalidArgument: ``timeout`` is not positive, or ``shape`` is negative or beyond what
+                any host has.
             Mismatch: The ranks ask for different amounts.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
         """
         wanted = np.dtype(dtype)
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         count = math.prod(sizes)
+        if any(size < 0 for size in sizes) or count * wanted.itemsize > _LARGEST_BYTES:
+            raise InvalidArgument(f"empty: no array has shape {sizes} of {wanted}")
         memory = self._core.share_memory(count * wanted.itemsize, milliseconds(timeout))
         if memory is None or count == 0:
             return np.empty(sizes, wanted)

@@ -94,14 +94,26 @@ TEST_CASE("what a domain saves it restores, contributions and weights included")
   ps::Contribution& given = domain.contribution(1, 0, 7);
   given.ids = {3, 1};
   given.values = {1, 2};
+  const auto contributions = [](const ps::Domain& of) {
+    std::vector<Bytes> all;
+    of.for_each_contribution([&all](Bytes one) { all.push_back(std::move(one)); });
+    return all;
+  };
   Bytes saved;
   domain.save(saved);
   wire::Reader in(saved);
   ps::Domain again = ps::Domain::restore(in);
   CHECK(in.left() == 0);
+  REQUIRE(contributions(domain).size() == 1);
+  for (const Bytes& one : contributions(domain)) {
+    wire::Reader from(one);
+    again.restore_contribution(from);
+    CHECK(from.left() == 0);
+  }
   Bytes resaved;
   again.save(resaved);
   CHECK(resaved == saved);
+  CHECK(contributions(again) == contributions(domain));
   for (std::size_t bytes = 0; bytes < saved.size(); ++bytes) {
     const std::span<const std::byte> whole(saved);
     wire::Reader cut_short(whole.first(bytes));

@@ -265,6 +265,16 @@ TEST_CASE("a table that is too large for one shard is refused, and the shard liv
   CHECK(pulled(rig, guest, {5}) == Values{1, 1});
 }
 
+TEST_CASE("a pull of more rows than any client asks for is refused, and others are served") {
+  ShardRig rig;
+  Guest guest = rig.enter(7);
+  rig.ask(guest, make_table(sum_table("wide", 1u << 16)));
+  const ps::Frame answer = rig.ask(guest, pull("wide", Ids(1u << 16, 5)));
+  CHECK(error_of(answer) == ErrorKind::kInvalidArgument);
+  CHECK(text_of(answer).find("one request may ask for 67108864") != std::string::npos);
+  CHECK(rig.ask(guest, pull("wide", {5})).header.type == PsType::kRows);
+}
+
 TEST_CASE("an id of another shard is refused by number") {
   ShardRig rig(0, 2);
   Guest guest = enter_with_table(rig, 0);

@@ -79,6 +79,24 @@ def test_the_end_of_a_forked_child_does_not_disturb_its_parent(
     assert ranks.call("result = comm.all_reduce(np.ones(2)).tolist()") == [[2.0, 2.0]] * 2
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "group.all_reduce(np.ones(3), async_op=True).wait()",
+        "group.send(np.ones(3), comm.rank, async_op=True).wait()",
+    ],
+    ids=["collective", "message"],
+)
+def test_a_child_may_drop_a_group_whose_thread_sleeps_in_the_parent(
+    job: StartJob, transport: str, call: str
+) -> None:
+    ranks = job(2, transport=transport)
+    ranks.call(f"group = comm.split(0); {call}")
+    dropped = IN_A_CHILD.format(code="del group; __import__('gc').collect()", end="os._exit(0)")
+    assert ranks.ranks[0].call(dropped) == "nothing raised"
+    assert ranks.call("result = group.all_reduce(np.ones(2)).tolist()") == [[2.0, 2.0]] * 2
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_a_parent_is_noticed_although_its_child_lives_on(
     job: StartJob, transport: str, victim: int

@@ -83,6 +83,53 @@ def test_a_message_may_be_sent_to_oneself(world: GetWorld, transport: str) -> No
     assert world(2, transport).run(exchange) == [5, 6]
 
 
+def test_a_message_of_another_size_ends_every_work_that_was_started(
+    fresh_world: GetWorld, transport: str
+) -> None:
+    begun = threading.Barrier(2)
+
+    def exchange(comm: Any) -> list[str]:
+        if comm.rank == 0:
+            comm.send(np.zeros(3), 1, 5)
+            comm.send(np.zeros(3), 1, 6)
+            begun.wait(30)
+            return []
+        comm.recv(np.zeros(3), 0, 6)  # Tag 5 has come before, and is kept.
+        works = [comm.recv(np.zeros(4), 0, 5, async_op=True) for _ in range(3)]
+        said = []
+        for work in works:
+            with pytest.raises((gr.Mismatch, gr.Closed)) as caught:
+                work.wait(timeout=30)
+            said.append(str(caught.value))
+        assert all(work.done() for work in works)
+        begun.wait(30)
+        return said
+
+    said = fresh_world(2, transport).run(exchange)[1]
+    assert (
+        "recv from rank 0 with tag 5: it sends float64 x 3, rank 1 expects float64 x 4" in said[0]
+    )
+    assert not any("barrier" in text for text in said)
+
+
+def test_kept_messages_are_found_by_their_tags(world: GetWorld, transport: str) -> None:
+    count = 500
+
+    def exchange(comm: Any) -> bool:
+        if comm.rank == 0:
+            for tag in range(count):
+                comm.send(np.full(tag % 3, tag), 1, tag)
+            return True
+        got = []
+        for tag in reversed(range(count)):
+            x = np.zeros(tag % 3, np.int64)
+            comm.recv(x, 0, tag)
+            got.append((x == tag).all())
+        return all(got)
+
+    assert world(2, transport).run(exchange) == [True, True]
+
+
 def test_a_strided_array_is_sent_and_received(world: GetWorld, transport: str) -> None:
     def exchange(comm: Any) -> Any:
         if comm.rank == 0:

@@ -116,12 +116,14 @@ def test_a_client_with_the_same_number_takes_the_place() -> None:
         old.close()
 
 
-def test_a_forked_child_leaves_the_connection_to_its_parent() -> None:
+@pytest.mark.parametrize("before", ["", "table.pull([1], async_op=True).wait()"])
+def test_a_forked_child_leaves_the_connection_to_its_parent(before: str) -> None:
     program = (
         "import os, sys\n"
         "import gradring as gr\n"
         "ps = gr.ps.connect()\n"
         "table = ps.sparse_table('t', 1, gr.optim.Sum())\n"
+        f"{before}\n"  # The connection's thread then sleeps in the parent.
         "child = os.fork()\n"
         "if child == 0: sys.exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"

@@ -72,6 +72,18 @@ def test_an_array_outlives_its_communicator(world: GetWorld) -> None:
     assert world(2, "shm").run(make) == [True, True]
 
 
+@pytest.mark.parametrize("shape", [(1 << 46,), (1 << 47,), (1 << 70,), (-1,), (2, -3)], ids=str)
+def test_a_size_that_no_host_has_is_refused_and_nothing_is_lost(
+    world: GetWorld, shape: tuple[int, ...]
+) -> None:
+    def ask(comm: Any) -> float:
+        with pytest.raises(gr.InvalidArgument, match="empty: "):
+            comm.empty(shape, "uint8")
+        return float(comm.all_reduce(np.ones(1))[0])
+
+    assert world(3, "shm").run(ask) == [3.0] * 3
+
+
 def test_ranks_that_ask_for_different_sizes_are_told(fresh_world: Any) -> None:
     errors = fresh_world(2, "shm").errors(lambda comm: comm.empty(3 + comm.rank))
     assert [type(error) for error in errors] == [gr.Mismatch, gr.Mismatch]

@@ -1,0 +1,75 @@
+"""Input and output may be the same memory, or this rank's part of it, and nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from thread_ranks import TRANSPORTS
+
+pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
+
+SIZE = 3
+PART = 100
+Call = Callable[[Any, Any], Any]
+
+# Each with an array of (SIZE + 1) * PART floats.
+WRONG: dict[str, Call] = {
+    "all_reduce, ahead": lambda comm, a: comm.all_reduce(a[:PART], out=a[7 : 7 + PART]),
+    "all_reduce, behind": lambda comm, a: comm.all_reduce(a[7 : 7 + PART], out=a[:PART]),
+    "all_reduce, async": lambda comm, a: comm.all_reduce(
+        a[7 : 7 + PART], out=a[:PART], async_op=True
+    ),
+    "all_gather": lambda comm, a: comm.all_gather(a[3 : 3 + PART], a[: SIZE * PART]),
+    "all_gather, another's part": lambda comm, a: comm.all_gather(
+        part(a, (comm.rank + 1) % SIZE), a[: SIZE * PART]
+    ),
+    "reduce_scatter": lambda comm, a: comm.reduce_scatter(a[: SIZE * PART], a[5 : 5 + PART]),
+    "gather": lambda comm, a: comm.gather(a[1 : 1 + PART], root=comm.rank, out=rows(a)),
+    "scatter": lambda comm, a: comm.scatter(rows(a), root=comm.rank, out=a[1 : 1 + PART]),
+    "all_to_all": lambda comm, a: comm.all_to_all(a[: SIZE * PART], out=a[: SIZE * PART]),
+}
+
+
+def part(a: Any, rank: int) -> Any:
+    return a[rank * PART : (rank + 1) * PART]
+
+
+def rows(a: Any) -> Any:
+    return a[: SIZE * PART].reshape(SIZE, PART)
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_an_output_that_overlaps_the_input_is_refused_before_anything_is_sent(
+    world: GetWorld, transport: str, call: Call
+) -> None:
+    def overlap(comm: Any) -> bool:
+        a = np.arange((SIZE + 1) * PART, dtype=np.float32)
+        with pytest.raises(gr.InvalidArgument, match=r"overlap|overwrite"):
+            call(comm, a)
+        assert (a == np.arange(a.size)).all()
+        return bool(comm.all_reduce(np.ones(1))[0] == SIZE)
+
+    assert world(SIZE, transport).run(overlap) == [True] * SIZE
+
+
+@pytest.mark.parametrize("count", [1, 1000, 300_000])
+def test_this_ranks_part_may_lie_in_the_whole(world: GetWorld, transport: str, count: int) -> None:
+    def in_place(comm: Any) -> bool:
+        whole = np.arange(SIZE * count, dtype=np.float32) % 97
+        mine = whole[comm.rank * count : (comm.rank + 1) * count]
+        wanted = SIZE * mine
+        comm.reduce_scatter(whole, mine)
+        assert (mine == wanted).all()
+        mine[:] = comm.rank
+        comm.all_gather(mine, whole)
+        assert (whole == np.repeat(np.arange(SIZE), count)).all()
+        comm.all_reduce(whole, out=whole)
+        return bool((whole == SIZE * np.repeat(np.arange(SIZE), count)).all())
+
+    assert world(SIZE, transport).run(in_place) == [True] * SIZE
