@@ -80,11 +80,13 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense.
         DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
             servers between them.
-        Mismatch: The ranks have different models; names the first parameter that differs.
+        Mismatch: The ranks have different models, or the same in another order, or with
+            other parameters frozen; names the first parameter that differs.
     """
     _require_ready(optimizer, mode, bucket_bytes)
     _require_usable(compress, clip_norm)
-    if compress is not None and mode is not None and not _is_all_reduce(mode):
+    is_averaged = mode is None or _is_all_reduce(mode)
+    if compress is not None and not is_averaged:
         raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
     timeout = config.timeout_in_force(os.environ, timeout)
     comm = current() if comm is None else comm
@@ -92,13 +94,11 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     parameters.require_averageable(named)
     if compress is not None:
         parameters.require_compressible(named)
-    shared = {id(tensor): (name, tensor) for name, tensor in named.items()}
-    shared |= {id(tensor): (name, tensor) for name, tensor in parameters.model_tensors(model)}
-
     if comm.world_size > 1:
-        parameters.share(comm, dict(shared.values()))
+        averaged = named if is_averaged else ()
+        parameters.share(comm, parameters.shared_tensors(named, model), averaged)
     served = {"name": name, "workers": comm.world_size, "timeout": timeout}
-    if mode is not None and not _is_all_reduce(mode):
+    if mode is not None and not is_averaged:
         return _through_servers(optimizer, mode, model, clip_norm, ps=ps, comm=comm, **served)
     rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
     # First what servers may refuse: nothing of the optimizer has changed yet.

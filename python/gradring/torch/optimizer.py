@@ -210,20 +210,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters.require_averageable(named)
         if self._averager is not None:
             new = {name: param for name, param in named.items() if id(param) in added}
-            parameters.share(self._comm, new)
+            parameters.share(self._comm, new, averaged=new)
             self.refresh()
 
     def refresh(self) -> None:
-        """Look at the parameters again, after freezing or unfreezing some; on every rank alike.
+        """Look at the parameters again, after freezing or unfreezing some; a collective call.
 
         Raises:
             InvalidArgument: A step has begun.
+            Mismatch: A parameter is frozen on some ranks only; names it. Nothing has changed.
         """
         if self._averager is None:
             return
         if self._averager.is_open:
             raise InvalidArgument("a step has begun; call step() or zero_grad() before")
         before = self._averager
+        named = parameters.optimizer_parameters(self.param_groups, self._model)
+        parameters.require_same(before.comm, named, averaged=named)
         before.stop_listening()
         self._averager = self._listening(before.comm)
         self._averager.take_residuals(before)

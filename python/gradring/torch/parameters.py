@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +31,22 @@ def optimizer_parameters(
     return named
 
 
-def model_tensors(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a model's parameters and buffers."""
-    if model is not None:
-        yield from model.named_parameters()
-        yield from model.named_buffers()
+def shared_tensors(named: Named, model: torch.nn.Module | None) -> Named:
+    """Return an optimizer's parameters and what else a model has, each once, by names of its own.
+
+    Args:
+        named: What `optimizer_parameters` returned.
+        model: Its other parameters and its buffers come after those.
+    """
+    shared = dict(named)
+    if model is None:
+        return shared
+    known = {id(param) for param in named.values()}
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if id(tensor) not in known:
+            # The optimizer may have one of that name too, from a module that is not in the model.
+            shared[f"{name} (of model=)" if name in shared else name] = tensor
+    return shared
 
 
 def require_averageable(named: Named) -> None:
@@ -42,13 +54,15 @@ def require_averageable(named: Named) -> None:
 
     Raises:
         DeviceError: One is neither on the CPU nor on CUDA.
-        InvalidArgument: One has a dtype without an average.
+        InvalidArgument: One is sparse, or has a dtype without an average.
     """
     for name, param in named.items():
         if param.device.type not in ("cpu", "cuda"):
             raise DeviceError(
                 f"{name} is on {param.device}; models on the CPU and on CUDA can be trained"
             )
+        if param.requires_grad and param.layout != torch.strided:
+            raise InvalidArgument(f"{name} is a {param.layout} tensor; only dense ones are trained")
         if param.requires_grad and not can_travel(param):
             raise InvalidArgument(f"{name} has dtype {param.dtype}, which cannot be averaged")
 
@@ -64,23 +78,85 @@ def require_compressible(named: Named) -> None:
             raise InvalidArgument(f"{name} has dtype {param.dtype}, which cannot be compressed")
 
 
-def share(comm: Communicator, named: Named) -> None:
-    """Give every rank rank 0's values; a collective call.
+def require_same(comm: Communicator, named: Named, averaged: Container[str] = ()) -> None:
+    """Compare the lists of tensors of all ranks; a collective call.
+
+    Args:
+        comm: The ranks.
+        named: Tensors by name, in their order.
+        averaged: Names of those whose gradients are averaged: if one is frozen, it is everywhere.
 
     Raises:
-        Mismatch: Number, shapes or dtypes differ between ranks; names the first difference.
+        InvalidArgument: A tensor cannot be sent; nothing was.
+        Mismatch: Number, names, shapes or dtypes differ between ranks, or what is frozen; names the
+            first difference.
     """
-    tensors = [tensor.detach() for tensor in named.values()]
     require_same_shapes(
         comm,
         "tensors",
         list(named),
-        [tuple(tensor.shape) for tensor in tensors],
-        [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+        [tuple(tensor.shape) for tensor in named.values()],
+        [str(tensor.dtype).removeprefix("torch.") for tensor in named.values()],
+        labels=[_label(name, tensor, name in averaged) for name, tensor in named.items()],
     )
-    for tensor in tensors:
-        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        if real.is_cuda and not real.is_contiguous():  # As channels_last; on the CPU it may be.
-            real.copy_(comm.broadcast(real.contiguous(), 0))
-        else:
-            comm.broadcast(real, 0)
+
+
+def _label(name: str, tensor: torch.Tensor, is_averaged: bool) -> str:
+    label = name
+    if tensor.layout != torch.strided:
+        label += f", sparse in {tensor.sparse_dim()} dimensions"
+    return f"{label}, frozen" if is_averaged and not tensor.requires_grad else label
+
+
+def share(comm: Communicator, named: Named, averaged: Container[str] = ()) -> None:
+    """Give every rank rank 0's values; a collective call.
+
+    Args:
+        comm: The ranks.
+        named: Tensors by name; written in place. Dense, or sparse in COO format.
+        averaged: As for `require_same`.
+
+    Raises:
+        InvalidArgument: A tensor cannot be sent; nothing was.
+        Mismatch: As `require_same`; nothing was written.
+    """
+    for name, tensor in named.items():
+        if tensor.layout not in (torch.strided, torch.sparse_coo):
+            raise InvalidArgument(
+                f"{name} is a {tensor.layout} tensor, which ranks cannot share; keep it in "
+                "torch.sparse_coo format, or outside of the model's parameters and buffers"
+            )
+    require_same(comm, named, averaged)
+    with torch.no_grad():
+        for tensor in named.values():
+            if tensor.is_sparse:
+                tensor.copy_(_sparse_of_rank_0(comm, tensor))
+            else:
+                _take_values(comm, tensor.detach())
+
+
+def _take_values(comm: Communicator, tensor: torch.Tensor) -> None:
+    # The memory itself where it holds the numbers: not those of conj() and the like; on CUDA only
+    # where it is contiguous, which channels_last, say, is not.
+    is_view = tensor.is_conj() or tensor.is_neg()
+    if is_view or (tensor.is_cuda and not tensor.is_contiguous()):
+        values = tensor.resolve_conj().resolve_neg().contiguous()
+        comm.broadcast(torch.view_as_real(values) if values.is_complex() else values, 0)
+        tensor.copy_(values)
+    else:
+        comm.broadcast(torch.view_as_real(tensor) if tensor.is_complex() else tensor, 0)
+
+
+def _sparse_of_rank_0(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
+    mine = tensor.detach().coalesce()
+    indices, values = mine.indices().contiguous(), mine.values().contiguous()
+    count = torch.tensor([values.shape[0]])
+    comm.broadcast(count, 0)
+    if comm.rank != 0:
+        indices = indices.new_empty(indices.shape[0], int(count))
+        values = values.new_empty(int(count), *values.shape[1:])
+    _take_values(comm, indices)
+    _take_values(comm, values)
+    return torch.sparse_coo_tensor(
+        indices, values, tensor.shape, check_invariants=True, is_coalesced=True
+    )
