@@ -138,7 +138,8 @@ class Bucket:
                 if param.grad is not self._slots[index]:
                     param.grad = self._slots[index]
                 continue
-            if param.grad is None:
+            if param.grad is None or param.grad.is_conj() or param.grad.is_neg():
+                # A view of other numbers is not written; autograd may hold those too.
                 param.grad = torch.empty_like(param)
             _as_real(param.grad).copy_(self._slots[index])
 
@@ -208,4 +209,6 @@ def can_be_compressed(param: torch.Tensor) -> bool:
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers, in its own memory except where that holds other ones."""
+    tensor = tensor.resolve_conj().resolve_neg()  # As they stand after conj() and conj().imag.
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
