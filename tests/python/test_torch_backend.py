@@ -45,32 +45,6 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def signs_turned() -> None:
-    size, rank = dist.get_world_size(), dist.get_rank()
-
-    def turned(count: int) -> torch.Tensor:
-        # What conj().imag gives, without its strides, which would be reason enough for a copy.
-        view = torch._neg_view(torch.arange(1.0, count + 1) + rank)
-        assert view.is_neg()
-        assert view.is_contiguous()
-        return view
-
-    total = [-(i * size + size * (size - 1) / 2) for i in range(1, 4)]
-    x = turned(3)
-    dist.all_reduce(x)
-    assert x.tolist() == total
-    dist.broadcast(y := turned(3), size - 1)
-    assert y.tolist() == [-(i + size - 1.0) for i in range(1, 4)]
-    into = list(turned(2 * size).chunk(size))  # Slices of one buffer, its signs turned.
-    dist.all_gather(into, turned(2))
-    for other, part in enumerate(into):
-        assert part.tolist() == [-(other + 1.0), -(other + 2.0)]
-
-
-def test_tensors_with_their_signs_turned_are_sent_as_what_they_stand_for() -> None:
-    on_ranks(3, signs_turned)
-
-
 def every_dtype() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     for dtype in DTYPES:

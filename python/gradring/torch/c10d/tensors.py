@@ -59,15 +59,16 @@ def stage(
         )
     own = tensor.detach()
     home = _home([own])
-    if own.device == home and own.is_contiguous() and not own.is_neg() and not copies:
+    if own.device == home and own.is_contiguous() and _holds_itself(own) and not copies:
         return Staged(_flat(own, reduces=reduces))
     if reads:
-        contiguous = own.resolve_neg().to(home, memory_format=torch.contiguous_format, copy=True)
+        plain = own.resolve_conj().resolve_neg()
+        contiguous = plain.to(home, memory_format=torch.contiguous_format, copy=True)
     else:
         contiguous = torch.empty(own.shape, dtype=own.dtype, device=home)
 
     def write_back() -> None:
-        own.copy_(contiguous)
+        _write(own, contiguous)
 
     return Staged(_flat(contiguous, reduces=reduces), write_back if writes else None)
 
@@ -104,7 +105,7 @@ def packed(
 
     def write_back() -> None:
         for part, tensor in zip(parts, own, strict=True):
-            tensor.copy_(part.view(tensor.shape))
+            _write(tensor, part.view(tensor.shape))
 
     return Staged(_flat(whole, reduces=reduces), write_back if writes else None)
 
@@ -114,6 +115,36 @@ def units(tensor: Tensor) -> int:
     if tensor.dtype in _SENDABLE:
         return 1
     return 2 if tensor.dtype.is_complex else tensor.element_size()
+
+
+def _holds_itself(tensor: Tensor) -> bool:
+    # Not so after conj() and conj().imag: the memory holds other numbers.
+    return not tensor.is_conj() and not tensor.is_neg()
+
+
+def _write(tensor: Tensor, result: Tensor) -> None:
+    """Copy a result to the user's tensor.
+
+    Raises:
+        InvalidArgument: Elements of an expanded tensor share memory, and their results differ.
+    """
+    for dim, stride in enumerate(tensor.stride()):
+        if stride != 0 or tensor.shape[dim] < 2:
+            continue
+        # Expanded: written once, for all of its elements that are one in memory.
+        first = result.narrow(dim, 0, 1)
+        if not _are_same(first.expand_as(result), result):
+            raise InvalidArgument(
+                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has "
+                "elements that share memory, and their results differ; pass a clone() of it"
+            )
+        tensor, result = tensor.narrow(dim, 0, 1), first
+    tensor.copy_(result)
+
+
+def _are_same(a: Tensor, b: Tensor) -> bool:
+    # Bit for bit: NaNs are the same too.
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def _home(tensors: Sequence[Tensor]) -> torch.device:
@@ -133,9 +164,9 @@ def _joined(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
         return None
     place = first.data_ptr()
     for tensor, size in zip(tensors, sizes, strict=True):
-        if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
             return None
-        if size == 0 or tensor.data_ptr() != place:
+        if not _holds_itself(tensor) or size == 0 or tensor.data_ptr() != place:
             return None
         place += size * tensor.element_size()
     end = first.storage_offset() + sum(sizes)

@@ -93,9 +93,7 @@ class Flight:
             if self.is_settled:
                 return
             if error is None:
-                with contextlib.nullcontext() if self._stream is None else self._stream.finishing():
-                    for finish in self._finishers:
-                        finish()
+                error = self._finish()
                 if self.pending:
                     self.source = self.pending[0].source
             self.error = error
@@ -104,6 +102,15 @@ class Flight:
             told = self._told
         if told is not None:
             self._tell(told)
+
+    def _finish(self) -> Error | None:
+        try:
+            with contextlib.nullcontext() if self._stream is None else self._stream.finishing():
+                for finish in self._finishers:
+                    finish()
+        except Error as error:  # A result that does not fit into the user's tensor.
+            return for_torch(error)
+        return None
 
     def _tell(self, told: torch.futures.Future[Any]) -> None:
         if self._stream is None or self.error is not None:
