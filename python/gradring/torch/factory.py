@@ -20,7 +20,8 @@ from gradring.joining import current
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.torch import parameters
 from gradring.torch.optimizer import DistributedOptimizer
-from gradring.torch.served import ServedOptimizer, make_rows
+from gradring.torch.rows import make_rows
+from gradring.torch.served import ServedOptimizer
 
 # Small enough that most of a model's gradients travel while backward computes the others.
 BUCKET_BYTES = 4 << 20

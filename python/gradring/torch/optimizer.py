@@ -16,7 +16,7 @@ from gradring.errors import InvalidArgument
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
-from gradring.torch.served import Rows
+from gradring.torch.rows import Rows
 from gradring.uneven import dealt_out, until_all_end
 
 Batch = TypeVar("Batch")
@@ -86,6 +86,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             averager.set_weight(1)
         self._weight = 1.0
         return result
+
+    # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
+    step.hooked = True  # type: ignore[attr-defined]
 
     def _step_rows(self) -> None:
         if self.rows is not None:
@@ -236,10 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         A collective call. Needs the ``model`` that was given to `distributed`.
         """
-        if self._model is None:
-            raise InvalidArgument("share_buffers: give the model to distributed(..., model=model)")
-        if self._averager is not None:
-            parameters.share(self._comm, dict(self._model.named_buffers()))
+        parameters.share_buffers(self._comm, self._model)
 
     def flush(self) -> None:
         """Bring what was pushed of embeddings to the servers; see `ModeOptimizer.flush`."""

@@ -135,6 +135,19 @@ def share(comm: Communicator, named: Named, averaged: Container[str] = ()) -> No
                 _take_values(comm, tensor.detach())
 
 
+def share_buffers(comm: Communicator, model: torch.nn.Module | None) -> None:
+    """Give every rank rank 0's buffers of a model; a collective call.
+
+    Raises:
+        InvalidArgument: There is no model.
+        Mismatch: As `require_same`.
+    """
+    if model is None:
+        raise InvalidArgument("share_buffers: give the model to distributed(..., model=model)")
+    if comm.world_size > 1:
+        share(comm, dict(model.named_buffers()))
+
+
 def _take_values(comm: Communicator, tensor: torch.Tensor) -> None:
     # The memory itself where it holds the numbers: not those of conj() and the like; on CUDA only
     # where it is contiguous, which channels_last, say, is not.

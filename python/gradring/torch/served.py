@@ -7,6 +7,7 @@ had before; in GEO the optimizer itself steps, on this worker's replica.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -18,61 +19,15 @@ from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
 from gradring.modes.geo import GeoOptimizer
 from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.rounds import RoundOptimizer
 from gradring.optim.averaging import require_weight
-from gradring.torch.embedding import Embedding, embeddings_of
+from gradring.torch import parameters
+from gradring.torch.embedding import embeddings_of
+from gradring.torch.rows import Rows, make_rows
 from gradring.torch.server_rules import rules_of, settings_of
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
-
-
-class Rows:
-    """The embeddings of a model, and the mode that trains their rows."""
-
-    def __init__(self, layers: list[Embedding], driver: ModeOptimizer) -> None:
-        """Take over the layers."""
-        self.layers = layers
-        self.driver = driver
-        for layer in layers:
-            layer.attach(driver)
-
-    def take(self) -> list[Any]:
-        """Return the gradients that backward has brought."""
-        return [entry for layer in self.layers for entry in layer.take_gradients()]
-
-    def step(self, weight: float) -> None:
-        """Push them: a step of their own."""
-        self.driver.step(None, weight, self.take())
-
-    def forget(self) -> None:
-        """Drop them."""
-        for layer in self.layers:
-            layer.forget_gradients()
-
-    def forget_rows(self) -> None:
-        """Ask servers for every row anew, where a device has kept some."""
-        for layer in self.layers:
-            layer.forget_rows()
-
-
-def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any) -> Rows | None:
-    """Make what trains a model's embeddings in a mode; ``None`` if it has none.
-
-    Args:
-        mode: Of the rows.
-        model: May hold embeddings.
-        ps: As in `distributed`.
-        **options: Of `gradring.modes.optimizer.ModeOptimizer`.
-    """
-    layers = embeddings_of(model)
-    if not layers:
-        return None
-    driver = over_servers(mode, [], None, ps, **options)
-    try:
-        return Rows(layers, driver)
-    except BaseException:
-        driver.abandon()
-        raise
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -81,10 +36,14 @@ class ServedOptimizer(torch.optim.Optimizer):
     Attributes:
         driver: What carries the mode out: has ``staleness``, ``report`` and the like.
         rows: The model's embeddings; ``None`` if there are none.
+        grad_norm: Norm of the last step's gradients before ``clip_norm`` clipped them.
     """
 
     driver: ModeOptimizer
     rows: Rows | None
+    grad_norm: torch.Tensor | None = None
+    _comm: Any
+    _model: torch.nn.Module | None
     _weight: float
     _clip_norm: float | None
     _is_local: bool  # The optimizer itself steps.
@@ -108,6 +67,8 @@ class ServedOptimizer(torch.optim.Optimizer):
                 "clip_norm needs the averaged gradients, which only servers have here; use "
                 "gradring.Sync()"
             )
+        self._comm = comm
+        self._model = model
         self._clip_norm = clip_norm
         self._weight = 1.0
         self._is_local = isinstance(dense_mode, Geo)
@@ -122,13 +83,14 @@ class ServedOptimizer(torch.optim.Optimizer):
             states=() if self._is_local else [_entry_of(self.state.get(param)) for param in params],
             **options,
         )
-        self.driver.comm = comm
         self.rows = None
         if isinstance(mode, Hybrid):
             options["name"] += "/rows"
             self.rows = make_rows(sparse_mode, model, ps, **options)
         elif embeddings_of(model):
             self.rows = Rows(embeddings_of(model), self.driver)
+        for driver in self._drivers():
+            driver.comm = comm
         if not self._is_local:
             self.state.clear()  # The servers' from now on; a copy here would only grow old.
 
@@ -136,10 +98,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Do one step in the mode's sense; see `gradring.modes.optimizer.ModeOptimizer.step`.
 
         Settings that changed since the last step, as schedulers change the learning rate, are the
-        servers' for this one.
+        servers' for this one. Hooks that `torch.optim` calls around a step run in every mode.
 
         Args:
-            closure: As in `torch.optim`: computes the loss and its gradients anew, once.
+            closure: As in `torch.optim`: computes the loss and its gradients anew; once, or where
+                the optimizer itself steps (`gradring.Geo`) as often as that wants.
             weight: Number of examples behind this worker's gradients; `gradring.Sync` uses it.
 
         Returns:
@@ -152,26 +115,64 @@ class ServedOptimizer(torch.optim.Optimizer):
         self.driver.require_open()
         if weight is not None:
             self.set_weight(weight)
+        closures = () if closure is None else (closure,)
+        if isinstance(self.driver, GeoOptimizer):
+            return self._step_here(self.driver, *closures)
+        return self._step_at_servers(*closures)
+
+    # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step_here(self, driver: GeoOptimizer, closure: Closure | None = None) -> Any:
+        if closure is None:
+            self._clip()
+            rows = self._rows_of_step(self._take_weight())
+            loss = super().step()
+        else:
+            loss = super().step(self._clipped(closure))
+            rows = self._rows_of_step(self._take_weight())
+        driver.train_rows(rows)
+        driver.advance()
+        return loss
+
+    @torch.optim.Optimizer.profile_hook_step
+    def _step_at_servers(self, closure: Closure | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
-        weight, self._weight = self._weight, 1.0
-        rows = [] if self.rows is None else self.rows.take()
-        is_apart = self.rows is not None and self.rows.driver is not self.driver
-        if self.rows is not None and is_apart:
-            self.rows.driver.step(None, weight, rows)
-            rows = []
-        if isinstance(self.driver, GeoOptimizer):
-            super().step()
-            self.driver.train_rows(rows)
-            self.driver.advance()
-        else:
-            self._tell_changed_settings()
-            self.driver.step([_gradient_of(param) for param in self._params], weight, rows)
+        self._clip()
+        weight = self._take_weight()
+        rows = self._rows_of_step(weight)
+        self._tell_changed_settings()
+        self.driver.step([_gradient_of(param) for param in self._params], weight, rows)
         return loss
+
+    def _clip(self) -> None:
+        if self._clip_norm is not None:
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+
+    def _clipped(self, closure: Closure) -> Closure:
+        def clipped_closure() -> Any:
+            loss = closure()
+            self._clip()
+            return loss
+
+        return clipped_closure
+
+    def _take_weight(self) -> float:
+        weight, self._weight = self._weight, 1.0
+        return weight
+
+    def _rows_of_step(self, weight: float) -> list[Any]:
+        """Return the rows' gradients, or push them where rows have a mode of their own."""
+        if self.rows is None:
+            return []
+        rows = self.rows.take()
+        if self.rows.driver is self.driver:
+            return rows
+        self.rows.driver.step(None, weight, rows)
+        return []
 
     def _tell_changed_settings(self) -> None:
         settings = settings_of(self)
@@ -208,12 +209,44 @@ class ServedOptimizer(torch.optim.Optimizer):
         Yields:
             Each batch, then maybe ``None``.
         """
-        for batch in self.driver.uneven(batches):
+        rounds = [driver for driver in self._drivers() if isinstance(driver, RoundOptimizer)]
+        for batch in [*rounds, self.driver][0].uneven(batches):
             if batch is None:
                 self.set_weight(0)
             else:
                 self.set_weight(1 if weight is None else weight(batch))
             yield batch
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do nothing: gradients add up on the worker until `step`, whatever backward brings."""
+        yield
+
+    def synchronize(self) -> None:
+        """Do nothing: gradients are this worker's own, and complete when backward returns.
+
+        Raises:
+            InvalidArgument: Several workers' are averaged, which only servers do in this mode.
+        """
+        if isinstance(self.driver, RoundOptimizer) and self.driver.workers > 1:
+            raise InvalidArgument(
+                "synchronize: the averaged gradients, which only servers have here, cannot be "
+                "looked at before step(); leave it out, or use gradring.Sync()"
+            )
+
+    def refresh(self) -> None:
+        """Do nothing: servers leave a parameter alone for which nobody has a gradient."""
+
+    def share_buffers(self) -> None:
+        """Give every worker worker 0's buffers; see `DistributedOptimizer.share_buffers`.
+
+        A collective call of all workers that began together, such as after a `flush`.
+
+        Raises:
+            InvalidArgument: No ``model`` was given to `distributed`.
+            PeerLost: A worker was lost, or has left.
+        """
+        parameters.share_buffers(self._comm, self._model)
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Go through parts of the data; see `gradring.modes.optimizer.ModeOptimizer.hand_out`."""

@@ -1,0 +1,200 @@
+"""gradring.torch: a script stays as it is in every mode: its hooks, closures and calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from exact_server import ExactServer
+from torch_models import are_same, values
+
+ALL = [
+    gr.Sync(), gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=2),
+    gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
+]  # fmt: skip
+SERVED = [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=1)]
+
+
+@pytest.fixture
+def comm(world: GetWorld) -> Any:
+    """A communicator of one."""
+    return world(1, "tcp").comms[0]
+
+
+@pytest.mark.parametrize("mode", ALL, ids=str)
+def test_hooks_around_a_step_run_once_also_after_a_state_was_loaded(
+    world: GetWorld, mode: Any
+) -> None:
+    server = ExactServer()
+
+    def train(comm: Any) -> list[str]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(
+            torch.optim.SGD([param], lr=1.0), mode, comm=comm, ps=server.client(comm.rank)
+        )
+        seen: list[str] = []
+
+        def double(hooked: Any, *_: Any) -> None:
+            assert hooked is optimizer
+            param.grad *= 2  # type: ignore[operator]
+            seen.append("pre")
+
+        optimizer.register_step_pre_hook(double)
+        optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+        for _ in range(2):
+            optimizer.zero_grad()
+            param.backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        if mode != gr.Sync() and not isinstance(mode, gr.Hybrid):
+            optimizer.flush()
+        assert param.item() % 2 == 0  # The servers, too, had what the hook left.
+        assert param.item() <= -4
+        comm.barrier()
+        optimizer.close()
+        return seen
+
+    assert world(2, "shm").run(train) == [["pre", "post"] * 2] * 2
+
+
+def lbfgs_steps(model: nn.Module, optimizer: Any) -> list[float]:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = ((model(torch.eye(3)) - 1) ** 2).sum()
+        loss.backward()
+        return loss
+
+    return [optimizer.step(closure).item() for _ in range(3)]
+
+
+def test_one_worker_in_geo_searches_as_lbfgs_does_alone(comm: Any) -> None:
+    def make() -> nn.Linear:
+        torch.manual_seed(1)
+        return nn.Linear(3, 2)
+
+    model, alone = make(), make()
+    optimizer = gt.distributed(
+        torch.optim.LBFGS(model.parameters()), gr.Geo(k_steps=2), comm=comm,
+        ps=ExactServer().client(0),
+    )  # fmt: skip
+    losses = lbfgs_steps(model, optimizer)
+    assert losses == lbfgs_steps(alone, torch.optim.LBFGS(alone.parameters()))
+    assert losses[-1] < losses[0] / 10
+    assert are_same(values(model), values(alone))
+    optimizer.close()
+
+
+def test_clip_norm_clips_what_a_closure_brought(comm: Any) -> None:
+    param = nn.Parameter(torch.zeros(4))
+    optimizer = gt.distributed(
+        torch.optim.SGD([param], lr=1.0), gr.Geo(), clip_norm=1.0, comm=comm,
+        ps=ExactServer().client(0),
+    )  # fmt: skip
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (param * 5).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.testing.assert_close(param.detach(), torch.full((4,), -0.5))
+    assert float(optimizer.grad_norm) == 10
+    optimizer.close()
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), *SERVED], ids=str)
+def test_accumulating_unfreezing_and_sharing_buffers_is_written_alike(
+    world: GetWorld, mode: Any
+) -> None:
+    server = ExactServer()
+
+    def train(comm: Any) -> tuple[list[float], list[float]]:
+        model = nn.Module()
+        model.first, model.second = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+        model.register_buffer("mean", torch.full((2,), float(comm.rank + 3)))
+        model.second.requires_grad_(False)
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=0.5), mode, model=model, comm=comm,
+            ps=server.client(comm.rank),
+        )  # fmt: skip
+        with optimizer.no_sync():
+            model.first.backward()
+        model.first.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.second.requires_grad_(True)
+        optimizer.refresh()
+        model.second.backward()
+        optimizer.step()
+        optimizer.flush()
+        comm.barrier()
+        optimizer.flush()
+        model.mean += comm.rank
+        optimizer.share_buffers()
+        comm.barrier()
+        optimizer.close()
+        return [model.first.item(), model.second.item()], model.mean.tolist()
+
+    # Averages once, and every worker's own on top of each other else.
+    both = 1 if isinstance(mode, gr.Sync) else 2
+    for params, buffers in world(2, "shm").run(train):
+        assert params == [-1.0 * both, -0.5 * both]
+        assert buffers == [3, 3]
+
+
+@pytest.mark.parametrize("mode", SERVED, ids=str)
+def test_synchronize_has_nothing_to_do_or_says_that_servers_average(
+    world: GetWorld, mode: Any
+) -> None:
+    server = ExactServer()
+
+    def train(comm: Any) -> None:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(
+            torch.optim.SGD([param], lr=1.0), mode, comm=comm, ps=server.client(comm.rank)
+        )
+        param.backward()
+        if isinstance(mode, gr.Sync):
+            with pytest.raises(gr.InvalidArgument, match=r"only servers have.*gradring.Sync\(\)"):
+                optimizer.synchronize()
+        else:
+            optimizer.synchronize()
+        optimizer.step()
+        with pytest.raises(gr.InvalidArgument, match="model"):
+            optimizer.share_buffers()
+        comm.barrier()
+        optimizer.close()
+
+    world(2, "shm").run(train)
+
+
+def test_rows_in_rounds_have_all_workers_go_round_equally_often(world: GetWorld) -> None:
+    server = ExactServer()
+
+    def train(comm: Any) -> list[int | None]:
+        layer = gt.Embedding("e", 1, optimizer=gr.optim.SGD(lr=1.0))
+        model = nn.ModuleList([layer, nn.Linear(1, 1)])
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            gr.Hybrid(dense=gr.Async(), sparse=gr.Sync(via="ps")), model=model, comm=comm,
+            ps=server.client(comm.rank),
+        )  # fmt: skip
+        seen = []
+        for batch in optimizer.uneven(range(1 + 2 * comm.rank)):
+            seen.append(batch)
+            optimizer.zero_grad()
+            if batch is not None:
+                model[1](layer(torch.tensor([batch]))).sum().backward()
+            optimizer.step()
+        comm.barrier()
+        optimizer.close()
+        return seen
+
+    assert world(2, "shm").run(train) == [[0, None, None], [0, 1, 2]]
