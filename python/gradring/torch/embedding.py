@@ -8,6 +8,7 @@ device the rows that are used most stay there (`gradring.torch.row_cache`).
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +47,10 @@ class Embedding(torch.nn.Module):
     ``cache_age`` steps before servers are asked again: by so many steps less one may a row be
     older than the mode says. `flush` ends that: the next rows are the servers'. With 1, the
     default, nothing is older. Ids may be anywhere; they come to the CPU.
+
+    A deep copy of a layer that has its rows, as `torch.optim.swa_utils.AveragedModel` holds one,
+    reads the same rows, as they are now, and cannot be trained. The layer cannot be pickled: save
+    the model's ``state_dict()``, and the rows with ``gradring.ps.current().save(path)``.
 
     Attributes:
         name: Of the table, the same on every worker.
@@ -108,6 +113,7 @@ class Embedding(torch.nn.Module):
         self._cache_age = cache_age
         if device is not None:
             self.cache = RowCache(dim, cache_rows, cache_age, torch.device(device))
+        self._is_reader = False  # A copy: it reads what another layer trains.
         self._settings = settings
         self._driver: ModeOptimizer | None = None
         self._table: ModeTable | None = None
@@ -119,8 +125,14 @@ class Embedding(torch.nn.Module):
         """Train the rows by this optimizer's mode from now on; called by `distributed`.
 
         Raises:
-            InvalidArgument: The mode does not allow rows as old as the cache may have them.
+            InvalidArgument: The mode does not allow rows as old as the cache may have them, or it
+                is a copy, which only reads.
         """
+        if self._is_reader:
+            raise InvalidArgument(
+                f"Embedding {self.name!r} is a copy of a layer that trains its rows; copy a model "
+                "before distributed() to train both"
+            )
         self._require_allowed(driver)
         self._driver = driver
         self._is_alone = False
@@ -168,11 +180,17 @@ class Embedding(torch.nn.Module):
 
         Returns:
             Float32: ``ids.shape + (dim,)``, or (bags, dim).
+
+        Raises:
+            InvalidArgument: Offsets or weights without ``pooling``; or gradients are wanted of a
+                copy, which only reads.
         """
+        is_training = self.training and torch.is_grad_enabled()
+        self._require_possible(offsets, per_sample_weights, is_training)
         flat = _ids_of(ids)
         is_real = self._is_real(flat)
         leaf = self._rows(flat, is_real)
-        if self.training and torch.is_grad_enabled():
+        if is_training:
             chosen = slice(None) if is_real is None else is_real
             self._listen(leaf, flat[chosen], chosen)
         if self.pooling is None:
@@ -187,6 +205,18 @@ class Embedding(torch.nn.Module):
             None if offsets is None else offsets.to(leaf.device),
             mode=self.pooling, padding_idx=padding, per_sample_weights=per_sample_weights,
         )  # fmt: skip
+
+    def _require_possible(self, offsets: Any, weights: Any, is_training: bool) -> None:
+        if self.pooling is None and not (offsets is None and weights is None):
+            raise InvalidArgument(
+                f"Embedding {self.name!r} returns a row for each id: offsets and "
+                "per_sample_weights are for pooling='sum' or 'mean'"
+            )
+        if is_training and self._is_reader:
+            raise InvalidArgument(
+                f"Embedding {self.name!r} is a copy of a layer that trains its rows, and only "
+                "reads them: call eval(), or run it under torch.no_grad()"
+            )
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Begin to bring the rows of the next batch; see `ModeTable.prefetch`."""
@@ -300,6 +330,33 @@ class Embedding(torch.nn.Module):
 
         hooked: Any = leaf  # PyTorch gives this method no types.
         hooked.register_post_accumulate_grad_hook(listen)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
+        """Return a layer that reads the same rows; one of its own where there are none yet."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        # No connection can be copied, and the cache ages with the layer that trains.
+        is_reader = self._table is not None
+        shared = {"_ps", "_driver", "_table"} | ({"cache"} if is_reader else set())
+        state = vars(self) | {"_ready": [], "_is_reader": is_reader}
+        for name, value in state.items():
+            vars(made)[name] = value if name in shared else copy.deepcopy(value, memo)
+        return made
+
+    def __copy__(self) -> Embedding:
+        """Return another name for the same layer, as of any module."""
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse where there is a connection: what is saved would not have the rows."""
+        if self._table is None and self._ps is None:
+            return super().__reduce_ex__(protocol)
+        raise TypeError(
+            f"Embedding {self.name!r} cannot be pickled, its rows are on servers; save the model's "
+            "state_dict(), and the rows with gradring.ps.current().save(path)"
+        )
 
     def extra_repr(self) -> str:
         """Show the table, as `repr` of a module does."""

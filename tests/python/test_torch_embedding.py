@@ -1,0 +1,107 @@
+"""gradring.torch.Embedding as a module: its copies, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from exact_server import ExactServer
+
+IDS = torch.tensor([3, 5])
+
+
+@pytest.fixture
+def comm(world: GetWorld) -> Any:
+    """A communicator of one."""
+    return world(1, "tcp").comms[0]
+
+
+def embedding(server: ExactServer, **options: Any) -> gt.Embedding:
+    return gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0), ps=server.client(0), **options)
+
+
+def train(layer: torch.nn.Module) -> None:
+    layer(IDS).sum().backward()
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_copy_reads_the_rows_that_the_layer_trains(device: Any) -> None:
+    layer = embedding(ExactServer(), device=device)
+    train(layer)
+    copied = copy.deepcopy(layer)
+    for step in range(1, 3):
+        layer.flush()
+        for reader in (copied.eval(), copy.deepcopy(copied)):
+            np.testing.assert_array_equal(reader(IDS), np.full((2, 2), -step))
+        train(layer)
+
+
+def test_an_average_of_a_model_reads_its_rows(comm: Any) -> None:
+    server = ExactServer()
+    model = torch.nn.Sequential(
+        gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0)),
+        torch.nn.Linear(2, 2, bias=False),
+        torch.nn.BatchNorm1d(2),
+    )
+    torch.nn.init.ones_(model[1].weight)
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1.0), gr.Sync(via="ps"), model=model, comm=comm,
+        ps=server.client(0),
+    )  # fmt: skip
+    average = AveragedModel(model)
+    model[:2](IDS).sum().backward()
+    optimizer.step()
+    average.update_parameters(model)
+    update_bn([IDS], average)
+    torch.testing.assert_close(average.module[0].eval()(IDS), model[0].eval()(IDS))
+    torch.testing.assert_close(model[0](IDS), torch.full((2, 2), -2.0))
+    optimizer.close()
+
+
+def test_a_copy_that_would_train_says_that_it_only_reads(comm: Any) -> None:
+    server = ExactServer()
+    layer = embedding(server)
+    train(layer)
+    copied = copy.deepcopy(layer)
+    with torch.no_grad():
+        copied(IDS)
+    with pytest.raises(gr.InvalidArgument, match=r"'e' is a copy.*only reads.*eval\(\)"):
+        copied(IDS)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    with pytest.raises(gr.InvalidArgument, match=r"copy a model before distributed\(\)"):
+        gt.distributed(optimizer, gr.Async(), model=copied, comm=comm, ps=server.client(0))
+    assert copy.copy(layer)(IDS).requires_grad  # The same layer by another name.
+
+
+def test_a_copy_of_a_layer_without_rows_is_a_layer_of_its_own() -> None:
+    server = ExactServer()
+    layer = embedding(server, device="cpu")
+    train(copied := copy.deepcopy(layer))
+    copied.flush()
+    np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -1))
+    assert copied.cache is not layer.cache
+
+
+def test_a_layer_with_rows_is_not_pickled_without_them() -> None:
+    torch.save(gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0)), io.BytesIO())
+    layer = embedding(ExactServer())
+    train(layer)
+    with pytest.raises(TypeError, match=r"'e' cannot be pickled.*state_dict\(\).*save\(path\)"):
+        torch.save(torch.nn.Sequential(layer), io.BytesIO())
+    assert layer.state_dict() == {}
+
+
+def test_offsets_and_weights_are_refused_where_nothing_is_added_up() -> None:
+    layer = embedding(ExactServer())
+    for arguments in ({"offsets": torch.tensor([0])}, {"per_sample_weights": torch.ones(2)}):
+        with pytest.raises(gr.InvalidArgument, match="offsets and per_sample_weights are for pool"):
+            layer(IDS, **arguments)
