@@ -16,6 +16,7 @@ from gradring.modes.exchange import Exchange, GeoReport
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
+from gradring.modes.rows import Slots
 from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.modes.tables import ModeTable, Prefetched
 from gradring.optim import SGD, LocalRows, State, Sum
@@ -93,6 +94,7 @@ class GeoOptimizer(ModeOptimizer):
         Raises:
             InvalidArgument: The rule has no local steps, or there are other settings: rows that
                 servers leave out, drop or round would not be those of the replicas.
+            Mismatch: There is a table of that name with other settings.
         """
         if settings:
             raise InvalidArgument(
@@ -104,8 +106,11 @@ class GeoOptimizer(ModeOptimizer):
                 f"table {name!r}: {type(rule).__name__} has no local steps; GEO needs a rule with "
                 "update(), such as gr.optim.SGD"
             )
-        self._settle()  # An exchange under way knows the tables that it began with.
+        if name not in self._sparse:
+            self._settle()  # An exchange under way knows the tables that it began with.
         table = super().sparse_table(name, dim, rule, init=init, seed=seed)
+        if name in self._sparse:
+            return table  # With its rows, what they have learned and their optimizer state.
 
         def pull(ids: Ids) -> Array:
             rows = np.empty((len(ids), dim), np.float32)
@@ -127,7 +132,12 @@ class GeoOptimizer(ModeOptimizer):
         self._local_rows[table.name].set_rule(rule)
 
     def replica(self, table: ModeTable) -> SparseReplica:
-        """Return the local rows of a table, for a training loop that writes them itself."""
+        """Return the local rows of a table, for a training loop that writes them itself.
+
+        Raises:
+            InvalidArgument: The table is another optimizer's.
+        """
+        self.require_own(table)
         return self._sparse[table.name]
 
     def read(self, table: ModeTable, ids: Ids) -> Array:
@@ -153,24 +163,36 @@ class GeoOptimizer(ModeOptimizer):
         """Do a local step; exchange if it is time.
 
         Raises:
+            InvalidArgument: Gradients do not fit; nothing has changed.
+            TimedOut: Servers did not bring rows that are new here, and nothing has changed; or, if
+                the message names an exchange or workers, the local step is done: do not repeat it.
             Error: An exchange in the background failed; as it did.
         """
         self.require_open()
-        checked = self.dense.checked(grads)
+        checked, local = self.dense.checked(grads), self._local(rows)
         for rule, param, grad, state in zip(
             self.rules, self.params, checked, self._state, strict=True
         ):
             if grad is not None:
                 rule.update(param, grad, state)
-        self.train_rows(rows)
+        self._train(local)
         self.advance()
 
     def train_rows(self, rows: Iterable[RowGradients]) -> None:
         """Do a local step of rows alone."""
-        for table, given_ids, given in self.by_table(rows):
-            replica = self.replica(table)
-            slots = replica.slots(given_ids)
-            self._local_rows[table.name].step(replica.weights, slots, given)
+        self._train(self._local(rows))
+
+    def _local(self, rows: Iterable[RowGradients]) -> list[tuple[str, Slots, Array]]:
+        # Everything that can be refused or fail, for all tables, before any row is trained.
+        return [
+            (table.name, self._sparse[table.name].slots(ids), grads)
+            for table, ids, grads in self.by_table(rows)
+        ]
+
+    def _train(self, local: list[tuple[str, Slots, Array]]) -> None:
+        for name, slots, grads in local:
+            replica = self._sparse[name]
+            self._local_rows[name].step(replica.weights, slots, grads)
             replica.mark(slots)
 
     def advance(self) -> None:

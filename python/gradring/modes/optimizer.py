@@ -105,6 +105,8 @@ class ModeOptimizer:
     ) -> ModeTable:
         """Make or find a table whose rows this optimizer's mode trains.
 
+        Asked again for a table that it has, it returns the same one.
+
         Args:
             name: The same on every worker.
             dim: Floats a row.
@@ -118,7 +120,12 @@ class ModeOptimizer:
             InvalidArgument: A setting makes no sense, or not in this mode.
             Mismatch: There is a table of that name with other settings.
         """
-        table = ModeTable(self, name, dim, rule)
+        given = {"init": init, "seed": seed, **settings}
+        known = self.tables.get(name)
+        if known is not None:
+            known.require_same(dim, rule, given)
+            return known
+        table = ModeTable(self, name, dim, rule, given)
         on_servers = self.server_rule(rule)
         table.table = self.store.sparse_table(name, dim, on_servers, init, seed, **settings)
         self.tables[name] = table
@@ -136,8 +143,12 @@ class ModeOptimizer:
             grads: Mean gradient over this worker's examples for each parameter; ``None`` where
                 there is none. They may be reused when `step` returns.
             weight: Number of this worker's examples; used by `Sync` alone.
-            rows: ``(table, ids, gradients)`` for the sparse tables; gradients of equal ids, also
-                those of several entries for one table, are added up.
+            rows: ``(table, ids, gradients)`` for the sparse tables of this optimizer; gradients of
+                equal ids, also those of several entries for one table, are added up.
+
+        Raises:
+            InvalidArgument: Gradients do not fit, or a table is another optimizer's; nothing was
+                sent and nothing has changed.
         """
         raise NotImplementedError
 
@@ -289,15 +300,25 @@ class ModeOptimizer:
         if self.is_closed:
             raise Closed(f"optimizer {self.name!r} is closed: it takes no further steps")
 
+    def require_own(self, table: Any) -> None:
+        """Raise `InvalidArgument` where a table is none that `sparse_table` has returned here."""
+        name = getattr(table, "name", table)
+        if not (isinstance(table, ModeTable) and self.tables.get(table.name) is table):
+            raise InvalidArgument(
+                f"table {name!r} is none of optimizer {self.name!r}: rows are trained by the "
+                f"optimizer whose sparse_table({name!r}, ...) has returned their table"
+            )
+
     def by_table(self, rows: Iterable[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
         """Return one entry for each table that has gradients, in arrays of its own.
 
         Raises:
-            InvalidArgument: Shapes or dtypes do not fit.
+            InvalidArgument: Shapes or dtypes do not fit, or a table is another optimizer's.
             DeviceError: An array lives on a device.
         """
         entries: dict[str, list[RowGradients]] = {}
         for entry in rows:
+            self.require_own(entry[0])
             entries.setdefault(entry[0].name, []).append(entry)
         result = []
         for each in entries.values():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from gradring.arrays import as_ids
+from gradring.errors import Mismatch
 from gradring.modes.background import Background
 from gradring.modes.store import Array, Ids, Pull, Store
 from gradring.optim.state import require_successor
@@ -38,15 +40,33 @@ class ModeTable:
         seen: What the last pull said of it.
     """
 
-    def __init__(self, optimizer: Owner, name: str, dim: int, rule: Any) -> None:
-        """Belong to an optimizer."""
+    def __init__(
+        self, optimizer: Owner, name: str, dim: int, rule: Any, settings: Mapping[str, Any]
+    ) -> None:
+        """Belong to an optimizer; ``settings`` are those of its `sparse_table` beyond the rule."""
         self.name = name
         self.dim = dim
         self.rule = rule
+        self._made_with = (rule, dict(settings))
         self.table: Any = None
         self.seen: Any = None
         self._optimizer = optimizer
         self._coming: Prefetched | None = None
+
+    def require_same(self, dim: int, rule: Any, settings: Mapping[str, Any]) -> None:
+        """Refuse to be opened again with other settings than these.
+
+        Raises:
+            Mismatch: They differ; names both.
+        """
+        first, made_with = self._made_with
+        if dim == self.dim and rule in (self.rule, first) and settings == made_with:
+            return
+        raise Mismatch(
+            f"table {self.name!r} is open already in this optimizer with dim={self.dim}, "
+            f"{self.rule}, {_listed(made_with)}, and now with dim={dim}, {rule}, "
+            f"{_listed(settings)}; open it again with the same settings, or under another name"
+        )
 
     def pull(self, ids: Any) -> Array:
         """Return the rows of ids; the mode says how old they may be.
@@ -137,3 +157,7 @@ class Prefetched:
         """Wait until they are here."""
         if self._fetcher is not None:
             self._fetcher.drain(timeout)
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
