@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from gradring import config
 from gradring.communicator import Communicator
+from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import Hybrid, Sync
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array
 from gradring.modes.tables import ModeTable
+from gradring.optim.averaging import require_weight
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
 
@@ -51,7 +53,9 @@ class HybridOptimizer(ModeOptimizer):
         self._options = {"workers": workers, "timeout": self.timeout}
         self.dense_side: SyncOptimizer | ModeOptimizer
         if mode.dense == Sync():
-            self.dense_side = SyncOptimizer(self.params, rule, comm)
+            self.dense_side = SyncOptimizer(
+                self.params, _only_rule(rule, rule, len(self.params)), comm
+            )
         else:
             self.dense_side = self._over_servers(mode.dense, self.params, rule, name)
 
@@ -91,11 +95,14 @@ class HybridOptimizer(ModeOptimizer):
     def set_rule(self, rule: Any) -> None:
         """Go on with other settings of the dense parameters' rule; see `ModeOptimizer.set_rule`.
 
+        With ``dense=Sync()`` all parameters have one rule: a sequence must be of equal ones.
+
         Raises:
             InvalidArgument: It is another rule, or keeps another state; nothing was sent.
             TimedOut: Servers did not answer, where they step.
         """
         if isinstance(self.dense_side, SyncOptimizer):
+            rule = _only_rule(rule, self.dense_side.rule, len(self.params))
             require_successor(self.dense_side.rule, rule)
             self.dense_side.rule = rule
         else:
@@ -115,19 +122,25 @@ class HybridOptimizer(ModeOptimizer):
             rows: As there.
 
         Raises:
-            InvalidArgument: Gradients do not fit, or with `Sync` all weights are 0.
+            InvalidArgument: Gradients do not fit, or a table is another optimizer's: nothing was
+                sent. Or with `Sync` all weights are 0.
             Closed: After `close`.
-            PeerLost: As in the two modes' own steps, and so for every other error.
+            PeerLost: As in the two modes' own steps, and so for every other error. The rows' step
+                may then be done and that of the dense parameters not: go on from a checkpoint.
         """
         self.require_open()
-        if self.sparse_side is not None:
-            self.sparse_side.step(None, weight, rows)
+        weight, rows = require_weight(weight), list(rows)
+        for table, *_ in rows:
+            self.require_own(table)
         if self.params:
             # No gradients are not the same as no examples.
             is_out = grads is None and weight == 0
-            self.dense_side.step(
-                [None] * len(self.params) if grads is None and not is_out else grads, weight
-            )
+            grads = [None] * len(self.params) if grads is None and not is_out else grads
+            self.dense_side.require_fitting(grads)
+        if self.sparse_side is not None:
+            self.sparse_side.step(None, weight, rows)
+        if self.params:
+            self.dense_side.step(grads, weight)
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round as often as the stricter of the two modes wants; see `ModeOptimizer.uneven`."""
@@ -137,6 +150,7 @@ class HybridOptimizer(ModeOptimizer):
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Hand out as the stricter of the two modes wants; see `ModeOptimizer.hand_out`."""
+        self.require_open()
         if self.sparse_side is not None and not self.dense_side.is_in_step:
             return self.sparse_side.hand_out(name, count)
         return self.dense_side.hand_out(name, count)
@@ -146,21 +160,20 @@ class HybridOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: As the two modes' own, and so for every other error. Where that of the rows
-                fails, the dense parameters are not flushed.
+                fails, the dense parameters are flushed all the same.
         """
-        for side in self._served():
-            side.flush()
+        self._of_both(lambda side: side.flush())
 
     def close(self) -> None:
         """Close both, the rows first. May be called again.
 
         Raises:
             TimedOut: As the two modes' own, and so for every other error; call it again, or
-                `abandon`.
+                `abandon`. Where that of the rows fails, the dense parameters are closed all the
+                same.
         """
         self.is_closed = True
-        for side in self._served():
-            side.close()
+        self._of_both(lambda side: side.close())
 
     def abandon(self) -> None:
         """End the threads without waiting for servers."""
@@ -168,6 +181,30 @@ class HybridOptimizer(ModeOptimizer):
         for side in self._served():
             side.abandon()
 
+    def _of_both(self, act: Callable[[ModeOptimizer], None]) -> None:
+        failures = []
+        for side in self._served():
+            try:
+                act(side)
+            except Error as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
     def _served(self) -> list[ModeOptimizer]:
         sides = [self.sparse_side, self.dense_side]
         return [side for side in sides if isinstance(side, ModeOptimizer)]
+
+
+def _only_rule(rule: Any, before: Any, count: int) -> Any:
+    # `SyncOptimizer` has one rule; of no parameters every rule is the rule before.
+    if not isinstance(rule, Sequence):
+        return rule
+    if len(rule) != count:
+        raise InvalidArgument(f"{len(rule)} rules for {count} parameters")
+    if any(other != rule[0] for other in rule[1:]):
+        raise InvalidArgument(
+            "gr.Sync() has one rule for all parameters, and these differ; give one, or use "
+            "gr.Sync(via='ps'), which has one for each"
+        )
+    return rule[0] if rule else before

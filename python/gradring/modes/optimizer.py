@@ -300,6 +300,14 @@ class ModeOptimizer:
         if self.is_closed:
             raise Closed(f"optimizer {self.name!r} is closed: it takes no further steps")
 
+    def require_fitting(self, grads: Sequence[Any] | None) -> None:
+        """Refuse dense gradients that `step` would refuse, before anything is sent.
+
+        Raises:
+            InvalidArgument: Their number or a shape does not fit the parameters.
+        """
+        self.dense.checked(grads)
+
     def require_own(self, table: Any) -> None:
         """Raise `InvalidArgument` where a table is none that `sparse_table` has returned here."""
         name = getattr(table, "name", table)

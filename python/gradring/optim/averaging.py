@@ -83,7 +83,7 @@ class Averager:
             InvalidArgument: Gradients do not fit, the weight makes no sense, or all weights are 0.
         """
         weight = require_weight(weight)
-        grads = self._checked(grads)
+        grads = self.checked(grads)
         if self._comm.world_size == 1:
             if weight == 0:
                 raise no_examples()
@@ -119,7 +119,12 @@ class Averager:
         for work in works:
             work.wait()
 
-    def _checked(self, grads: Sequence[Array | None]) -> list[Array | None]:
+    def checked(self, grads: Sequence[Array | None]) -> list[Array | None]:
+        """Return the gradients as arrays; nothing is sent.
+
+        Raises:
+            InvalidArgument: Their number or a shape does not fit the parameters.
+        """
         if len(grads) != len(self._shapes):
             raise InvalidArgument(
                 f"{len(grads)} gradients for {len(self._shapes)} parameters; use None where there "

@@ -106,6 +106,18 @@ class SyncOptimizer:
         """
         self.apply(self.average(grads, weight))
 
+    def require_fitting(self, grads: Sequence[Array | None] | None) -> None:
+        """Refuse gradients that `step` would refuse, before anything is sent.
+
+        Args:
+            grads: As for `step`.
+
+        Raises:
+            InvalidArgument: Their number or a shape does not fit the parameters.
+        """
+        if grads is not None:
+            self._averager.checked(grads)
+
     def average(
         self, grads: Sequence[Array | None] | None, weight: float = 1.0
     ) -> list[Array | None]:

@@ -1,0 +1,71 @@
+"""Hybrid: two optimizers that behave as one, in schedules and at the end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from exact_server import ExactServer
+
+SLOW, FAST = gr.optim.SGD(lr=0.5), gr.optim.SGD(lr=1.0)
+ONE = np.ones(1, np.float32)
+
+
+def two_params() -> list[Any]:
+    return [np.zeros(1, np.float32) for _ in range(2)]
+
+
+@pytest.mark.parametrize("dense", [gr.Sync(), gr.Sync(via="ps"), gr.Async()], ids=str)
+def test_a_rule_for_each_parameter_may_be_given(world: GetWorld, dense: Any) -> None:
+    comm, params = world(1, "tcp").comms[0], two_params()
+    mode, store = gr.Hybrid(dense, gr.Async()), ExactServer().client(0)
+    with gr.distributed(params, [FAST, FAST], mode, ps=store, comm=comm) as optimizer:
+        optimizer.set_rule([SLOW, SLOW])
+        optimizer.step([ONE, ONE])
+        optimizer.flush()
+        assert params == [-0.5, -0.5]
+        with pytest.raises(gr.InvalidArgument, match="1 rules for 2 parameters"):
+            optimizer.set_rule([SLOW])
+
+
+def test_all_reduce_has_one_rule_for_all_parameters_and_says_so(world: GetWorld) -> None:
+    comm, params = world(1, "tcp").comms[0], two_params()
+    with gr.distributed(params, FAST, comm=comm, ps="nobody") as optimizer:
+        with pytest.raises(gr.InvalidArgument, match="one rule for all parameters"):
+            optimizer.set_rule([SLOW, FAST])
+        optimizer.step([ONE, ONE])
+        assert params == [-1, -1]
+
+
+def test_a_closed_hybrid_hands_nothing_out(world: GetWorld) -> None:
+    comm = world(1, "tcp").comms[0]
+    for mode in (gr.Sync(), gr.Hybrid(), gr.Hybrid(gr.Async(), gr.Async())):
+        store = ExactServer().client(0)
+        with gr.distributed([], FAST, mode, ps=store, comm=comm) as optimizer:
+            assert list(optimizer.hand_out("open", 3)) == [0, 1, 2]
+        with pytest.raises(gr.Closed, match="'model' is closed"):
+            list(optimizer.hand_out("closed", 3))
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_dense_parameters_end_well_where_rows_do_not(end: str) -> None:
+    comm: Any = SimpleNamespace(world_size=1)
+    param, mode = np.zeros(1, np.float32), gr.Hybrid(gr.Async(), gr.Async())
+    optimizer = gr.distributed([param], FAST, mode, ps=ExactServer().client(0), comm=comm)
+    optimizer.sparse_table("t", 1, FAST)
+    optimizer.step([ONE])
+
+    def fail() -> None:
+        raise gr.PeerLost("server 1 is gone")
+
+    optimizer.sparse_side.flush = fail
+    with pytest.raises(gr.PeerLost, match="server 1"):
+        getattr(optimizer, end)()
+    assert param == -1
+    assert optimizer.dense_side.is_closed == (end == "close")
+    optimizer.abandon()

@@ -1,0 +1,80 @@
+"""A step that is refused has done nothing: neither of its dense part nor of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+from exact_server import ExactServer
+
+SGD = gr.optim.SGD(lr=1.0)
+DENSE, ROWS = np.ones(3, np.float32), np.ones((2, 2), np.float32)
+MODES = [
+    gr.Sync(), gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=1),
+    gr.Geo(k_steps=1, outer=gr.Nesterov(lr=1, momentum=0.5)), gr.Hybrid(),
+    gr.Hybrid(gr.Async(), gr.Geo(k_steps=1)), gr.Hybrid(gr.Geo(k_steps=1), gr.Sync(via="ps")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("grads", "weight", "rows", "complaint"),
+    [
+        ([np.ones(4, np.float32)], 1, ROWS, r"gradient 0 has shape \(4,\)"),
+        ([DENSE, DENSE], 1, ROWS, "2 gradients for 1 parameters"),
+        ([DENSE], 1, np.ones((1, 2), np.float32), r"gradients have shape \(1, 2\)"),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_refused_step_has_done_nothing(
+    world: GetWorld, mode: Any, grads: Any, weight: float, rows: Any, complaint: str
+) -> None:
+    param, comm = np.zeros(3, np.float32), world(1, "tcp").comms[0]
+    server = ExactServer()
+    with gr.distributed([param], SGD, mode, ps=server.client(0), comm=comm) as optimizer:
+        first, second = (optimizer.sparse_table(name, 2, SGD) for name in ("first", "second"))
+        with pytest.raises(gr.InvalidArgument, match=complaint):
+            optimizer.step(grads, weight, [(first, [1, 2], ROWS), (second, [1, 2], rows)])
+        optimizer.flush()
+        assert not param.any()
+        assert not first.pull([1, 2]).any()
+        assert not second.pull([1, 2]).any()
+
+
+@pytest.mark.parametrize("sparse", [gr.Async(), gr.Sync(via="ps")], ids=str)
+def test_a_weight_that_makes_no_sense_is_refused_before_rows_are_sent(
+    world: GetWorld, sparse: Any
+) -> None:
+    param, comm = np.zeros(3, np.float32), world(1, "tcp").comms[0]
+    server = ExactServer()
+    mode = gr.Hybrid(gr.Sync(), sparse)
+    with gr.distributed([param], SGD, mode, ps=server.client(0), comm=comm) as optimizer:
+        table = optimizer.sparse_table("t", 2, SGD)
+        with pytest.raises(gr.InvalidArgument, match="weight -1"):
+            optimizer.step([DENSE], -1, [(table, [1, 2], ROWS)])
+        optimizer.flush()
+        assert not table.pull([1, 2]).any()
+
+
+def test_a_geo_step_whose_new_rows_do_not_come_has_done_nothing() -> None:
+    param, store = np.zeros(3, np.float32), ExactServer().client(0)
+    with gr.GeoOptimizer([param], SGD, store, workers=1) as optimizer:
+        first, second = (optimizer.sparse_table(name, 2, SGD) for name in ("first", "second"))
+        first.pull([1, 2])
+        rows = [(first, [1, 2], ROWS), (second, [1, 2], ROWS)]
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fail(*_: Any) -> Any:
+                raise gr.TimedOut("server 0 does not answer")
+
+            patch.setattr(store, "pull", fail)
+            with pytest.raises(gr.TimedOut, match="server 0"):
+                optimizer.step([DENSE], rows=rows)
+        assert not param.any()
+        assert not first.pull([1, 2]).any()
+        optimizer.step([DENSE], rows=rows)  # It can be repeated.
+        assert (param == -1).all()
+        assert (second.pull([1, 2]) == -1).all()
