@@ -12,6 +12,8 @@ import pytest
 import gradring as gr
 from exact_server import ExactServer, Faults
 from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.served import store_of
+from gradring.modes.store import Domain
 from mode_servers import RealServers, Servers
 from worker_threads import on_workers
 
@@ -102,6 +104,25 @@ def test_one_who_comes_back_begins_where_the_slowest_is(servers: Servers) -> Non
     again.step([np.ones(1, np.float32)])
     assert (again.staleness.max, again.params[0]) == (1, -6)
     for optimizer in (first, again):
+        optimizer.close()
+
+
+def test_staleness_is_measured_beyond_the_numbers_that_a_float_can_count(servers: Servers) -> None:
+    far, domain = (1 << 24) - 2, Domain("model/clocks", 2, is_round=False)
+    clients = [servers.client(rank) for rank in range(2)]
+    for client in clients:
+        store_of(client, 20).clock(domain, far)
+    first, second = (
+        BoundedOptimizer([np.zeros(1, np.float32)], STEP, client, workers=2, staleness=1)
+        for client in clients
+    )
+    for _ in range(5):
+        first.step([np.ones(1, np.float32)])
+        second.step([np.ones(1, np.float32)])
+    assert first.clock == far + 5
+    assert dict(first.staleness.counts) == {1: 5}
+    assert dict(second.staleness.counts) == {0: 5}
+    for optimizer in (first, second):
         optimizer.close()
 
 

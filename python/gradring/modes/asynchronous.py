@@ -74,7 +74,9 @@ class AsyncOptimizer(ModeOptimizer):
         """Hand the gradients to the sender, and take over what the receiver has brought.
 
         Raises:
-            TimedOut: The queue of steps to be sent stayed full.
+            InvalidArgument: Gradients do not fit; nothing was handed over.
+            TimedOut: The queue of steps to be sent stayed full, and this one is not in it: it can
+                be repeated.
             Error: A push or pull in the background failed; as it did.
         """
         self.require_open()

@@ -11,8 +11,13 @@ from gradring.errors import InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.staleness import Histogram
-from gradring.modes.store import Array, Domain, Gate, Pull, Push
+from gradring.modes.store import Array, Domain, Gate, Pending, Pull, Push
+from gradring.modes.waiting import after_the_push, before_the_push
 from gradring.optim import Sum
+
+# A row holds a clock in two floats, each a whole number below 2^24, to which float32 counts.
+_CARRY = 1 << 20
+_PLACES = np.array([_CARRY, 1], np.int64)
 
 
 class BoundedOptimizer(ModeOptimizer):
@@ -68,11 +73,13 @@ class BoundedOptimizer(ModeOptimizer):
         self.domain = Domain(f"{self.name}/clocks", self.workers, is_round=False)
         self.clock = self.store.clocks(self.domain).start(self.domain, self.store.rank)
         self._ids = np.arange(self.workers, dtype=np.uint64)
-        self._clocks = np.zeros((self.workers, 1), np.float32)
+        self._clocks = np.zeros((self.workers, len(_PLACES)), np.float32)
         self._counted = np.ones(self.workers, np.bool_)
-        self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", 1, Sum())
-        self._read_clocks()
-        self._add_to_clock(self.clock - self._clocks[self.store.rank, 0])
+        self._pending: Pending | None = None
+        self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", len(_PLACES), Sum())
+        self.store.pull([Pull(self._table, self._ids, self._clocks)])
+        change = _row(self.clock) - self._clocks[[self.store.rank]]
+        self.store.push([self._clock_push(change)]).result()
         self.store.clock(self.domain, self.clock)
 
     def gate(self) -> Gate:
@@ -88,18 +95,40 @@ class BoundedOptimizer(ModeOptimizer):
         """Push, and take the servers' values once no living worker is too far behind.
 
         Raises:
-            TimedOut: A worker is too far behind for too long; says who.
+            InvalidArgument: Gradients do not fit; nothing was sent.
+            TimedOut: A worker is too far behind for too long; says who. The step is done: its
+                gradients were sent, so do not repeat it. Call `flush`, or the next `step`, which
+                waits for this one before it sends anything.
         """
         self.require_open()
         pushes = self.dense.pushes(grads) + self.row_pushes(rows)
-        pushes.append(self._clock_push(1))
-        pending = self.store.push(pushes)
+        self.finish_step()
+        pushes.append(self._clock_push(_row(self.clock + 1) - _row(self.clock)))
+        self._pending = self.store.push(pushes)
         self.clock += 1
+        with after_the_push(self.clock):
+            self._finish()
+
+    def finish_step(self) -> None:
+        """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""
+        with before_the_push(self.clock):
+            self._finish()
+
+    def _finish(self) -> None:
+        # What a step does after its push; again, where that has failed.
+        if self._pending is None:
+            return
         self.store.clock(self.domain, self.clock)
         pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
         self.dense.seen = self.store.pull(pulls, self.gate())[:-1]
-        self.refused += sum(pushed.refused for pushed in pending.result())
+        self._settle()
         self._measure()
+
+    def _settle(self) -> None:
+        # Wait until servers have acknowledged what was pushed.
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self.refused += sum(pushed.refused for pushed in pending.result())
 
     def _measure(self) -> None:
         lag = self._lag()
@@ -111,18 +140,32 @@ class BoundedOptimizer(ModeOptimizer):
         self.staleness.add(lag)
 
     def _lag(self) -> int:
-        return max(0, self.clock - int(self._clocks[self._counted].min(initial=self.clock)))
+        clocks = self._clocks[self._counted].astype(np.int64) @ _PLACES
+        return max(0, self.clock - int(clocks.min(initial=self.clock)))
 
-    def _clock_push(self, steps: float) -> Push:
-        own = np.array([self.store.rank], np.uint64)
-        return Push(self._table, own, np.full((1, 1), steps, np.float32))
-
-    def _add_to_clock(self, steps: float) -> None:
-        self.store.push([self._clock_push(steps)]).result()
-
-    def _read_clocks(self) -> None:
-        self.store.pull([Pull(self._table, self._ids, self._clocks)])
+    def _clock_push(self, change: Array) -> Push:
+        return Push(self._table, np.array([self.store.rank], np.uint64), change)
 
     def flush(self) -> None:
-        """Take the servers' values now. Whether others are done is not waited for."""
+        """Take the servers' values now. Whether others are done is not waited for.
+
+        After a step that timed out: wait for what that step waits for, and take its result.
+
+        Raises:
+            TimedOut: Servers did not answer; or what that step waits for still did not come.
+        """
+        self.finish_step()
         self.dense.pull(self.store)
+
+    def close(self) -> None:
+        """Bring everything to the servers and take no further part; nobody is waited for.
+
+        Raises:
+            TimedOut: Servers did not answer; it stays open then (`abandon`).
+        """
+        self._settle()  # After a step that timed out; but the others are waited for no longer.
+        super().close()
+
+
+def _row(clock: int) -> Array:
+    return np.array([[clock // _CARRY, clock % _CARRY]], np.float32)

@@ -13,6 +13,7 @@ from gradring.modes.contracts import Hybrid, Sync
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array
 from gradring.modes.tables import ModeTable
+from gradring.modes.waiting import StepTimedOut
 from gradring.optim.averaging import require_weight
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
@@ -125,8 +126,10 @@ class HybridOptimizer(ModeOptimizer):
             InvalidArgument: Gradients do not fit, or a table is another optimizer's: nothing was
                 sent. Or with `Sync` all weights are 0.
             Closed: After `close`.
-            PeerLost: As in the two modes' own steps, and so for every other error. The rows' step
-                may then be done and that of the dense parameters not: go on from a checkpoint.
+            TimedOut: As in the two modes' own steps. Where it says that the step is done, or that
+                nothing was sent, this is so for both.
+            PeerLost: As there, and so for every other error: the rows' step may then be done and
+                that of the dense parameters not. Go on from a checkpoint.
         """
         self.require_open()
         weight, rows = require_weight(weight), list(rows)
@@ -137,10 +140,22 @@ class HybridOptimizer(ModeOptimizer):
             is_out = grads is None and weight == 0
             grads = [None] * len(self.params) if grads is None and not is_out else grads
             self.dense_side.require_fitting(grads)
+        self.finish_step()
+        late: StepTimedOut | None = None
         if self.sparse_side is not None:
-            self.sparse_side.step(None, weight, rows)
+            try:
+                self.sparse_side.step(None, weight, rows)
+            except StepTimedOut as error:  # It is done, so the other has to be.
+                late = error
         if self.params:
             self.dense_side.step(grads, weight)
+        if late is not None:
+            raise late
+
+    def finish_step(self) -> None:
+        """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""
+        for side in self._served():
+            side.finish_step()
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round as often as the stricter of the two modes wants; see `ModeOptimizer.uneven`."""

@@ -152,6 +152,16 @@ class ModeOptimizer:
         """
         raise NotImplementedError
 
+    def finish_step(self) -> None:
+        """Wait for what a step that timed out still waits for, if there is one; else do nothing.
+
+        The next `step` calls it before it sends anything. Only where steps wait for other workers
+        after their push is there anything to wait for (``Sync(via="ps")``, `BoundedStaleness`).
+
+        Raises:
+            TimedOut: It still did not come; says who. Nothing was sent.
+        """
+
     def set_rule(self, rule: Any) -> None:
         """Go on with other settings of the dense parameters' rule: a learning-rate schedule.
 

@@ -10,6 +10,7 @@ from gradring.joining import current
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array, Domain, Gate, Ids, Pending
 from gradring.modes.tables import ModeTable, Prefetched
+from gradring.modes.waiting import after_the_push, before_the_push
 from gradring.optim.averaging import require_weight
 from gradring.uneven import until_all_end
 
@@ -45,6 +46,7 @@ class RoundOptimizer(ModeOptimizer):
         self.clock = self.store.clocks(self.domain).living.get(self.store.rank, 0)
         self._known = self.clock  # Rounds before this are known to be applied.
         self._pending: Pending | None = None
+        self._unsaid: float | None = None  # Weight of a step whose wait has not ended.
         self._waiting: list[Prefetched] = []
 
     def gate(self) -> Gate:
@@ -70,35 +72,57 @@ class RoundOptimizer(ModeOptimizer):
         """Contribute to this step's round, wait until it is applied, and take the result.
 
         Raises:
+            InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing was sent.
             PeerLost: A worker was lost or left; says which.
-            TimedOut: Others did not come to this step in time; says who.
+            TimedOut: Others did not come to this step in time; says who. The step is done: its
+                gradients were sent, so do not repeat it. Call `flush`, or the next `step`, which
+                waits for this one before it sends anything.
         """
         self.require_open()
         weight = require_weight(weight)
         pushes = [] if weight == 0 else self.dense.pushes(grads) + self.row_pushes(rows)
-        self.settle()
+        self.finish_step()
+        due, self._waiting = self._waiting, []
         if pushes:
             self._pending = self.store.push(pushes, self.gate())
         self.clock += 1
         # A mean over one worker's examples is its own: times and by their number would round it.
-        self.store.clock(self.domain, self.clock, min(weight, 1) if self.workers == 1 else weight)
-        waiting, self._waiting = self._waiting, []
-        for coming in waiting:
+        self._unsaid = min(weight, 1) if self.workers == 1 else weight
+        with after_the_push(self.clock):
+            self._finish(due)
+
+    def finish_step(self) -> None:
+        """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""
+        with before_the_push(self.clock):
+            self._finish()
+            self.settle()
+
+    def _finish(self, due: Sequence[Prefetched] = ()) -> None:
+        # What a step does after its push; again, where that has failed.
+        if self._unsaid is None:
+            return
+        self.store.clock(self.domain, self.clock, self._unsaid)
+        for coming in due:
             super().begin_prefetch(coming)
         if self.params:
             self.dense.pull(self.store, self.gate())
             self._known = self.clock
-            self.settle()
         elif self.clock - self._known >= _ROUNDS_UNSEEN:
             self.store.wait(self.gate())
             self._known = self.clock
+        self._unsaid = None
+        if self.params:
+            self.settle()
 
     def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
         """Wait for the rounds of all steps done so far first: they are under the rules before."""
-        self.settle()
+        self._wait_for_all_rounds()
+        super().tell_rules(rules)
+
+    def _wait_for_all_rounds(self) -> None:
+        self.finish_step()
         self.store.wait(self.gate())
         self._known = self.clock
-        super().tell_rules(rules)
 
     def settle(self) -> None:
         """Wait until servers have acknowledged what was pushed."""
@@ -118,7 +142,11 @@ class RoundOptimizer(ModeOptimizer):
         return until_all_end(comm, batches)
 
     def flush(self) -> None:
-        """Wait until the last step's round is applied, and take the result."""
-        self.settle()
-        self.store.wait(self.gate())
+        """Wait until the last step's round is applied, and take the result.
+
+        Raises:
+            PeerLost: As `step`.
+            TimedOut: Others did not come to the last step in time; says who. Call it again.
+        """
+        self._wait_for_all_rounds()
         self.dense.pull(self.store)

@@ -1,0 +1,50 @@
+"""What a step's `TimedOut` says where the push goes before the wait: it must not be repeated.
+
+A step of `Sync(via="ps")` or `BoundedStaleness` pushes, moves its clock, and then waits for other
+workers. When that wait fails the step is done, and only its wait is left: the next `step`, or
+`flush`, takes it up before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gradring.errors import TimedOut
+
+
+class StepTimedOut(TimedOut):
+    """Others did not come in time to a step that is done: its gradients were sent."""
+
+
+@contextmanager
+def after_the_push(clock: int) -> Iterator[None]:
+    """Wait for what the step has pushed that made the clock ``clock``.
+
+    Raises:
+        StepTimedOut: What timed out inside, and that the step is done.
+    """
+    try:
+        yield
+    except TimedOut as error:
+        raise StepTimedOut(
+            f"{error}. Step {clock} is done all the same: its gradients were sent, so do "
+            "not repeat it. Call flush() to wait again, or go on with the next step, which "
+            "first waits for this one"
+        ) from error
+
+
+@contextmanager
+def before_the_push(clock: int) -> Iterator[None]:
+    """Wait, in the step after it or in a flush, for what step ``clock`` has pushed.
+
+    Raises:
+        TimedOut: As inside, and that nothing new was sent.
+    """
+    try:
+        yield
+    except TimedOut as error:
+        raise TimedOut(
+            f"{error}. That is what step {clock}, which has timed out before, still waits for; "
+            "nothing new was sent: make the same call again, or look at who is missing"
+        ) from error
