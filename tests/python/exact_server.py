@@ -258,6 +258,9 @@ class ExactStore:
             ids = np.array(keys, np.uint64)
             return Changed([(ids, rows.reshape(len(keys), *held.shape))], held.stamp)
 
+    def written_past(self, table: str) -> int:
+        return 0  # There is no other way.
+
     def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
         def say() -> int:
             workers = self._server.domains[domain.name]

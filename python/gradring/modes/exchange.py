@@ -93,6 +93,9 @@ class Replicas:
         self.sparse: list[SparseReplica] = []
         self._removals: Any = None  # The table that counts them.
         self._removals_known = 0.0
+        self._past_known: list[
+            int
+        ] = []  # For each sparse replica, as `Store.written_past` says it.
 
     def add(self, sparse: SparseReplica) -> None:
         """Keep a replica of a sparse table too; no exchange is under way."""
@@ -100,6 +103,7 @@ class Replicas:
             self._removals = self.store.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
             self._removals_known = self._count_removals()
         self.sparse.append(sparse)
+        self._past_known.append(self.store.written_past(sparse.table))
 
     @property
     def all(self) -> list[DenseReplica | SparseReplica]:
@@ -113,8 +117,14 @@ class Replicas:
             pushed: For each sparse replica the rows that this worker has pushed and not read since.
         """
         count = self._count_removals()
-        if count != self._removals_known:
-            pushed = [sparse.ids for sparse in self.sparse]  # No list has those that are gone.
+        past = [self.store.written_past(sparse.table) for sparse in self.sparse]
+        # No list has rows that are gone, or that this worker's connection has written by itself.
+        pushed = [
+            own if (count, now) == (self._removals_known, known) else sparse.ids
+            for sparse, own, now, known in zip(
+                self.sparse, pushed, past, self._past_known, strict=True
+            )
+        ]
         outs = [np.empty_like(replica.weights) for replica in self.dense]
         rows = [
             np.empty((len(ids), sparse.dim), np.float32)
@@ -141,7 +151,7 @@ class Replicas:
             for changed_ids, values in changed.pages:
                 sparse.adopt_changed(changed_ids, values)
                 self.report.taken_rows += len(changed_ids)
-        self._removals_known = count
+        self._removals_known, self._past_known = count, past
         self.note_divergence(squared, norm)
 
     def _count_removals(self) -> float:

@@ -7,6 +7,7 @@ travel at the same time.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,8 @@ class ServedStore:
         self.rank: int = ps.client
         self._ps = ps
         self._core = ps.calls.core
+        self._row_writes = ps.calls.row_writes
+        self._own_writes: Counter[str] = Counter()  # Those of them that are this store's.
         self._gate_ms = milliseconds(timeout)
         self._gate_table: Any = None
         # By table: filled again by each `changed`, since fresh memory costs more than its rows.
@@ -129,7 +132,13 @@ class ServedStore:
 
     def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
         """Begin a push of several tables."""
-        return _Pushing(self._core, pushes, round_)
+        pushing = _Pushing(self._core, pushes, round_)
+        if round_ is None:  # A round is written by nobody in particular: `changed` names its rows.
+            for push in pushes:
+                if push.ids is not None:
+                    self._row_writes.note(push.table.name)
+                    self._own_writes[push.table.name] += 1
+        return pushing
 
     def changed(self, table: Any, since: Any) -> Changed:
         """Return rows whose last change was after ``since`` and not by us."""
@@ -156,6 +165,10 @@ class ServedStore:
                 pages.append((ids.view(np.uint64), rows.view(np.float32).reshape(count, table.dim)))
             turn += 1
         return Changed(pages, since)
+
+    def written_past(self, table: Any) -> int:
+        """Return how often the connection has written rows by other ways than this store."""
+        return int(self._row_writes.of(table.name) - self._own_writes[table.name])
 
     def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
         """Say that we are done with all steps before ``clock``; the number of living workers."""

@@ -182,6 +182,15 @@ class Store(Protocol):
             since: What an earlier call returned; ``None``: no rows, only what to ask with later.
         """
 
+    def written_past(self, table: Any) -> int:
+        """Return how often this worker's connection has written rows by other ways than this store.
+
+        `changed` names no such rows. Whoever pulls after this sees what was counted.
+
+        Args:
+            table: A sparse one.
+        """
+
     def clock(self, domain: Domain, clock: int, weight: float = 1.0) -> int:
         """Say that we are done with all steps before ``clock``; the number of living workers."""
 

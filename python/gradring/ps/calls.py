@@ -14,6 +14,7 @@ from gradring.errors import InvalidArgument
 from gradring.ps import specs
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.requests import Ids, PullRequest, Rows
+from gradring.ps.row_writes import RowWrites
 from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Calls:
     def __init__(self, core: _core.PsClient) -> None:
         """Take a connected client."""
         self.core = core
+        self.row_writes = RowWrites()
 
     def pull(
         self,
@@ -64,17 +66,22 @@ class Calls:
         timeout: float | None,
     ) -> Pushed | Pending[Pushed]:
         """Push to several tables in one round trip."""
-        outcome = self.core.push(
-            [table.number for table, _, _ in items],
-            [ids for _, ids, _ in items],
-            [gradients for _, _, gradients in items],
-            codec=_codec([table for table, _, _ in items]),
-            round=None,
-            returns_rows=None,
-            ids_are_distinct=distinct,
-            timeout_ms=milliseconds(timeout),
-            in_background=async_op,
-        )
+        codec = _codec([table for table, _, _ in items])
+        try:
+            outcome = self.core.push(
+                [table.number for table, _, _ in items],
+                [ids for _, ids, _ in items],
+                [gradients for _, _, gradients in items],
+                codec=codec,
+                round=None,
+                returns_rows=None,
+                ids_are_distinct=distinct,
+                timeout_ms=milliseconds(timeout),
+                in_background=async_op,
+            )
+        finally:  # One that failed may have been done.
+            for table, _, _ in items:
+                self.row_writes.note(table.name)
         return Pending(outcome, pushed) if async_op else pushed(outcome)
 
     def pull_dense(

@@ -169,7 +169,10 @@ class SparseTable:
         """
         from gradring.ps import state
 
-        state.write_rows(self._calls.core, self, saved)
+        try:
+            state.write_rows(self._calls.core, self, saved)
+        finally:  # Some may have been written.
+            self._calls.row_writes.note(self.name)
 
     def __repr__(self) -> str:
         """Show name, dim and rule."""
