@@ -440,7 +440,7 @@ def join(
     host_label: str = "",
     record_operations: int = 1024,
     record_directory: str = "",
-    trace_directory: str = "",
+    trace_directory: str | bytes = "",
     costs: Mapping[str, Sequence[float]] = ...,
     link_mbit: int = 0,
 ) -> Communicator: ...

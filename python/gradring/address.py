@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 
+from gradring.core_arguments import plain_text
 from gradring.errors import InvalidArgument
 
 
@@ -19,10 +20,10 @@ def parse_address(text: str, source: str, *, any_port: bool = False) -> tuple[st
         any_port: Whether port 0 ("pick one") makes sense here.
 
     Raises:
-        InvalidArgument: There is no host or no port, the port is not in range, or an IPv6 host has
-            no brackets.
+        InvalidArgument: There is no host or no port, the port is not in range, an IPv6 host has
+            no brackets, or the name is not UTF-8.
     """
-    host, colon, port = text.rpartition(":")
+    host, colon, port = plain_text(text, source).rpartition(":")
     if not colon or not host:
         raise InvalidArgument(f"{source}={text!r} is not host:port")
     if host.startswith("[") and host.endswith("]"):

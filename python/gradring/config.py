@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradring.core_arguments import is_plain_text, plain_text
 from gradring.errors import InvalidArgument
 from gradring.timeouts import is_timeout
 
@@ -90,8 +91,8 @@ class Settings:
         """Read the variables; an argument that is not ``None`` wins over its variable.
 
         Raises:
-            InvalidArgument: A value is not one of the choices, not a number or not positive; the
-                message names the argument or variable.
+            InvalidArgument: A value is not one of the choices, not a number or not positive, or
+                text that is not UTF-8; the message names the argument or variable.
         """
         transport_from, transport_text = _choose("transport", transport, environ)
         interface_from, interface_text = _choose("interface", interface, environ)
@@ -105,7 +106,7 @@ class Settings:
                 "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
             ),
             interface=_interface(interface_from, interface_text) if interface_text else None,
-            record=_absolute(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
+            record=_record(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
             record_operations=_count(
                 "GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS, MOST_RECORD_OPERATIONS
             ),
@@ -126,7 +127,9 @@ def timeout_in_force(environ: Mapping[str, str], asked: float | None = None) -> 
 
 def default_record_folder(environ: Mapping[str, str]) -> str:
     """Return where records go unless GRADRING_RECORD says otherwise."""
-    return f"{environ.get('TMPDIR') or '/tmp'}/gradring-{{job}}"
+    folder = environ.get("TMPDIR") or "/tmp"
+    # The message of a failure names it, so it has to be text.
+    return f"{folder if is_plain_text(folder) else '/tmp'}/gradring-{{job}}"
 
 
 def variables_in_force(environ: Mapping[str, str]) -> dict[str, str]:
@@ -176,12 +179,31 @@ def _count(name: str, environ: Mapping[str, str], default: int, most: int) -> in
 
 def _absolute(text: str) -> str:
     # What the script does to its working directory must not move it.
-    return str(Path(text).absolute())
+    return str(absolute_path(Path(text)))
+
+
+def absolute_path(path: Path) -> Path:
+    """Return where a path leads from the working directory.
+
+    Raises:
+        InvalidArgument: The working directory was removed.
+    """
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise InvalidArgument(
+            f"{path}: there is no working directory any more ({error.strerror}); go to another "
+            "one, or write the path from the root on"
+        ) from None
+
+
+def _record(text: str) -> str:
+    return plain_text(_absolute(text), "GRADRING_RECORD")
 
 
 def _interface(source: str, text: str) -> str:
     # A name cannot hold a slash, so one that does must be a network.
-    if "/" not in text:
+    if "/" not in plain_text(text, source):
         return text
     try:
         return str(ipaddress.ip_network(text, strict=False))

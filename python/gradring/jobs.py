@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gradring import job_secret, roles
+from gradring.core_arguments import plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
 
 Record = dict[str, Any]
@@ -47,7 +48,7 @@ class Job:
     """Where a rank of a job can be asked, and what opens the door."""
 
     address: str
-    secret: str
+    secret: str = field(repr=False)
 
 
 def reports_of(job: str, environ: Mapping[str, str]) -> list[Report]:
@@ -126,7 +127,7 @@ def _find(name: str, environ: Mapping[str, str]) -> Job:
     if not name.isdigit():
         secret = environ.get("GRADRING_SECRET")
         if secret:
-            return Job(name, secret)
+            return Job(plain_text(name, "--job"), secret)
         raise InvalidArgument(
             f"--job {name}: no such folder; for an address set GRADRING_SECRET to the job's, "
             "or say the process id of `gradring run`, or of a rank on this host"
@@ -184,7 +185,7 @@ def _doors_here() -> list[str]:
 def _ask_one(address: str, secret: str) -> tuple[Record, int, int]:
     from gradring import _core
 
-    text, offset, error = _core.inspect(address, secret.encode(), _ANSWER_TIME_MS)
+    text, offset, error = _core.inspect(address, secret_bytes(secret), _ANSWER_TIME_MS)
     return _parse(text, address), offset, error
 
 

@@ -13,11 +13,20 @@ from typing import ParamSpec, Protocol, TypeVar, cast
 
 from gradring import _core, config, cost_profile, initial, job_secret, roles
 from gradring.communicator import Communicator, keep, kept
+from gradring.core_arguments import (
+    MOST_RANKS,
+    path_bytes,
+    plain_text,
+    secret_bytes,
+    whole_number,
+)
 from gradring.errors import InvalidArgument
 from gradring.timeouts import milliseconds
 
 _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
+
+_MOST_FD = (1 << 31) - 1
 
 
 class WithInitializers(Protocol[_P, _R_co]):
@@ -131,23 +140,22 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     Raises:
         InvalidArgument: As `init`, and so for every other error.
     """
-    secret = place.secret
     costs: dict[str, tuple[float, float, float, float]] = {}
     if settings.profile is not None and place.rank == 0:
         costs = cost_profile.load(settings.profile).as_costs()
     core = _core.join(
-        rank=place.rank,
-        world_size=place.world_size,
-        rendezvous=place.rendezvous,
-        secret=secret.encode() if isinstance(secret, str) else secret,
+        rank=whole_number(place.rank, "rank", 0, MOST_RANKS - 1),
+        world_size=whole_number(place.world_size, "world_size", 1, MOST_RANKS),
+        rendezvous=plain_text(place.rendezvous, "rendezvous"),
+        secret=secret_bytes(place.secret),
         transport=settings.transport,
         timeout_ms=milliseconds(settings.timeout),
         heartbeat_timeout_ms=milliseconds(settings.heartbeat_timeout),
-        interface=settings.interface or "",
-        listen_fd=-1 if listen_fd is None else listen_fd,
+        interface=plain_text(settings.interface or "", "interface"),
+        listen_fd=-1 if listen_fd is None else whole_number(listen_fd, "listen_fd", 0, _MOST_FD),
         record_operations=settings.record_operations,
         record_directory=settings.record,
-        trace_directory=settings.trace or "",
+        trace_directory=path_bytes(settings.trace or ""),
         costs=costs,
         link_mbit=settings.link_mbit,
     )

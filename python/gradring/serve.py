@@ -11,16 +11,19 @@ import os
 import re
 import select
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gradring import config
+from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 
 _LOOK_SECONDS = 1.0
-_INTERVAL = re.compile(r"[0-9]+ *(ms)?")  # "50" and "50 ms"; how many may be is the core's.
+_INTERVAL = re.compile(r"([0-9]{1,7}) *(ms)?")  # "50" and "50 ms".
+_LONGEST_INTERVAL_MS = 3_600_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=options.threads,
             index=options.index,
             servers=options.servers,
-            secret=secret.encode(),
+            secret=secret_bytes(secret),
             transport=settings.transport,
-            log_directory="" if options.log is None else str(options.log.absolute()),
+            log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,
         )
         with Serving(core) as serving:
@@ -123,12 +126,36 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.threads < 1:
         raise InvalidArgument(f"serve: --threads {options.threads}: a server has at least one")
-    if options.fsync not in ("none", "always") and not _INTERVAL.fullmatch(options.fsync):
+    if options.servers * options.threads > MOST_SHARDS:
         raise InvalidArgument(
-            f"serve: --fsync {options.fsync!r} is not none, always or a number of milliseconds"
+            f"serve: --servers {options.servers} with --threads {options.threads}: together they "
+            f"have more than {MOST_SHARDS} shards"
+        )
+    plain_text(options.host, "serve: --host")
+    if options.log is not None:
+        options.log = config.absolute_path(options.log)
+        plain_text(str(options.log), "serve: --log")  # What fails there is told by name.
+    if options.listen_fd != -1:
+        _require_listener(options.listen_fd)
+    interval = _INTERVAL.fullmatch(options.fsync)
+    is_interval = interval is not None and 1 <= int(interval[1]) <= _LONGEST_INTERVAL_MS
+    if options.fsync not in ("none", "always") and not is_interval:
+        raise InvalidArgument(
+            f"serve: --fsync {options.fsync!r} is not none, always or a number of milliseconds "
+            f"from 1 to {_LONGEST_INTERVAL_MS}"
         )
     if not 0 <= options.port <= 65535:
         raise InvalidArgument(f"serve: --port {options.port} is not a port")
+
+
+def _require_listener(descriptor: int) -> None:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as inherited:
+            listens = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except (OSError, OverflowError):
+        listens = 0
+    if not listens:
+        raise InvalidArgument(f"serve: --listen-fd {descriptor} is not a socket that listens")
 
 
 def _has_loaded(options: argparse.Namespace) -> bool:
@@ -160,7 +187,7 @@ def _load_note(options: argparse.Namespace) -> Path:
 
 def _secret(environ: Mapping[str, str]) -> str:
     secret = environ.get("GRADRING_SECRET")
-    if not secret:
+    if not secret or not secret.strip():
         raise InvalidArgument(
             f"serve: GRADRING_SECRET is not set; servers and clients need the same: "
             f"{HOW_TO_MAKE_ONE}"

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from gradring import _core, config, roles, server_addresses
+from gradring.core_arguments import secret_bytes
 from gradring.errors import InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.calls import Calls
@@ -105,7 +106,7 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
             threads=1,
             index=0,
             servers=1,
-            secret=secret,
+            secret=secret_bytes(secret),
             transport=settings.transport,
             log_directory="",
             fsync="none",
@@ -127,7 +128,7 @@ def _open(
 ) -> ParameterServer:
     core = _core.PsClient(
         servers=list(servers),
-        secret=secret.encode() if isinstance(secret, str) else secret,
+        secret=secret_bytes(secret),
         client=client,
         transport=settings.transport,
         timeout_ms=milliseconds(settings.timeout),
