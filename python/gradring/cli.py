@@ -62,7 +62,7 @@ def _delegate(name: str, arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from gradring.launch import job
-    from gradring.launch.plan import Options
+    from gradring.launch.options import Options
 
     command = list(options.command)
     if command[:1] == ["--"]:
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
             ssh=options.ssh,
             python=options.python,
             forward=tuple(options.env),
-            grace=max(0.0, options.grace),
+            grace=options.grace,
             start_timeout=options.start_timeout,
             prefix=options.prefix,
             quiet=options.quiet,
@@ -195,7 +195,7 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from gradring.launch.plan import Options
+    from gradring.launch.options import Options
 
     run = commands.add_parser(
         "run",

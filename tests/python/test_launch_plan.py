@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 from pathlib import Path
@@ -9,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from gradring.errors import InvalidArgument
+from gradring.launch.hosts import place, read_hosts
+from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
-from gradring.launch.plan import Options, Plan, make_plan, place, read_hosts
+from gradring.launch.plan import Plan, make_plan
+
+NO_SECONDS = (math.inf, 1e18, math.nan)
 
 
 def plan_of(tmp_path: Path, hosts: str | None = None, **options: object) -> Plan:
     values: dict[str, object] = {"command": ("python3", "-c", ""), **options}
     if hosts is not None:
         values["hosts_file"] = tmp_path / "hosts"
-        (tmp_path / "hosts").write_text(hosts)
+        (tmp_path / "hosts").write_text(hosts, errors="surrogateescape")
     return make_plan(Options(**values), {"PYTHONPATH": "/lib", "GRADRING_HEARTBEAT_TIMEOUT": "3"})  # type: ignore[arg-type]
 
 
@@ -56,6 +61,28 @@ def test_this_machines_own_name_needs_no_ssh(tmp_path: Path) -> None:
     assert [host.is_here for host in plan.hosts] == [True, True, True, True, False]
 
 
+def test_every_loopback_address_is_where_its_socket_listens(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, count=2, rendezvous="127.0.0.9:0")
+    assert (plan.listen_host, plan.rendezvous_host) == ("127.0.0.9", "127.0.0.9")
+    plan = plan_of(tmp_path, "127.0.0.1\n127.0.0.2\n::1\nlocalhost\n", servers=4)
+    listening = [plan.server_listen_host(host) for host in plan.hosts]
+    assert listening == ["127.0.0.1", "127.0.0.2", "::1", "127.0.0.1"]
+
+
+def test_a_hosts_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert [host.name for host in plan_of(tmp_path, "\ufeffa\nb\n").hosts] == ["a", "b"]
+
+
+def test_a_job_needs_the_working_directory_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(InvalidArgument, match="there is no working directory any more"):
+        plan_of(tmp_path, count=1)
+
+
 def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "a\nb\n", rendezvous="[fd00::5]:7000")
     assert (plan.listen_host, plan.listen_port) == ("fd00::5", 7000)
@@ -77,7 +104,24 @@ def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path)
         ({"count": 2, "rendezvous": "here"}, "--rendezvous='here' is not host:port"),
         ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `host [slots=N]`"),
         ({"hosts": "a\nb slots=0\n"}, "hosts:2:"),
+        ({"hosts": f"a slots={'9' * 5000}\n"}, "hosts:1:"),
+        ({"hosts": "a slots=999999999\n"}, "at most 16384 ranks"),
+        ({"count": 10**9}, "at most 16384 ranks"),
         ({"hosts": "-oProxyCommand=x\n"}, "hosts:1:"),
+        ({"hosts": "caf\udce9\n"}, "can't decode byte"),
+        *(({"count": 1, "grace": bad}, f"--grace {bad:g}: not a number") for bad in NO_SECONDS),
+        ({"count": 1, "grace": -5.0}, "--grace -5: not a number of seconds from 0"),
+        *(({"count": 1, "start_timeout": bad}, "--start-timeout") for bad in (*NO_SECONDS, 0.0)),
+        ({"count": 1, "servers": 10**9}, "--servers 1000000000: not a number of servers"),
+        ({"count": 1, "ssh": "x '"}, '--ssh "x \'": No closing quotation'),
+        ({"count": 1, "ssh": " "}, "--ssh: no command in it"),
+        ({"count": 1, "servers": 1, "server_options": "'"}, '--server-options "\'": No closing'),
+        ({"count": 1, "server_options": "--threads 2"}, "--server-options without --servers"),
+        ({"count": 1, "server_log": Path("x")}, "--server-log without --servers"),
+        ({"count": 1, "restart_servers": True}, "--restart-servers without --servers"),
+        ({"count": 1, "forward": ("A=B",)}, "--env A=B: say the name of a variable only"),
+        ({"count": 1, "rendezvous": "no.such.name.invalid:0"}, "means no address here"),
+        ({"count": 1, "rendezvous": "ü" * 80 + ":0"}, "means no address here"),
         ({"hosts": "# none\n"}, "no host in it"),
         ({"hosts": "a\nb\n", "count": 3}, "the hosts file has 2 slots"),
         ({"hosts": "localhost\nb\n"}, "the other hosts cannot reach 'localhost'"),

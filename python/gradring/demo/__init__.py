@@ -27,7 +27,7 @@ from gradring.demo.digits import load_digits
 from gradring.demo.options import shared_options
 from gradring.errors import InvalidArgument
 from gradring.launch import job
-from gradring.launch.plan import Options
+from gradring.launch.options import Options
 
 ACCURACY = 0.95
 DIFFERENCE = 1e-5

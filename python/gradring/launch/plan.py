@@ -8,82 +8,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradring.address import format_address, is_loopback, parse_address
-from gradring.config import Settings
+from gradring.config import Settings, absolute_path
 from gradring.errors import InvalidArgument
+from gradring.launch.hosts import HostPlan, deal_servers, place, read_hosts
+from gradring.launch.options import Options
 from gradring.launchers import LOOPBACK
-
-# Keeps a broken network from looking like a quiet job.
-DEFAULT_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `gradring run`; the command line's help says the same.
-
-    Attributes:
-        command: Program and arguments; a program that ends in .py is run with ``python``.
-        count: Number of ranks; ``None`` fills the hosts file.
-        hosts_file: Lines ``host [slots=N]``; ``None`` is this machine alone.
-        transport: As GRADRING_TRANSPORT, or ``None`` to leave it alone.
-        timeout: As GRADRING_TIMEOUT.
-        interface: As GRADRING_INTERFACE.
-        rendezvous: host:port where rank 0 is reached; port 0 picks one. ``None``: the first host.
-        ssh: The command that starts a program on another host.
-        python: The interpreter, here and on every host.
-        forward: Names of variables that other hosts get too.
-        grace: Seconds between asking a process to end and killing it.
-        start_timeout: Seconds a host may take to answer.
-        prefix: Whether output lines start with the rank.
-        quiet: Whether to leave out the status line.
-        verbose: Whether to tell what was started.
-        keep_going: Whether the other ranks go on when one fails.
-        bind: Whether each rank of a host gets cores of its own, where there are enough.
-        servers: Number of parameter servers, dealt to the hosts in turn.
-        server_log: Folder for the servers' logs, on the host of each.
-        restart_servers: Whether a server that ends early is started again from its log.
-        server_options: More options for `gradring serve`, as one would type them.
-    """
-
-    command: tuple[str, ...]
-    count: int | None = None
-    hosts_file: Path | None = None
-    transport: str | None = None
-    timeout: float | None = None
-    interface: str | None = None
-    rendezvous: str | None = None
-    ssh: str = DEFAULT_SSH
-    python: str = sys.executable
-    forward: tuple[str, ...] = ()
-    grace: float = 5.0
-    start_timeout: float = 30.0
-    prefix: bool = True
-    quiet: bool = False
-    verbose: bool = False
-    keep_going: bool = False
-    bind: bool = True
-    servers: int = 0
-    server_log: Path | None = None
-    restart_servers: bool = False
-    server_options: str = ""
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """One host's part of the job: ranks, and parameter servers by index."""
-
-    name: str
-    ranks: tuple[int, ...]
-    is_here: bool
-    servers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +91,8 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
         InvalidArgument: An option, the hosts file or the command makes no sense; nothing was
             started.
     """
+    options.check()
+    absolute_path(Path())  # The ranks start in it.
     if options.hosts_file is None:
         if options.count is None:
             raise InvalidArgument("say how many ranks to start: -n N (or --hosts FILE)")
@@ -177,88 +116,26 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     )
 
 
-def read_hosts(path: Path) -> list[tuple[str, int]]:
-    """Read a hosts file: a host a line, optionally ``slots=N``; # starts a comment.
-
-    Raises:
-        InvalidArgument: The file cannot be read, a line is not understood, or no host is left.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise InvalidArgument(f"--hosts {path}: {error}") from error
-    slots: list[tuple[str, int]] = []
-    for number, line in enumerate(lines, start=1):
-        name, *rest = line.partition("#")[0].split() or [""]
-        if not name:
-            continue
-        key, _, value = rest[0].partition("=") if rest else ("slots", "", "1")
-        is_count = value.isascii() and value.isdigit() and int(value) > 0
-        # A name that starts with a dash would be an option to ssh.
-        if len(rest) > 1 or key != "slots" or not is_count or name.startswith("-"):
-            raise InvalidArgument(f"{path}:{number}: {line.strip()!r} is not `host [slots=N]`")
-        slots.append((name, int(value)))
-    if not slots:
-        raise InvalidArgument(f"--hosts {path}: no host in it")
-    return slots
-
-
-def place(slots: list[tuple[str, int]], count: int | None) -> tuple[HostPlan, ...]:
-    """Give ranks to hosts, in order and in blocks, so that neighbours in rank share a host.
-
-    Raises:
-        InvalidArgument: There are fewer slots than ranks, or no rank at all.
-    """
-    merged: dict[str, int] = {}
-    for name, number in slots:
-        merged[name] = merged.get(name, 0) + number
-    total = sum(merged.values())
-    count = total if count is None else count
-    if not 1 <= count <= total:
-        raise InvalidArgument(
-            f"-n {count}: the hosts file has {total} slots (say more with `host slots=N`)"
-            if count > total
-            else f"-n {count}: a job has at least one rank"
-        )
-    hosts: list[HostPlan] = []
-    first = 0
-    for name, number in merged.items():
-        ranks = tuple(range(first, min(first + number, count)))
-        if ranks:
-            hosts.append(HostPlan(name, ranks, is_here(name)))
-        first += len(ranks)
-    return tuple(hosts)
-
-
-def deal_servers(hosts: tuple[HostPlan, ...], count: int) -> tuple[HostPlan, ...]:
-    """Give servers to hosts in turn: all hosts serve alike, whoever runs the ranks.
-
-    Raises:
-        InvalidArgument: The number is negative.
-    """
-    if count < 0:
-        raise InvalidArgument(f"--servers {count}: not a number of servers")
-    return tuple(
-        replace(host, servers=tuple(range(place, count, len(hosts))))
-        for place, host in enumerate(hosts)
-    )
-
-
-def is_here(host: str) -> bool:
-    """Tell whether the name means this machine, so that no ssh is needed."""
-    return is_loopback(host) or host == socket.gethostname()
-
-
 def _meeting_point(
     options: Options, hosts: tuple[HostPlan, ...], is_all_here: bool
 ) -> tuple[str, int]:
     if options.rendezvous is not None:
-        return parse_address(options.rendezvous, "--rendezvous", any_port=True)
+        host, port = parse_address(options.rendezvous, "--rendezvous", any_port=True)
+        if is_all_here:  # Elsewhere names may mean something that they do not mean here.
+            _require_name(host)
+        return host, port
     if is_all_here:
         return LOOPBACK, 0
     if is_loopback(hosts[0].name):
         raise InvalidArgument(f"{_no_way_to(hosts[0].name)}, or give --rendezvous HOST:0")
     return hosts[0].name, 0
+
+
+def _require_name(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgument(f"--rendezvous: {host!r} means no address here: {error}") from None
 
 
 def _no_way_to(host: str) -> str:
@@ -274,10 +151,11 @@ def _listen_host(rendezvous_host: str, is_said: bool) -> str:
     A name may mean another address on its own host (127.0.1.1 on Debian) than elsewhere: then all
     addresses.
     """
-    if is_loopback(rendezvous_host):
-        return "::1" if ":" in rendezvous_host else LOOPBACK
+    if rendezvous_host == "localhost":
+        return LOOPBACK
     is_number = ":" in rendezvous_host or rendezvous_host.replace(".", "").isdigit()
-    return rendezvous_host if is_said and is_number else ""
+    is_bound = is_said or is_loopback(rendezvous_host)
+    return rendezvous_host if is_bound and is_number else ""
 
 
 def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
@@ -294,15 +172,10 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
 
 
 def _server_argv(options: Options) -> tuple[str, ...]:
-    if options.restart_servers and options.server_log is None:
-        raise InvalidArgument(
-            "--restart-servers needs --server-log DIR: without a log a server that is started "
-            "again has lost its rows"
-        )
     argv = [options.python, "-m", "gradring", "serve", "--servers", str(options.servers)]
     if options.server_log is not None:
-        argv += ["--log", str(options.server_log.absolute())]
-    return (*argv, *shlex.split(options.server_options))
+        argv += ["--log", str(absolute_path(options.server_log))]
+    return (*argv, *options.server_words())
 
 
 def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:
