@@ -16,7 +16,6 @@ from launcher_runs import (
     FAIL_AT_GATE,
     LIVE,
     SPAWN,
-    WAIT,
     WITH_GRANDCHILDREN,
     Start,
     is_alive,
@@ -57,7 +56,6 @@ def test_ranks_of_a_host_are_in_one_session_and_in_groups_of_their_own(start: St
 def test_both_streams_are_kept_apart_and_an_unended_line_is_not_lost(start: Start) -> None:
     program = LIVE + "os.write(1, b'out'); os.write(2, b'err')"
     assert start(program, "-n", "1").finish() == (0, ["[0] out"], "[0] err\n")
-    assert start(program, "-n", "1", "--no-prefix").finish() == (0, ["out"], "err\n")
 
 
 def test_ranks_get_their_role_and_share_the_cores(start: Start) -> None:
@@ -251,16 +249,15 @@ def test_sigkill_of_the_launcher_ends_every_rank_and_grandchild(start: Start) ->
             wait_for_end(pid)
 
 
-def test_sigkill_of_the_agent_ends_the_ranks_and_is_told(start: Start) -> None:
-    run = start(WAIT, "-n", "2")
-    pids = [int(match[1]) for match in run.until(r"ready (\d+)", times=2)]
-    agent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+def test_sigkill_of_the_agent_ends_ranks_and_grandchildren_and_is_told(start: Start) -> None:
+    run = start(WITH_GRANDCHILDREN, "-n", "2")
+    ready = run.until(r"ready (\d+) (\d+) (\d+)", times=2)
+    agent = int(Path(f"/proc/{ready[0][1]}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(agent, signal.SIGKILL)
     code, _, err = run.finish()
     assert code == 1
     assert "lost localhost (ranks 0-1): killed by SIGKILL" in err
-    for pid in pids:
-        wait_for_end(pid)
+    assert not [pid for match in ready for pid in map(int, match.groups()) if is_alive(pid)]
 
 
 def test_a_stopped_rank_is_torn_down_like_any_other(start: Start) -> None:

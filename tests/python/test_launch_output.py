@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 
 from gradring.errors import ProtocolError
 from gradring.launch import agent
-from gradring.launch.link import FrameReader
-from gradring.launch.output import LINE_BYTES_MAX, LineSplitter, RankOutput, Screen
+from gradring.launch.hosts import HostPlan
+from gradring.launch.link import AgentLink, FrameReader
+from gradring.launch.options import Options
+from gradring.launch.output import LINE_BYTES_MAX, LineSplitter, RankOutput
+from gradring.launch.screen import Screen
 
 
 @given(st.lists(st.binary(max_size=8)))
@@ -44,7 +47,7 @@ def test_a_line_without_end_is_cut_at_the_limit() -> None:
 
 def test_a_failed_ranks_last_errors_are_remembered_and_no_more() -> None:
     out, err = io.BytesIO(), io.BytesIO()
-    output = RankOutput(Screen(out, err, is_terminal=False, has_colour=False), has_prefix=True)
+    output = RankOutput(Screen(out, err, terminals=frozenset(), has_colour=False), has_prefix=True)
     output.take(3, 1, b"not an error\n")
     output.take(3, 2, b"".join(b"%d\n" % i for i in range(100)) + b"unended")
     output.finish(3)
@@ -166,3 +169,13 @@ def test_ranks_are_told_the_width_that_is_left_beside_the_prefix(tmp_path: Path)
     program = "import os; print(os.environ['COLUMNS'])"
     drawn = run_in_terminal(program, tmp_path)
     assert "\x1b[0m 20" in drawn  # A new terminal says 0 columns; less than 20 is no width.
+
+
+def test_what_ssh_complains_is_told_by_whole_lines() -> None:
+    link = AgentLink(HostPlan("red", (0,), is_here=False), Options(command=(), ssh="true"))
+    assert link.complain(b"no ro") == []
+    assert link.complain(b"ute\r\nto r") == ["no route"]
+    assert link.complain(b"ed\n") == ["to red"]
+    assert link.complain(b"bye") == []
+    assert link.last_complaints() == ["bye"]
+    link.close(timeout=60)

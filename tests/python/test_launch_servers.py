@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gradring.errors import InvalidArgument
+from gradring.launch.options import Options
 from gradring.launch.outcome import Restarts
-from gradring.launch.plan import Options, Plan, make_plan
+from gradring.launch.plan import Plan, make_plan
 from launcher_runs import LIVE, WAIT, Start, is_alive, launching, wait_for_end
 
 # Stands in for the interpreter: `python -m gradring serve ...` becomes this, all else stays.
@@ -126,13 +127,29 @@ def test_a_server_with_a_log_is_started_again_at_the_same_address(
 def test_a_server_that_cannot_stay_alive_is_given_up(
     start: Start, serving: tuple[str, ...], tmp_path: Path
 ) -> None:
-    (tmp_path / "server.py").write_text("import sys\nsys.exit('no room for the log')\n")
+    program = "import sys\nprint('serving', flush=True)\nsys.exit('no room for the log')\n"
+    (tmp_path / "server.py").write_text(program)
     options = ("--servers", "1", "--server-log", "log", "--restart-servers", *serving)
     code, _, err = start(WAIT, "-n", "1", *options).finish()
     assert code == 1
     assert err.count("starting it again") == 10
     assert "server 0 failed first: exit code 1" in err
     assert "    no room for the log\n" in err
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [("sys.exit(1)", 1), ("print('serving', flush=True); sys.exit(2)", 2)],
+    ids=["never-served", "refuses-its-options"],
+)
+def test_a_server_that_can_never_start_is_started_once(
+    start: Start, serving: tuple[str, ...], tmp_path: Path, program: str, status: int
+) -> None:
+    (tmp_path / "server.py").write_text(f"import sys\n{program}\n")
+    options = ("--servers", "1", "--server-log", "log", "--restart-servers", *serving)
+    code, _, err = start(WAIT, "-n", "1", *options).finish()
+    assert code == status
+    assert "starting it again" not in err
 
 
 def test_servers_outlive_ranks_that_still_save_when_they_are_interrupted(

@@ -36,8 +36,6 @@ STDOUT, STDERR, EVENT = b"o", b"e", b"j"
 READ_BYTES = 1 << 16
 # Above this the ranks' pipes wait until the launcher has read on.
 BACKLOG_BYTES = 1 << 20
-# After SIGKILL only a process stuck in the kernel is still there.
-UNKILLABLE_SECONDS = 5.0
 
 
 class Child:
@@ -316,10 +314,15 @@ class Agent:
     def _proceed_with_end(self) -> None:
         now = time.monotonic()
         left = processes.descendants(os.getpid())
+        if not left:
+            # One that has died since is told before we say that all is over. What cannot be reaped
+            # yet has lost its first thread only.
+            self._reap()
+            left = list(self._children)
         while left and self._signals and self._signals[0][0] <= now:
             _, number = self._signals.popleft()
             self._send(number, left)
-            self._give_up_at = now + UNKILLABLE_SECONDS
+            self._give_up_at = now + processes.UNKILLABLE_SECONDS
         if left and (self._signals or now < self._give_up_at):
             if not self._signals:
                 self._send(signal.SIGKILL, left)  # Those born while we were killing.

@@ -8,6 +8,7 @@ thread, one selector; signals arrive through a wake-up pipe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -18,17 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from gradring.errors import ProtocolError
-from gradring.launch import agent
+from gradring.launch import agent, processes
 from gradring.launch.link import AgentLink, Frame
 from gradring.launch.numbers import is_server, name, server_index, server_number
+from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, Restarts, describe, exit_code, name_ranks
-from gradring.launch.output import RankOutput, Screen
-from gradring.launch.plan import Options, Plan, make_plan
+from gradring.launch.output import RankOutput
+from gradring.launch.plan import Plan, make_plan
+from gradring.launch.screen import STREAM_NAMES, Screen
 
 # What an agent may take beyond the grace before the launcher gives it up.
-_TEARDOWN_SECONDS = agent.UNKILLABLE_SECONDS + 5.0
+_TEARDOWN_SECONDS = processes.UNKILLABLE_SECONDS + 5.0
 
 _STATUS_SECONDS = 1.0
+
+USAGE_ERROR = 2  # The exit code of a command line that makes no sense.
 
 
 def run(options: Options) -> int:
@@ -61,23 +66,22 @@ class Job:
         self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
         self._started_at = time.monotonic()
         self._restarts = Restarts(self._started_at)
+        self._greeted: set[int] = set()  # Servers that have started at least once.
         self._deadline: float | None = None  # For the agents to start, later for them to end.
         self._selector = selectors.DefaultSelector()
+        self._orphans = processes.Orphans(frozenset())
 
     def run(self) -> int:
         """Run to the end and return the exit code: 0, the first failed rank's, or 128 + signal."""
-        with self._selector, self._signals():
+        with self._selector, self._signals(), processes.adopting_orphans() as orphans:
+            self._orphans = orphans
             try:
                 self._start()
                 self._loop()
-            except BrokenPipeError:
-                # As a program in a pipe whose reader left: no message, and SIGPIPE's code.
-                self._outcome.fail(Failure("", 128 + signal.SIGPIPE))
-                self._stop(signal.SIGTERM)
-                self._loop()
             finally:
                 for link in self._links:
-                    link.close(timeout=_TEARDOWN_SECONDS)
+                    if link.is_open:  # Its ranks have their grace here too.
+                        link.close(timeout=self._options.grace + _TEARDOWN_SECONDS)
             self._output.finish_all()
             self._screen.set_bottom(b"")
         aftermath = self._outcome.aftermath()
@@ -163,11 +167,13 @@ class Job:
             for key, _ in self._selector.select(self._seconds_to_wait()):
                 if key.data is None:
                     os.read(key.fd, agent.READ_BYTES)
-                else:
-                    link, read = key.data
+                    continue
+                link, read = key.data
+                if link.is_open:  # What came before this in the batch may have closed it.
                     read(link)
             while self._caught:
                 self._take_signal(self._caught.pop(0))
+            self._heed_lost_streams()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._give_up_waiting()
             self._show_status()
@@ -176,7 +182,7 @@ class Job:
         waits: list[float] = [0.0] if self._caught else []
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - time.monotonic()))
-        if self._screen.is_terminal and not self._options.quiet:
+        if self._screen.has_bottom and not self._options.quiet:
             waits.append(_STATUS_SECONDS)
         return min(waits, default=None)
 
@@ -204,13 +210,15 @@ class Job:
         data = os.read(link.complaints.fileno(), agent.READ_BYTES)
         if not data:
             self._selector.unregister(link.complaints)
-        for line in data.decode(errors="replace").splitlines():
+        for line in link.complain(data):
             self._screen.say(f"{link.host.name}: {line}")
 
     def _take(self, link: AgentLink, frame: Frame) -> None:
         if frame.kind == agent.EVENT:
             self._take_event(link, json.loads(frame.payload))
         else:
+            if is_server(frame.number) and frame.kind == agent.STDOUT:
+                self._greeted.add(frame.number)
             self._output.take(frame.number, 1 if frame.kind == agent.STDOUT else 2, frame.payload)
 
     def _take_event(self, link: AgentLink, event: dict[str, Any]) -> None:
@@ -248,7 +256,9 @@ class Job:
             if status not in (0, -signal.SIGTERM):
                 self._screen.say(f"{name(number)}: {how}")
             return
-        may_help = self._restarts.note_end(number, time.monotonic())
+        # One that refuses its options, or fails before it says where it is, would do so again.
+        could_start = number in self._greeted and status != USAGE_ERROR
+        may_help = self._restarts.note_end(number, time.monotonic()) and could_start
         if self._options.restart_servers and may_help:
             self._screen.say(f"{name(number)}: {how}; starting it again from its log")
             link.send(do="restart", number=number)
@@ -277,9 +287,25 @@ class Job:
         if not (is_rank and self._options.keep_going):
             self._stop(signal.SIGTERM)
 
+    def _heed_lost_streams(self) -> None:
+        for stream, error in self._screen.take_lost():
+            if isinstance(error, BrokenPipeError):
+                # As a program in a pipe whose reader left: no message, and SIGPIPE's code.
+                self._outcome.fail(Failure("", 128 + signal.SIGPIPE))
+                self._stop(signal.SIGTERM)
+            elif error.errno == errno.EIO and self._screen.is_terminal(stream):
+                # The terminal was closed, which SIGHUP tells too, before or after; nohup ignores.
+                if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                    self._take_signal(signal.SIGHUP)
+            else:
+                why = f"cannot write {STREAM_NAMES[stream]}: {error.strerror}"
+                self._fail(Failure(why, 1))
+
     def _take_signal(self, number: int) -> None:
         # The first one gives the ranks the chance that Ctrl-C gives a program; the second kills.
         name = signal.Signals(number).name
+        if number == signal.SIGHUP and self._outcome.interrupt == number:
+            return  # Kernel and shell both tell of a closed terminal; that is no impatience.
         if self._outcome.interrupt is None:
             self._outcome.interrupt = number
             self._screen.say(f"{name}: stopping all ranks (once more kills them)")
@@ -299,13 +325,12 @@ class Job:
             link.send(do="stop", signal=number, servers=servers)
 
     def _close(self, link: AgentLink) -> None:
-        self._selector.unregister(link.frames)
-        if link.complaints in self._selector.get_map():
-            self._selector.unregister(link.complaints)
+        self._stop_reading(link)
         for line in link.last_complaints():
             self._screen.say(f"{link.host.name}: {line}")
         ending = describe(link.close(timeout=_TEARDOWN_SECONDS))
         if not link.is_done:
+            self._end_orphans(link)
             what = "lost" if link.reader.has_greeted else "could not start anything on"
             ranks = name_ranks(list(link.host.ranks))
             self._fail(Failure(f"{what} {link.host.name} ({ranks}): {ending}", 1))
@@ -321,6 +346,21 @@ class Job:
             names = ", ".join(link.host.name for link in late)
             self._fail(Failure(f"{names}: no answer within {seconds:g} s", 1))
         for link in late:
-            link.is_done = True  # What follows is no news.
-            self._selector.unregister(link.frames)
+            self._stop_reading(link)
             link.close(timeout=0.0)
+            self._end_orphans(link)
+
+    def _stop_reading(self, link: AgentLink) -> None:
+        for stream in (link.frames, link.complaints):
+            if stream in self._selector.get_map():
+                self._selector.unregister(stream)
+
+    def _end_orphans(self, lost: AgentLink) -> None:
+        """End what an agent of this machine has left: its ranks die with it, their children not."""
+        # Behind an ssh of ours others may have come to us too: it can leave a master behind.
+        is_alone = all(link.host.is_here for link in self._links)
+        if lost.host.is_here:
+            self._orphans.end(
+                except_for={link.pid for link in self._links},
+                session=None if is_alone else lost.pid,
+            )

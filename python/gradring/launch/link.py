@@ -19,7 +19,8 @@ from typing import IO
 
 from gradring.errors import ProtocolError
 from gradring.launch import agent
-from gradring.launch.plan import HostPlan, Options
+from gradring.launch.hosts import HostPlan
+from gradring.launch.options import Options
 
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16
@@ -84,6 +85,7 @@ class AgentLink:
         self.has_started = False  # Its ranks and servers run.
         self.is_done = False  # Its last event has come.
         self.is_open = True  # Its output has not ended.
+        self._complaint = b""  # A line that has not ended.
         self._process = subprocess.Popen(
             _argv(host, options),
             stdin=subprocess.PIPE,
@@ -93,6 +95,11 @@ class AgentLink:
             start_new_session=True,
             bufsize=0,
         )
+
+    @property
+    def pid(self) -> int:
+        """Its process, or that of its ssh; it leads a session."""
+        return self._process.pid
 
     @property
     def frames(self) -> IO[bytes]:
@@ -121,13 +128,22 @@ class AgentLink:
         """Return what has arrived; empty at the end."""
         return os.read(self.frames.fileno(), agent.READ_BYTES)
 
+    def complain(self, data: bytes) -> list[str]:
+        """Take a piece of what it wrote to standard error; return the lines that are whole now."""
+        *lines, self._complaint = (self._complaint + data).split(b"\n")
+        if len(self._complaint) > agent.READ_BYTES:
+            lines.append(self._complaint)
+            self._complaint = b""
+        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+
     def last_complaints(self) -> list[str]:
         """Return the rest of what it wrote to standard error, without waiting for an end."""
         os.set_blocking(self.complaints.fileno(), False)
+        lines: list[str] = []
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self.complaints.fileno(), agent.READ_BYTES)
-            return data.decode(errors="replace").splitlines()
-        return []
+            while data := os.read(self.complaints.fileno(), agent.READ_BYTES):
+                lines += self.complain(data)
+        return [*lines, *(self.complain(b"\n") if self._complaint else [])]
 
     def close(self, timeout: float) -> int:
         """Let the agent go, if need be by force, and return how it (or ssh) ended."""
@@ -154,4 +170,4 @@ def _argv(host: HostPlan, options: Options) -> list[str]:
     if "PYTHONPATH" in os.environ:
         remote.append(f"PYTHONPATH={os.environ['PYTHONPATH']}")
     remote += [options.python, "-m", "gradring.launch.agent"]
-    return [*shlex.split(options.ssh), host.name, shlex.join(["exec", *remote])]
+    return [*options.ssh_words(), host.name, shlex.join(["exec", *remote])]

@@ -1,31 +1,22 @@
-"""What ranks and servers write, as whole lines, and the one line at the bottom of a terminal.
+"""What ranks and servers write, as whole lines.
 
 Bytes come in pieces, from many processes; complete lines go out, each with its name in front. A
 progress bar (text that returns to the start of its line) of rank 0 is shown at the bottom until it
 ends its line; else the launcher's status is shown there. Away from a terminal a bar leaves only
-its last state. Launcher's thread only.
+its last state. Without names nothing is changed at all, but on a terminal. Launcher's thread only.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import BinaryIO
 
-from gradring.launch.numbers import label
-
-ERASE_LINE = b"\r\x1b[K"
+from gradring.launch.screen import Screen
 
 # A line longer than this is cut, so that a rank cannot fill the launcher's memory.
 LINE_BYTES_MAX = 1 << 16
 
 # How many of a failed rank's last lines are told again.
 LAST_LINES = 12
-
-_COLOURS = (36, 33, 35, 32, 34, 31)
 
 
 class LineSplitter:
@@ -56,74 +47,29 @@ class LineSplitter:
         return [pending] if pending else []
 
 
-class Screen:
-    """Where lines go. Knows what is drawn at the bottom and gets it out of the way."""
+class Passage:
+    """Lets one rank's stream through byte for byte, cut between lines where that can be.
 
-    def __init__(
-        self, out: BinaryIO, err: BinaryIO, *, is_terminal: bool, has_colour: bool
-    ) -> None:
-        """Write to two streams; on a terminal, ``err`` also shows the bottom line."""
-        self.is_terminal = is_terminal
-        self._has_colour = has_colour
-        self._streams = {1: out, 2: err}
-        self._bottom = b""
+    So that lines of several ranks stay whole, as long as they are no longer than the limit.
+    """
 
-    @classmethod
-    def of_process(cls, environ: Mapping[str, str]) -> Screen:
-        """Use this process's standard streams; NO_COLOR and TERM=dumb are respected."""
-        is_terminal = sys.stderr.isatty() and environ.get("TERM") != "dumb"
-        return cls(
-            sys.stdout.buffer,
-            sys.stderr.buffer,
-            is_terminal=is_terminal,
-            has_colour=is_terminal and sys.stdout.isatty() and not environ.get("NO_COLOR"),
-        )
+    def __init__(self) -> None:
+        """Start with nothing pending."""
+        self._pending = b""
 
-    def prefix(self, number: int) -> bytes:
-        """Return what the lines of a rank or server start with."""
-        text = f"[{label(number)}]"
-        if self._has_colour:
-            text = f"\x1b[{_COLOURS[number % len(_COLOURS)]}m{text}\x1b[0m"
-        return f"{text} ".encode()
+    def feed(self, data: bytes) -> bytes:
+        """Take the next piece; return what can go on."""
+        everything = self._pending + data
+        end = everything.rfind(b"\n") + 1
+        if len(everything) - end > LINE_BYTES_MAX:
+            end = len(everything)
+        self._pending = everything[end:]
+        return everything[:end]
 
-    def write(self, stream: int, lines: Iterable[bytes]) -> None:
-        """Write whole lines to standard output (1) or error (2), above the bottom line.
-
-        Raises:
-            BrokenPipeError: Nobody reads that stream any more; further writes to it vanish.
-        """
-        text = b"".join(line + b"\n" for line in lines)
-        if text:
-            bottom = self._bottom
-            self.set_bottom(b"")
-            self._put(stream, text)
-            self.set_bottom(bottom)
-
-    def say(self, text: str) -> None:
-        """Write the launcher's own words to standard error."""
-        self.write(2, [f"gradring: {line}".encode() for line in text.splitlines()])
-
-    def set_bottom(self, text: bytes) -> None:
-        """Show ``text`` below everything else, or nothing."""
-        if self.is_terminal and text != self._bottom:
-            self._bottom = text
-            columns = shutil.get_terminal_size().columns
-            self._put(2, ERASE_LINE + _fit(text, columns - 1))
-
-    def _put(self, stream: int, data: bytes) -> None:
-        try:
-            self._streams[stream].write(data)
-            self._streams[stream].flush()
-        except BrokenPipeError:
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._streams[stream].fileno())
-            os.close(nothing)
-            raise
-
-
-def _fit(text: bytes, columns: int) -> bytes:
-    # A line that wraps could not be erased. Escape sequences take no room: leave those lines alone.
-    return text if b"\x1b" in text else text.decode(errors="replace")[:columns].encode()
+    def finish(self) -> bytes:
+        """Return the rest."""
+        rest, self._pending = self._pending, b""
+        return rest
 
 
 class RankOutput:
@@ -134,12 +80,17 @@ class RankOutput:
         self._screen = screen
         self._has_prefix = has_prefix
         self._splitters: dict[tuple[int, int], LineSplitter] = {}
+        self._passages: dict[tuple[int, int], Passage] = {}
         self._last_errors: dict[int, deque[bytes]] = {}
 
     def take(self, number: int, stream: int, data: bytes) -> None:
         """Take a piece of what a process wrote to its standard output (1) or error (2)."""
-        splitter = self._splitters.setdefault((number, stream), LineSplitter())
-        self._show(number, stream, splitter.feed(data))
+        if self._has_prefix or self._screen.is_terminal(stream):
+            splitter = self._splitters.setdefault((number, stream), LineSplitter())
+            self._show(number, stream, splitter.feed(data))
+        else:
+            passage = self._passages.setdefault((number, stream), Passage())
+            self._pass_on(number, stream, passage.feed(data))
 
     def finish(self, number: int) -> None:
         """Show what a process wrote without ending the line."""
@@ -147,10 +98,13 @@ class RankOutput:
             splitter = self._splitters.get((number, stream))
             if splitter is not None:
                 self._show(number, stream, splitter.finish())
+            passage = self._passages.get((number, stream))
+            if passage is not None:
+                self._pass_on(number, stream, passage.finish())
 
     def finish_all(self) -> None:
         """Show every unfinished line."""
-        for number in sorted({number for number, _ in self._splitters}):
+        for number in sorted({number for number, _ in (*self._splitters, *self._passages)}):
             self.finish(number)
 
     def last_errors(self, number: int) -> list[bytes]:
@@ -167,9 +121,16 @@ class RankOutput:
         return b""
 
     def _show(self, number: int, stream: int, lines: list[bytes]) -> None:
+        self._remember(number, stream, lines)
+        self._screen.write(stream, [self._prefix(number) + line for line in lines])
+
+    def _pass_on(self, number: int, stream: int, data: bytes) -> None:
+        self._remember(number, stream, data.splitlines())
+        self._screen.write_as_is(stream, data)
+
+    def _remember(self, number: int, stream: int, lines: list[bytes]) -> None:
         if stream == 2:
             self._last_errors.setdefault(number, deque(maxlen=LAST_LINES)).extend(lines)
-        self._screen.write(stream, [self._prefix(number) + line for line in lines])
 
     def _prefix(self, number: int) -> bytes:
         return self._screen.prefix(number) if self._has_prefix else b""

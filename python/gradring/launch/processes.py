@@ -5,11 +5,17 @@ Standard library only; the agent's one thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+# After SIGKILL only a process stuck in the kernel is still there.
+UNKILLABLE_SECONDS = 5.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -21,9 +27,88 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+@dataclass(frozen=True)
+class Orphans:
+    """Processes that come to this one when their parents die.
+
+    Attributes:
+        before: Children that this process had before; they are none.
+    """
+
+    before: frozenset[int]
+
+    def end(self, except_for: Collection[int], session: int | None) -> None:
+        """Kill them with all that is below them, until no more come.
+
+        Args:
+            except_for: Children that are no orphans.
+            session: Only those of this session; ``None``: all.
+        """
+        kept = self.before.union(except_for)
+        while found := [pid for pid in _children() if pid not in kept and _is_in(pid, session)]:
+            for pid in (*found, *(below for top in found for below in descendants(top))):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            # One that is stuck in the kernel is left alone: nothing helps.
+            kept |= {pid for pid in found if not _is_gone(pid)}
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[Orphans]:
+    """Have orphans come to this process for a while; their later deaths are noticed by nobody."""
+    before = frozenset(_children())
+    adopt_orphans()
+    try:
+        yield Orphans(before)
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _children() -> list[int]:
+    # With zombies, which descendants() leaves out: whoever waits for one gets its children.
+    own = os.getpid()
+    return [pid for pid, parent, _ in _stats() if parent == own]
+
+
+def _is_in(pid: int, session: int | None) -> bool:
+    if session is None:
+        return True
+    try:
+        return os.getsid(pid) == session
+    except ProcessLookupError:
+        return False
+
+
+def _is_gone(pid: int) -> bool:
+    """Wait for a child that was killed; False where it takes too long."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if not select.select([descriptor], [], [], UNKILLABLE_SECONDS)[0]:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def descendants(ancestor: int) -> list[int]:
     """Return the processes below ``ancestor``, parents before children, without zombies."""
     children: dict[int, list[int]] = {}
+    for pid, parent, state in _stats():
+        if state not in (b"Z", b"X"):
+            children.setdefault(parent, []).append(pid)
+    found = list(children.get(ancestor, ()))
+    for pid in found:  # Grows while we walk.
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def _stats() -> Iterator[tuple[int, int, bytes]]:
+    """Yield every process with its parent and its state."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -32,12 +117,7 @@ def descendants(ancestor: int) -> list[int]:
         except OSError:
             continue  # Gone meanwhile.
         state, parent = stat.rpartition(b")")[2].split()[:2]
-        if state not in (b"Z", b"X"):
-            children.setdefault(int(parent), []).append(int(entry.name))
-    found = list(children.get(ancestor, ()))
-    for pid in found:  # Grows while we walk.
-        found.extend(children.get(pid, ()))
-    return found
+        yield int(entry.name), int(parent), state
 
 
 def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
