@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,3 +287,11 @@ def test_verify_reads_every_file_of_the_whole_chain(tmp_path: Path) -> None:
     (tmp_path / "1" / "b.grps").write_bytes(whole[:-1] + b"!")
     with pytest.raises(ProtocolError, match=r"b\.grps"):
         checkpoint.verify(url)
+
+
+@pytest.mark.parametrize("place", ["", 5, None, b"/ckpt"])
+def test_what_is_no_place_is_refused(place: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a place is a path or a URL, such as"):
+        files.absolute(place)
+    with pytest.raises(InvalidArgument, match="a place is a path or a URL"):
+        checkpoint.verify(place)

@@ -13,7 +13,7 @@ import pytest
 import gradring as gr
 from gradring import _core
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.ps import ParameterServer, checkpoint_jobs, files
+from gradring.ps import ParameterServer, checkpoint, checkpoint_jobs, files
 from ps_servers import connected, join, start_server
 
 IDS = np.arange(500)
@@ -92,3 +92,21 @@ def test_a_load_during_a_save_ends_the_save_with_an_error(
         with pytest.raises(InvalidArgument, match="no snapshot"):
             ps.save(str(tmp_path / "b"))
         assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_places_may_be_paths(tmp_path: Path) -> None:
+    with connected() as ps:
+        saved = train(ps)
+        ps.save(tmp_path / "a")
+        train(ps)
+        made = ps.save(tmp_path / "b", base=tmp_path / "a")
+        assert made.url == str(tmp_path / "b")
+        live = table_of(ps).export(tmp_path / "live.npz")
+        of_checkpoint = checkpoint.export_checkpoint(tmp_path / "b", "t", tmp_path / "saved.npz")
+        assert checkpoint.verify(tmp_path / "b").base == "../a"
+        with np.load(live) as one, np.load(of_checkpoint) as other:
+            np.testing.assert_array_equal(one["rows"], other["rows"])
+        ps.load(tmp_path / "a")
+        np.testing.assert_array_equal(table_of(ps).pull(IDS), saved)
+        with pytest.raises(InvalidArgument, match="a place is a path or a URL"):
+            ps.save("")

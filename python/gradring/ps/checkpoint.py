@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,11 @@ _LOOK_SECONDS = 5.0
 
 
 def save(
-    server: ParameterServer, url: str, base: str | None = None, *, timeout: float = _WRITE_SECONDS
+    server: ParameterServer,
+    url: str | os.PathLike[str],
+    base: str | os.PathLike[str] | None = None,
+    *,
+    timeout: float = _WRITE_SECONDS,
 ) -> Manifest:
     """Write a checkpoint: weights, optimizer state, versions and dedup windows of one moment.
 
@@ -56,30 +61,31 @@ def save(
         What was written.
 
     Raises:
-        InvalidArgument: There is a checkpoint at ``url``, or another save is writing there; or
-            ``base`` cannot be built on: save in full then; or an extra is missing.
+        InvalidArgument: ``url`` is empty; or there is a checkpoint at it, or another save is
+            writing there; or ``base`` cannot be built on: save in full then; or an extra is
+            missing.
         TimedOut: A server was not done in time, does not answer any more (found out within the
             connection's timeout and some seconds), or waited in vain for a worker's push at the
             cut.
         DeviceError: A file could not be written.
         PeerLost: A server was lost; there is no checkpoint.
     """
-    url = files.absolute(url)
-    where = files.folder(url)
+    place = files.absolute(url)
+    where = files.folder(place)
     with where.claim():
         if where.bytes_of(manifest.NAME) is not None:
             raise InvalidArgument(
                 f"there is a checkpoint at {where.url} already; each has a place of its own, for "
                 "example .../step-1000"
             )
-        made = _write(server.calls.core, url, base, timeout)
+        made = _write(server.calls.core, place, base, timeout)
         _require_visible(where, made.files)
         with where.create(manifest.NAME) as sink:
             sink.write([made.text()])
     return made
 
 
-def _write(core: Any, url: str, base: str | None, timeout: float) -> Manifest:
+def _write(core: Any, url: str, base: str | os.PathLike[str] | None, timeout: float) -> Manifest:
     """Have the servers write everything but the manifest, and return that."""
     below = manifest.read(files.absolute(base)) if base is not None else None
     if below is not None and below.shards != core.shards:
@@ -130,7 +136,9 @@ def _require_visible(where: files.Folder, written: Sequence[File]) -> None:
             )
 
 
-def load(server: ParameterServer, url: str, *, timeout: float = _WRITE_SECONDS) -> Manifest:
+def load(
+    server: ParameterServer, url: str | os.PathLike[str], *, timeout: float = _WRITE_SECONDS
+) -> Manifest:
     """Replace what the servers hold by a checkpoint, of however many servers.
 
     Every byte is checked before anything is replaced. Pushes that run meanwhile are lost: call it
@@ -230,7 +238,7 @@ def _await_job(core: Any, number: int, timeout: float) -> list[str]:
             core.stats()  # Every server answers within the connection's timeout, or is named.
 
 
-def verify(url: str) -> Manifest:
+def verify(url: str | os.PathLike[str]) -> Manifest:
     """Check every byte of a checkpoint and of all it builds on; loads nothing, needs no servers.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -287,7 +288,9 @@ class ParameterServer:
             counted.push(np.ones(removals.SHAPE, np.float32))
         return dropped
 
-    def save(self, url: str, base: str | None = None) -> Manifest:
+    def save(
+        self, url: str | os.PathLike[str], base: str | os.PathLike[str] | None = None
+    ) -> Manifest:
         """Write a checkpoint of all servers: one consistent cut, taken while training goes on.
 
         Args:
@@ -301,7 +304,7 @@ class ParameterServer:
 
         return checkpoint.save(self, url, base)
 
-    def load(self, url: str) -> Manifest:
+    def load(self, url: str | os.PathLike[str]) -> Manifest:
         """Replace what the servers hold by a checkpoint, of however many servers.
 
         Args:

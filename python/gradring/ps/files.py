@@ -80,10 +80,20 @@ def local_path(url: str) -> Path | None:
     return Path(unquote(parts.path))
 
 
-def absolute(url: str) -> str:
-    """Return a URL or path that means the same in a process with another working folder."""
-    path = local_path(url)
-    return url.rstrip("/") if path is None else str(path)
+def absolute(url: str | os.PathLike[str]) -> str:
+    """Return a URL or path that means the same in a process with another working folder.
+
+    Raises:
+        InvalidArgument: It is neither, or empty.
+    """
+    try:
+        given = os.fspath(url)
+    except TypeError:
+        given = None
+    if not isinstance(given, str) or not given:
+        raise InvalidArgument(f"a place is a path or a URL, such as /ckpt/step-1000, not {url!r}")
+    path = local_path(given)
+    return given.rstrip("/") if path is None else str(path)
 
 
 def joined(url: str, other: str) -> str:
