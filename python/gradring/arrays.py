@@ -117,7 +117,7 @@ def as_ids(x: Any, name: str = "ids") -> Array:
         DeviceError: It lives on a device.
     """
     if isinstance(x, (list, tuple, range, int)):
-        x = _listed_ids(x)
+        x = _listed_ids(x, name)
     array = x if isinstance(x, np.ndarray) else _plain(x, name)
     if array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64")
@@ -127,17 +127,26 @@ def as_ids(x: Any, name: str = "ids") -> Array:
     return np.asarray(array, np.uint64, order="C")
 
 
-def _listed_ids(x: Any) -> Array:
-    if np.size(x) == 0:
-        return np.empty(np.shape(x), np.int64)
-    listed = np.asarray(x)
+def _listed_ids(x: Any, name: str) -> Array:
+    try:
+        listed = np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} is a {type(x).__name__} that makes no array: {error}") from (
+            error
+        )
+    if listed.size == 0:
+        return np.empty(listed.shape, np.int64)
     if listed.dtype.kind in "iu":
         return listed
     # Numbers beyond int64 beside smaller ones make NumPy choose floats.
     whole = np.asarray(x, object)
-    if all(type(one) is int and 0 <= one < 1 << 64 for one in whole.flat):
+    if all(_is_whole(one) and 0 <= one < 1 << 64 for one in whole.flat):
         return whole.astype(np.uint64)
     return listed
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def as_float32(x: Any, name: str) -> Array:
@@ -148,7 +157,11 @@ def as_float32(x: Any, name: str) -> Array:
         DeviceError: It lives on a device.
     """
     if isinstance(x, (list, tuple)):
-        return np.asarray(x, np.float32)
+        try:
+            return np.asarray(x, np.float32)
+        except (TypeError, ValueError) as error:
+            what = f"{name} is a {type(x).__name__} that makes no array of float32"
+            raise InvalidArgument(f"{what}: {error}") from error
     array, code = _as_numpy(x, name)
     if code == BFLOAT16:
         widened: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)

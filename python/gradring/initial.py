@@ -43,8 +43,8 @@ class Uniform:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
+        _require_finite("Uniform", low=self.low, high=0 if self.high is None else self.high)
         low, high = self.bounds
-        _require_finite("Uniform", low=low, high=high)
         if low > high:
             raise InvalidArgument(f"Uniform: low {low} is above high {high}")
 
@@ -80,5 +80,9 @@ Initializer: TypeAlias = Constant | Uniform | Normal
 
 def _require_finite(kind: str, **values: float) -> None:
     for name, value in values.items():
-        if not math.isfinite(value):
+        try:
+            is_finite = math.isfinite(value)
+        except TypeError:
+            raise InvalidArgument(f"{kind}: {name} is no number: {value!r}") from None
+        if not is_finite:
             raise InvalidArgument(f"{kind}: {name} must be finite, got {value}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ def test_no_ids_are_ids() -> None:
     assert arrays.as_ids([]).shape == (0,)
     assert arrays.as_ids(5).shape == ()
     assert arrays.as_ids([1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
+    assert arrays.as_ids([np.int64(3), np.uint64(2**63)]).tolist() == [3, 2**63]
     assert arrays.as_ids(np.empty((0, 3), np.int64)).shape == (0, 3)
 
 
@@ -53,6 +55,9 @@ def test_no_ids_are_ids() -> None:
         (OnlyDlpack(np.array([0.5])), "dtype float64"),
         ("abc", "pass an array of ids"),
         ({1, 2}, "is a set"),
+        ([[1], [2, 3]], "is a list that makes no array"),
+        ([2**64], "dtype object"),
+        ([1, True, 2**63, -1], "dtype"),
     ],
 )
 def test_what_is_no_id_is_refused(ids: object, words: str) -> None:
@@ -92,6 +97,9 @@ def test_gradients_become_float32() -> None:
     assert arrays.as_float32(np.array([1.5], ml_dtypes.bfloat16), "grads").tolist() == [1.5]
     with pytest.raises(InvalidArgument, match="grads has dtype int64; use float32"):
         arrays.as_float32(np.array([1, 2]), "grads")
+    for listed in ([["a"]], [[1.0], [1.0, 2.0]], [None, {}]):
+        with pytest.raises(InvalidArgument, match="grads is a list that makes no array of float32"):
+            arrays.as_float32(listed, "grads")
 
 
 def test_a_pull_fits_its_ids() -> None:
@@ -191,6 +199,62 @@ def test_initializers_and_entry_rules_refuse_nonsense() -> None:
     ):
         with pytest.raises(InvalidArgument):
             make()
+
+
+def test_settings_of_other_types_are_refused_by_name() -> None:
+    odd: Any = "a"
+    for make, words in (
+        (lambda: Count(2.5), "Count: pushes is a whole number from 1 .* got 2.5"),  # type: ignore[arg-type]
+        (lambda: Probability(odd), "Probability: p is a number, got 'a'"),
+        (lambda: Slot(lr_scale=odd), "Slot: lr_scale is a number"),
+        (lambda: Slot(entry=odd), "entry is a str"),
+        (lambda: Slot(expire_after=1.5), "Slot: expire_after is a whole number"),  # type: ignore[arg-type]
+        (lambda: Slots(2.5), "Slots: shift is a whole number from 1 to 63"),  # type: ignore[arg-type]
+        (lambda: Slots(8, odd), "Slots: settings is a str"),
+        (lambda: Slots(8, {0.5: Slot()}), "above their lower 8 bits is a whole number"),  # type: ignore[dict-item]
+        (lambda: Slots(8, {5: odd}), "the settings of slot 5 are a str; use gr.ps.Slot"),
+        (lambda: specs.sparse_extras(None, odd, 1, None), "expire_after, in ticks, is a whole"),
+        (lambda: specs.sparse_extras(None, 1, odd, None), "score_decay is a number"),
+        (lambda: specs.sparse_extras(None, 1, 1, {7: Slot()}), "slots is a dict; use gr.ps.Slots"),  # type: ignore[arg-type]
+        (lambda: specs.codec_number([1]), r"codec \[1\] is none of"),  # type: ignore[arg-type]
+        (lambda: specs.rule_spec(gr.optim.Sum), "optimizer is a class; use a rule"),
+        (lambda: gr.init.Uniform(odd), "Uniform: low is no number: 'a'"),
+        (lambda: gr.init.Constant(odd), "Constant: value is no number"),
+        (lambda: gr.optim.SGD(lr=odd), "SGD: lr is no number: 'a'"),
+        (lambda: gr.optim.SGD(lr=1, dampening=odd), "SGD: dampening is no number"),
+        (lambda: gr.optim.Adam(betas=0.5), "Adam: betas is no number"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            make()
+
+
+def test_settings_of_tables_are_whole_numbers_of_any_type() -> None:
+    settings: dict[str, Any] = {
+        "init": np.float32(0.5), "seed": np.uint64(2**64 - 1), "entry": Count(np.int64(2)),
+        "expire_after": np.int32(3), "score_decay": np.float32(0.5),
+        "slots": Slots(np.int8(48), {np.int64(7): Slot(expire_after=np.int16(1))}),  # type: ignore[arg-type, dict-item]
+    }  # fmt: skip
+    spec = specs.sparse_spec("t", np.int64(4), gr.optim.Sum(), **settings)
+    assert (spec["dim"], spec["seed"], spec["init"]) == (4, 2**64 - 1, (0, 0.5, 0))
+    assert spec["slots"][0]["slot"] == 7
+    for shape, seen in ((np.int64(4), (4,)), ((np.int8(3), 4), (3, 4)), ([2], (2,)), ((), ())):
+        assert specs.dense_spec("d", shape, gr.optim.Sum())[0] == seen
+    for name, value in (("seed", -1), ("seed", 2**64), ("seed", "a"), ("seed", 1.0)):
+        with pytest.raises(InvalidArgument, match=f"table 't': {name} is a whole number from 0"):
+            specs.sparse_spec("t", 4, gr.optim.Sum(), **{**settings, name: value})
+    for dim in (2.0, "a", None, 1 << 32):
+        with pytest.raises(InvalidArgument, match="table 't': dim is a whole number from 1"):
+            specs.sparse_spec("t", dim, gr.optim.Sum(), **settings)
+    with pytest.raises(InvalidArgument, match="a table's name is a string, got 5"):
+        specs.dense_spec(5, 4, gr.optim.Sum())
+    for shape in ("3", 2.5, (2.7, 3), None, [[1], [2]]):
+        with pytest.raises(InvalidArgument, match="table 'd': shape is a whole number or a seq"):
+            specs.dense_spec("d", shape, gr.optim.Sum())
+    for shape in (0, -1, (3, 0)):
+        with pytest.raises(InvalidArgument, match="has no place for a number"):
+            specs.dense_spec("d", shape, gr.optim.Sum())
+    with pytest.raises(InvalidArgument, match="the number of floats is a whole number"):
+        specs.dense_spec("d", (1 << 32, 1 << 32), gr.optim.Sum())
 
 
 def test_settings_of_features_are_in_the_order_of_their_slots() -> None:

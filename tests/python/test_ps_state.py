@@ -10,7 +10,7 @@ import pytest
 import gradring as gr
 from gradring.errors import InvalidArgument
 from gradring.ps import ParameterServer
-from ps_servers import connected
+from ps_servers import connected, join, serving
 
 RULES = [
     gr.optim.SGD(lr=0.1, momentum=0.9),
@@ -229,3 +229,87 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
             with pytest.raises(InvalidArgument, match=words):
                 table.load_state_dict(saved)
         assert len(rows) == 0
+
+
+def test_a_state_of_another_rule_is_refused_where_a_part_of_it_would_be_lost() -> None:
+    torch = pytest.importorskip("torch")
+
+    def stepped(kind: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([parameter], lr=0.1, **options)
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+        return parameter.detach(), dict(optimizer.state[parameter])
+
+    with connected() as ps:
+        for name, rule, made, words in (
+            ("adam", gr.optim.Adam(lr=0.1), stepped(torch.optim.Adam, amsgrad=True), "'max_exp_av"),
+            ("sgd", gr.optim.SGD(lr=0.1), stepped(torch.optim.SGD, momentum=0.9), "'momentum_buf"),
+            ("sum", gr.optim.SGD(lr=0.1), stepped(torch.optim.Adagrad), "'sum'"),
+        ):
+            weights, state = made
+            array = ps.dense_table(f"{name} array", 3, rule)
+            rows = ps.sparse_table(f"{name} rows", 3, rule)
+            with pytest.raises(InvalidArgument, match=f"{words}.*, but table .* keeps"):
+                array.load_state_dict({"weights": weights, "state": state})
+            by_row = {key: value if key == "step" else value[None] for key, value in state.items()}
+            with pytest.raises(InvalidArgument, match=words):
+                rows.load_state_dict({"ids": [1], "rows": weights[None], "state": by_row})
+            assert (array.pull() == 0).all()
+            assert len(rows) == 0
+        # None is torch's word for a buffer that it does not keep.
+        plain = ps.dense_table("sgd array", 3, gr.optim.SGD(lr=0.1))
+        plain.load_state_dict({"weights": np.ones(3), "state": {"momentum_buffer": None}})
+        assert (plain.pull() == 1).all()
+
+
+@pytest.mark.parametrize("day", [7, (1 << 24) + 1, (1 << 32) - 1])
+def test_rows_that_come_with_no_tick_count_as_of_the_present_one(day: int) -> None:
+    with serving(2) as servers, join(servers) as ps, join(servers) as other:
+        ps.tick(day - 2)
+        ps.tick(day)
+        ps.tick(day - 1)  # Late, and without effect.
+        table = other.sparse_table("t", 1, gr.optim.Sum(), expire_after=1)
+        table.load_state_dict({"ids": [1, 2], "rows": np.ones((2, 1))})
+        table.load_state_dict({"ids": [3], "rows": np.ones((1, 1)), "tick": 5})
+        assert table.state_dict()["tick"].tolist() == [day, day, 5]
+
+
+def test_rows_that_are_loaded_late_expire_in_their_time() -> None:
+    with connected() as ps:
+        ps.tick(1000)
+        table = ps.sparse_table("t", 1, gr.optim.Sum(), expire_after=2)
+        table.load_state_dict({"ids": [1, 2], "rows": np.ones((2, 1))})
+        assert ps.tick(1002) == 0
+        assert ps.tick(1003) == 2
+
+
+def test_what_is_no_saved_table_is_refused_before_anything_is_sent() -> None:
+    with connected() as ps:
+        rows = ps.sparse_table("t", 2, gr.optim.Adagrad(lr=1))
+        array = ps.dense_table("d", 3, gr.optim.Adagrad(lr=1))
+        before = ps.calls.core.bytes_sent
+        two: dict[str, Any] = {"ids": [1, 2], "rows": np.ones((2, 2))}
+        one: dict[str, Any] = {"weights": np.ones(3)}
+        for table, saved, words in (
+            (rows, {"ids": [1]}, "'rows' is missing; there is ids"),
+            (rows, {}, "'ids' is missing"),
+            (rows, [1], "a dictionary is needed, not a list"),
+            (rows, {"ids": [[1, 2]], "rows": np.ones((1, 2, 2))}, r"ids has shape \(1, 2\)"),
+            (rows, {**two, "step": [1, 2, 3]}, r"step has shape \(3,\); .* shape \(2,\)"),
+            (rows, {**two, "step": [1, -2]}, "step is whole numbers from 0"),
+            (rows, {**two, "step": 1.5}, "step is whole numbers from 0"),
+            (rows, {**two, "step": "a"}, "step is numbers, got 'a'"),
+            (rows, {**two, "version": 1 << 32}, "version is whole numbers from 0 to"),
+            (rows, {**two, "tick": [[1], [2, 3]]}, "tick is numbers"),
+            (rows, {**two, "score": float("nan")}, "score is numbers from 0"),
+            (rows, {**two, "updates": [1, 2]}, "updates has shape .* one number"),
+            (rows, {**two, "state": [np.ones((2, 2))]}, "the state is a list, no dictionary"),
+            (rows, {**two, "state": {"sum": np.ones((2, 2)), "step": -1}}, "step is whole numbers"),
+            (array, {}, "'weights' is missing"),
+            (array, {**one, "step": -1}, "step is whole numbers"),
+            (array, {**one, "step": [1, 2]}, "step has shape"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                table.load_state_dict(saved)
+        assert ps.calls.core.bytes_sent == before

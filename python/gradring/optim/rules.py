@@ -52,17 +52,10 @@ class CoreRule:
         name = type(self).__name__
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if field.name == "betas":
-                if not (len(value) == 2 and all(0 <= beta < 1 for beta in value)):
-                    raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")
-            elif field.name in ("clip_value", "clip_norm"):
-                if value is not None and not 0 < value < math.inf:
-                    raise InvalidArgument(f"{name}: {field.name} must be positive, got {value}")
-            elif field.name == "dampening":
-                if not math.isfinite(value):
-                    raise InvalidArgument(f"{name}: dampening must be finite, got {value}")
-            elif not isinstance(value, bool) and not 0 <= value < math.inf:
-                raise InvalidArgument(f"{name}: {field.name} must not be negative, got {value}")
+            try:
+                _require_sense(name, field.name, value)
+            except TypeError:
+                raise InvalidArgument(f"{name}: {field.name} is no number: {value!r}") from None
         for zero in (field for field in self._positive if getattr(self, field) == 0):
             raise InvalidArgument(f"{name}: {zero} must be positive")
 
@@ -126,3 +119,18 @@ class CoreRule:
         if self._counts_steps:
             step = state["step"] = int(state.get("step", 0)) + 1
         return step
+
+
+def _require_sense(name: str, field: str, value: Any) -> None:
+    """Refuse one number of a rule; raises TypeError if it is none."""
+    if field == "betas":
+        if not (len(value) == 2 and all(0 <= beta < 1 for beta in value)):
+            raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")
+    elif field in ("clip_value", "clip_norm"):
+        if value is not None and not 0 < value < math.inf:
+            raise InvalidArgument(f"{name}: {field} must be positive, got {value}")
+    elif field == "dampening":
+        if not math.isfinite(value):
+            raise InvalidArgument(f"{name}: dampening must be finite, got {value}")
+    elif not isinstance(value, bool) and not 0 <= value < math.inf:
+        raise InvalidArgument(f"{name}: {field} must not be negative, got {value}")

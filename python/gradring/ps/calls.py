@@ -6,11 +6,12 @@ tables of one call disagree about.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradring.errors import InvalidArgument
+from gradring.errors import Error, InvalidArgument, Mismatch, ProtocolError
 from gradring.ps import specs
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.requests import Ids, PullRequest, Rows
@@ -32,6 +33,13 @@ class Calls:
         """Take a connected client."""
         self.core = core
         self.row_writes = RowWrites()
+        self._specs: dict[int, specs.Spec] = {}
+
+    def make_table(self, spec: specs.Spec) -> int:
+        """Make or find a table, and return its number."""
+        number = self.core.make_table(spec)
+        self._specs[number] = spec
+        return number
 
     def pull(
         self,
@@ -46,16 +54,19 @@ class Calls:
         def finish(_: Any) -> T:
             return choose([request.finish() for _, request in requests])
 
-        pending = self.core.pull(
-            [table.number for table, _ in requests],
-            [request.ids for _, request in requests],
-            [request.view.buffer for _, request in requests],
-            codec=_codec([table for table, _ in requests]),
-            gate=None,
-            timeout_ms=milliseconds(timeout),
-            in_background=async_op,
-        )
-        return Pending(pending, finish) if async_op else finish(None)
+        tables = [table for table, _ in requests]
+        codec, timeout_ms = _codec(tables), milliseconds(timeout)
+        with self.explaining(tables):
+            pending = self.core.pull(
+                [table.number for table in tables],
+                [request.ids for _, request in requests],
+                [request.view.buffer for _, request in requests],
+                codec=codec,
+                gate=None,
+                timeout_ms=timeout_ms,
+                in_background=async_op,
+            )
+        return self._pending(pending, finish, tables) if async_op else finish(None)
 
     def push(
         self,
@@ -66,23 +77,25 @@ class Calls:
         timeout: float | None,
     ) -> Pushed | Pending[Pushed]:
         """Push to several tables in one round trip."""
-        codec = _codec([table for table, _, _ in items])
+        tables = [table for table, _, _ in items]
+        codec, timeout_ms = _codec(tables), milliseconds(timeout)
         try:
-            outcome = self.core.push(
-                [table.number for table, _, _ in items],
-                [ids for _, ids, _ in items],
-                [gradients for _, _, gradients in items],
-                codec=codec,
-                round=None,
-                returns_rows=None,
-                ids_are_distinct=distinct,
-                timeout_ms=milliseconds(timeout),
-                in_background=async_op,
-            )
+            with self.explaining(tables):
+                outcome = self.core.push(
+                    [table.number for table in tables],
+                    [ids for _, ids, _ in items],
+                    [gradients for _, _, gradients in items],
+                    codec=codec,
+                    round=None,
+                    returns_rows=None,
+                    ids_are_distinct=distinct,
+                    timeout_ms=timeout_ms,
+                    in_background=async_op,
+                )
         finally:  # One that failed may have been done.
-            for table, _, _ in items:
+            for table in tables:
                 self.row_writes.note(table.name)
-        return Pending(outcome, pushed) if async_op else pushed(outcome)
+        return self._pending(outcome, pushed, tables) if async_op else pushed(outcome)
 
     def pull_dense(
         self,
@@ -94,30 +107,34 @@ class Calls:
         timeout: float | None,
     ) -> T | Pending[T]:
         """Pull an array; ``finish`` makes the result from its version."""
-        outcome = self.core.pull_dense(
-            table.number,
-            buffer,
-            codec=0,
-            gate=None,
-            timeout_ms=milliseconds(timeout),
-            in_background=async_op,
-        )
-        return Pending(outcome, finish) if async_op else finish(outcome)
+        timeout_ms = milliseconds(timeout)
+        with self.explaining([table]):
+            outcome = self.core.pull_dense(
+                table.number,
+                buffer,
+                codec=0,
+                gate=None,
+                timeout_ms=timeout_ms,
+                in_background=async_op,
+            )
+        return self._pending(outcome, finish, [table]) if async_op else finish(outcome)
 
     def push_dense(
         self, table: DenseTable, gradient: Rows, *, async_op: bool, timeout: float | None
     ) -> Pushed | Pending[Pushed]:
         """Push the gradient of an array."""
-        outcome = self.core.push_dense(
-            table.number,
-            gradient,
-            codec=0,
-            round=None,
-            returns_rows=None,
-            timeout_ms=milliseconds(timeout),
-            in_background=async_op,
-        )
-        return Pending(outcome, pushed) if async_op else pushed(outcome)
+        timeout_ms = milliseconds(timeout)
+        with self.explaining([table]):
+            outcome = self.core.push_dense(
+                table.number,
+                gradient,
+                codec=0,
+                round=None,
+                returns_rows=None,
+                timeout_ms=timeout_ms,
+                in_background=async_op,
+            )
+        return self._pending(outcome, pushed, [table]) if async_op else pushed(outcome)
 
     def set_rules(
         self, rules: Sequence[tuple[SparseTable | DenseTable, Any]], timeout: float | None
@@ -144,6 +161,44 @@ class Calls:
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was started is done."""
         self.core.flush(milliseconds(timeout))
+
+    @contextlib.contextmanager
+    def explaining(self, tables: Sequence[SparseTable | DenseTable]) -> Iterator[None]:
+        """Say of bytes that do not fit that their table was replaced, where it was.
+
+        For what servers refuse: to find out, they are asked. Arguments are checked before.
+
+        Raises:
+            Mismatch: A table has other settings than when its handle was made: `load` can do that.
+        """
+        try:
+            yield
+        except (ProtocolError, InvalidArgument) as error:
+            for table in tables:
+                if (difference := self._difference(table)) is not None:
+                    raise Mismatch(
+                        f"table {table.name!r} was replaced since this handle of it was made, as "
+                        f"loading a checkpoint does; make the table again with the settings that "
+                        f"it has now: {difference}"
+                    ) from error
+            raise
+
+    def _difference(self, table: SparseTable | DenseTable) -> str | None:
+        """Return what a table has other settings in than its handle; None: nothing is known."""
+        try:
+            # Asking must not make one that is not there.
+            if any(one["name"] == table.name for one in self.stats()[0]["tables"]):
+                self.core.make_table(self._specs[table.number])
+        except Mismatch as mismatch:
+            return str(mismatch)
+        except Error:
+            pass  # What is to be explained is then the better error.
+        return None
+
+    def _pending(
+        self, core: Any, finish: Callable[[Any], T], tables: Sequence[SparseTable | DenseTable]
+    ) -> Pending[T]:
+        return Pending(core, finish, lambda: self.explaining(tables))
 
 
 def pushed(report: Any) -> Pushed:

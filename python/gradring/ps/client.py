@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,7 +11,7 @@ import numpy as np
 
 from gradring.errors import InvalidArgument
 from gradring.initial import Initializer
-from gradring.ps import removals, specs
+from gradring.ps import checks, removals, specs, ticks
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
 from gradring.ps.entries import Entry, Slots
@@ -22,8 +21,6 @@ from gradring.ps.sparse import SparseTable
 
 if TYPE_CHECKING:
     from gradring.ps.manifest import Manifest
-
-_U32 = 1 << 32
 
 
 class ParameterServer:
@@ -91,21 +88,22 @@ class ParameterServer:
             Mismatch: There is a table of that name with other settings.
             PeerLost: As for `SparseTable.pull`, and so for every other error.
         """
-        if not 1 <= dim < _U32:
-            raise InvalidArgument(f"table {name!r}: dim is a number from 1, got {dim}")
         specs.codec_number(codec)
-        number = self.calls.core.make_table(
-            {
-                "name": name,
-                "kind": "sparse",
-                "dim": dim,
-                "rule": specs.rule_spec(optimizer),
-                "init": specs.initializer_spec(init),
-                "seed": seed,
-                **specs.sparse_extras(entry, expire_after, score_decay, slots),
-            }
+        spec = specs.sparse_spec(
+            name,
+            dim,
+            optimizer,
+            init=init,
+            seed=seed,
+            entry=entry,
+            expire_after=expire_after,
+            score_decay=score_decay,
+            slots=slots,
         )
-        return SparseTable(self.calls, number, name=name, dim=dim, optimizer=optimizer, codec=codec)
+        number = self.calls.make_table(spec)
+        return SparseTable(
+            self.calls, number, name=name, dim=spec["dim"], optimizer=optimizer, codec=codec
+        )
 
     def dense_table(
         self,
@@ -120,7 +118,9 @@ class ParameterServer:
 
         Args:
             name: As for `sparse_table`, and so for the arguments not said here.
-            shape: Of the array.
+            shape: Of the array. Servers keep only how many floats there are: a table that is
+                there already is seen in this shape, in the order of C, also if another worker has
+                said another shape of as many floats.
             optimizer: A rule of `gradring.optim`; the whole array is one parameter.
             init: As for `sparse_table`.
             seed: Of ``init``.
@@ -128,19 +128,8 @@ class ParameterServer:
         Raises:
             InvalidArgument: As for `sparse_table`, and so for every other error.
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
-        if any(size < 1 for size in sizes):
-            raise InvalidArgument(f"table {name!r}: shape {sizes} has no place for a number")
-        number = self.calls.core.make_table(
-            {
-                "name": name,
-                "kind": "dense",
-                "count": math.prod(sizes),
-                "rule": specs.rule_spec(optimizer),
-                "init": specs.initializer_spec(init),
-                "seed": seed,
-            }
-        )
+        sizes, spec = specs.dense_spec(name, shape, optimizer, init=init, seed=seed)
+        number = self.calls.make_table(spec)
         return DenseTable(self.calls, number, name=name, shape=sizes, optimizer=optimizer)
 
     def pull_many(
@@ -245,12 +234,12 @@ class ParameterServer:
             How many rows went.
 
         Raises:
-            InvalidArgument: ``tick`` does not fit into 32 bits; nothing was sent.
+            InvalidArgument: ``tick`` is no whole number of 32 bits; nothing was sent.
             PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
-        if not 0 <= tick < _U32:
-            raise InvalidArgument(f"tick {tick}: a number from 0 to {_U32 - 1}")
-        return int(self.calls.core.tick(tick))
+        told = checks.whole("tick", tick)
+        ticks.note(self.calls, told)
+        return int(self.calls.core.tick(told))
 
     def shrink(
         self,
@@ -276,13 +265,12 @@ class ParameterServer:
             InvalidArgument: A number is negative or too large; nothing was sent.
             PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
-        if not (least_score >= 0 and 0 <= unseen_ticks < _U32):
-            raise InvalidArgument(
-                f"shrink: least_score {least_score} and unseen_ticks {unseen_ticks} must not be "
-                "negative"
-            )
+        least = checks.real("shrink: least_score", least_score)
+        if not least >= 0:
+            raise InvalidArgument(f"shrink: least_score must not be negative, got {least_score}")
+        unseen = checks.whole("shrink: unseen_ticks", unseen_ticks)
         number = None if table is None else table.number
-        dropped = int(self.calls.core.shrink(unseen_ticks, least_score, number))
+        dropped = int(self.calls.core.shrink(unseen, least, number))
         if dropped:
             counted = self.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
             counted.push(np.ones(removals.SHAPE, np.float32))

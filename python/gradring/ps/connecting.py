@@ -13,6 +13,7 @@ from gradring.core_arguments import secret_bytes
 from gradring.errors import InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.calls import Calls
+from gradring.ps.checks import whole
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
 from gradring.roles import Role
@@ -62,8 +63,8 @@ def connect(
         if servers is None
         else server_addresses.parse(servers, "servers")
     )
-    if client is not None and not 0 <= client < 1 << 32:
-        raise InvalidArgument(f"client {client} does not fit into 32 bits")
+    if client is not None:
+        client = whole("client", client)
     if found is None:
         return _embedded(role, settings, client)
     known = secret or os.environ.get("GRADRING_SECRET")

@@ -22,13 +22,14 @@ class DenseTable:
         shape: Of the array.
         optimizer: The update rule that the servers apply.
         number: What the compiled client calls it.
+        calls: What it sends its requests by: the connection's.
     """
 
     def __init__(
         self, calls: Calls, number: int, *, name: str, shape: tuple[int, ...], optimizer: Any
     ) -> None:
         """Keep what is known of a table that was made."""
-        self._calls = calls
+        self.calls = calls
         self.number = number
         self.name = name
         self.shape = shape
@@ -70,7 +71,7 @@ class DenseTable:
                 view.unpack()
             return result
 
-        return self._calls.pull_dense(self, view.buffer, finish, async_op=async_op, timeout=timeout)
+        return self.calls.pull_dense(self, view.buffer, finish, async_op=async_op, timeout=timeout)
 
     def push(
         self, grad: Any, *, async_op: bool = False, timeout: float | None = None
@@ -93,7 +94,7 @@ class DenseTable:
         values = arrays.as_float32(grad, "grad")
         self._require_fit("push to", values.shape, is_float32=True)
 
-        return self._calls.push_dense(self, values, async_op=async_op, timeout=timeout)
+        return self.calls.push_dense(self, values, async_op=async_op, timeout=timeout)
 
     def set_optimizer(self, optimizer: Any, *, timeout: float | None = None) -> None:
         """Have the servers go on with other settings of the rule, such as a learning rate.
@@ -109,13 +110,13 @@ class DenseTable:
             InvalidArgument: It is another rule, or keeps another state; nothing was sent.
             TimedOut: As for `SparseTable.push`, and so for every other error.
         """
-        self._calls.set_rules([(self, optimizer)], timeout)
+        self.calls.set_rules([(self, optimizer)], timeout)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the array and its optimizer state; see `gradring.ps.state.read_array`."""
         from gradring.ps import state
 
-        return state.read_array(self._calls.core, self)
+        return state.read_array(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Write the array and its optimizer state; see `gradring.ps.state.write_array`.
@@ -125,7 +126,7 @@ class DenseTable:
         """
         from gradring.ps import state
 
-        state.write_array(self._calls.core, self, saved)
+        state.write_array(self, saved)
 
     def __repr__(self) -> str:
         """Show name, shape and rule."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gradring.errors import InvalidArgument
-
-_U32 = 1 << 32
+from gradring.ps.checks import real, whole
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,7 @@ class Count:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if not 1 <= self.pushes < _U32:
-            raise InvalidArgument(f"Count: pushes is a number from 1, got {self.pushes}")
+        whole("Count: pushes", self.pushes, 1)
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,23 @@ class Probability:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if not 0 < self.p <= 1:
+        if not 0 < real("Probability: p", self.p) <= 1:
             raise InvalidArgument(f"Probability: p is above 0 and at most 1, got {self.p}")
 
 
 Entry: TypeAlias = Count | Probability
+
+
+def require_entry(entry: object) -> None:
+    """Refuse what is no entry rule; ``None`` stands for an id's first push.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    if entry is not None and not isinstance(entry, (Count, Probability)):
+        raise InvalidArgument(
+            f"entry is a {type(entry).__name__}; use gr.ps.Count or gr.ps.Probability"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,10 @@ class Slot:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if not self.lr_scale >= 0:
+        if not real("Slot: lr_scale", self.lr_scale) >= 0:
             raise InvalidArgument(f"Slot: lr_scale must not be negative, got {self.lr_scale}")
-        if not 0 <= self.expire_after < _U32:
-            raise InvalidArgument(f"Slot: expire_after is a number of ticks: {self.expire_after}")
+        require_entry(self.entry)
+        whole("Slot: expire_after", self.expire_after)
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,17 @@ class Slots:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if not 1 <= self.shift <= 63:
-            raise InvalidArgument(f"Slots: shift is a number of bits from 1 to 63: {self.shift}")
-        for slot in self.settings:
-            if not 0 <= slot < 1 << (64 - self.shift):
-                raise InvalidArgument(f"Slots: no id has {slot} above its lower {self.shift} bits")
+        bits = whole("Slots: shift", self.shift, 1, 63)
+        if not isinstance(self.settings, Mapping):
+            raise InvalidArgument(
+                f"Slots: settings is a {type(self.settings).__name__}; give a dictionary of "
+                "gr.ps.Slot by slot"
+            )
+        for slot, settings in self.settings.items():
+            highest = (1 << (64 - bits)) - 1
+            whole(f"Slots: what ids have above their lower {bits} bits", slot, 0, highest)
+            if not isinstance(settings, Slot):
+                raise InvalidArgument(
+                    f"Slots: the settings of slot {slot} are a {type(settings).__name__}; use "
+                    "gr.ps.Slot"
+                )

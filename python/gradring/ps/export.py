@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from gradring.errors import InvalidArgument
 from gradring.ps import files, manifest, snapshot_files
+from gradring.ps.state import pages
 
 if TYPE_CHECKING:
     from gradring.ps.sparse import SparseTable
@@ -19,11 +21,10 @@ Ids = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
 Block = tuple[Ids, Rows]
 
-_META = 40  # Bytes of what is known of a row besides its floats; its id comes first.
 _ROWS_AT_ONCE = 1 << 16
 
 
-def export_table(table: SparseTable, url: str) -> str:
+def export_table(table: SparseTable, url: str | os.PathLike[str]) -> str:
     """Write the rows of a live table; those pushed meanwhile may be as before or after.
 
     Args:
@@ -38,11 +39,12 @@ def export_table(table: SparseTable, url: str) -> str:
     Raises:
         InvalidArgument: The ending is another, or an extra is missing; names it.
         DeviceError: The file cannot be written.
+        Mismatch: The table was replaced by one with other settings, as loading does.
     """
     return _write(url, table.dim, _live_blocks(table))
 
 
-def export_checkpoint(url: str, table: str, to: str) -> str:
+def export_checkpoint(url: str | os.PathLike[str], table: str, to: str | os.PathLike[str]) -> str:
     """Write the rows of one table of a checkpoint; needs no servers.
 
     Args:
@@ -64,15 +66,9 @@ def export_checkpoint(url: str, table: str, to: str) -> str:
 
 
 def _live_blocks(table: SparseTable) -> Iterator[Block]:
-    core = table._calls.core  # noqa: SLF001 - the table's own way to its servers
-    for shard in range(core.shards):
-        cursor, more = 0, True
-        while more:
-            metas, floats, cursor, more = core.read_rows(table.number, shard, cursor, _ROWS_AT_ONCE)
-            ids = np.frombuffer(metas, np.uint64).reshape(-1, _META // 8)[:, 0]
-            if len(ids):
-                rows = np.frombuffer(floats, np.float32).reshape(len(ids), -1)
-                yield ids.copy(), rows[:, : table.dim].copy()
+    for meta, wide in pages(table, _ROWS_AT_ONCE):
+        if len(meta):
+            yield meta["id"].copy(), wide[:, : table.dim].copy()
 
 
 def _saved_blocks(chain: list[manifest.Manifest], table: str, dim: int) -> Iterator[Block]:
@@ -107,7 +103,7 @@ def _last_ones(ids: Ids, rows: Rows, gone: npt.NDArray[np.bool_]) -> Block:
     return ids[last], rows[last]
 
 
-def _write(url: str, dim: int, blocks: Iterator[Block]) -> str:
+def _write(url: str | os.PathLike[str], dim: int, blocks: Iterator[Block]) -> str:
     whole = files.absolute(url)
     parent, _, name = whole.rpartition("/")
     if name.endswith(".npz"):
@@ -115,7 +111,7 @@ def _write(url: str, dim: int, blocks: Iterator[Block]) -> str:
     elif name.endswith(".parquet"):
         _write_parquet(files.folder(parent or "/"), name, dim, blocks)
     else:
-        raise InvalidArgument(f"export writes .npz and .parquet, not {url!r}")
+        raise InvalidArgument(f"export writes .npz and .parquet, not {whole!r}")
     return whole
 
 

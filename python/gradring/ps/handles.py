@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -34,14 +35,21 @@ class Pushed:
 class Pending(Generic[T]):
     """A request in flight: its arrays live, and must not be touched, until it is done."""
 
-    def __init__(self, core: Any, finish: Callable[[Any], T]) -> None:
+    def __init__(
+        self,
+        core: Any,
+        finish: Callable[[Any], T],
+        explaining: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> None:
         """Wrap a compiled handle; made by tables.
 
         Args:
             core: The handle.
             finish: Makes the result from what its ``wait`` returned; called once.
+            explaining: What to wait in: it may raise another error that says more.
         """
         self._core = core
+        self._explaining = explaining
         self._finish: Callable[[Any], T] | None = finish
         self._result: T
 
@@ -58,7 +66,9 @@ class Pending(Generic[T]):
             TimedOut: It is not done yet; it goes on, so wait again.
             PeerLost: As in the blocking call, and so for every other error.
         """
-        outcome = self._core.wait(milliseconds(timeout))
+        timeout_ms = milliseconds(timeout)
+        with self._explaining():
+            outcome = self._core.wait(timeout_ms)
         if self._finish is not None:
             self._result = self._finish(outcome)
             self._finish = None

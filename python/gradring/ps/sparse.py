@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from gradring.ps.requests import pull_request, push_request
@@ -20,13 +21,14 @@ class SparseTable:
         optimizer: The update rule that the servers apply.
         codec: How rows travel: ``None`` (float32), ``bf16``, ``fp16`` or ``int8``.
         number: What the compiled client calls it.
+        calls: What it sends its requests by: the connection's.
     """
 
     def __init__(
         self, calls: Calls, number: int, *, name: str, dim: int, optimizer: Any, codec: str | None
     ) -> None:
         """Keep what is known of a table that was made."""
-        self._calls = calls
+        self.calls = calls
         self.number = number
         self.name = name
         self.dim = dim
@@ -61,7 +63,7 @@ class SparseTable:
             Closed: The connection was closed.
         """
         request = pull_request(self.name, self.dim, ids, out)
-        return self._calls.pull([(self, request)], _only, async_op=async_op, timeout=timeout)
+        return self.calls.pull([(self, request)], _only, async_op=async_op, timeout=timeout)
 
     def push(
         self,
@@ -95,7 +97,7 @@ class SparseTable:
             Closed: As for `pull`.
         """
         flat, rows = push_request(self.name, self.dim, ids, grads)
-        return self._calls.push(
+        return self.calls.push(
             [(self, flat, rows)], distinct=distinct, async_op=async_op, timeout=timeout
         )
 
@@ -113,11 +115,11 @@ class SparseTable:
             InvalidArgument: It is another rule, or keeps another state; nothing was sent.
             TimedOut: As for `push`, and so for every other error.
         """
-        self._calls.set_rules([(self, optimizer)], timeout)
+        self.calls.set_rules([(self, optimizer)], timeout)
 
     def __len__(self) -> int:
         """Return the number of rows on all servers, asked for now."""
-        return self._calls.rows_of(self.name)
+        return self.calls.rows_of(self.name)
 
     def __bool__(self) -> bool:
         """Return True, asking nobody: a table without rows is a table."""
@@ -130,9 +132,9 @@ class SparseTable:
             TimedOut: It is not, after ``timeout`` seconds without progress.
             Error: The first failure of a push that nobody has waited for.
         """
-        self._calls.flush(timeout)
+        self.calls.flush(timeout)
 
-    def export(self, url: str) -> str:
+    def export(self, url: str | os.PathLike[str]) -> str:
         """Write ids and rows for serving; see `gradring.ps.checkpoint.export_table`.
 
         Args:
@@ -158,7 +160,7 @@ class SparseTable:
         """
         from gradring.ps import state
 
-        return state.read_rows(self._calls.core, self)
+        return state.read_rows(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Write rows and their optimizer state; see `gradring.ps.state.write_rows`.
@@ -170,9 +172,9 @@ class SparseTable:
         from gradring.ps import state
 
         try:
-            state.write_rows(self._calls.core, self, saved)
+            state.write_rows(self, saved)
         finally:  # Some may have been written.
-            self._calls.row_writes.note(self.name)
+            self.calls.row_writes.note(self.name)
 
     def __repr__(self) -> str:
         """Show name, dim and rule."""

@@ -8,17 +8,17 @@ to servers or back, to keep a small table. Larger ones are saved by their server
 from __future__ import annotations
 
 import itertools
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gradring import _core, arrays
-from gradring.errors import InvalidArgument
+from gradring.errors import InvalidArgument, ProtocolError
 from gradring.optim.state import steps_of
+from gradring.ps import saved_numbers, ticks
 
 if TYPE_CHECKING:
     from gradring.ps.dense import DenseTable
@@ -40,7 +40,28 @@ _ROWS_AT_ONCE = 1 << 14
 _LINE = 16  # Floats; see dense_range() in csrc/ps/partition.h.
 
 
-def read_rows(core: Any, table: SparseTable) -> dict[str, Any]:
+def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array, Array]]:
+    """Read a sparse table, shard by shard and in no order.
+
+    Yields:
+        What is known of some rows, a record each, and their floats: float32 (n, dim + state).
+
+    Raises:
+        Mismatch: The table was replaced by one with other settings.
+    """
+    core = table.calls.core
+    width = table.dim + sum(floats for _, floats in _fields(table.optimizer, table.dim))
+    for shard in range(core.shards):
+        cursor, more = 0, True
+        while more:
+            heads, values, cursor, more = core.read_rows(table.number, shard, cursor, most)
+            meta, floats = np.frombuffer(heads, _META), np.frombuffer(values, np.float32)
+            with table.calls.explaining([table]):
+                _require_floats(table.name, floats.size, len(meta) * width)
+            yield meta, floats.reshape(len(meta), width)
+
+
+def read_rows(table: SparseTable) -> dict[str, Any]:
     """Return all rows of a sparse table, in the order of ids.
 
     Returns:
@@ -48,53 +69,47 @@ def read_rows(core: Any, table: SparseTable) -> dict[str, Any]:
         rule's names, float32 (n, dim) or (n, 1), and ``step``, ``version``, ``tick``, ``score``
         of each row. With a rule whose steps are the table's (`gradring.optim.SparseAdam`)
         ``updates`` is their number.
+
+    Raises:
+        Mismatch: The table was replaced by one with other settings.
     """
-    metas, floats = [], []
-    for shard in range(core.shards):
-        cursor, more = 0, True
-        while more:
-            heads, values, cursor, more = core.read_rows(table.number, shard, cursor, _ROWS_AT_ONCE)
-            metas.append(np.frombuffer(heads, _META))
-            floats.append(np.frombuffer(values, np.float32))
+    metas, floats = zip(*pages(table), strict=True)
     meta = np.concatenate(metas)
     order = np.argsort(meta["id"])
     meta = meta[order]
-    widths = [table.dim, *(width for _, width in _fields(table.optimizer, table.dim))]
-    wide = np.concatenate(floats).reshape(len(meta), sum(widths))
-    parts = np.split(wide[order], np.cumsum(widths)[:-1], axis=1)
-    updates = {"updates": _updates(core, table)} if _counts_for_table(table.optimizer) else {}
+    fields = _fields(table.optimizer, table.dim)
+    widths = [table.dim, *(width for _, width in fields)]
+    parts = np.split(np.concatenate(floats)[order], np.cumsum(widths)[:-1], axis=1)
+    updates = {"updates": _updates(table)} if _counts_for_table(table.optimizer) else {}
     return {
         **updates,
         "ids": meta["id"].copy(),
         "rows": parts[0].copy(),
-        "state": {
-            name: part.copy()
-            for (name, _), part in zip(_fields(table.optimizer, table.dim), parts[1:], strict=True)
-        },
+        "state": {name: part.copy() for (name, _), part in zip(fields, parts[1:], strict=True)},
         **{name: meta[name].copy() for name in _KEPT},
     }
 
 
-def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
+def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
     """Make or replace rows as `read_rows` returned them; other rows stay.
 
     Args:
-        core: The compiled client.
         table: Of the same dim, with a rule that has the same state.
-        saved: ``ids`` and ``rows``; ``state`` begins anew where it is missing, and ``version``,
-            ``tick`` and ``score`` at 0. ``step`` is the state's where it has one, as torch's
-            entries do, and else 0, but 1 with a ``momentum_buffer``: torch's SGD does not count.
-            ``updates`` are then the same, with a rule whose steps are the table's.
+        saved: ``ids``, whole numbers (n,), and ``rows`` (n, dim); ``state`` begins anew where it is
+            missing, ``version`` and ``score`` at 0, and ``tick`` is the last one that
+            `ParameterServer.tick` was told, by anybody. ``step`` is the state's where it has one,
+            as torch's entries do, and else 0, but 1 with a ``momentum_buffer``: torch's SGD does
+            not count. These four are one number, or one for each row. ``updates`` are then the
+            same, with a rule whose steps are the table's.
 
     Raises:
-        InvalidArgument: Shapes or names do not fit; nothing was sent.
+        InvalidArgument: Shapes or names do not fit, or the state has what the table's rule does
+            not keep; nothing was sent.
     """
+    _require_keys(saved, table.name, ("ids", "rows"))
     ids = arrays.as_ids(saved["ids"])
-    meta = np.zeros(len(ids), _META)
-    meta["id"] = ids
-    steps = _steps_of(saved)
-    for name in _KEPT:
-        meta[name] = saved.get(name, steps if name == "step" else 0)
+    if ids.ndim != 1:
+        raise InvalidArgument(f"ids has shape {ids.shape}; give a list of them")
     parts = [_fitting(saved["rows"], (len(ids), table.dim), "rows")]
     for name, width, initial in _core.state_fields(table.optimizer.to_core(), table.dim):
         given = _state_of(saved, name)
@@ -103,45 +118,64 @@ def write_rows(core: Any, table: SparseTable, saved: Mapping[str, Any]) -> None:
             if given is None
             else _fitting(given, (len(ids), width), name)
         )
+    _require_no_more(saved, table, table.dim)
+    of_state = _steps_of(saved)
+    by_table = of_state if _counts_for_table(table.optimizer) else 0
+    updates = int(saved_numbers.counts("updates", saved.get("updates", by_table), ()))
+    meta = np.zeros(len(ids), _META)
+    meta["id"] = ids
+    meta["step"] = saved_numbers.counts("step", saved.get("step", of_state), ids.shape)
+    meta["version"] = saved_numbers.counts("version", saved.get("version", 0), ids.shape)
+    meta["score"] = saved_numbers.scores(saved.get("score", 0), ids.shape)
+    # Asked for last: all else is checked before anything is sent.
+    tick = saved["tick"] if "tick" in saved else ticks.present(table.calls)
+    meta["tick"] = saved_numbers.counts("tick", tick, ids.shape)
     wide = np.concatenate(parts, axis=1)
-    updates = int(saved.get("updates", steps if _counts_for_table(table.optimizer) else 0))
-    for first in range(0, len(ids), _ROWS_AT_ONCE):
-        some = slice(first, first + _ROWS_AT_ONCE)
-        core.write_rows(table.number, meta[some].view(np.uint8), wide[some], updates)
+    with table.calls.explaining([table]):
+        for first in range(0, len(ids), _ROWS_AT_ONCE):
+            some = slice(first, first + _ROWS_AT_ONCE)
+            heads = meta[some].view(np.uint8)
+            table.calls.core.write_rows(table.number, heads, wide[some], updates)
 
 
-def read_array(core: Any, table: DenseTable) -> dict[str, Any]:
+def read_array(table: DenseTable) -> dict[str, Any]:
     """Return a dense table.
 
     Returns:
         ``weights`` float32 of the table's shape, ``state`` with an array of that shape for each of
         the rule's names, and ``step``, the number of updates.
+
+    Raises:
+        Mismatch: The table was replaced by one with other settings.
     """
     names = [name for name, _ in _fields(table.optimizer, table.size)]
-    steps, flats = [], []
-    for step, values in core.read_dense(table.number):
-        steps.append(step)
-        flats.append(np.frombuffer(values, np.float32).reshape(1 + len(names), -1))
-    weights, *state = np.concatenate(flats, axis=1).reshape(1 + len(names), *table.shape)
+    read = table.calls.core.read_dense(table.number)
+    flats = [np.frombuffer(values, np.float32) for _, values in read]
+    with table.calls.explaining([table]):
+        floats = (1 + len(names)) * table.size
+        _require_floats(table.name, sum(flat.size for flat in flats), floats)
+    parts = [flat.reshape(1 + len(names), -1) for flat in flats]
+    weights, *state = np.concatenate(parts, axis=1).reshape(1 + len(names), *table.shape)
     return {
         "weights": weights,
         "state": dict(zip(names, state, strict=True)),
-        "step": max(steps),
+        "step": max(step for step, _ in read),
     }
 
 
-def write_array(core: Any, table: DenseTable, saved: Mapping[str, Any]) -> None:
+def write_array(table: DenseTable, saved: Mapping[str, Any]) -> None:
     """Replace a dense table by what `read_array` returned.
 
     Args:
-        core: The compiled client.
         table: Of the same shape, with a rule that has the same state.
-        saved: ``weights``; ``state`` begins anew where it is missing, and ``step`` is as in
-            `write_rows`.
+        saved: ``weights``; ``state`` begins anew where it is missing, and ``step``, a number, is as
+            in `write_rows`.
 
     Raises:
-        InvalidArgument: Shapes or names do not fit; nothing was sent.
+        InvalidArgument: Shapes or names do not fit, or the state has what the table's rule does
+            not keep; nothing was sent.
     """
+    _require_keys(saved, table.name, ("weights",))
     parts = [_fitting(saved["weights"], table.shape, "weights")]
     for name, _, initial in _core.state_fields(table.optimizer.to_core(), table.size):
         given = _state_of(saved, name)
@@ -150,24 +184,25 @@ def write_array(core: Any, table: DenseTable, saved: Mapping[str, Any]) -> None:
             if given is None
             else _fitting(given, table.shape, name)
         )
+    _require_no_more(saved, table, table.size)
+    step = int(saved_numbers.counts("step", saved.get("step", _steps_of(saved)), ()))
     flat = np.stack([part.reshape(-1) for part in parts])
+    shards = table.calls.core.shards
     lines = math.ceil(table.size / _LINE)
-    ends = [
-        min(table.size, lines * shard // core.shards * _LINE) for shard in range(core.shards + 1)
-    ]
-    step = int(saved["step"]) if "step" in saved else _steps_of(saved)
-    core.write_dense(
-        table.number,
-        [(step, flat[:, begin:end].copy()) for begin, end in itertools.pairwise(ends)],
-    )
+    ends = [min(table.size, lines * shard // shards * _LINE) for shard in range(shards + 1)]
+    with table.calls.explaining([table]):
+        table.calls.core.write_dense(
+            table.number,
+            [(step, flat[:, begin:end].copy()) for begin, end in itertools.pairwise(ends)],
+        )
 
 
 def _counts_for_table(rule: Any) -> bool:
     return bool(rule.to_core()["kind"] == "sparse_adam")
 
 
-def _updates(core: Any, table: SparseTable) -> int:
-    shards = [json.loads(text)["tables"] for text in core.stats()]
+def _updates(table: SparseTable) -> int:
+    shards = [shard["tables"] for shard in table.calls.stats()]
     return max(int(one["steps"]) for shard in shards for one in shard if one["name"] == table.name)
 
 
@@ -175,8 +210,43 @@ def _fields(rule: Any, dim: int) -> list[tuple[str, int]]:
     return [(name, width) for name, width, _ in _core.state_fields(rule.to_core(), dim)]
 
 
-def _steps_of(saved: Mapping[str, Any]) -> int:
-    return steps_of(saved.get("state") or {})
+def _require_floats(name: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ProtocolError(f"read of table {name!r}: {found} floats instead of {wanted}")
+
+
+def _require_keys(saved: Any, name: str, keys: Sequence[str]) -> None:
+    what = f"load_state_dict of table {name!r}"
+    if not isinstance(saved, Mapping):
+        raise InvalidArgument(f"{what}: a dictionary is needed, not a {type(saved).__name__}")
+    for key in keys:
+        if key not in saved:
+            raise InvalidArgument(f"{what}: {key!r} is missing; there is {', '.join(saved)}")
+    state = saved.get("state")
+    if state is not None and not isinstance(state, Mapping):
+        raise InvalidArgument(f"{what}: the state is a {type(state).__name__}, no dictionary")
+
+
+def _require_no_more(saved: Mapping[str, Any], table: SparseTable | DenseTable, dim: int) -> None:
+    """Refuse what another optimizer has kept: training would go on without it, and differ."""
+    known = [name for name, _ in _fields(table.optimizer, dim)]
+    state = saved.get("state") or {}
+    lost = [
+        name
+        for name, value in state.items()
+        if value is not None and name != "step" and name not in known
+    ]
+    if lost:
+        raise InvalidArgument(
+            f"the state has {', '.join(map(repr, lost))}, but table {table.name!r} keeps "
+            f"{', '.join(known) or 'nothing'}, as {table.optimizer} does: make the table with the "
+            "rule that the state is of, or leave out the state to begin anew"
+        )
+
+
+def _steps_of(saved: Mapping[str, Any]) -> Any:
+    state = saved.get("state") or {}
+    return state["step"] if "step" in state else steps_of(state)
 
 
 def _state_of(saved: Mapping[str, Any], name: str) -> Any:
