@@ -321,8 +321,13 @@ def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
             lambda: ps.sparse_table("u", 4, gr.optim.Sum(), expire_after=-1),
             lambda: ps.dense_table("u", (3, 0), gr.optim.Sum()),
             lambda: ps.dense_table("u", 3, gr.optim.RowWiseAdagrad(lr=1)),
+            lambda: ps.sparse_table("u", 2.0, gr.optim.Sum()),
+            lambda: ps.dense_table("u", "3", gr.optim.Sum()),
             lambda: ps.tick(-1),
+            lambda: ps.tick(1.5),
             lambda: ps.shrink(least_score=-1),
+            lambda: ps.shrink(least_score="a"),
+            lambda: ps.shrink(unseen_ticks=1.5),
         ):
             with pytest.raises(InvalidArgument):
                 call()

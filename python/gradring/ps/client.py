@@ -11,12 +11,11 @@ import numpy as np
 
 from gradring.errors import InvalidArgument
 from gradring.initial import Initializer
-from gradring.ps import checks, removals, specs, ticks
+from gradring.ps import checks, many, removals, specs, ticks
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
 from gradring.ps.entries import Entry, Slots
 from gradring.ps.handles import Pending, Pushed
-from gradring.ps.requests import pull_request, push_request
 from gradring.ps.sparse import SparseTable
 
 if TYPE_CHECKING:
@@ -142,7 +141,8 @@ class ParameterServer:
         """Pull from several tables in one round trip.
 
         Args:
-            pulls: Pairs of a table and ids, as for `SparseTable.pull`.
+            pulls: Pairs of a table and ids, as for `SparseTable.pull`. A table may come several
+                times.
             async_op: As for `SparseTable.pull`.
             timeout: As for `SparseTable.pull`.
 
@@ -150,10 +150,11 @@ class ParameterServer:
             Rows for each pair, in order; with ``async_op`` a `Pending` of them.
 
         Raises:
-            InvalidArgument: Tables have different codecs; else as `SparseTable.pull`.
+            InvalidArgument: Tables have different codecs, or one is another connection's; else as
+                `SparseTable.pull`.
         """
-        requests = [(table, pull_request(table.name, table.dim, ids, None)) for table, ids in pulls]
-        return self.calls.pull(requests, list, async_op=async_op, timeout=timeout)
+        requests, hand_out = many.pulls(self.calls, pulls)
+        return self.calls.pull(requests, hand_out, async_op=async_op, timeout=timeout)
 
     def push_many(
         self,
@@ -166,7 +167,8 @@ class ParameterServer:
         """Push to several tables in one round trip.
 
         Args:
-            pushes: Table, ids and gradients, as for `SparseTable.push`.
+            pushes: Table, ids and gradients, as for `SparseTable.push`. A table that comes several
+                times gets all of it as one push: gradients of equal ids are added up.
             distinct: As for `SparseTable.push`.
             async_op: As for `SparseTable.push`.
             timeout: As for `SparseTable.push`.
@@ -175,13 +177,13 @@ class ParameterServer:
             What was done in all of them; with ``async_op`` a `Pending`.
 
         Raises:
-            InvalidArgument: Tables have different codecs; else as `SparseTable.push`.
+            InvalidArgument: Tables have different codecs, or one is another connection's; else as
+                `SparseTable.push`.
         """
-        items = [
-            (table, *push_request(table.name, table.dim, ids, gradients))
-            for table, ids, gradients in pushes
-        ]
-        return self.calls.push(items, distinct=distinct, async_op=async_op, timeout=timeout)
+        items, are_joined = many.pushes(self.calls, pushes)
+        return self.calls.push(
+            items, distinct=distinct and not are_joined, async_op=async_op, timeout=timeout
+        )
 
     def set_optimizers(
         self,
@@ -196,9 +198,13 @@ class ParameterServer:
             timeout: As for `SparseTable.pull`.
 
         Raises:
-            InvalidArgument: As `SparseTable.set_optimizer`, and so for every other error.
+            InvalidArgument: A table is another connection's; else as `SparseTable.set_optimizer`,
+                and so for every other error.
         """
-        self.calls.set_rules(optimizers, timeout)
+        rules = many.entries("set_optimizers", optimizers, ("table", "rule"))
+        for table, _ in rules:
+            many.require_table(self.calls, "set_optimizers", table)
+        self.calls.set_rules(rules, timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done.
@@ -262,13 +268,16 @@ class ParameterServer:
             How many rows went.
 
         Raises:
-            InvalidArgument: A number is negative or too large; nothing was sent.
+            InvalidArgument: A number is negative or too large, or the table is dense or another
+                connection's; nothing was sent.
             PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
         least = checks.real("shrink: least_score", least_score)
         if not least >= 0:
             raise InvalidArgument(f"shrink: least_score must not be negative, got {least_score}")
         unseen = checks.whole("shrink: unseen_ticks", unseen_ticks)
+        if table is not None:
+            many.require_sparse(self.calls, "shrink", table)
         number = None if table is None else table.number
         dropped = int(self.calls.core.shrink(unseen, least, number))
         if dropped:
