@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring.errors import InvalidArgument
+from gradring.errors import Error, InvalidArgument
 from gradring.initial import Initializer
 from gradring.ps import checks, many, removals, specs, ticks
 from gradring.ps.calls import Calls
@@ -256,7 +257,8 @@ class ParameterServer:
     ) -> int:
         """Drop rows that are hardly used.
 
-        Workers in GEO mode, which hold rows of their own, hear of it in their next `flush`.
+        Workers in GEO mode, which hold rows of their own, hear of it in their next `flush`, also
+        when it fails here: some servers may have dropped theirs.
 
         Args:
             table: Of this table; ``None``: of all sparse tables but the library's own, whose names
@@ -278,11 +280,21 @@ class ParameterServer:
         unseen = checks.whole("shrink: unseen_ticks", unseen_ticks)
         if table is not None:
             many.require_sparse(self.calls, "shrink", table)
-        number = None if table is None else table.number
-        dropped = int(self.calls.core.shrink(unseen, least, number))
+        # Before, so that replicas hear of it whatever fails from here on; and after, for those that
+        # have looked in between.
+        counted = self.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
+        one_more = np.ones(removals.SHAPE, np.float32)
+        counted.push(one_more)
+        try:
+            dropped = int(
+                self.calls.core.shrink(unseen, least, None if table is None else table.number)
+            )
+        except BaseException:
+            with contextlib.suppress(Error):
+                counted.push(one_more, async_op=True)
+            raise
         if dropped:
-            counted = self.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
-            counted.push(np.ones(removals.SHAPE, np.float32))
+            counted.push(one_more)
         return dropped
 
     def save(

@@ -1,4 +1,4 @@
-"""How often `shrink` has dropped rows. Replicas of rows ask for it: no list of changes has these.
+"""How often `shrink` may have dropped rows, for replicas of rows: no list of changes has these.
 
 It is counted in a dense table that `shrink` and whoever keeps replicas (GEO) make or find.
 """
