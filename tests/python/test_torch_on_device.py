@@ -14,6 +14,8 @@ import gradring.torch as gt
 from conftest import GetWorld
 from gradring.torch import averaging
 from gradring.torch.buckets import bytes_of
+from gradring.torch.c10d.job import Job
+from gradring.torch.c10d.lanes import Lane
 from gradring.torch.c10d.streams import CallStream, stream_of
 from gradring.torch.c10d.work import Flight
 from gradring.torch.device_buckets import DeviceBucket
@@ -89,6 +91,17 @@ def test_what_finishes_a_call_runs_on_its_stream_whoever_waits() -> None:
         "second waits for event of first",
     ]
     assert cuda.current.name == "second"
+
+
+def test_a_reduction_of_sparse_tensors_is_waited_for_on_a_device_too() -> None:
+    cuda, lane, steps = FakeCuda(), Lane("sparse"), []
+    job = Job(lane, lambda: steps.append("reduced"), "all_reduce of a sparse tensor")
+    Flight(
+        [job], [lambda: steps.append("finished")],
+        None, patience=30, watcher=lambda _: None, stream=CallStream(torch.device("cpu"), cuda),
+    ).settle(None)  # fmt: skip
+    lane.stop()
+    assert steps == ["reduced", "finished"]
 
 
 def test_the_call_s_own_stream_has_nothing_to_wait_for() -> None:

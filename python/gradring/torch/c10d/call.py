@@ -12,6 +12,7 @@ from torch import Tensor
 from gradring import errors
 from gradring.torch.c10d import tensors
 from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.job import Job
 from gradring.torch.c10d.streams import CallStream, stream_of
 from gradring.torch.c10d.work import FOR_GOOD, Flight, Watcher, Work
 from gradring.work import Work as CoreWork
@@ -50,7 +51,7 @@ class Call:
         self._result = result
         self._watcher = watcher
         self._patience = patience
-        self._pending: list[CoreWork] = []
+        self._pending: list[CoreWork | Job] = []
         self._finishers: list[Callable[[], None]] = []
         self._stream: CallStream | None = None
 
@@ -86,8 +87,8 @@ class Call:
         )  # fmt: skip
 
     def started(self, pending: Any) -> None:
-        """Note an operation; what a blocking one returned is not needed."""
-        if isinstance(pending, CoreWork):
+        """Note an operation to wait for; what a blocking one returned is not needed."""
+        if isinstance(pending, (CoreWork, Job)):
             self._pending.append(pending)
 
     def finally_do(self, finish: Callable[[], None] | None) -> None:

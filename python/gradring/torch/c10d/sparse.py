@@ -7,63 +7,22 @@ when its steps happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradring.communicator import Communicator
-from gradring.errors import Error, InvalidArgument, Mismatch, TimedOut
+from gradring.errors import InvalidArgument, Mismatch
 from gradring.torch.c10d import tensors
 from gradring.torch.c10d.call import Call
+from gradring.torch.c10d.job import Job
 from gradring.torch.c10d.lanes import Lane
 from gradring.torch.c10d.operators import Operator
 
 _OPERATORS = ("sum", "avg")
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _DIMS_MAX = 14
-
-
-class Job:
-    """An operation that a lane carries out; to its users like a `gradring.Work`."""
-
-    source = None
-
-    def __init__(self, lane: Lane, carry_out: Callable[[], None]) -> None:
-        """Queue it."""
-        self._future: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                carry_out()
-            except Exception as error:  # noqa: BLE001 - raised again by whoever waits
-                self._future.set_exception(error)
-            else:
-                self._future.set_result(None)
-
-        lane.add(run)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is done.
-
-        Raises:
-            TimedOut: It is not done yet, and goes on.
-        """
-        try:
-            self._future.result(timeout)
-        except NotYet as error:
-            if isinstance(error, Error):
-                raise
-            raise TimedOut(
-                f"all_reduce of a sparse tensor: not done after {timeout} s; it goes on, wait again"
-            ) from None
-
-    def done(self) -> bool:
-        """Tell, without waiting, whether it has ended."""
-        return self._future.done()
 
 
 class SparseReducer:
@@ -101,7 +60,8 @@ class SparseReducer:
         side = self._side
         # Here, on the stream that has made it; the lane's thread has another.
         mine = tensor.detach().coalesce().cpu()
-        job = Job(self._lane, lambda: _reduce(side, tensor, mine, operator, call.timeout))
+        carry_out = lambda: _reduce(side, tensor, mine, operator, call.timeout)  # noqa: E731
+        job = Job(self._lane, carry_out, "all_reduce of a sparse tensor")
         if call.is_async:
             return job
         job.wait()

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gradring.errors import Error
 from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.job import Job
 from gradring.torch.c10d.streams import CallStream
 from gradring.work import Work as CoreWork
 
@@ -31,7 +32,7 @@ class Flight:
 
     def __init__(
         self,
-        pending: Sequence[CoreWork],
+        pending: Sequence[CoreWork | Job],
         finishers: Sequence[Callable[[], None]],
         result: Any,
         *,
@@ -159,7 +160,7 @@ class Flight:
             self._watcher(self)
 
 
-def _wait(work: CoreWork, seconds: float, stream: int | None) -> None:
+def _wait(work: CoreWork | Job, seconds: float, stream: int | None) -> None:
     if stream is None:
         work.wait(seconds)
     else:
