@@ -2,33 +2,36 @@
 
 A round is one step's averaging: it opens with the first gradient (one number is sent ahead, the
 rank's weight), each bucket starts as soon as it and all before it are full, and at the end of
-backward `finish` sends the rest, waits, and lets every ``.grad`` be its average. Every rank sends
-the same operations in the same order, whatever its gradients; on a communicator of their own, so
-that operations of the user may come in between. The first round also teaches the order in which
-backward reaches the parameters; the buckets are laid out anew in rank 0's. Runs on the thread that
-runs backward and on the one that steps.
+backward the rest is sent, and `finish` waits and lets every ``.grad`` be its average. Every rank
+sends the same operations in the same order, whatever its gradients; on a communicator of their own,
+so that operations of the user may come in between. The first round also teaches the order in which
+backward reaches the parameters (`gradring.torch.gradient_order`); the buckets are laid out anew in
+rank 0's. Runs on the thread that runs backward and on the one that steps.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from gradring.communicator import Communicator
-from gradring.compression import Compression, wire_bytes
-from gradring.errors import Closed, Error, InvalidArgument
+from gradring.compression import Compression
+from gradring.errors import InvalidArgument
 from gradring.optim.averaging import no_examples, require_weight
-from gradring.torch.backward import at_the_end_of_backward, is_outermost_backward
+from gradring.torch.backward import (
+    GradientListener,
+    after_all_others,
+    at_the_end_of_backward,
+    is_outermost_backward,
+)
 from gradring.torch.buckets import Bucket, lay_out, make_buckets
+from gradring.torch.gradient_order import GradientOrder
 from gradring.torch.parameters import Named
-from gradring.work import Work
+from gradring.torch.sending import Sender
 
-# Rounds after which rank 0 must have run a backward, for its order to be learned.
-_ROUNDS_TO_LEARN = 3
 # What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.
 _WHOLE_DIVISORS = 1 << 24
 
@@ -40,8 +43,6 @@ class GradientAverager:
         comm: The ranks; carries nothing but gradients.
         is_done: Whether the parameters' gradients are this step's averages.
         is_accumulating: Whether backward only adds up gradients here.
-        sent_bytes: What this rank had to send for gradients so far.
-        uncompressed_bytes: What it would have been without compression.
     """
 
     def __init__(
@@ -75,26 +76,27 @@ class GradientAverager:
         self._layout: list[list[int]] = []
         # Until it is known better: backward begins at the end.
         self._lay_out(range(len(self._params) - 1, -1, -1))
-        self._seen: list[int] = []  # The order of this round's gradients.
-        self._rounds_to_learn = _ROUNDS_TO_LEARN if overlap else 0
+        self._order = GradientOrder(len(self._params), is_wanted=overlap)
         self._is_ready = [False] * len(self._params)
         self._weight = 1.0
-        self._total = np.zeros(1)
-        self._weighing: Work | None = None  # The round's first operation; None: no round is open.
-        self._reducing: list[Work] = []
+        self._next_weight: float | None = None  # Of the round to come, where it is known already.
+        self._sender = Sender(comm, compress)
         self._sent = 0  # Buckets of this round.
-        self.sent_bytes = 0
-        self.uncompressed_bytes = 0
+        self._given = 0  # Parameters that have an average of the last round's.
         self.is_done = False
         self.is_accumulating = False
-        self._handles = []
+        self._listeners: list[GradientListener] = []
         if overlap:
-            self._handles = [
-                _listen(param, _listener(self, index)) for index, param in enumerate(self._params)
+            self._listeners = [
+                GradientListener(param, self, index) for index, param in enumerate(self._params)
             ]
 
-    def take_residuals(self, other: GradientAverager) -> None:
-        """Go on from what compression has left out in another averager."""
+    def take_over(self, other: GradientAverager) -> None:
+        """Go on from another averager: its weight, its counts, and what compression left out."""
+        self._weight = other._weight if other._next_weight is None else other._next_weight
+        self.is_accumulating = other.is_accumulating
+        self._sender.sent_bytes = other.sent_bytes
+        self._sender.uncompressed_bytes = other.uncompressed_bytes
         if self._compress is None:
             return
         known = {id(param): index for index, param in enumerate(self._params)}
@@ -108,13 +110,23 @@ class GradientAverager:
 
     def stop_listening(self) -> None:
         """Leave the parameters alone from now on."""
-        for handle in self._handles:
-            handle.remove()
+        for listener in self._listeners:
+            listener.stop()
 
     @property
     def is_open(self) -> bool:
         """Whether a round has begun and not ended."""
-        return self._weighing is not None
+        return self._sender.is_open
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank had to send for gradients so far."""
+        return self._sender.sent_bytes
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """What that would have been without compression."""
+        return self._sender.uncompressed_bytes
 
     def set_weight(self, weight: float) -> None:
         """Say how many examples stand behind this rank's next gradients.
@@ -127,32 +139,42 @@ class GradientAverager:
             raise InvalidArgument(
                 f"weight {weight:g} comes too late: backward has begun to send gradients with "
                 f"weight {self._weight:g}; call set_weight() before backward, loop with "
-                "uneven(batches, weight=...), or give up the overlap with overlap=False"
+                "uneven(batches, weight=...), or give up the overlap with overlap=False; a step "
+                "that is not done is dropped with optimizer.zero_grad()"
             )
         self._weight = weight
 
+    def expect_weight(self, weight: float) -> None:
+        """Say the weight of this rank's next batch; it may come before the last step is dropped."""
+        if self.is_open or self.is_done:
+            self._next_weight = require_weight(weight)
+        else:
+            self.set_weight(weight)
+
     def take_gradient(self, index: int) -> None:
         """Take a gradient that backward has just completed."""
+        if self.is_done and self._are_averages_gone(newest=index):
+            self._forget_round()
+        if self.is_done or self._is_ready[index]:
+            raise self._too_many_gradients(index)
         if self.is_accumulating:
             return
-        if self._is_ready[index] or self.is_done:
-            raise InvalidArgument(
-                f"{self._names[index]} got another gradient after its last one was sent; run all "
-                "but the last backward of a step inside `with optimizer.no_sync():`"
-            )
         self._put(index)
-        self._seen.append(index)
+        self._order.see(index)
         self._start_full_buckets()
         at_the_end_of_backward(self)
 
     def end_backward(self) -> None:
-        """Finish; called at the end of every backward that gave gradients.
+        """Send the rest; called at the end of every backward that gave gradients.
 
         Backward may run inside backward (reentrant checkpoints): then the outer one ends the round,
-        unless nothing is missing any more.
+        unless nothing is missing any more. It may give gradients to several optimizers: all send
+        before any waits, since other ranks may have begun with another one.
         """
         if self.is_open and (all(self._is_ready) or is_outermost_backward()):
-            self.finish()
+            self._require_all_listed()
+            self._send_rest()
+            after_all_others(self.finish)
 
     def finish(self) -> None:
         """Send what is left, wait, and hand out the averages; nothing where that has been done.
@@ -161,32 +183,75 @@ class GradientAverager:
             InvalidArgument: All ranks have weight 0; or a parameter was frozen before.
             PeerLost: As `Communicator.all_reduce`, and so for its other errors.
         """
+        if self.is_done and self._are_averages_gone():
+            self._forget_round()
         if self.is_done:
             return
         self._require_all_listed()
+        if not self._params:
+            return
         total = self._end_round()
         if total == 0:
             self._reset_buckets()
             raise no_examples()
         is_whole = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
+        self._given = 0
         for bucket in self._buckets:
             # The core divides as it adds, where it is told the total and can.
             is_divided = self._compress is not None or (is_whole and not bucket.is_apart)
             if not is_divided:
                 bucket.values.div_(total)
-            bucket.give(self._params)
+            self._given += bucket.give(self._params)
         self._reset_buckets()
         self.is_done = True
-        if self._rounds_to_learn > 0:
-            self._learn_order()
 
     def begin(self) -> None:
-        """Make ready for another round; one that was not finished is ended and forgotten."""
+        """Make ready for another round; one that was not finished is ended and forgotten.
+
+        A collective call where a new order of the buckets has been learned.
+        """
         if self.is_open:
             self._end_round()
             self._reset_buckets()
+        self._forget_round()
+        order = self._order.take_learned()
+        if order is not None:
+            self._lay_out(order)
+
+    def _forget_round(self) -> None:
         self.is_done = False
-        self._seen.clear()
+        self._order.forget_round()
+        if self._next_weight is not None:
+            self._weight, self._next_weight = self._next_weight, None
+
+    def _are_averages_gone(self, newest: int | None = None) -> bool:
+        """Tell whether somebody has dropped the averages, as ``model.zero_grad()`` does.
+
+        Args:
+            newest: A parameter that has had a gradient since.
+        """
+        return self._given > (newest is not None) and all(
+            param.grad is None for index, param in enumerate(self._params) if index != newest
+        )
+
+    def _too_many_gradients(self, index: int) -> InvalidArgument:
+        name = self._names[index]
+        if not self.is_done:
+            return InvalidArgument(
+                f"{name} got another gradient after its last one was sent; run all but the last "
+                "backward of a step inside `with optimizer.no_sync():`, and checkpoints that share "
+                "a parameter with use_reentrant=False"
+            )
+        if self.is_accumulating:
+            return InvalidArgument(
+                f"{name} got another gradient when the averages of this step were out; accumulate "
+                "before the synchronised backward, or drop the step with optimizer.zero_grad()"
+            )
+        return InvalidArgument(
+            f"{name} got another gradient after its last one was sent; run all but the last "
+            "backward of a step inside `with optimizer.no_sync():`, or drop the step with "
+            "optimizer.zero_grad() (setting gradients to zero in another way does not)"
+        )
 
     def average_number(self, value: float) -> float:
         """Return a number averaged with the ranks' weights; a collective call."""
@@ -195,9 +260,7 @@ class GradientAverager:
         return float(pair[0] / pair[1])
 
     def _put(self, index: int) -> None:
-        if not self.is_open:
-            self._total[0] = self._weight
-            self._weighing = self._start(self.comm.all_reduce, self._total, async_op=True)
+        self._sender.open(self._weight)
         grad = self._params[index].grad
         if grad is not None and grad.layout != torch.strided:
             raise InvalidArgument(
@@ -213,50 +276,24 @@ class GradientAverager:
             if bucket.missing:
                 return
             self._sent += 1
-            self._send(bucket)
+            self._sender.send(bucket)
 
-    def _send(self, bucket: Bucket) -> None:
-        # The total is there when its turn has come: operations run in their order.
-        whole = bucket.buffer
-        if self._compress is not None:
-            compressed = self._start(
-                self.comm.average_compressed,
-                bucket.travelling,
-                self._total,
-                self._compress,
-                bucket.residual,
-            )
-            self._reducing.append(compressed)
-            whole = bucket.marks
-        elif bucket.is_apart:
-            added = self._start(self.comm.all_reduce, bucket.travelling, async_op=True)
-            self._reducing.append(added)
-            whole = bucket.marks
-        self._reducing.append(self._start(self.comm.average_bucket, whole, self._total))
-        self._count_bytes(bucket)
-
-    def _count_bytes(self, bucket: Bucket) -> None:
-        count = bucket.values.numel()
-        rank, world_size = self.comm.rank, self.comm.world_size
-        items = bucket.values.element_size() / 4
-        plain = round(items * wire_bytes(count, None, rank, world_size))
-        self.uncompressed_bytes += plain
-        if self._compress is not None:
-            plain = wire_bytes(count, self._compress, rank, world_size)
-        self.sent_bytes += plain
-
-    def _end_round(self) -> float:
+    def _send_rest(self) -> None:
+        """Send what backward has not brought; nothing where that has been done."""
         for index, is_ready in enumerate(self._is_ready):
             if not is_ready:
                 self._put(index)
         self._start_full_buckets()
-        for work in self._works():
-            work.wait(stream=self._stream)
-        self._weighing = None
-        self._reducing.clear()
+        if self._order.is_wanted and not self._order.is_asking:
+            self._sender.broadcast(self._order.message())
+
+    def _end_round(self) -> float:
+        self._send_rest()
+        total = self._sender.wait(self._stream)
+        self._order.hear()
         self._sent = 0
         self._is_ready = [False] * len(self._params)
-        return float(self._total[0])
+        return total
 
     @property
     def _stream(self) -> Any:
@@ -287,30 +324,6 @@ class GradientAverager:
                 found |= bucket.residuals()
         return found
 
-    def _learn_order(self) -> None:
-        self._rounds_to_learn -= 1
-        unseen = sorted(set(range(len(self._params))) - set(self._seen), reverse=True)
-        order = np.array([len(self._seen), *self._seen, *unseen], np.int64)
-        self.comm.broadcast(order)
-        if order[0] > 0:
-            self._rounds_to_learn = 0
-            self._lay_out([int(index) for index in order[1:]])
-
-    def _works(self) -> list[Work]:
-        return [*([] if self._weighing is None else [self._weighing]), *self._reducing]
-
-    def _start(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Work:
-        try:
-            work: Work = operation(*arguments, **options)
-        except Closed as closed:
-            # What closed it came to an operation in the background, which says more.
-            for started in self._works():
-                started.wait()
-            if isinstance(closed.__cause__, Error):
-                raise closed.__cause__ from None
-            raise
-        return work
-
     def _require_all_listed(self) -> None:
         for name in self._left_out:
             param = self._named[name]
@@ -319,20 +332,3 @@ class GradientAverager:
                     f"{name} was frozen when the optimizer became distributed; call "
                     "optimizer.refresh() on every rank after unfreezing parameters"
                 )
-
-
-def _listen(param: Any, listener: Callable[[torch.Tensor], None]) -> Any:
-    # PyTorch gives this method no types.
-    return param.register_post_accumulate_grad_hook(listener)
-
-
-def _listener(averager: GradientAverager, index: int) -> Callable[[torch.Tensor], None]:
-    # Parameters may outlive the optimizer; they must not keep it alive.
-    reference = weakref.ref(averager)
-
-    def listen(_param: torch.Tensor) -> None:
-        averager = reference()
-        if averager is not None:
-            averager.take_gradient(index)
-
-    return listen

@@ -7,6 +7,7 @@ public names for them.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,10 @@ import torch
 
 class _Listener(Protocol):
     def end_backward(self) -> None: ...
+
+
+class _Taker(Protocol):
+    def take_gradient(self, index: int) -> None: ...
 
 
 _waiting: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -35,11 +40,50 @@ def at_the_end_of_backward(listener: _Listener) -> None:
         if target is not None:
             target.end_backward()
 
-    # No types.
-    engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
-    engine.queue_callback(end)
+    _queue(end)
+
+
+def after_all_others(act: Callable[[], None]) -> None:
+    """Call ``act`` after the ``end_backward`` of all listeners; called from one of them."""
+    _queue(act)
 
 
 def is_outermost_backward() -> bool:
     """Tell whether no other backward pass waits for the end of this one."""
     return torch._C._current_autograd_node() is None  # noqa: SLF001
+
+
+class GradientListener:
+    """Tells of each gradient of a parameter that a backward pass has completed.
+
+    It stands behind the node that adds gradients up, as in DistributedDataParallel, so whatever
+    hooks of the user's do to a gradient has been done, whenever they were registered.
+    """
+
+    def __init__(self, param: torch.Tensor, taker: _Taker, index: int) -> None:
+        """Call ``taker.take_gradient(index)``, on the thread that runs backward, until `stop`.
+
+        Parameters may outlive the taker; they do not keep it alive.
+        """
+        # The parameter itself holds its node weakly.
+        node: Any = torch.autograd.graph.get_gradient_edge(param).node
+        reference = weakref.ref(taker)
+
+        def listen(_inputs: Any, gradients: Any) -> None:
+            taker = reference()
+            # A function may give no gradient: then nothing was added.
+            if taker is not None and gradients[0] is not None:
+                taker.take_gradient(index)
+
+        self._node = node
+        self._handle = node.register_hook(listen)
+
+    def stop(self) -> None:
+        """Leave the parameter alone from now on."""
+        self._handle.remove()
+
+
+def _queue(act: Callable[[], None]) -> None:
+    # No types.
+    engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
+    engine.queue_callback(act)

@@ -127,21 +127,27 @@ class Bucket:
     def _is_filled(self) -> None:
         """Do what is left to do once every gradient has come."""
 
-    def give(self, params: Sequence[torch.Tensor]) -> None:
-        """Let every ``.grad`` be the average, or stay absent where no rank had a gradient."""
-        has_gaps = not self.marks.all()
+    def give(self, params: Sequence[torch.Tensor]) -> int:
+        """Let every ``.grad`` be the average, or ``None`` where no counted rank had a gradient.
+
+        Returns:
+            The number of averages.
+        """
+        absent: Any = () if self.marks.all() else np.flatnonzero(self.marks == 0)
+        is_absent = {self.members[place] for place in absent}
         for index in self.members:
-            if has_gaps and self.marks[self._places[index]] == 0:
-                continue
             param = params[index]
-            if self._is_grad[index]:
+            if index in is_absent:
+                param.grad = None  # A rank of weight 0 may have one of its own.
+            elif self._is_grad[index]:
                 if param.grad is not self._slots[index]:
                     param.grad = self._slots[index]
-                continue
-            if param.grad is None or param.grad.is_conj() or param.grad.is_neg():
-                # A view of other numbers is not written; autograd may hold those too.
-                param.grad = torch.empty_like(param)
-            _as_real(param.grad).copy_(self._slots[index])
+            else:
+                if param.grad is None or param.grad.is_conj() or param.grad.is_neg():
+                    # A view of other numbers is not written; autograd may hold those too.
+                    param.grad = torch.empty_like(param)
+                _as_real(param.grad).copy_(self._slots[index])
+        return len(self.members) - len(absent)
 
     def reset(self) -> None:
         """Wait for every gradient anew."""

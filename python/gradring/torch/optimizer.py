@@ -178,10 +178,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Each batch, then ``None`` until all ranks have run out.
         """
         for batch in until_all_end(self._comm, batches):
-            if batch is None:
-                self.set_weight(0)
+            count: float = 0
+            if batch is not None:
+                count = 1 if weight is None else weight(batch)
+            if self._averager is None:
+                self.set_weight(count)
             else:
-                self.set_weight(1 if weight is None else weight(batch))
+                # The last step may still have to be dropped by the loop's body.
+                self._averager.expect_weight(count)
+                self._weight = count
             yield batch
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
@@ -195,15 +200,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Only add up gradients in here: for all but the last backward of a step."""
-        averager = self._averager
-        if averager is None:
+        if self._averager is None:
             yield
             return
-        before, averager.is_accumulating = averager.is_accumulating, True
+        before, self._averager.is_accumulating = self._averager.is_accumulating, True
         try:
             yield
         finally:
-            averager.is_accumulating = before
+            self._averager.is_accumulating = before  # Another one after `refresh`.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with rank 0's values for every rank; a collective call."""
@@ -232,7 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters.require_same(before.comm, named, averaged=named)
         before.stop_listening()
         self._averager = self._listening(before.comm)
-        self._averager.take_residuals(before)
+        self._averager.take_over(before)
 
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers (running means, say), before an evaluation or a save.

@@ -1,0 +1,173 @@
+"""Steps that are not done, and what comes between two steps: weights, freezing, clearing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+
+
+def sgd(params: Any, comm: Any, **options: Any) -> Any:
+    return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, **options)
+
+
+def by_optimizer(optimizer: Any, _: nn.Module) -> None:
+    optimizer.zero_grad()
+
+
+def by_model(_: Any, model: nn.Module) -> None:
+    model.zero_grad()
+
+
+def linear() -> nn.Linear:
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.zero_()
+    return model
+
+
+@pytest.mark.parametrize("clear", [by_optimizer, by_model])
+def test_batches_of_another_size_may_follow_a_dropped_step(
+    world: GetWorld, clear: Callable[[Any, nn.Module], None]
+) -> None:
+    counts = [[4, 3, 2], [4, 1]]  # Rank 1 has no batch for the last step.
+
+    def train(comm: Any) -> tuple[float, float]:
+        model = linear()
+        optimizer = sgd(model.parameters(), comm)
+        for step, count in enumerate(optimizer.uneven(counts[comm.rank], weight=float)):
+            clear(optimizer, model)
+            if count is not None:
+                (model(torch.ones(1, 1)) * count).sum().backward()
+            if step == 1:
+                continue
+            optimizer.step()
+        return model.weight.item(), model.bias.item()
+
+    # By hand: (4 * 4 + 4 * 4) / 8, nothing, and rank 0 alone.
+    assert world(2, "shm").run(train) == [(-6, -6)] * 2
+
+
+def test_a_rank_without_a_batch_follows_when_the_model_has_dropped_a_step(world: GetWorld) -> None:
+    batches = [[2.0, 8.0], [2.0]]
+
+    def train(comm: Any) -> float:
+        model = linear()
+        optimizer = sgd(model.parameters(), comm)
+        for step, value in enumerate(optimizer.uneven(batches[comm.rank])):
+            model.zero_grad()
+            if value is not None:
+                (model(torch.ones(1, 1)) * value).sum().backward()
+            if step > 0:
+                optimizer.step()
+        return model.weight.item()
+
+    assert world(2, "shm").run(train) == [-8, -8]
+
+
+def test_accumulation_may_follow_a_step_that_the_model_has_dropped(world: GetWorld) -> None:
+    def train(comm: Any) -> float:
+        model = linear()
+        optimizer = sgd(model.parameters(), comm)
+        (model(torch.ones(1, 1)) * 100).sum().backward()
+        model.zero_grad()
+        with optimizer.no_sync():
+            model(torch.ones(1, 1)).sum().backward()
+        (model(torch.ones(1, 1)) * 2 * comm.rank).sum().backward()
+        optimizer.step()
+        return model.weight.item()
+
+    assert world(2, "shm").run(train) == [-2, -2]
+
+
+def test_gradients_set_to_zero_in_place_do_not_drop_a_step_and_the_error_says_what_does(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> None:
+        model = linear()
+        optimizer = sgd(model.parameters(), comm)
+        model(torch.ones(1, 1)).sum().backward()
+        model.zero_grad(set_to_none=False)
+        with pytest.raises(gr.InvalidArgument, match=r"drop the step with optimizer\.zero_grad"):
+            model(torch.ones(1, 1)).sum().backward()
+        optimizer.zero_grad()
+
+    world(2, "shm").run(train)
+
+
+def test_a_backward_in_no_sync_after_the_averages_is_refused(world: GetWorld) -> None:
+    def train(comm: Any) -> float:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = sgd([param], comm)
+        param.backward()
+        with (
+            optimizer.no_sync(),
+            pytest.raises(gr.InvalidArgument, match="accumulate before the synchronised backward"),
+        ):
+            (param * (comm.rank + 1)).backward()
+        optimizer.zero_grad()
+        param.backward()
+        optimizer.step()
+        return param.item()
+
+    assert world(2, "shm").run(train) == [-1, -1]
+
+
+def test_looking_at_the_parameters_again_keeps_weight_accumulation_and_counts(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> tuple[float, float, bool]:
+        model = linear()
+        optimizer = sgd([model.weight], comm)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        sent = optimizer.sent_bytes
+        model.zero_grad()
+        optimizer.set_weight(3 if comm.rank else 1)
+        with optimizer.no_sync():
+            optimizer.add_param_group({"params": [model.bias]})
+            (model(torch.ones(1, 1)) * 0).sum().backward()
+        optimizer.refresh()
+        (model(torch.ones(1, 1)) * 4 * comm.rank).sum().backward()
+        optimizer.step()
+        return model.weight.item(), model.bias.item(), optimizer.sent_bytes > sent > 0
+
+    assert world(2, "shm").run(train) == [(-4, -3, True)] * 2
+
+
+def test_the_gradient_of_a_rank_without_weight_is_nowhere_used(world: GetWorld) -> None:
+    def train(comm: Any) -> tuple[float, float, bool]:
+        first, second = (nn.Parameter(torch.ones(1)) for _ in range(2))
+        optimizer = sgd([first, second], comm)
+        optimizer.set_weight(1 - comm.rank)
+        (first * 2 + (second * 5 if comm.rank else 0)).backward()
+        optimizer.step()
+        return first.item(), second.item(), second.grad is None
+
+    assert world(2, "shm").run(train) == [(-1, 1, True)] * 2
+
+
+def test_a_model_whose_parameters_are_all_frozen_steps_without_effect(world: GetWorld) -> None:
+    def train(comm: Any) -> tuple[float, float]:
+        model = linear().requires_grad_(False)
+        optimizer = sgd(model.parameters(), comm)
+        optimizer.step()
+        model.requires_grad_(True)
+        optimizer.refresh()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.requires_grad_(False)
+        optimizer.refresh()
+        optimizer.step()
+        return model.weight.item(), model.bias.item()
+
+    assert world(2, "shm").run(train) == [(-1, -1)] * 2
