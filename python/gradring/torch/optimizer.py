@@ -17,6 +17,7 @@ from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
 from gradring.torch.rows import Rows
+from gradring.torch.scaling import Asked, Told, told_by_scaler
 from gradring.uneven import dealt_out, until_all_end
 
 Batch = TypeVar("Batch")
@@ -35,6 +36,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _weight: float = 1.0
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping.
     is_in_step = True  # Its ranks do equally many steps.
+    _scaler_may_have_looked_early = False
 
     def connect(
         self,
@@ -64,26 +66,33 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 rank that had no batch).
 
         Returns:
-            What the original ``step`` returns.
+            What the original ``step`` returns; ``None`` where a `torch.amp.GradScaler` has found an
+            overflow, and no rank steps.
 
         Raises:
-            InvalidArgument: The weight comes too late, or all weights are 0.
+            InvalidArgument: The weight comes too late, or all weights are 0; or a GradScaler was
+                called with a closure, or has unscaled a rank's own gradients.
             PeerLost: A rank died, froze or left; also out of backward.
             Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed.
         """
         if weight is not None:
             self.set_weight(weight)
-        averager = self._averager
-        if closure is not None:
-            result: Any = super().step(self._averaged(closure))
-            self._step_rows()
-        else:
-            self._step_rows()  # They travel while the rest does.
-            self._finish()
-            result = super().step()
-        if averager is not None:
-            averager.begin()
-            averager.set_weight(1)
+        with told_by_scaler(self) as told:
+            if told is not None:
+                self._require_averages(told, closure)
+            if told is not None and told.is_overflow:
+                result: Any = None
+                self._forget_rows()
+            elif closure is not None:
+                result = super().step(self._averaged(closure))
+                self._step_rows()
+            else:
+                self._step_rows()  # They travel while the rest does.
+                self._finish(told)
+                result = super().step()
+        if self._averager is not None:
+            self._averager.begin()
+            self._averager.set_weight(1)
         self._weight = 1.0
         return result
 
@@ -94,11 +103,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.rows is not None:
             self.rows.step(self._weight)
 
-    def _finish(self) -> None:
+    def _forget_rows(self) -> None:
+        if self.rows is not None:
+            self.rows.forget()
+
+    def _finish(self, told: Told | None = None) -> None:
         if self._averager is not None:
             self._averager.finish()
+        params = [param for group in self.param_groups for param in group["params"]]
+        if told is not None:
+            told.unscale(param.grad for param in params)
         if self._clip_norm is not None:
-            params = [param for group in self.param_groups for param in group["params"]]
             self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
 
     def _averaged(self, closure: Closure) -> Closure:
@@ -133,9 +148,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._averager is not None:
             self._averager.begin()
-        if self.rows is not None:
-            self.rows.forget()
+        self._forget_rows()
         super().zero_grad(set_to_none)
+
+    @property
+    def _step_supports_amp_scaling(self) -> Asked:
+        return Asked(self._before_scaler_looks)
+
+    def _before_scaler_looks(self) -> None:
+        had_averages = self._averager is None or self._averager.is_done
+        self.synchronize()
+        self._scaler_may_have_looked_early = not had_averages
+
+    def _require_averages(self, told: Told, closure: Closure | None) -> None:
+        if closure is not None:
+            raise InvalidArgument(
+                "GradScaler.step takes no closure: it looks at gradients before that makes them"
+            )
+        if told.is_unscaled and self._scaler_may_have_looked_early:
+            raise InvalidArgument(
+                "GradScaler.unscale_() came before the averages, and has looked at gradients of "
+                "this rank only; call optimizer.synchronize() before it, on every rank"
+            )
 
     @property
     def sent_bytes(self) -> int:

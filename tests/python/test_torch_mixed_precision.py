@@ -1,0 +1,160 @@
+"""`torch.amp.GradScaler` around a distributed optimizer: ranks leave out the same steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from torch_models import Dyadic, Tensors, are_same, values
+
+INF = float("inf")
+# What each rank's gradients are multiplied by in each step; one overflows on one rank only.
+STEPS = [(1.0, 2.0), (INF, 1.0), (2.0, 0.5), (4.0, 4.0), (1.0, INF), (2.0, 2.0)]
+
+
+def scaler(scale: float = 1024.0) -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+
+
+def make(kind: str, params: Any) -> torch.optim.Optimizer:
+    if kind == "SGD":
+        return torch.optim.SGD(params, lr=0.5, momentum=0.5)
+    return torch.optim.SGD(params, lr=0.5, momentum=0.5, fused=True)
+
+
+def alone(kind: str) -> tuple[Tensors, list[float]]:
+    model, scaling, scales = Dyadic(), scaler(), []
+    optimizer = make(kind, model.parameters())
+    for factors in STEPS:
+        optimizer.zero_grad()
+        losses = [model(torch.ones(2, 4)).sum() * factor for factor in factors]
+        scaling.scale(sum(losses) / 2).backward()
+        scaling.step(optimizer)
+        scaling.update()
+        scales.append(scaling.get_scale())
+    return values(model), scales
+
+
+@pytest.mark.parametrize("kind", ["SGD", "fused SGD"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_ranks_leave_out_the_same_steps_and_have_the_scale_of_one_process(
+    world: GetWorld, kind: str, overlap: bool
+) -> None:
+    def train(comm: Any) -> tuple[Tensors, list[float]]:
+        model, scaling, scales = Dyadic(), scaler(), []
+        optimizer = gt.distributed(make(kind, model.parameters()), comm=comm, overlap=overlap)
+        for factors in STEPS:
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).sum() * factors[comm.rank]
+            scaling.scale(loss).backward()
+            scaling.step(optimizer)
+            scaling.update()
+            scales.append(scaling.get_scale())
+        return values(model), scales
+
+    expected, scales = alone(kind)
+    for parameters, own in world(2, "shm").run(train):
+        assert are_same(parameters, expected)
+        assert own == scales
+
+
+def linear() -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    return model
+
+
+def test_a_rank_without_a_batch_and_batches_of_other_sizes_after_an_overflow_are_no_trouble(
+    world: GetWorld,
+) -> None:
+    batches = [[(4, 2.0), (4, INF), (3, 2.0), (1, 3.0)], [(4, 4.0), (2, 1.0), (1, 6.0)]]
+
+    def train(comm: Any) -> tuple[float, float]:
+        model, scaling = linear(), scaler()
+        optimizer = gt.distributed(torch.optim.SGD(model.parameters(), lr=1), comm=comm)
+        for batch in optimizer.uneven(batches[comm.rank], weight=lambda batch: batch[0]):
+            optimizer.zero_grad()
+            if batch is not None:
+                scaling.scale((model(torch.ones(1, 1)) * batch[1]).sum()).backward()
+            scaling.step(optimizer)
+            scaling.update()
+        return model.weight.item(), scaling.get_scale()
+
+    # 3, nothing, (3 * 2 + 6) / 4, and 3; one step out, then two done.
+    assert world(2, "shm").run(train) == [(-9, 1024)] * 2
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_are_clipped_after_they_are_unscaled(world: GetWorld, overlap: bool) -> None:
+    def train(comm: Any) -> tuple[float, ...]:
+        model, scaling = linear(), scaler()
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=1), comm=comm, overlap=overlap, clip_norm=1.5
+        )
+        scaling.scale(model(torch.ones(1, 1)).sum() * 4 * comm.rank).backward()
+        scaling.step(optimizer)
+        scaling.update()
+        assert optimizer.grad_norm is not None
+        by_option = model.weight.item()
+        optimizer.zero_grad()
+        scaling.scale(model(torch.ones(1, 1)).sum() * 4 * comm.rank).backward()
+        optimizer.synchronize()
+        scaling.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaling.step(optimizer)
+        scaling.update()
+        return tuple(round(x, 3) for x in (optimizer.grad_norm.item(), by_option, norm.item()))
+
+    assert world(2, "shm").run(train) == [(0.5, -1.5, 2)] * 2
+
+
+def test_looking_at_a_rank_s_own_gradients_is_refused_with_the_way_out(world: GetWorld) -> None:
+    def train(comm: Any) -> float:
+        model, scaling = linear(), scaler()
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=1), comm=comm, overlap=False
+        )
+        scaling.scale(model(torch.ones(1, 1)).sum()).backward()
+        scaling.unscale_(optimizer)
+        with pytest.raises(gr.InvalidArgument, match=r"optimizer\.synchronize\(\) before"):
+            scaling.step(optimizer)
+        # Without the scaler it goes on as if that had not been.
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        return model.weight.item()
+
+    assert world(2, "shm").run(train) == [-1, -1]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_half_precision_parameters_and_closures_are_refused(world: GetWorld, size: int) -> None:
+    def train(comm: Any) -> None:
+        model, scaling = linear().half(), scaler()
+        optimizer = gt.distributed(torch.optim.SGD(model.parameters(), lr=1), comm=comm)
+        scaling.scale(model(torch.ones(1, 1).half()).sum()).backward()
+        with pytest.raises(gr.InvalidArgument, match="cannot unscale float16"):
+            scaling.step(optimizer)
+        with pytest.raises(gr.InvalidArgument, match="no closure"):
+            scaling.step(optimizer, lambda: None)
+
+    world(size, "shm").run(train)
+
+
+def test_listing_what_an_optimizer_has_sends_nothing(world: GetWorld) -> None:
+    def train(comm: Any) -> None:
+        optimizer = gt.distributed(torch.optim.SGD(linear().parameters(), lr=1), comm=comm)
+        if comm.rank == 0:
+            for name in dir(optimizer):
+                getattr(optimizer, name, None)
+        assert not optimizer._averager.is_done
+        assert not optimizer._averager.is_open
+
+    world(2, "shm").run(train)
