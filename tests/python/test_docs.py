@@ -79,6 +79,11 @@ table = ps.sparse_table("user", 2, gr.optim.SGD(lr=1.0))
 table.push([1, 2], numpy.ones((2, 2)))
 """
 
+SCALED = """
+device, batches, loss_of = "cpu", [torch.ones(4, 3), torch.ones(2, 3)], torch.Tensor.sum
+optimizer = gradring.torch.distributed(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+"""
+
 # What each block of a file finds; names go on from block to block.
 BEFORE = {
     "README.md": [MODEL, GROUP, "", IDS],
@@ -90,6 +95,7 @@ BEFORE = {
     ],
     "docs/checkpoints.md": [MODEL + TABLE],
     "docs/torch.md": [MODEL + GROUP],
+    "docs/training.md": [MODEL + SCALED],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],

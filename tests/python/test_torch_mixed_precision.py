@@ -11,6 +11,7 @@ from torch import nn
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
+from mode_servers import Servers
 from torch_models import Dyadic, Tensors, are_same, values
 
 INF = float("inf")
@@ -146,6 +147,81 @@ def test_half_precision_parameters_and_closures_are_refused(world: GetWorld, siz
             scaling.step(optimizer, lambda: None)
 
     world(size, "shm").run(train)
+
+
+def test_workers_of_servers_in_rounds_leave_out_the_same_steps(
+    world: GetWorld, servers: Servers
+) -> None:
+    def train(comm: Any) -> tuple[Tensors, list[float]]:
+        model, scaling, scales = Dyadic(), scaler(), []
+        scaling.scale(torch.zeros(1))  # For a rank that never has a batch.
+        optimizer = gt.distributed(
+            make("SGD", model.parameters()), gr.Sync(via="ps"),
+            model=model, comm=comm, ps=servers.client(comm.rank),
+        )  # fmt: skip
+        factors = [] if comm.rank == 2 else [each[comm.rank] for each in STEPS]
+        for factor in optimizer.uneven(factors):
+            optimizer.zero_grad()
+            if factor is not None:
+                scaling.scale(model(torch.ones(2, 4)).sum() * factor).backward()
+            scaling.step(optimizer)
+            scaling.update()
+            scales.append(scaling.get_scale())
+        optimizer.flush()
+        result = values(model), scales
+        comm.barrier()
+        optimizer.close()
+        return result
+
+    expected, scales = alone("SGD")
+    for parameters, own in world(3, "tcp").run(train):
+        assert are_same(parameters, expected)
+        assert own == scales
+
+
+def test_workers_that_go_their_own_way_leave_out_their_own_steps(
+    world: GetWorld, servers: Servers
+) -> None:
+    def train(comm: Any) -> float:
+        model, scaling = linear(), scaler()
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=1), gr.Async(),
+            model=model, comm=comm, ps=servers.client(comm.rank),
+        )  # fmt: skip
+        for factor in (1.0, INF if comm.rank else 1.0, 1.0):
+            optimizer.zero_grad()
+            scaling.scale(model(torch.ones(1, 1)).sum() * factor).backward()
+            scaling.unscale_(optimizer)
+            scaling.step(optimizer)
+            scaling.update()
+        optimizer.flush()
+        comm.barrier()
+        optimizer.flush()
+        comm.barrier()
+        optimizer.close()
+        assert scaling.get_scale() == (512 if comm.rank else 2048)
+        return model.weight.item()
+
+    assert world(2, "tcp").run(train) == [-5, -5]
+
+
+def test_workers_in_rounds_may_not_look_at_their_own_gradients(
+    world: GetWorld, servers: Servers
+) -> None:
+    def train(comm: Any) -> None:
+        model, scaling = linear(), scaler()
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=1), gr.Sync(via="ps"),
+            model=model, comm=comm, ps=servers.client(comm.rank),
+        )  # fmt: skip
+        scaling.scale(model(torch.ones(1, 1)).sum()).backward()
+        scaling.unscale_(optimizer)
+        with pytest.raises(gr.InvalidArgument, match="this worker only"):
+            scaling.step(optimizer)
+        comm.barrier()
+        optimizer.close()
+
+    world(2, "tcp").run(train)
 
 
 def test_listing_what_an_optimizer_has_sends_nothing(world: GetWorld) -> None:

@@ -83,6 +83,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if told is not None and told.is_overflow:
                 result: Any = None
                 self._forget_rows()
+                self._step_rows(weight=0)
             elif closure is not None:
                 result = super().step(self._averaged(closure))
                 self._step_rows()
@@ -99,9 +100,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _step_rows(self) -> None:
+    def _step_rows(self, *, weight: float | None = None) -> None:
         if self.rows is not None:
-            self.rows.step(self._weight)
+            self.rows.step(self._weight if weight is None else weight)
 
     def _forget_rows(self) -> None:
         if self.rows is not None:
@@ -161,10 +162,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._scaler_may_have_looked_early = not had_averages
 
     def _require_averages(self, told: Told, closure: Closure | None) -> None:
-        if closure is not None:
-            raise InvalidArgument(
-                "GradScaler.step takes no closure: it looks at gradients before that makes them"
-            )
+        told.require_no_closure(closure)
         if told.is_unscaled and self._scaler_may_have_looked_early:
             raise InvalidArgument(
                 "GradScaler.unscale_() came before the averages, and has looked at gradients of "

@@ -1,20 +1,22 @@
 """How an optimizer of several ranks and a `torch.amp.GradScaler` get along.
 
 The scaler leaves out a step whose gradients have overflowed, and then lowers its scale. Ranks stay
-together only if all leave out the same steps, so it must look at what is the same everywhere. An
-optimizer may unscale by itself (torch's fused ones do), and the scaler asks for that before it
-looks: then averages are waited for. After it has looked it calls ``step`` in any case, and what it
-knows are two attributes of the optimizer.
+together only if all leave out the same steps, so it must find the same everywhere. An optimizer may
+unscale by itself (torch's fused ones do), and the scaler asks for that before it looks: then
+averages are waited for, or, where servers make those, ranks agree on what is found. After it has
+looked it calls ``step`` in any case, and what it knows are two attributes of the optimizer.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 
 _ATTRIBUTES = ("grad_scale", "found_inf")
@@ -51,6 +53,13 @@ class Told:
         self.is_unscaled = scale is None
         # As the scaler does it, so that it makes no difference who does.
         self._factor = None if scale is None else scale.double().reciprocal().float()
+
+    def require_no_closure(self, closure: Any) -> None:
+        """Raise `InvalidArgument` if the step has one."""
+        if closure is not None:
+            raise InvalidArgument(
+                "GradScaler.step takes no closure: it looks at gradients before that makes them"
+            )
 
     def unscale(self, grads: Iterable[torch.Tensor | None]) -> None:
         """Divide gradients by the scale, in place, where that has not been done.
@@ -97,3 +106,26 @@ def told_by_scaler(optimizer: torch.optim.Optimizer) -> Iterator[Told | None]:
         for name in _ATTRIBUTES:
             del attributes[name]
         raise
+
+
+def agree_on_overflow(comm: Communicator, params: Sequence[torch.Tensor], weight: float) -> None:
+    """Have the scalers of all ranks find an overflow if any would; a collective call.
+
+    For gradients that never leave their rank as they are.
+
+    Args:
+        comm: The ranks.
+        params: Their ``.grad`` is changed where the scaler would find something else.
+        weight: 0 is a rank whose gradients, if it has any, are of no use.
+    """
+    if weight == 0:
+        for param in params:
+            param.grad = None
+    grads = [param.grad for param in params if param.grad is not None and not param.grad.is_sparse]
+    is_finite = all(bool(torch.isfinite(grad).all()) for grad in grads)
+    found = np.array([not is_finite], np.int32)
+    comm.all_reduce(found, "max")
+    if found[0] and is_finite:
+        params[0].grad = torch.full_like(params[0], torch.inf)
+    elif weight == 0:
+        params[0].grad = torch.zeros_like(params[0])  # The scaler wants to have seen something.

@@ -24,6 +24,7 @@ from gradring.optim.averaging import require_weight
 from gradring.torch import parameters
 from gradring.torch.embedding import embeddings_of
 from gradring.torch.rows import Rows, make_rows
+from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 from gradring.torch.server_rules import rules_of, settings_of
 
 Batch = TypeVar("Batch")
@@ -106,22 +107,59 @@ class ServedOptimizer(torch.optim.Optimizer):
             weight: Number of examples behind this worker's gradients; `gradring.Sync` uses it.
 
         Returns:
-            What the closure returned, or ``None``.
+            What the closure returned, or ``None``; that too where a `torch.amp.GradScaler` has
+            found an overflow: then nothing is trained.
 
         Raises:
-            InvalidArgument: A setting has changed to what the servers' rule cannot be.
+            InvalidArgument: A setting has changed to what the servers' rule cannot be; or a
+                GradScaler was called with a closure, or has unscaled for workers in rounds.
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
         """
         self.driver.require_open()
         if weight is not None:
             self.set_weight(weight)
         closures = () if closure is None else (closure,)
-        if isinstance(self.driver, GeoOptimizer):
-            return self._step_here(self.driver, *closures)
-        return self._step_at_servers(*closures)
+        with told_by_scaler(self) as told:
+            if told is not None and not self._is_to_be_done(told, closure):
+                return None
+            if isinstance(self.driver, GeoOptimizer):
+                return self._step_here(self.driver, *closures)
+            return self._step_at_servers(*closures)
 
     # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
     step.hooked = True  # type: ignore[attr-defined]
+
+    @property
+    def _step_supports_amp_scaling(self) -> Asked:
+        return Asked(self._before_scaler_looks)
+
+    def _before_scaler_looks(self) -> None:
+        if self._has_rounds():
+            agree_on_overflow(self._comm, self._params, self._weight)
+
+    def _has_rounds(self) -> bool:
+        """Tell whether workers must do the same steps."""
+        return any(
+            isinstance(driver, RoundOptimizer) and driver.workers > 1 for driver in self._drivers()
+        )
+
+    def _is_to_be_done(self, told: Told, closure: Closure | None) -> bool:
+        """Unscale, or do a step without gradients where some have overflowed."""
+        told.require_no_closure(closure)
+        if told.is_unscaled and self._has_rounds():
+            raise InvalidArgument(
+                "GradScaler.unscale_() has looked at gradients of this worker only, and workers "
+                "could not leave out the same steps; leave it out, or use gradring.Sync()"
+            )
+        if not told.is_overflow:
+            told.unscale(param.grad for param in self._params)
+            return True
+        if self.rows is not None:
+            self.rows.forget()
+        for driver in self._drivers():
+            driver.step(None, 0)  # It counts, for those who count the steps of others.
+        self._weight = 1.0
+        return False
 
     def _step_here(self, driver: GeoOptimizer, closure: Closure | None = None) -> Any:
         if closure is None:
