@@ -10,14 +10,14 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gradring import config, machine, server_addresses
-from gradring.address import is_loopback, parse_address
+from gradring import config, machine, server_addresses, server_doctor
+from gradring.address import is_loopback
 from gradring.build import build_info, gpu_facts
 from gradring.errors import InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE, needs_secret
+from gradring.launchers import OWN
 from gradring.roles import Role, discover
 
 Report = dict[str, Any]
@@ -26,9 +26,6 @@ Report = dict[str, Any]
 OPEN_FILES_WANTED = 1024
 
 SECRET_CHARACTERS_WANTED = 32
-
-# A server that does not answer within this is told as a problem.
-SERVER_SECONDS = 2.0
 
 _MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy")
 
@@ -72,7 +69,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
         "planner": _planner(settings, core, problems),
-        "servers": _servers(environ, problems),
+        "servers": _servers(environ, core, problems),
         "network": _network(role, settings, problems),
         "cpus": machine.cpus(),
         "memory": {
@@ -231,25 +228,16 @@ def _planner(
     return _attempt(lambda: planner_facts(settings.profile), problems) or {}
 
 
-def _servers(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-    found = _attempt(lambda: server_addresses.find(environ), problems) or ()
-
-    def ask(address: str) -> str | None:
-        return machine.why_unreachable(*parse_address(address, "server"), SERVER_SECONDS)
-
+def _servers(
+    environ: Mapping[str, str], core: dict[str, Any], problems: list[str]
+) -> dict[str, str]:
+    found = _attempt(lambda: server_addresses.find(environ), problems)
     if not found:
         return {}
-    with ThreadPoolExecutor(min(32, len(found))) as pool:
-        reasons = list(pool.map(ask, found))
-    problems += [
-        f"parameter server {index} at {address} does not answer: {reason}"
-        for index, (address, reason) in enumerate(zip(found, reasons, strict=True))
-        if reason is not None
-    ]
-    return {
-        f"{index} {address}": "answers" if reason is None else reason
-        for index, (address, reason) in enumerate(zip(found, reasons, strict=True))
-    }
+    secret = environ.get("GRADRING_SECRET")
+    if not secret:
+        problems.append("GRADRING_SECRET is not set; connect() needs that of the parameter servers")
+    return server_doctor.ask(found, None if "missing" in core else secret, problems)
 
 
 def _judge_role(role: Role | None, problems: list[str], warnings: list[str]) -> None:
@@ -262,7 +250,10 @@ def _judge_role(role: Role | None, problems: list[str], warnings: list[str]) -> 
             f"GRADRING_SECRET has {len(role.secret)} characters and could be guessed; better: "
             + HOW_TO_MAKE_ONE
         )
-    if role.world_size > 1 and is_loopback(role.rendezvous_host) and not role.is_single_host:
+    # Our launcher counts as hosts what its hosts file calls so, and knows which are this machine.
+    is_ours = role.source == OWN.source
+    is_apart = not role.is_single_host and not is_ours
+    if role.world_size > 1 and is_loopback(role.rendezvous_host) and is_apart:
         problems.append(
             f"the rendezvous {role.rendezvous} is on loopback, but {role.source} says that the "
             "ranks are on several hosts; set GRADRING_RENDEZVOUS to rank 0's host"

@@ -109,7 +109,7 @@ def route_source(host: str, port: int) -> str | None:
         with socket.socket(family, kind) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 
@@ -117,7 +117,7 @@ def why_unreachable(host: str, port: int, seconds: float) -> str | None:
     """Return why nobody answers at an address, or ``None`` where somebody does."""
     try:
         socket.create_connection((host, port), seconds).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # No name of a host is that long, or so spelt.
         return str(error)
     return None
 

@@ -10,6 +10,7 @@ import pytest
 
 from gradring import doctor, machine
 from gradring.machine import Interface, chosen_interface, cpu_quota
+from ps_servers import SECRET, connected
 
 pytestmark = pytest.mark.usefixtures("no_gpu_plugin")
 
@@ -59,16 +60,53 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert words in doctor.render(found)
 
 
-def test_servers_are_told_with_whether_they_answer() -> None:
+def test_servers_are_asked_as_their_clients_ask_them() -> None:
+    with connected(2) as ps, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        first, second = ps.servers
+        gone = f"127.0.0.1:{closed.getsockname()[1]}"
+        secret = {"GRADRING_SECRET": SECRET}
+        found = doctor.report({**secret, "GRADRING_SERVERS": f"{first},{second}"})
+        assert found["servers"] == {f"0 {first}": "answers", f"1 {second}": "answers"}
+        assert found["problems"] == []
+        swapped = doctor.report({**secret, "GRADRING_SERVERS": f"{second},{first}"})
+        assert any("in the order of their numbers" in text for text in swapped["problems"])
+        found = doctor.report({**secret, "GRADRING_SERVERS": f"{gone},{first}"})
+        assert [text.partition(" at ")[0] for text in found["problems"]] == ["parameter server 0"]
+        other = doctor.report({"GRADRING_SECRET": "x" * 64, "GRADRING_SERVERS": first})
+        assert any("GRADRING_SECRET differs" in text for text in other["problems"])
+
+
+def test_servers_hear_no_stranger_when_the_doctor_asks(capfd: pytest.CaptureFixture[str]) -> None:
+    with connected(1) as ps:
+        doctor.report({"GRADRING_SECRET": SECRET, "GRADRING_SERVERS": ps.servers[0]})
+    assert "refused a connection" not in capfd.readouterr().err
+
+
+def test_without_a_secret_it_is_told_that_something_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         here, gone = (f"127.0.0.1:{s.getsockname()[1]}" for s in (listener, closed))
         found = doctor.report({"GRADRING_SERVERS": f"{here},{gone}"})
-    assert found["servers"][f"0 {here}"] == "answers"
+    assert found["servers"][f"0 {here}"] == "something listens"
     assert found["problems"] == [
-        f"parameter server 1 at {gone} does not answer: [Errno 111] Connection refused"
+        "GRADRING_SECRET is not set; connect() needs that of the parameter servers",
+        f"parameter server 1 at {gone} does not answer: [Errno 111] Connection refused",
     ]
     assert f"0 {here}" in doctor.render(found)
+
+
+def test_a_name_that_no_host_can_have_is_a_problem_and_no_crash() -> None:
+    found = doctor.report({"GRADRING_SERVERS": "ü" * 80 + ":80"})
+    assert any("does not answer" in text for text in found["problems"])
+    assert machine.route_source("ü" * 80, 80) is None
+
+
+def test_several_hosts_of_our_launcher_may_be_this_machine() -> None:
+    role = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    environ = {f"GRADRING_{name}": value for name, value in role.items()}
+    environ |= {"GRADRING_RENDEZVOUS": "127.0.0.1:4000", "GRADRING_SECRET": "x" * 64}
+    assert doctor.report(environ)["problems"] == []
 
 
 def test_a_job_that_could_not_start_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
