@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradring import _core, calling
+from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.cost_profile import LINK_TRANSPORTS, Costs
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
@@ -42,8 +43,7 @@ class Question:
         """Refuse what makes no sense."""
         if self.op not in OPERATIONS:
             raise InvalidArgument(f"operation '{self.op}' is none of {', '.join(OPERATIONS)}")
-        if self.ranks < 1:
-            raise InvalidArgument(f"{self.ranks} ranks: a job has at least one")
+        whole_number(self.ranks, "ranks", 1, MOST_RANKS)
         if self.transport not in LINK_TRANSPORTS:
             raise InvalidArgument(f"'{self.transport}' is none of {', '.join(LINK_TRANSPORTS)}")
 

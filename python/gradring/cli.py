@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gradring import endings
 from gradring.config import TRANSPORTS
 from gradring.errors import InvalidArgument
+from gradring.output_files import CannotWrite
 
 # For these, everything after the name belongs to the subcommand's own parser.
 _DELEGATED = {
@@ -32,19 +33,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; ``None`` takes the process's own.
 
     Returns:
-        The exit code: 2 for a command line that makes no sense, else the subcommand's.
+        The exit code: 2 for a command line that makes no sense, 128 + signal where one ended it,
+        else the subcommand's.
     """
+    endings.prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _perform(arguments)
-        sys.stdout.flush()  # What fits the buffer would fail at exit only.
-        return code
+        with endings.ended_by_signals():
+            code = _perform(arguments)
+            sys.stdout.flush()  # What fits the buffer would fail at exit only.
+            return code
     except InvalidArgument as error:
         print(f"gradring: {error}", file=sys.stderr)
         return 2
+    except CannotWrite as error:
+        print(f"gradring: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # As `gradring doctor | head`: no message.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        endings.discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if not endings.is_unwritable(error):
+            raise
+        endings.discard_output()
+        print(f"gradring: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except endings.Ended as ended:
+        return 128 + ended.number
 
 
 def _perform(arguments: list[str]) -> int:
@@ -67,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     command = list(options.command)
     if command[:1] == ["--"]:
         del command[0]
-    if options.timeout is not None and options.timeout <= 0:
+    if options.timeout is not None and not options.timeout > 0:
         raise InvalidArgument(f"--timeout {options.timeout:g}: not a positive number of seconds")
     return job.run(
         Options(
@@ -168,7 +185,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="of messages, as 64K,1MiB (some from 64 to 256M)",
     )
     choice("--op", metavar="OP", help="default: all_reduce")
-    choice("--ranks", type=int, metavar="N", help="default: 4")
+    choice("--ranks", type=int, metavar="N", help="default: 4, at most 16384")
     doctor.set_defaults(action=_doctor)
 
 
@@ -247,7 +264,12 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add("--keep-going", action="store_true", help="when a rank fails, leave the others to finish")
     add("--no-bind", dest="bind", action="store_false", help="no cores of its own for each rank")
-    add("--no-prefix", dest="prefix", action="store_false", help="show output as it is")
+    add(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="no rank in front of each line; where the output is no terminal, every byte as it is",
+    )
     add("--quiet", action="store_true", help="no status line")
     add("--verbose", action="store_true", help="tell what is started where")
     _add_servers(run)

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from gradring.errors import InvalidArgument
 from gradring.findings import Status, findings, statuses
 from gradring.jobs import Report, reports_of
 
@@ -30,12 +31,16 @@ def main(job: str, *, as_json: bool = False, environ: Mapping[str, str] | None =
         InvalidArgument: There is no such job, or it cannot be asked.
     """
     reports = reports_of(job, os.environ if environ is None else environ)
-    found = findings(reports)
-    if as_json:
-        ranks = [vars(report) for report in reports]
-        print(json.dumps({"ranks": ranks, "findings": found}))
-    else:
-        print(render(reports, found))
+    try:
+        found = findings(reports)
+        if as_json:
+            ranks = [vars(report) for report in reports]
+            text = json.dumps({"ranks": ranks, "findings": found})
+        else:
+            text = render(reports, found)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{job}: a record lacks what belongs in it: {error!r}") from error
+    print(text)
     return 1 if found else 0
 
 

@@ -23,6 +23,8 @@ Record = dict[str, Any]
 _ANSWER_TIME_MS = 3000
 _ASKED_AT_ONCE = 32
 
+_NUMBERS = ("rank", "world_size", "now", "wall")  # Fields of every record.
+
 
 @dataclass(frozen=True)
 class Report:
@@ -61,7 +63,7 @@ def reports_of(job: str, environ: Mapping[str, str]) -> list[Report]:
     Raises:
         InvalidArgument: There is no such job or folder, no secret, or the secret is wrong.
     """
-    if Path(job).is_dir():
+    if _is_folder(Path(job)):
         return read_folder(Path(job))
     return ask(_find(job, environ))
 
@@ -123,8 +125,15 @@ def ask(job: Job) -> list[Report]:
         return list(pool.map(report, range(len(addresses))))
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # No path can be that long, or have such characters.
+        return False
+
+
 def _find(name: str, environ: Mapping[str, str]) -> Job:
-    if not name.isdigit():
+    if not (name.isascii() and name.isdigit() and len(name) < 10):
         secret = environ.get("GRADRING_SECRET")
         if secret:
             return Job(plain_text(name, "--job"), secret)
@@ -193,6 +202,8 @@ def _parse(text: bytes, source: str) -> Record:
     try:
         record: Record = json.loads(text)
         is_ours = record["format"] == "gradring-record" and record["version"] == 1
+        is_ours = is_ours and all(isinstance(record[name], int) for name in _NUMBERS)
+        is_ours = is_ours and all(name in record for name in ("job", "communicators", "failure"))
     except (ValueError, KeyError, TypeError):
         is_ours = False
     if not is_ours:

@@ -121,12 +121,15 @@ def merge_folder(folder: Path, output: Path) -> str:
         InvalidArgument: As `read`; or the file cannot be written.
     """
     traces = read(folder)
-    merged = merge(traces)
+    try:
+        merged = merge(traces)
+        missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{folder}: a trace lacks what belongs in it: {error!r}") from error
     try:
         output.write_text(json.dumps(merged))
     except OSError as error:
         raise InvalidArgument(f"cannot write {output}: {error}") from error
-    missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
     gone = f"; no trace of rank {', '.join(map(str, sorted(missing)))}" if missing else ""
     worst = max(merged["otherData"]["clock_error_us"].values())
     return (
@@ -187,6 +190,8 @@ def _read_one(path: Path) -> RankTrace:
         text = json.loads(path.read_text())
         other = text["otherData"]
         if (other["format"], other["version"]) == ("gradring-trace", 1):
+            if not isinstance(text["traceEvents"], list) or "job" not in other:
+                raise ValueError("no list of events, or no job")
             return RankTrace(other["rank"], text["traceEvents"], other)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{path} is no trace: {error}") from error

@@ -182,6 +182,17 @@ def test_options_that_make_no_sense_are_told_in_one_line(
     assert shown.count("\n") == 1
 
 
+def test_a_log_needs_a_working_directory_or_a_path_from_the_root(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    assert main(["serve", "--log", "log"]) == 2
+    assert "there is no working directory any more" in capsys.readouterr().err
+
+
 def test_without_a_secret_it_says_how_to_make_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,10 @@ class Link:
     cpu: float = 0.0
 
 
+# More than any machine has; the core counts in 64 bits.
+_MOST_BYTES = 1 << 50
+
+
 def parse_size(text: str) -> int:
     """Read a number of bytes: ``4``, ``64K``, ``1M``.
 
@@ -53,9 +57,11 @@ def parse_size(text: str) -> int:
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
     suffix = digits[-1:] if digits[-1:] in _SUFFIXES else ""
     number = digits.removesuffix(suffix) if suffix else digits
-    if not (number.isascii() and number.isdigit() and int(number) > 0):
-        raise InvalidArgument(f"{text!r} is no size: write 4, 64K, 1M or 1G bytes")
-    return int(number) * _SUFFIXES[suffix]
+    is_number = number.isascii() and number.isdigit() and len(number) < 16
+    size = int(number) * _SUFFIXES[suffix] if is_number else 0
+    if not 0 < size <= _MOST_BYTES:
+        raise InvalidArgument(f"{text[:40]!r} is no size: write 4, 64K, 1M or 1G bytes")
+    return size
 
 
 def sweep_sizes(begin: int, end: int, factor: int) -> list[int]:

@@ -20,6 +20,7 @@ from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
 from gradring.bench.starts import Missing
 from gradring.bench.sweep import Sweep
+from gradring.output_files import writing
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -36,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     role = roles.discover(os.environ)
     options = parse(argv, is_launched=role is not None)
     if options.plot is not None:
-        plot.require()
+        plot.require(options.plot)
     try:
         if role is None:
             return _measure_here(options, argv)
@@ -123,9 +124,11 @@ def _finish(document: Document, options: Options) -> int:
     else:
         table.show(document)
     if options.json not in (None, "-"):
-        Path(str(options.json)).write_text(json.dumps(document, indent=1) + "\n")
+        with writing(str(options.json)) as file:
+            file.write_text(json.dumps(document, indent=1) + "\n")
     if options.plot is not None:
-        plot.draw(document, Path(options.plot))
+        with writing(options.plot) as file:
+            plot.draw(document, file)
     wrong = report.count_wrong(document)
     for name, count in wrong.items():
         print(f"gradring bench: {name}: {count} elements of results are WRONG", file=sys.stderr)

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from gradring.bench import cases, libraries
 from gradring.config import TRANSPORTS
+from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.errors import InvalidArgument
+from gradring.output_files import require_writable
+from gradring.timeouts import is_timeout
 
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 _BIT_OPS = ("band", "bor", "bxor")
@@ -66,7 +69,7 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
         sizes = cases.sweep_sizes(*bounds, given.factor)
     return Options(
         operations=tuple(dict.fromkeys(given.operations)),
-        ranks=None if is_launched else (given.ranks or 2),
+        ranks=None if is_launched else 2 if given.ranks is None else given.ranks,
         sizes=tuple(sizes),
         dtype=given.dtype,
         reduce_op=given.op,
@@ -88,10 +91,14 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
 def _check(given: argparse.Namespace, is_launched: bool) -> None:
     if given.rounds < MIN_ROUNDS:
         raise InvalidArgument(f"--rounds {given.rounds}: fewer than {MIN_ROUNDS} say little")
-    if given.warmup < 1 or not given.seconds > 0:
-        raise InvalidArgument("--warmup and --seconds must be positive")
-    if given.ranks is not None and given.ranks < 1:
-        raise InvalidArgument(f"-n {given.ranks}: a job has at least one rank")
+    if given.warmup < 1 or not is_timeout(given.seconds):
+        raise InvalidArgument("--warmup and --seconds must be positive, and no more than 1e9")
+    if given.ranks is not None:
+        whole_number(given.ranks, "-n", 1, MOST_RANKS)
+    if given.plot is not None and set(given.operations) == {"barrier"}:
+        raise InvalidArgument("--plot: a barrier has no sizes to draw over")
+    require_writable(given.json, "--json")
+    require_writable(given.plot, "--plot")
     is_float = given.dtype.startswith(("float", "bfloat"))
     if (given.op in _BIT_OPS and is_float) or (given.op, given.dtype) == ("avg", "bool"):
         raise InvalidArgument(f"--op {given.op} is not defined for {given.dtype}")
@@ -115,7 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="gradring bench",
         description="Measures operations between ranks and checks their results. Starts the ranks "
         "itself, or takes part as a rank where `gradring run` or another launcher started it.",
-        epilog="bench/README.md says how the figures come about.",
+        epilog="`gradring bench pull|push|train` measures rows of a parameter server, "
+        "`gradring bench kernels` a GPU's kernels; each has its own --help. "
+        "bench/README.md says how the figures come about.",
     )
     add = parser.add_argument
     add(

@@ -20,17 +20,25 @@ COLOURS = {  # By library, over any transport.
 _PANEL_INCHES = 4.2
 
 
-def require() -> None:
+def require(path: str | None = None) -> None:
     """Fail before anything is measured where the picture could not be drawn.
 
+    Args:
+        path: The file, whose ending says what kind of picture it is.
+
     Raises:
-        InvalidArgument: matplotlib is missing.
+        InvalidArgument: matplotlib is missing, or does not draw that kind.
     """
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise InvalidArgument("--plot needs matplotlib: pip install gradring[bench]") from error
     mpl.use("Agg")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kind = Path(path or "").suffix[1:].lower()
+    if kind and kind not in FigureCanvasBase.get_supported_filetypes():
+        raise InvalidArgument(f"--plot {path}: matplotlib draws no .{kind}; take .png or .svg")
 
 
 def draw(document: Document, path: Path) -> None:

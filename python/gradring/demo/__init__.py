@@ -28,6 +28,7 @@ from gradring.demo.options import shared_options
 from gradring.errors import InvalidArgument
 from gradring.launch import job
 from gradring.launch.options import Options
+from gradring.output_files import require_writable, writing
 
 ACCURACY = 0.95
 DIFFERENCE = 1e-5
@@ -95,6 +96,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
     options = parser.parse_args(argv)
+    require_writable(options.json, "demo: --json")
+    if not 0 <= options.seed < 1 << 32:
+        raise InvalidArgument(f"demo: --seed {options.seed}: not a number from 0 to 2^32 - 1")
     if options.workers < 1 or options.epochs < 1:
         raise InvalidArgument("demo: --workers and --epochs start at 1")
     if options.global_batch < 1 or options.global_batch % options.workers:
@@ -175,7 +179,8 @@ def _report_clicks(outcome: ClickOutcome, json_path: Path | None) -> int:
     if json_path is not None:
         facts = json.loads(json_path.read_text())
         facts["clicks"] = {**vars(outcome), "holds": holds}
-        json_path.write_text(json.dumps(facts, indent=2) + "\n")
+        with writing(json_path):
+            json_path.write_text(json.dumps(facts, indent=2) + "\n")
     return 0 if holds else 1
 
 
@@ -195,4 +200,5 @@ def _write(path: Path, *values: Any) -> None:
         else value
         for name, value in zip(names, values, strict=True)
     }
-    path.write_text(json.dumps(facts, indent=2) + "\n")
+    with writing(path):
+        path.write_text(json.dumps(facts, indent=2) + "\n")

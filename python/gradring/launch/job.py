@@ -253,7 +253,8 @@ class Job:
 
     def _note_server_end(self, link: AgentLink, number: int, status: int, how: str) -> None:
         if self._is_stopping:
-            if status not in (0, -signal.SIGTERM):
+            # The last one: it was only about to start.
+            if status not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
                 self._screen.say(f"{name(number)}: {how}")
             return
         # One that refuses its options, or fails before it says where it is, would do so again.

@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.cost_profile import LINK_TRANSPORTS
 from gradring.errors import InvalidArgument
+from gradring.output_files import require_writable
 
 MIN_RANKS = 2
 DEFAULT_RANKS = 4
@@ -44,9 +46,12 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
     given = _parser().parse_args(argv)
     if is_launched and given.ranks is not None:
         raise InvalidArgument("a launcher has started this rank: leave out -n")
-    ranks = None if is_launched else (given.ranks or DEFAULT_RANKS)
+    asked = DEFAULT_RANKS if given.ranks is None else given.ranks
+    ranks = None if is_launched else asked
     if ranks is not None and ranks < MIN_RANKS:
         raise InvalidArgument(f"-n {ranks}: it takes {MIN_RANKS} ranks to have a link")
+    whole_number(asked, "-n", MIN_RANKS, MOST_RANKS)
+    require_writable(given.out, "--out")
     transports: tuple[str, ...] = () if is_launched else LINK_TRANSPORTS
     if given.transport is not None:
         transports = (given.transport,)

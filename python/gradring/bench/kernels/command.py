@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from gradring.bench.kernels import codecs, cupy_peers, report, rows, streaming, torch_peers
 from gradring.bench.kernels.measure import Bench, Case
 from gradring.bench.kernels.options import Options, parse
 from gradring.errors import DeviceError
+from gradring.output_files import require_writable, writing
 
 _GROUPS: tuple[Callable[[Bench, Options], list[Case]], ...] = (
     streaming.cases,
@@ -30,6 +30,7 @@ def run(argv: Sequence[str]) -> int:
         InvalidArgument: The command line makes no sense.
     """
     options = parse(argv)
+    require_writable(options.json, "--json")
     try:
         document = _measure(options, argv)
     except DeviceError as error:
@@ -40,7 +41,8 @@ def run(argv: Sequence[str]) -> int:
     else:
         report.show(document)
     if options.json not in (None, "-"):
-        Path(str(options.json)).write_text(json.dumps(document, indent=1) + "\n")
+        with writing(str(options.json)) as file:
+            file.write_text(json.dumps(document, indent=1) + "\n")
     return 1 if any("failed" in row for row in document["kernels"]) else 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from gradring.bench import plot
 from gradring.bench.rows import bounds, report
 from gradring.bench.rows.ids import zipf_ids
 from gradring.bench.rows.options import Options, parse
+from gradring.launch import processes
+from gradring.output_files import writing
 
 
 def run(argv: Sequence[str]) -> int:
@@ -29,12 +32,12 @@ def run(argv: Sequence[str]) -> int:
     """
     options = parse(argv)
     if options.plot is not None:
-        plot.require()
+        plot.require(options.plot)
     limits = _bounds(options)
     with tempfile.TemporaryDirectory(prefix="gradring-bench-") as folder:
         answers = Path(folder) / "workers.json"
         # What the job says beside figures is no part of the report.
-        code = subprocess.run(_job(options, answers), stdout=2, check=False).returncode
+        code = _carry_out(_job(options, answers))
         if code != 0:
             return code
         workers: list[dict[str, Any]] = json.loads(answers.read_text())
@@ -44,12 +47,27 @@ def run(argv: Sequence[str]) -> int:
     else:
         report.show(document)
     if options.json not in (None, "-"):
-        Path(str(options.json)).write_text(json.dumps(document, indent=1) + "\n")
+        with writing(str(options.json)) as file:
+            file.write_text(json.dumps(document, indent=1) + "\n")
     if options.plot is not None:
-        report.draw(document, Path(options.plot))
+        with writing(options.plot) as file:
+            report.draw(document, file)
     if document["wrong"]:
         print(f"gradring bench: {document['wrong']} values are WRONG", file=sys.stderr)
     return 1 if document["wrong"] else 0
+
+
+def _carry_out(job: list[str]) -> int:
+    """Run the job, and end it with us, however we end."""
+    # Not in our group: Ctrl-C would reach it twice, through the terminal and through us.
+    ends_with_us = processes.in_child(os.getpid(), None)
+    with subprocess.Popen(job, stdout=2, preexec_fn=ends_with_us) as running:  # noqa: PLW1509
+        try:
+            return running.wait()
+        except BaseException:
+            running.terminate()
+            running.wait()
+            raise
 
 
 def _bounds(options: Options) -> dict[str, float]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradring.config import TRANSPORTS
 from gradring.errors import InvalidArgument
+from gradring.output_files import require_writable
+from gradring.timeouts import is_timeout
 
 OPERATIONS = ("pull", "push", "train")
 RULES = ("sum", "sgd", "adagrad", "adam")
@@ -66,8 +69,10 @@ def parse(argv: Sequence[str]) -> Options:
             raise InvalidArgument(f"{name} {count}: must be at least 1")
     if given.rounds < MIN_ROUNDS:
         raise InvalidArgument(f"--rounds {given.rounds}: fewer than {MIN_ROUNDS} say little")
-    if not given.seconds > 0 or not given.zipf >= 0:
-        raise InvalidArgument("--seconds must be positive, --zipf not negative")
+    if not is_timeout(given.seconds) or not 0 <= given.zipf < math.inf:
+        raise InvalidArgument("--seconds must be positive, --zipf not negative, both finite")
+    require_writable(given.json, "--json")
+    require_writable(given.plot, "--plot")
     return Options(
         operations=tuple(dict.fromkeys(given.operations)),
         workers=given.workers,
@@ -97,7 +102,7 @@ def parse_count(text: str, option: str) -> int:
     """
     factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
     digits = text[:-1] if factor > 1 else text
-    if not (digits.isascii() and digits.isdigit() and int(digits) > 0):
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 13 and int(digits) > 0):
         raise InvalidArgument(f"{option} {text}: not a count such as 65536, 64K or 10M")
     return int(digits) * factor
 

@@ -1,0 +1,52 @@
+"""Files that a command writes in the end: looked at before it starts, so that no work is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gradring.errors import InvalidArgument
+
+
+class CannotWrite(Exception):  # noqa: N818 - says what happened
+    """A file could not be written after all; the text says which and why."""
+
+
+def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
+    """Check that a file can be made, or made anew; what is in it stays for now.
+
+    Args:
+        path: The file; ``None`` and ``-`` are none.
+        option: Where the path came from, for the message.
+
+    Raises:
+        InvalidArgument: It cannot.
+    """
+    if path is None or os.fspath(path) == "-":
+        return
+    file = Path(path)
+    is_new = not file.exists()
+    if not is_new and not file.is_file() and not file.is_dir():
+        return  # A pipe: its reader would take our looking for the end.
+    try:
+        with file.open("ab"):
+            pass
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise InvalidArgument(f"{option} {file}: cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file inside this.
+
+    Raises:
+        CannotWrite: That failed.
+    """
+    try:
+        yield Path(path)
+    except OSError as error:
+        raise CannotWrite(f"cannot write {os.fspath(path)}: {error.strerror}") from error
