@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from frozen import freeze
 from gradring.launch.output import LINE_BYTES_MAX, Passage, RankOutput
 from gradring.launch.screen import Outlet, Screen
-from launcher_runs import LIVE
+from launcher_runs import LIVE, WITH_GRANDCHILDREN, is_alive
 
 RUN = [sys.executable, "-m", "gradring", "run", "-n", "1"]
 
@@ -195,11 +196,30 @@ def read_all(reader: int) -> bytes:
 
 def run_patched(patch: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the launcher after some Python has changed it."""
-    program = f"import os, sys\nfrom gradring import cli\n{patch}sys.exit(cli.main(sys.argv[1:]))\n"
     numbered = arguments if "-n" in arguments else ("-n", "1", *arguments)
-    return subprocess.run(
-        [sys.executable, "-c", program, "run", *numbered],
-        capture_output=True,
+    return subprocess.run(patched(patch, *numbered), capture_output=True, text=True, check=False)
+
+
+def patched(patch: str, *arguments: str) -> list[str]:
+    program = f"import os, sys\nfrom gradring import cli\n{patch}sys.exit(cli.main(sys.argv[1:]))\n"
+    return [sys.executable, "-c", program, "run", *arguments]
+
+
+def test_nothing_outlives_an_agent_that_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WITH_GRANDCHILDREN)
+    patch = "from gradring.launch import job\njob._TEARDOWN_SECONDS = 0.1\n"
+    run = subprocess.Popen(
+        patched(patch, "-n", "2", "--grace", "0", str(tmp_path / "program.py")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+    assert run.stdout is not None
+    ready = [list(map(int, run.stdout.readline().split()[2:])) for _ in range(2)]
+    agent = int(Path(f"/proc/{ready[0][0]}/stat").read_text().rpartition(")")[2].split()[1])
+    freeze(agent)
+    run.terminate()
+    _, err = run.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert run.returncode == 128 + signal.SIGTERM
+    assert not [pid for pids in ready for pid in pids if is_alive(pid)]
