@@ -194,6 +194,8 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
       break;
     case PsType::kTick:
     case PsType::kShrink:
+      if (header.type == PsType::kTick && header.table == 0)
+        store.note_tick(static_cast<std::uint32_t>(header.a));
       for (auto& [id, table] : store.all()) {
         if (!table.sparse || (header.table == 0 ? is_own(table.spec) : header.table != id))
           continue;

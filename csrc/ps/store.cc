@@ -89,7 +89,7 @@ Table& Store::make(const TableSpec& spec) {
 }
 
 std::uint32_t Store::tick() const {
-  std::uint32_t latest = 0;
+  std::uint32_t latest = told_tick_;
   for (const auto& [id, table] : tables_)
     if (table.sparse) latest = std::max(latest, table.sparse->tick());
   return latest;
@@ -324,6 +324,7 @@ void Store::stats(JsonWriter& json) const {
     json.member("bytes", table.sparse ? table.sparse->bytes()
                                       : std::uint64_t{table.dense->count() * sizeof(float)});
     json.member("stamp", table.stamp()).member("pushes", table.pushes);
+    json.member("tick", std::uint64_t{table.sparse ? table.sparse->tick() : 0});
     json.member("steps", table.steps).member("rows_pushed", table.rows_pushed);
     json.member("rows_pulled", table.rows_pulled).member("refused", table.refused);
     json.member("not_admitted", table.not_admitted).key("staleness").open_array();

@@ -2,6 +2,7 @@
 // nor connections; owned by its shard.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -58,6 +59,8 @@ class Store {
   Table& make(const TableSpec& spec);
   // The latest of all tables', which is that of a new one: what is pushed to it is no older.
   std::uint32_t tick() const;
+  // A tick of all tables, those included that are made later.
+  void note_tick(std::uint32_t tick) { told_tick_ = std::max(told_tick_, tick); }
   // Throws InvalidArgument that says what there is.
   Table& require(std::uint64_t id, TableKind kind);
   Table& require(std::uint64_t id);
@@ -100,6 +103,7 @@ class Store {
 
   std::uint32_t shard_;
   std::uint32_t shards_;
+  std::uint32_t told_tick_ = 0;
   std::map<std::uint64_t, Table> tables_;
   Floats scratch_;
 };

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradring.errors import Error, InvalidArgument
 from gradring.initial import Initializer
-from gradring.ps import checks, many, removals, specs, ticks
+from gradring.ps import checks, many, removals, specs
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
 from gradring.ps.entries import Entry, Slots
@@ -244,9 +244,7 @@ class ParameterServer:
             InvalidArgument: ``tick`` is no whole number of 32 bits; nothing was sent.
             PeerLost: As for `SparseTable.pull`, and so for TimedOut and Closed.
         """
-        told = checks.whole("tick", tick)
-        ticks.note(self.calls, told)
-        return int(self.calls.core.tick(told))
+        return int(self.calls.core.tick(checks.whole("tick", tick)))
 
     def shrink(
         self,

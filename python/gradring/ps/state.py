@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gradring import _core, arrays
 from gradring.errors import InvalidArgument, ProtocolError
 from gradring.optim.state import steps_of
-from gradring.ps import saved_numbers, ticks
+from gradring.ps import saved_numbers
 
 if TYPE_CHECKING:
     from gradring.ps.dense import DenseTable
@@ -128,7 +128,7 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
     meta["version"] = saved_numbers.counts("version", saved.get("version", 0), ids.shape)
     meta["score"] = saved_numbers.scores(saved.get("score", 0), ids.shape)
     # Asked for last: all else is checked before anything is sent.
-    tick = saved["tick"] if "tick" in saved else ticks.present(table.calls)
+    tick = saved["tick"] if "tick" in saved else _tick_of(table)
     meta["tick"] = saved_numbers.counts("tick", tick, ids.shape)
     wide = np.concatenate(parts, axis=1)
     with table.calls.explaining([table]):
@@ -195,6 +195,11 @@ def write_array(table: DenseTable, saved: Mapping[str, Any]) -> None:
             table.number,
             [(step, flat[:, begin:end].copy()) for begin, end in itertools.pairwise(ends)],
         )
+
+
+def _tick_of(table: SparseTable) -> int:
+    tables = (one for shard in table.calls.stats() for one in shard["tables"])
+    return max(int(one["tick"]) for one in tables if one["name"] == table.name)
 
 
 def _counts_for_table(rule: Any) -> bool:
