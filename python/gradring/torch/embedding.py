@@ -256,6 +256,10 @@ class Embedding(torch.nn.Module):
         rows[torch.from_numpy(is_real).to(device)] = found
         return rows
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Return what backward has brought since the last time, one tensor for each forward."""
+        return [leaf.grad for _, _, leaf in self._ready if leaf.grad is not None]
+
     def take_gradients(self) -> list[RowGradients]:
         """Return what backward has brought since the last time, and forget it."""
         ready, self._ready = self._ready, []

@@ -17,7 +17,7 @@ from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
 from gradring.torch.rows import Rows
-from gradring.torch.scaling import Asked, Told, told_by_scaler
+from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 from gradring.uneven import dealt_out, until_all_end
 
 Batch = TypeVar("Batch")
@@ -71,7 +71,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgument: The weight comes too late, or all weights are 0; or a GradScaler was
-                called with a closure, or has unscaled a rank's own gradients.
+                called with a closure, or has unscaled a rank's own gradients, or some while the
+                model has embeddings.
             PeerLost: A rank died, froze or left; also out of backward.
             Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed.
         """
@@ -88,6 +89,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 result = super().step(self._averaged(closure))
                 self._step_rows()
             else:
+                if told is not None and self.rows is not None:
+                    told.unscale(self.rows.gradients())
                 self._step_rows()  # They travel while the rest does.
                 self._finish(told)
                 result = super().step()
@@ -111,11 +114,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _finish(self, told: Told | None = None) -> None:
         if self._averager is not None:
             self._averager.finish()
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = self._all_params()
         if told is not None:
             told.unscale(param.grad for param in params)
         if self._clip_norm is not None:
             self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+
+    def _all_params(self) -> list[torch.Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
 
     def _averaged(self, closure: Closure) -> Closure:
         averager = self._averager
@@ -160,9 +166,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         had_averages = self._averager is None or self._averager.is_done
         self.synchronize()
         self._scaler_may_have_looked_early = not had_averages
+        if self.rows is not None:
+            agree_on_overflow(self._comm, self._all_params(), 1, self.rows.gradients())
 
     def _require_averages(self, told: Told, closure: Closure | None) -> None:
         told.require_no_closure(closure)
+        if self.rows is not None:
+            told.require_scaled_rows()
         if told.is_unscaled and self._scaler_may_have_looked_early:
             raise InvalidArgument(
                 "GradScaler.unscale_() came before the averages, and has looked at gradients of "

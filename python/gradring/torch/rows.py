@@ -22,6 +22,10 @@ class Rows:
         for layer in layers:
             layer.attach(driver)
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Return what backward has brought so far, as it is kept until `take`."""
+        return [grad for layer in self.layers for grad in layer.gradients()]
+
     def take(self) -> list[Any]:
         """Return the gradients that backward has brought."""
         return [entry for layer in self.layers for entry in layer.take_gradients()]

@@ -4,7 +4,8 @@ The scaler leaves out a step whose gradients have overflowed, and then lowers it
 together only if all leave out the same steps, so it must find the same everywhere. An optimizer may
 unscale by itself (torch's fused ones do), and the scaler asks for that before it looks: then
 averages are waited for, or, where servers make those, ranks agree on what is found. After it has
-looked it calls ``step`` in any case, and what it knows are two attributes of the optimizer.
+looked it calls ``step`` in any case, and what it knows are two attributes of the optimizer. The
+gradients of embeddings' rows it does not see: for an overflow in those it is shown another one.
 """
 
 from __future__ import annotations
@@ -61,6 +62,15 @@ class Told:
                 "GradScaler.step takes no closure: it looks at gradients before that makes them"
             )
 
+    def require_scaled_rows(self) -> None:
+        """Raise `InvalidArgument` if the scale of a model's rows is unknown."""
+        if self.is_unscaled:
+            raise InvalidArgument(
+                "GradScaler.unscale_() does not see the rows of gradring.torch.Embedding, and "
+                "nobody knows their scale after it; leave it to GradScaler.step(), and clip with "
+                "distributed(..., clip_norm=)"
+            )
+
     def unscale(self, grads: Iterable[torch.Tensor | None]) -> None:
         """Divide gradients by the scale, in place, where that has not been done.
 
@@ -108,24 +118,34 @@ def told_by_scaler(optimizer: torch.optim.Optimizer) -> Iterator[Told | None]:
         raise
 
 
-def agree_on_overflow(comm: Communicator, params: Sequence[torch.Tensor], weight: float) -> None:
+def agree_on_overflow(
+    comm: Communicator | None,
+    params: Sequence[torch.Tensor],
+    weight: float,
+    unseen: Sequence[torch.Tensor] = (),
+) -> None:
     """Have the scalers of all ranks find an overflow if any would; a collective call.
 
     For gradients that never leave their rank as they are.
 
     Args:
-        comm: The ranks.
+        comm: The ranks; ``None``: this one alone.
         params: Their ``.grad`` is changed where the scaler would find something else.
         weight: 0 is a rank whose gradients, if it has any, are of no use.
+        unseen: Gradients that the scaler does not look at.
     """
     if weight == 0:
         for param in params:
             param.grad = None
-    grads = [param.grad for param in params if param.grad is not None and not param.grad.is_sparse]
-    is_finite = all(bool(torch.isfinite(grad).all()) for grad in grads)
-    found = np.array([not is_finite], np.int32)
-    comm.all_reduce(found, "max")
-    if found[0] and is_finite:
+    is_seen = not _are_finite([param.grad for param in params if param.grad is not None])
+    found = np.array([is_seen or not _are_finite(unseen)], np.int32)
+    if comm is not None and comm.world_size > 1:
+        comm.all_reduce(found, "max")
+    if found[0] and not is_seen:
         params[0].grad = torch.full_like(params[0], torch.inf)
     elif weight == 0:
         params[0].grad = torch.zeros_like(params[0])  # The scaler wants to have seen something.
+
+
+def _are_finite(grads: Iterable[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(grad).all()) for grad in grads if not grad.is_sparse)

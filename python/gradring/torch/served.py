@@ -134,8 +134,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         return Asked(self._before_scaler_looks)
 
     def _before_scaler_looks(self) -> None:
+        rows = [] if self.rows is None else self.rows.gradients()
         if self._has_rounds():
-            agree_on_overflow(self._comm, self._params, self._weight)
+            agree_on_overflow(self._comm, self._params, self._weight, rows)
+        elif rows:
+            agree_on_overflow(None, self._params, 1, rows)
 
     def _has_rounds(self) -> bool:
         """Tell whether workers must do the same steps."""
@@ -151,8 +154,11 @@ class ServedOptimizer(torch.optim.Optimizer):
                 "GradScaler.unscale_() has looked at gradients of this worker only, and workers "
                 "could not leave out the same steps; leave it out, or use gradring.Sync()"
             )
+        if self.rows is not None:
+            told.require_scaled_rows()
         if not told.is_overflow:
-            told.unscale(param.grad for param in self._params)
+            rows = [] if self.rows is None else self.rows.gradients()
+            told.unscale([*(param.grad for param in self._params), *rows])
             return True
         if self.rows is not None:
             self.rows.forget()
