@@ -4,7 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace gradring {
@@ -109,16 +109,78 @@ __attribute__((target("sse4.2"))) std::uint32_t advance_by_instruction(std::uint
   return state;
 }
 
+// x to this power, modulo ours, as an operand of a carry-less product: those of reflected numbers
+// come out one place too low.
+std::uint64_t power_of_x(std::uint32_t exponent) {
+  std::uint32_t result = 1u << 31;  // One.
+  std::uint32_t power = 1u << 30;   // x, squared for each binary digit.
+  for (; exponent != 0; exponent >>= 1) {
+    if ((exponent & 1) != 0) result = multiply(result, power);
+    power = multiply(power, power);
+  }
+  return std::uint64_t{result} << 1;
+}
+
+// Four registers of 64 bytes are moved over the next 256 bytes at a time: by the products of their
+// 64-bit halves with what x^2048 makes of those ("Fast CRC Computation for Generic Polynomials
+// Using PCLMULQDQ", Intel 2009). What is left stands for all that was before it.
+constexpr std::size_t kFold = 256;
+
+__attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2"))) std::uint32_t advance_by_products(
+    std::uint32_t state, const std::byte* bytes, std::size_t count) {
+  if (count < 4 * kFold) return advance_by_instruction(state, bytes, count);
+  static const std::uint64_t low = power_of_x(8 * kFold + 32);
+  static const std::uint64_t high = power_of_x(8 * kFold - 32);
+  const auto low_half = static_cast<long long>(low);
+  const auto high_half = static_cast<long long>(high);
+  const __m512i factors = _mm512_set4_epi64(high_half, low_half, high_half, low_half);
+  __m512i sums[4];
+  for (std::size_t k = 0; k < 4; ++k) sums[k] = _mm512_loadu_si512(bytes + 64 * k);
+  sums[0] =
+      _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
+  for (bytes += kFold, count -= kFold; count >= kFold; bytes += kFold, count -= kFold) {
+    for (std::size_t k = 0; k < 4; ++k)
+      sums[k] = _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(sums[k], factors, 0x00),
+                                          _mm512_clmulepi64_epi128(sums[k], factors, 0x11),
+                                          _mm512_loadu_si512(bytes + 64 * k),
+                                          0x96);  // The xor of all three.
+  }
+  std::array<std::byte, kFold> left;
+  for (std::size_t k = 0; k < 4; ++k) _mm512_storeu_si512(left.data() + 64 * k, sums[k]);
+  return advance_by_instruction(advance_by_instruction(0, left.data(), left.size()), bytes, count);
+}
+
 #endif
+
+template <auto kAdvance>
+std::uint32_t checksum(std::span<const std::byte> bytes, std::uint32_t before) {
+  return ~kAdvance(~before, bytes.data(), bytes.size());
+}
+
+struct Ways {
+  std::array<Crc32cWay, 3> all{&checksum<&advance_by_table>};
+  std::size_t count = 1;
+
+  Ways() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("sse4.2") == 0) return;
+    all[count++] = &checksum<&advance_by_instruction>;
+    if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0)
+      all[count++] = &checksum<&advance_by_products>;
+#endif
+  }
+};
 
 }  // namespace
 
+std::span<const Crc32cWay> crc32c_ways() {
+  static const Ways ways;
+  return {ways.all.data(), ways.count};
+}
+
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
-#if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
-  if (has_instruction) return ~advance_by_instruction(~before, bytes.data(), bytes.size());
-#endif
-  return crc32c_by_table(bytes, before);
+  static const Crc32cWay fastest = crc32c_ways().back();
+  return fastest(bytes, before);
 }
 
 // Every further byte multiplies what was before by x^8; the ones that each checksum begins and ends
@@ -130,10 +192,6 @@ std::uint32_t crc32c_joined(std::uint32_t of_a, std::uint32_t of_b, std::uint64_
     power = multiply(power, power);
   }
   return of_a ^ of_b;
-}
-
-std::uint32_t crc32c_by_table(std::span<const std::byte> bytes, std::uint32_t before) {
-  return ~advance_by_table(~before, bytes.data(), bytes.size());
 }
 
 }  // namespace gradring

@@ -1,5 +1,5 @@
 // CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of logs and checkpoints. Pure; uses the
-// CPU's instruction where there is one.
+// CPU's instructions where there are any.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0)
 // The checksum of a and b together, from those of each: crc32c(b, crc32c(a)) without the bytes.
 std::uint32_t crc32c_joined(std::uint32_t of_a, std::uint32_t of_b, std::uint64_t bytes_of_b);
 
-// As crc32c() without the instruction, about ten times slower.
-std::uint32_t crc32c_by_table(std::span<const std::byte> bytes, std::uint32_t before = 0);
+// All ways that this CPU has of doing it, crc32c()'s the last. The first is by table, on any.
+using Crc32cWay = std::uint32_t (*)(std::span<const std::byte> bytes, std::uint32_t before);
+std::span<const Crc32cWay> crc32c_ways();
 
 }  // namespace gradring
