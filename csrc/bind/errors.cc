@@ -11,16 +11,24 @@ namespace {
 
 namespace py = pybind11;
 
+// Of text that may name a file or a host by any bytes.
+py::str readable(const std::string& text) {
+  PyObject* const decoded =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
 }  // namespace
 
 py::object to_python(const Failure& failure) {
   const py::object type =
       py::module_::import("gradring.errors").attr(std::string(name(failure.kind)).c_str());
-  py::object error = type(failure.text);
+  py::object error = type(readable(failure.text));
   // What add_note() does since Python 3.11; before it the attribute is merely there.
   if (!failure.note.empty()) {
     py::list notes;
-    notes.append(failure.note);
+    notes.append(readable(failure.note));
     error.attr("__notes__") = notes;
   }
   if (failure.kind == ErrorKind::kPeerLost) error.attr("rank") = failure.rank;

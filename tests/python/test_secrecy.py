@@ -107,3 +107,13 @@ def test_a_secret_may_be_any_bytes() -> None:
     assert "sesame" not in str(refused.value)
     with pytest.raises(InvalidArgument, match="not int"):
         gr.init(secret=7)  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_core_may_name_a_file_by_any_bytes() -> None:
+    with pytest.raises(gr.DeviceError, match=r"log: /proc/caf\\xe9/shard-\S+ cannot be made"):
+        _core.PsServer(
+            host="127.0.0.1", port=0, listen_fd=-1, threads=1, index=0, servers=1,
+            secret=secret_bytes(SECRET), transport="tcp",
+            log_directory=b"/proc/caf\xe9",  # type: ignore[arg-type]
+            fsync="none",
+        )  # fmt: skip
