@@ -111,7 +111,7 @@ def _clicks(options: argparse.Namespace, found: Mapping[str, Environment]) -> Pa
     peer = (*_workers(options), "--examples", examples)
     paddle = (*_peer("paddle", found, "paddle_ctr.py"), *peer)
     tf = (*_peer("tf", found, "tf_ctr.py"), *peer)
-    geo = ("--k-steps", "10", "--rare-every", "16")
+    geo = ("--k-steps", "4", "--rare-every", "8")
     ours = {
         f"gradring {mode}": _job(options, "ctr.py", "--mode", mode, *same, *more)
         for mode, *more in (("sync",), ("async",), ("hybrid",), ("geo", *geo))
