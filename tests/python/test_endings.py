@@ -37,10 +37,11 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]
         process.communicate()
 
 
-def wait_for_descendants(pid: int, word: bytes, count: int) -> list[int]:
+def wait_for_descendants(process: subprocess.Popen[bytes], word: bytes, count: int) -> list[int]:
     """Look until so many processes below have the word in their command line; return all below."""
     while True:
-        below = [pid]
+        assert process.poll() is None, "it ended by itself"
+        below = [process.pid]
         for parent in below:  # It grows meanwhile.
             for path in Path(f"/proc/{parent}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
@@ -56,7 +57,7 @@ def wait_for_descendants(pid: int, word: bytes, count: int) -> list[int]:
 
 LONG_RUNS = [
     ("bench", "pull", "--rows", "1000", "--ids", "100", "--dim", "4", "--seconds", "1000"),
-    ("bench", "all_reduce", "--sizes", "4", "--seconds", "1000"),
+    ("bench", "all_reduce", "--sizes", "4", "--rounds", "1000000", "--seconds", "1000"),
     ("tune", "-n", "2"),
 ]
 RANKS = {
@@ -73,7 +74,7 @@ def test_a_signal_ends_what_a_command_has_started_and_clears_up(
 ) -> None:
     with running(tmp_path, *arguments) as process:
         # Those that start a rank have its name among their arguments too.
-        below = wait_for_descendants(process.pid, RANKS[arguments[:2]], 2)
+        below = wait_for_descendants(process, RANKS[arguments[:2]], 2)
         process.send_signal(number)
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
@@ -86,7 +87,7 @@ def test_a_signal_ends_what_a_command_has_started_and_clears_up(
 
 def test_kill_9_of_a_bench_of_rows_ends_its_job(tmp_path: Path) -> None:
     with running(tmp_path, *LONG_RUNS[0]) as process:
-        below = wait_for_descendants(process.pid, b"rows.worker", 2)
+        below = wait_for_descendants(process, b"rows.worker", 2)
         process.kill()
         for pid in below:
             wait_for_end(pid)
