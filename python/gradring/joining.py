@@ -170,9 +170,32 @@ def current() -> Communicator:
     Raises:
         InvalidArgument: This process joined several times, so it must say which one is meant.
     """
+    found = current_if_any()
+    return init() if found is None else found
+
+
+def current_if_any() -> Communicator | None:
+    """Return the communicator that `init` made in this process and that is open; else ``None``.
+
+    Raises:
+        InvalidArgument: As `current`.
+    """
     open_ones = [communicator for communicator in kept if not communicator.is_closed]
     if len(open_ones) > 1:
         raise InvalidArgument(
             f"this process has {len(open_ones)} communicators from init(); say which one: comm=..."
         )
-    return open_ones[0] if open_ones else init()
+    return open_ones[0] if open_ones else None
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return what this process is in its job, without joining: a restarted one could not.
+
+    Raises:
+        InvalidArgument: As `current`; or the launcher's variables make no sense.
+    """
+    found = current_if_any()
+    if found is not None:
+        return found.rank, found.world_size
+    role = roles.discover(os.environ)
+    return (0, 1) if role is None else (role.rank, role.world_size)

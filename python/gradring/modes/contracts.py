@@ -189,3 +189,10 @@ class Hybrid:
 
 
 Mode: TypeAlias = Sync | BoundedStaleness | Async | Geo | Hybrid
+
+
+def begins_together(mode: Mode) -> bool:
+    """Tell whether a mode's workers are there from the start: none joins later, or comes back."""
+    if isinstance(mode, Hybrid):
+        return begins_together(mode.dense) or begins_together(mode.sparse)
+    return isinstance(mode, Sync) or (isinstance(mode, Geo) and isinstance(mode.outer, Nesterov))

@@ -39,7 +39,8 @@ def distributed(
         mode: `Sync`, the default, `BoundedStaleness`, `Async`, `Geo` or `Hybrid`.
         ps: What `gradring.ps.connect` returned; ``None`` connects where servers are needed.
         comm: The ranks, which are the workers; ``None`` is the communicator that `init` made, or
-            makes now.
+            makes now in modes whose workers begin together. In the others (`Async`,
+            `BoundedStaleness`, `Geo`) the launcher's variables say who this worker is.
         name: Of the model: the first part of its tables' names.
         timeout: Seconds that a step may wait for other workers; ``None``: `GRADRING_TIMEOUT`, or
             30.

@@ -79,6 +79,11 @@ class GeoOptimizer(ModeOptimizer):
         """With `Nesterov`: all exchange in the same step."""
         return isinstance(self.mode.outer, Nesterov)
 
+    @property
+    def begins_together(self) -> bool:
+        """With `Nesterov`."""
+        return self.is_in_step
+
     def server_rule(self, rule: Any) -> Any:  # noqa: ARG002 - servers only add up
         """Return the outer rule."""
         outer = self.mode.outer

@@ -81,7 +81,7 @@ class ModeOptimizer:
         self.params = list(params)
         self.name = name
         self.timeout = config.timeout_in_force(os.environ, timeout)
-        self.workers = number_of_workers() if workers is None else workers
+        self.workers = self._number_of_workers() if workers is None else workers
         self.store: Store = store_of(ps, self.timeout)
         self.rules = self._one_for_each(rule)
         self.tables: dict[str, ModeTable] = {}
@@ -92,6 +92,9 @@ class ModeOptimizer:
         on_servers = [self.server_rule(each) for each in self.rules]
         self.dense.make(self.store, on_servers, self.timeout, states)
         _open.add(self)
+
+    def _number_of_workers(self) -> int:
+        return number_of_workers(are_ranks=self.begins_together)
 
     def _one_for_each(self, rule: Any) -> list[Any]:
         if not isinstance(rule, Sequence):
@@ -197,6 +200,11 @@ class ModeOptimizer:
     @property
     def is_in_step(self) -> bool:
         """Whether the mode's workers do equally many steps."""
+        return False
+
+    @property
+    def begins_together(self) -> bool:
+        """Whether no worker may join later, or come back."""
         return False
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:

@@ -39,6 +39,11 @@ class RoundOptimizer(ModeOptimizer):
         """Yes: they wait for each other."""
         return True
 
+    @property
+    def begins_together(self) -> bool:
+        """Yes: a round is all workers'."""
+        return True
+
     def join(self) -> None:
         """Take part in the rounds."""
         self.domain = Domain(f"{self.name}/rounds", self.workers, is_round=True)

@@ -35,11 +35,16 @@ _NOW = (1 << 64) - 1  # No change is younger.
 _GATE_FLOATS = 16  # Of each shard: dense tables are cut in such blocks.
 
 
-def number_of_workers() -> int:
-    """Return the number of ranks in the job."""
-    from gradring.joining import current
+def number_of_workers(*, are_ranks: bool) -> int:
+    """Return the number of ranks in the job.
 
-    return current().world_size
+    Args:
+        are_ranks: Workers have to come together as ranks do, so join them. Else the number alone
+            is looked up: a worker that is restarted while the others go on cannot join.
+    """
+    from gradring.joining import current, rank_and_world_size
+
+    return current().world_size if are_ranks else rank_and_world_size()[1]
 
 
 def store_of(ps: Any, timeout: float) -> Store:

@@ -16,8 +16,9 @@ from gradring import config
 from gradring.communicator import Communicator
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
-from gradring.joining import current
+from gradring.joining import current, current_if_any
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
+from gradring.modes.contracts import begins_together
 from gradring.torch import parameters
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.rows import make_rows
@@ -61,7 +62,9 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             `gradring.Geo` or `gradring.Hybrid`.
         model: Its other parameters and its buffers are shared too, errors use its names, and its
             embeddings are trained.
-        comm: ``None`` is the communicator that `init` made, or makes now.
+        comm: ``None`` is the communicator that `init` made, or makes now where it is needed: in
+            `gradring.Async`, `gradring.BoundedStaleness` and `gradring.Geo` only to share what of
+            ``model`` servers do not hold, its buffers and frozen parameters.
         bucket_bytes: Most bytes of gradients in one operation.
         overlap: Start buckets during backward. Without it weights may be given to ``step``.
         compress: ``"bf16" "fp16" "int8"`` or ``gradring.TopK(ratio)``: gradients travel in fewer
@@ -90,15 +93,17 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     if compress is not None and not is_averaged:
         raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
     timeout = config.timeout_in_force(os.environ, timeout)
-    comm = current() if comm is None else comm
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)
     if compress is not None:
         parameters.require_compressible(named)
-    if comm.world_size > 1:
-        averaged = named if is_averaged else ()
-        parameters.share(comm, parameters.shared_tensors(named, model), averaged)
-    served = {"name": name, "workers": comm.world_size, "timeout": timeout}
+    shared = parameters.shared_tensors(named, model)
+    if comm is None:
+        comm = _ranks(mode, has_more=len(shared) > len(named))
+    if comm is not None and comm.world_size > 1:
+        parameters.share(comm, shared, named if is_averaged else ())
+    workers = None if comm is None else comm.world_size
+    served = {"name": name, "workers": workers, "timeout": timeout}
     if mode is not None and not is_averaged:
         return _through_servers(optimizer, mode, model, clip_norm, ps=ps, comm=comm, **served)
     rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
@@ -107,6 +112,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     with contextlib.ExitStack() as undo:
         if rows is not None:
             undo.callback(rows.driver.abandon)
+        comm = current() if comm is None else comm  # It is there: only servers do without.
         gradients_comm = comm.split(0) if comm.world_size > 1 else None
         if gradients_comm is not None:
             undo.callback(gradients_comm.close)
@@ -118,6 +124,13 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         result.rows = rows
         undo.pop_all()
     return result
+
+
+def _ranks(mode: Mode | None, *, has_more: bool) -> Communicator | None:
+    if mode is None or begins_together(mode) or has_more:
+        return current()
+    # Servers give every worker all that there is, and one that comes back could not join again.
+    return current_if_any()
 
 
 def _is_all_reduce(mode: Mode) -> bool:

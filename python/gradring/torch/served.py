@@ -15,6 +15,7 @@ import torch
 
 from gradring import arrays
 from gradring.errors import DeviceError, InvalidArgument
+from gradring.joining import current
 from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
 from gradring.modes.geo import GeoOptimizer
@@ -290,7 +291,8 @@ class ServedOptimizer(torch.optim.Optimizer):
             InvalidArgument: No ``model`` was given to `distributed`.
             PeerLost: A worker was lost, or has left.
         """
-        parameters.share_buffers(self._comm, self._model)
+        comm = current() if self._comm is None else self._comm
+        parameters.share_buffers(comm, self._model)
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Go through parts of the data; see `gradring.modes.optimizer.ModeOptimizer.hand_out`."""
