@@ -6,6 +6,7 @@ after a failed push there is no way to go on as if nothing had happened.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -14,6 +15,16 @@ from collections.abc import Callable
 from gradring.errors import Closed, TimedOut
 
 Task = Callable[[], None]
+
+
+def require_process(process: int, what: str) -> None:
+    """Raise `Closed` in any process but the one with that number: a child that was forked."""
+    if os.getpid() != process:
+        raise Closed(
+            f"{what} belongs to the parent process: a forked child cannot use it. Make an "
+            "optimizer in the child, over a connection of its own, or start workers with the "
+            "'spawn' method"
+        )
 
 
 class Background:
@@ -30,6 +41,7 @@ class Background:
         self._failure: BaseException | None = None
         self._is_closed = False
         self._is_dropped = False
+        self._process = os.getpid()
         self.waited_seconds = 0.0  # That submit() spent waiting for room.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -80,7 +92,8 @@ class Background:
         return self._tasks.unfinished_tasks
 
     def require_well(self) -> None:
-        """Raise what a task has raised."""
+        """Raise what a task has raised; `Closed` in a forked child, which has no such thread."""
+        require_process(self._process, self._thread.name)
         if self._failure is not None:
             raise self._failure
         if self._is_closed:
@@ -92,7 +105,7 @@ class Background:
         Args:
             timeout: Seconds to wait for that; 0: drop what has not begun, and do not wait.
         """
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._process:  # A forked child has no such thread.
             return
         self._is_closed = True
         self._is_dropped = timeout <= 0

@@ -302,6 +302,7 @@ class GeoOptimizer(ModeOptimizer):
         """
         if self.is_closed:
             return
+        self.require_open()
         self._take_prefetched()
         self.replicas.leave()
         self.abandon()

@@ -46,6 +46,7 @@ class HybridOptimizer(ModeOptimizer):
         self.name = name
         self.timeout = config.timeout_in_force(os.environ, timeout)
         self.is_closed = False
+        self._process = os.getpid()
         self.tables: dict[str, ModeTable] = {}
         self.sparse_side: ModeOptimizer | None = None
         self._ps = ps

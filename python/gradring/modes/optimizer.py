@@ -17,7 +17,7 @@ import numpy as np
 
 from gradring import config
 from gradring.errors import Closed, InvalidArgument
-from gradring.modes.background import Background
+from gradring.modes.background import Background, require_process
 from gradring.modes.dense import DenseParameters
 from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
@@ -86,6 +86,7 @@ class ModeOptimizer:
         self.rules = self._one_for_each(rule)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
+        self._process = os.getpid()
         self._fetcher: Background | None = None
         self.dense = DenseParameters(self.params, name)
         self.join()
@@ -252,6 +253,7 @@ class ModeOptimizer:
         """
         if self.is_closed:
             return
+        self.require_open()
         self.flush()
         self.abandon()
         if self.domain is not None:
@@ -314,9 +316,10 @@ class ModeOptimizer:
     # What they share.
 
     def require_open(self) -> None:
-        """Raise `Closed` after `close`."""
+        """Raise `Closed` after `close`, and in a forked child."""
         if self.is_closed:
             raise Closed(f"optimizer {self.name!r} is closed: it takes no further steps")
+        require_process(self._process, f"optimizer {self.name!r}")
 
     def require_fitting(self, grads: Sequence[Any] | None) -> None:
         """Refuse dense gradients that `step` would refuse, before anything is sent.
@@ -374,3 +377,7 @@ def _tell_what_is_left() -> None:
                 f"{left}: call its close() in the end, or use it in a with block",
                 file=sys.stderr,
             )
+
+
+# What a forked child inherits is its parent's to close.
+os.register_at_fork(after_in_child=_open.clear)
