@@ -23,6 +23,20 @@ std::string_view name(OpKind op) {
   return "unknown operation";
 }
 
+std::string_view name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto: return "auto";
+    case Algorithm::kRing: return "ring";
+    case Algorithm::kDoubling: return "doubling";
+    case Algorithm::kHalving: return "halving";
+    case Algorithm::kDirect: return "direct";
+    case Algorithm::kGather: return "gather";
+    case Algorithm::kFlat: return "flat";
+    case Algorithm::kHierarchical: return "hierarchical";
+  }
+  return "unknown algorithm";
+}
+
 namespace {
 
 bool has_reduce_op(OpKind op) {
@@ -31,11 +45,16 @@ bool has_reduce_op(OpKind op) {
 
 std::string arguments(const Call& call) {
   if (call.op == OpKind::kBarrier || call.op == OpKind::kSplit) return "";
-  std::string text = str(name(call.dtype), " x ", call.count);
+  std::string text(name(call.dtype));
+  // In an all_to_all each rank has counts of its own.
+  if (call.op != OpKind::kAllToAll) text += str(" x ", call.count);
   if (has_reduce_op(call.op)) text += str(", ", name(call.reduce_op));
   if (call.root >= 0) text += str(", root ", call.root);
-  if (call.counts_hash != 0) text += str(", counts ", std::hex, call.counts_hash & 0xffff);
-  if (call.algorithm != 0) text += str(", algorithm ", int{call.algorithm});
+  if (call.counts_hash != 0)
+    text += str(", counts of hash ", std::hex, call.counts_hash & 0xffff, std::dec);
+  const auto algorithm = static_cast<Algorithm>(call.algorithm & ~kInRankOrder);
+  if (algorithm != Algorithm::kAuto) text += str(", algorithm ", name(algorithm));
+  if ((call.algorithm & kInRankOrder) != 0) text += ", rank_order";
   return text;
 }
 

@@ -30,14 +30,30 @@ enum class OpKind : std::uint8_t {
 inline constexpr std::size_t kOpKindCount = 13;
 std::string_view name(OpKind op);  // "all_reduce", ...
 
+enum class Algorithm : std::uint8_t {
+  kAuto = 0,
+  kRing = 1,      // Patarasuk and Yuan: 2(n-1) steps, each byte moved 2(n-1)/n times.
+  kDoubling = 2,  // Recursive doubling (all_reduce) and Bruck's all_gather: log2(n) steps.
+  // Halving-doubling (Rabenseifner; Thakur et al.): 2 log2(n) steps, the ring's bytes; the first
+  // half of them for reduce_scatter and reduce.
+  kHalving = 3,
+  kDirect = 4,  // Every rank to every rank at once: 2 steps, ring's bytes, n-1 links.
+  kGather = 5,  // Everybody gets everything and folds it: one step for small messages in any order.
+  kFlat = 6,    // Through one shared-memory segment (flat.h); has no Plan.
+  // Inside each host first, then between hosts (hierarchical.h); has no Plan of its own.
+  kHierarchical = 7,
+};
+std::string_view name(Algorithm algorithm);
+// In Call::algorithm, beside one of these: additions in rank order.
+inline constexpr std::uint8_t kInRankOrder = 0x80;
+
 struct Call {
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kUInt8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  std::uint8_t algorithm =
-      0;           // The caller's override (collectives::Algorithm); 0 where the library chooses.
-  Rank root = -1;  // -1 where the operation has none.
-  std::uint64_t count = 0;  // Elements.
+  std::uint8_t algorithm = 0;  // What the caller has chosen: an Algorithm, and kInRankOrder.
+  Rank root = -1;              // -1 where the operation has none.
+  std::uint64_t count = 0;     // Elements.
   std::uint64_t counts_hash =
       0;  // Of the list of counts per rank, where all ranks must pass the same; else 0.
 

@@ -14,7 +14,7 @@ using Bytes = std::unique_ptr<std::byte[]>;
 class Reduction {
  public:
   Reduction(const Compressed& what, Rank rank, Rank ranks)
-      : what_(what), layout_(what.codec, what.count, rank, ranks), rank_(rank), ranks_(ranks) {}
+      : what_(what), layout_(what, rank, ranks), rank_(rank), ranks_(ranks) {}
 
   void run(const std::function<void(const Operation&)>& execute);
 
@@ -104,7 +104,7 @@ void Reduction::run(const std::function<void(const Operation&)>& execute) {
 
 std::uint64_t compressed_bytes(const kernels::Codec& codec, std::uint64_t count, Rank rank,
                                Rank ranks) {
-  const CompressedLayout layout(codec, count, rank, ranks);
+  const CompressedLayout layout({.codec = codec, .count = count}, rank, ranks);
   return layout.bytes_of_others() + static_cast<std::uint64_t>(ranks - 1) * layout.bytes(rank);
 }
 

@@ -7,10 +7,16 @@
 namespace gradring::collectives {
 namespace {
 
-// In front of every encoded part: ranks must have chosen the same.
+// In front of every encoded part: ranks must have chosen the same. Their parts may have equally
+// many bytes although they do not: the largest values of vectors of other lengths, a sum and an
+// average.
 struct Header {
   std::uint64_t kind = 0;
   double ratio = 0;
+  std::uint64_t count = 0;
+  std::uint64_t is_divided = 0;
+
+  friend bool operator==(const Header&, const Header&) = default;
 };
 static_assert(sizeof(Header) == CompressedLayout::kHeaderBytes);
 
@@ -42,16 +48,23 @@ Operation CompressedLayout::spread() const {
 }
 
 void CompressedLayout::write_header(std::byte* out) const {
-  const Header header{static_cast<std::uint64_t>(codec_.kind), codec_.ratio};
+  const Header header{static_cast<std::uint64_t>(codec_.kind), codec_.ratio, count_, is_divided_};
   std::memcpy(out, &header, sizeof header);
 }
 
 void CompressedLayout::check_header(const std::byte* in, Rank from) const {
-  Header header;
-  std::memcpy(&header, in, sizeof header);
-  if (header.kind != static_cast<std::uint64_t>(codec_.kind) || header.ratio != codec_.ratio)
-    throw Mismatch(str("the ranks compress differently: rank ", rank_, " with ", name(codec_.kind),
-                       " (ratio ", codec_.ratio, "), rank ", from, " with another codec or ratio"));
+  Header theirs;
+  std::memcpy(&theirs, in, sizeof theirs);
+  const Header ours{static_cast<std::uint64_t>(codec_.kind), codec_.ratio, count_, is_divided_};
+  if (theirs == ours) return;
+  const auto text = [](const Header& header) {
+    const bool is_known = header.kind < kernels::kCodecKindCount;
+    return str(is_known ? name(static_cast<kernels::CodecKind>(header.kind)) : "another codec",
+               " (ratio ", header.ratio, ") for the ", header.is_divided != 0 ? "average" : "sum",
+               " of ", header.count, " values");
+  };
+  throw Mismatch(str("the ranks compress differently: rank ", rank_, " with ", text(ours),
+                     ", rank ", from, " with ", text(theirs)));
 }
 
 }  // namespace gradring::collectives

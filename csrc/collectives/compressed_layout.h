@@ -8,17 +8,20 @@
 #include <cstdint>
 #include <vector>
 
-#include "collectives/operation.h"
-#include "kernels/codec.h"
+#include "collectives/compressed.h"
 
 namespace gradring::collectives {
 
 class CompressedLayout {
  public:
-  static constexpr std::size_t kHeaderBytes = 16;
+  static constexpr std::size_t kHeaderBytes = 32;
 
-  CompressedLayout(const kernels::Codec& codec, std::uint64_t count, Rank rank, Rank ranks)
-      : codec_(codec), count_(count), rank_(rank), ranks_(ranks) {}
+  CompressedLayout(const Compressed& what, Rank rank, Rank ranks)
+      : codec_(what.codec),
+        count_(what.count),
+        is_divided_(what.divisor_at != nullptr),
+        rank_(rank),
+        ranks_(ranks) {}
 
   const kernels::Codec& codec() const { return codec_; }
   std::uint64_t count() const { return count_; }
@@ -44,12 +47,13 @@ class CompressedLayout {
   Operation spread() const;
 
   void write_header(std::byte* out) const;
-  // Throws Mismatch if `from` has chosen another codec.
+  // Throws Mismatch if `from` has chosen another codec, or does another thing.
   void check_header(const std::byte* in, Rank from) const;
 
  private:
   kernels::Codec codec_;
   std::uint64_t count_;
+  bool is_divided_;
   Rank rank_;
   Rank ranks_;
 };

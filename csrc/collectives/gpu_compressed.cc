@@ -93,7 +93,7 @@ GpuCompressedWork GpuCompressed::submit(const Compressed& what, const Place& pla
   call.count = what.count;
   ranks_->check_usable(call);
   const auto used = lane(place.device);
-  const CompressedLayout layout(what.codec, what.count, ranks_->rank(), ranks_->world_size());
+  const CompressedLayout layout(what, ranks_->rank(), ranks_->world_size());
   auto job = used->make_job(what, layout);
   const auto turn = std::make_shared<JobsTurn>(used, job);
   job->begin(place.streams);

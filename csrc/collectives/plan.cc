@@ -112,20 +112,6 @@ Plan alone(const Request& request, Algorithm algorithm) {
 
 }  // namespace
 
-std::string_view name(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAuto: return "auto";
-    case Algorithm::kRing: return "ring";
-    case Algorithm::kDoubling: return "doubling";
-    case Algorithm::kHalving: return "halving";
-    case Algorithm::kDirect: return "direct";
-    case Algorithm::kGather: return "gather";
-    case Algorithm::kFlat: return "flat";
-    case Algorithm::kHierarchical: return "hierarchical";
-  }
-  return "unknown algorithm";
-}
-
 bool reduces(OpKind op) {
   return op == OpKind::kAllReduce || op == OpKind::kReduceScatter || op == OpKind::kReduce;
 }

@@ -18,20 +18,8 @@
 namespace gradring::collectives {
 
 // How ranks talk. kAuto lets choose.h decide. Names as in the literature: see docs/semantics.md.
-enum class Algorithm : std::uint8_t {
-  kAuto = 0,
-  kRing = 1,      // Patarasuk and Yuan: 2(n-1) steps, each byte moved 2(n-1)/n times.
-  kDoubling = 2,  // Recursive doubling (all_reduce) and Bruck's all_gather: log2(n) steps.
-  // Halving-doubling (Rabenseifner; Thakur et al.): 2 log2(n) steps, the ring's bytes; the first
-  // half of them for reduce_scatter and reduce.
-  kHalving = 3,
-  kDirect = 4,  // Every rank to every rank at once: 2 steps, ring's bytes, n-1 links.
-  kGather = 5,  // Everybody gets everything and folds it: one step for small messages in any order.
-  kFlat = 6,    // Through one shared-memory segment (flat.h); has no Plan.
-  // Inside each host first, then between hosts (hierarchical.h); has no Plan of its own.
-  kHierarchical = 7,
-};
-std::string_view name(Algorithm algorithm);
+using gradring::Algorithm;
+using gradring::name;
 
 // The order of additions: the only thing that the bits of a floating-point result depend on
 // (docs/semantics.md). The vector of `count` elements is cut into n chunks; chunk c is

@@ -248,7 +248,7 @@ class Reductions(calling.Caller):
         """
         if op not in ("sum", "avg"):
             raise InvalidArgument(f"op '{op}' is neither 'sum' nor 'avg'")
-        total = np.array([self.world_size if op == "avg" else 0], np.float64)
+        total = np.array([self.world_size], np.float64) if op == "avg" else None
         work = self.average_compressed(x, total, compress, residual, timeout=timeout)
         return work if async_op else work.wait()
 

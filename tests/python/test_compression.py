@@ -167,6 +167,27 @@ def test_ranks_that_compress_differently_are_told(fresh_world: Any) -> None:
         assert any(isinstance(error, gr.Mismatch) for error in errors), errors
 
 
+@pytest.mark.parametrize(
+    ("codec", "counts", "ops", "words"),
+    [
+        ("bf16", (100, 100), ("sum", "avg"), "for the sum of 100 values"),
+        (gr.TopK(1e-6), (10, 12), ("sum", "sum"), "of 12 values"),
+        (gr.TopK(0.01), (990, 1000), ("avg", "avg"), "for the average of 990 values"),
+    ],
+    ids=["sum and average", "few of few", "few of many"],
+)
+def test_ranks_whose_parts_only_have_equally_many_bytes_are_told(
+    fresh_world: Any, codec: Any, counts: tuple[int, int], ops: tuple[str, str], words: str
+) -> None:
+    errors = fresh_world(2, "shm").errors(
+        lambda comm: comm.all_reduce_compressed(
+            np.ones(counts[comm.rank], np.float32), codec, op=ops[comm.rank]
+        )
+    )
+    assert [type(error) for error in errors] == [gr.Mismatch] * 2
+    assert words in str(errors[0])
+
+
 def test_bytes_on_the_wire_are_counted() -> None:
     count = 1_000_000
     plain = wire_bytes(count, None, 0, 2)

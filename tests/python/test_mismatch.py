@@ -122,6 +122,14 @@ def test_calls_in_another_order_are_a_mismatch(fresh_world: FreshWorld, transpor
         assert "all_gather #1" in str(error)
 
 
+def test_a_mismatch_names_what_the_caller_wrote(fresh_world: FreshWorld) -> None:
+    calls = [all_reduce(algorithm="ring"), all_reduce(deterministic="rank_order")]
+    errors = fresh_world(2, "shm").errors(lambda comm: calls[comm.rank](comm, np.ones(7)))
+    for error in errors:
+        assert "(float64 x 7, sum, algorithm ring)" in str(error)
+        assert "(float64 x 7, sum, rank_order)" in str(error)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_one_call_behind_is_a_mismatch(fresh_world: FreshWorld, transport: str) -> None:

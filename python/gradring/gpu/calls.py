@@ -155,7 +155,7 @@ class DeviceCalls:
             values: float32.
             residual: As many; ``None``: what is left out is lost.
             codec: Its number and ratio.
-            total: One float64 on the CPU, to be divided by; 0: not.
+            total: One float64 on the CPU, to be divided by; 0, or ``None`` on all ranks: not.
             timeout_ms: -1 is the communicator's.
 
         Raises:
