@@ -48,7 +48,7 @@ def code_of(compress: Compression) -> tuple[int, float]:
     """
     if isinstance(compress, TopK):
         return _TOP_K, compress.ratio
-    if compress not in _KINDS:
+    if compress not in list(_KINDS):  # Of a dict it would raise where it is a list.
         known = ", ".join(repr(name) for name in _KINDS)
         raise InvalidArgument(f"compress {compress!r} is none of {known}, TopK(ratio)")
     return _KINDS[compress], 1.0
@@ -60,17 +60,29 @@ def encode(x: Any, compress: Compression, residual: Any = None) -> bytes:
     Args:
         x: Contiguous; not written.
         compress: The codec.
-        residual: As many float32: is added to ``x`` before, and replaced by what the encoding
-            leaves out. ``None``: that is lost.
+        residual: As many float32, contiguous, of other memory: is added to ``x`` before, and
+            replaced by what the encoding leaves out. ``None``: that is lost.
 
     Returns:
         The bytes that would travel: how many depends on the codec and the size alone.
 
     Raises:
-        InvalidArgument: Something is not float32, or of another size.
+        InvalidArgument: Something is not float32, of another size, or ``residual`` shares memory
+            with ``x``.
     """
-    rest = None if residual is None else arrays.view(residual, "residual", writes=True).buffer
-    return _core.encode(arrays.view(x, "x", writes=False).buffer, *code_of(compress), rest)
+    values = arrays.view(x, "x", writes=False)
+    rest = None if residual is None else arrays.view(residual, "residual", writes=True)
+    if rest is not None and rest.unpack is not None:
+        raise InvalidArgument("residual is not contiguous, so what is left out could not be kept")
+    require_apart(values, rest)
+    left = None if rest is None else rest.buffer
+    return _core.encode(values.buffer, *code_of(compress), left)
+
+
+def require_apart(values: arrays.Operand, rest: arrays.Operand | None) -> None:
+    """Raise `InvalidArgument` where a residual shares memory with what is encoded."""
+    if rest is not None and arrays.overlap(values, rest):
+        raise InvalidArgument("residual overlaps x; give it memory of its own, zeros at first")
 
 
 def decode(encoded: bytes, compress: Compression, shape: int | Sequence[int]) -> Any:

@@ -241,7 +241,8 @@ class Reductions(calling.Caller):
             ``x``, or with ``async_op`` a `Work`.
 
         Raises:
-            InvalidArgument: As `all_reduce`, or something is not contiguous float32.
+            InvalidArgument: As `all_reduce`, something is not contiguous float32, or ``residual``
+                shares memory with ``x``.
             DeviceError: As `all_reduce`, or ``x`` is on the CPU and ``residual`` is not.
             Mismatch: As `all_reduce`, or the ranks chose different codecs.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
@@ -266,6 +267,7 @@ class Reductions(calling.Caller):
         rest = None if residual is None else arrays.operand(residual, "residual", writes=True)
         if values.unpack is not None or (rest is not None and rest.unpack is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
+        compression.require_apart(values, rest)
         codec, timeout_ms = compression.code_of(compress), milliseconds(timeout)
         if isinstance(values, DeviceView):
             flight = self._device_calls().all_reduce_compressed(

@@ -212,3 +212,27 @@ def test_what_cannot_be_compressed_is_refused(world: GetWorld) -> None:
     ):
         with pytest.raises(gr.InvalidArgument):
             call()
+
+
+@every_codec
+def test_a_residual_that_could_not_be_kept_is_refused(codec: Any) -> None:
+    x = np.linspace(-1, 1, 6, dtype=np.float32)
+    memory = np.zeros(12, np.float32)
+    shared = np.zeros(9, np.float32)
+    with pytest.raises(gr.InvalidArgument, match="contiguous"):
+        encode(x, codec, memory[::2])
+    for values, residual in ((x, x), (shared[:6], shared[3:])):
+        with pytest.raises(gr.InvalidArgument, match="overlaps"):
+            encode(values, codec, residual)
+
+
+def test_a_residual_is_memory_of_its_own(world: GetWorld) -> None:
+    def reduce(comm: Any) -> float:
+        memory = np.zeros(24, np.float32)
+        for residual in (memory[:16], memory[8:]):
+            with pytest.raises(gr.InvalidArgument, match="overlaps"):
+                comm.all_reduce_compressed(memory[:16], "int8", residual)
+        comm.all_reduce_compressed(memory[:12], "int8", memory[12:])
+        return float(comm.all_reduce(np.ones(1))[0])
+
+    assert world(2, "shm").run(reduce) == [2.0, 2.0]

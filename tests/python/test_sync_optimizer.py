@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -238,3 +239,51 @@ def test_a_step_without_examples_on_any_rank_is_an_error_on_all(world: GetWorld)
     for error in world(2, "shm").errors(train):
         assert isinstance(error, gr.InvalidArgument)
         assert "weight 0" in str(error)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_gradients_of_any_float_are_multiplied_by_the_weight_in_the_wider_of_two_dtypes(
+    world: GetWorld, dtype: Any
+) -> None:
+    # 200 * 512 is beyond float16, and the third number times 333 beyond bfloat16's 8 bits.
+    grad = np.array([200, 1.0009765625, 1.0078125, -3.25], np.float32).astype(dtype)
+
+    def average(comm: Any) -> bool:
+        optimizer = gr.SyncOptimizer([np.zeros(4, np.float32)], gr.optim.SGD(lr=1), comm)
+        for weight in (512.0, 333.0):
+            (got,) = optimizer.average([grad], weight)
+            # In float64 once, as exact as the parameter's dtype has it.
+            exact = np.float32(grad.astype(np.float64) * weight)
+            assert (got == (exact + exact) / np.float32(2 * weight)).all()
+        return True
+
+    assert world(2, "shm").run(average) == [True, True]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    "wrong",
+    [np.ones(2, complex), np.array([1, 2], object), [[1.0], [1.0, 2.0]], ["a", "b"]],
+    ids=["complex", "object", "ragged", "text"],
+)
+def test_a_gradient_of_no_real_numbers_is_refused_before_anything_is_sent(
+    world: GetWorld, size: int, wrong: Any
+) -> None:
+    def train(comm: Any) -> float:
+        param = np.zeros(2, np.float32)
+        optimizer = gr.SyncOptimizer([param], gr.optim.SGD(lr=1), comm)
+        if comm.rank == 0:  # The others do not notice.
+            with pytest.raises(gr.InvalidArgument, match="gradient 0"):
+                optimizer.step([wrong])
+        optimizer.step([np.full(2, -1.0)])
+        return float(param[1])
+
+    assert world(size, "shm").run(train) == [1.0] * size
+
+
+def test_a_weight_that_is_no_number_is_refused(world: GetWorld) -> None:
+    (comm,) = world(1, "shm").comms
+    optimizer = gr.SyncOptimizer([np.zeros(2)], gr.optim.SGD(lr=1), comm)
+    for weight in (None, "x", [1, 2]):
+        with pytest.raises(gr.InvalidArgument, match="weight"):
+            optimizer.step([np.zeros(2)], weight=weight)

@@ -142,7 +142,7 @@ class FTRL(CoreRule):
     """
 
     _kind: ClassVar[str] = "ftrl"
-    _counts_steps: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = False
     _positive: ClassVar[tuple[str, ...]] = ("lr",)
 
     lr: float

@@ -26,9 +26,12 @@ def require_weight(weight: float) -> float:
     """Return the weight as a float.
 
     Raises:
-        InvalidArgument: It is negative or not finite.
+        InvalidArgument: It is no number, negative or not finite.
     """
-    weight = float(weight)
+    try:
+        weight = float(weight)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgument(f"weight {weight!r} is no number of examples") from None
     if not (math.isfinite(weight) and weight >= 0):
         raise InvalidArgument(f"weight {weight} is not a number of examples; use 0 or more")
     return weight
@@ -51,9 +54,9 @@ class Averager:
             raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
         self._comm = comm
         self._shapes = [param.shape for param in params]
+        self._dtypes = [param.dtype for param in params]
         sizes_bytes = [param.nbytes for param in params]
-        dtypes = [param.dtype for param in params]
-        self._buckets = assign_buckets(sizes_bytes, dtypes, bucket_bytes)
+        self._buckets = assign_buckets(sizes_bytes, self._dtypes, bucket_bytes)
         self._flats: list[Array] = []
         self._slots: list[Array] = [np.empty(0)] * len(params)
         if comm.world_size > 1:
@@ -111,7 +114,9 @@ class Averager:
                 elif weight == 1:
                     np.copyto(slot, grad, casting="same_kind")
                 else:
-                    np.multiply(grad, weight, out=slot, casting="same_kind")
+                    # NumPy would multiply in the gradient's own dtype: float16 ends at 65504.
+                    wide = np.result_type(grad.dtype, slot.dtype)
+                    np.multiply(grad, weight, out=slot, dtype=wide, casting="same_kind")
             if len(self._buckets) == 1:
                 self._comm.all_reduce(flat)
             else:
@@ -123,17 +128,30 @@ class Averager:
         """Return the gradients as arrays; nothing is sent.
 
         Raises:
-            InvalidArgument: Their number or a shape does not fit the parameters.
+            InvalidArgument: Their number, a shape or a dtype does not fit the parameters.
         """
         if len(grads) != len(self._shapes):
             raise InvalidArgument(
                 f"{len(grads)} gradients for {len(self._shapes)} parameters; use None where there "
                 "is none"
             )
-        checked = [None if grad is None else np.asarray(grad) for grad in grads]
-        for index, (grad, shape) in enumerate(zip(checked, self._shapes, strict=True)):
-            if grad is not None and grad.shape != shape:
-                raise InvalidArgument(
-                    f"gradient {index} has shape {grad.shape}, its parameter {shape}"
-                )
-        return checked
+        return [
+            None if grad is None else self._checked_one(index, grad)
+            for index, grad in enumerate(grads)
+        ]
+
+    def _checked_one(self, index: int, grad: Any) -> Array:
+        try:
+            array = np.asarray(grad)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"gradient {index} makes no array: {error}") from error
+        shape, dtype = self._shapes[index], self._dtypes[index]
+        if array.shape != shape:
+            raise InvalidArgument(
+                f"gradient {index} has shape {array.shape}, its parameter {shape}"
+            )
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise InvalidArgument(
+                f"gradient {index} is {array.dtype}, its parameter {dtype}; convert it first"
+            )
+        return array

@@ -26,7 +26,7 @@ class SGD(CoreRule):
     """
 
     _kind: ClassVar[str] = "sgd"
-    _counts_steps: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = False
 
     lr: float
     momentum: float = 0.0
@@ -52,6 +52,6 @@ class Sum(CoreRule):
     """
 
     _kind: ClassVar[str] = "sum"
-    _counts_steps: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = False
 
     clip_value: float | None = None

@@ -27,7 +27,7 @@ class RowWiseAdagrad(CoreRule):
     """
 
     _kind: ClassVar[str] = "row_wise_adagrad"
-    _counts_steps: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = False
     _is_row_wise: ClassVar[bool] = True
 
     lr: float = 1e-2

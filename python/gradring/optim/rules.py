@@ -43,7 +43,7 @@ class CoreRule:
     """
 
     _kind: ClassVar[str]
-    _counts_steps: ClassVar[bool] = True  # Whether the number of steps is a part of the state.
+    counts_steps: ClassVar[bool] = True  # Whether the number of steps is a part of the state.
     _is_row_wise: ClassVar[bool] = False  # Each run along the last axis is a row with one number.
     _positive: ClassVar[tuple[str, ...]] = ()  # Fields that may not be 0.
 
@@ -116,7 +116,7 @@ class CoreRule:
         # torch's SGD counts no steps: its first one is that without a buffer.
         step = 2 if arrays.keys() <= state.keys() else 1
         state.update(arrays)
-        if self._counts_steps:
+        if self.counts_steps:
             step = state["step"] = int(state.get("step", 0)) + 1
         return step
 

@@ -49,6 +49,59 @@ def require_successor(rule: Any, successor: Any) -> None:
         )
 
 
+def require_kept(rule: CoreRule, param: Array, state: Entry, owner: str) -> None:
+    """Refuse what a rule cannot go on with; of an array of one number make its number of steps.
+
+    What other settings of the rule have left beside its own fields stays.
+
+    Args:
+        rule: Whose state it is.
+        param: The parameter.
+        state: Fields under their names, all or none, and ``step`` where the rule counts steps.
+        owner: What to call the parameter in errors.
+
+    Raises:
+        InvalidArgument: A field is missing, of another shape, or holds no real numbers.
+    """
+    fields = fields_of(rule, 2)
+    missing = [name for name in fields if name not in state]
+    if len(missing) == len(fields):
+        missing = []  # No step was done yet.
+    elif rule.counts_steps and "step" not in state:
+        missing.append("step")
+    if missing:
+        raise InvalidArgument(f"the state of {owner} has no {', '.join(missing)}")
+    for name, floats_of_two in fields.items():
+        if name not in state:
+            continue
+        shape = param.shape if floats_of_two == 2 else param.shape[:-1]
+        value = _as_array(state[name], f"{name} of {owner}")
+        if value.shape != shape:
+            raise InvalidArgument(
+                f"{name} of {owner} has shape {value.shape}, not {shape}: the parameter has "
+                f"{param.shape}"
+            )
+        if not np.can_cast(value.dtype, param.dtype, "same_kind"):
+            raise InvalidArgument(f"{name} of {owner} is {value.dtype}, not {param.dtype}")
+    if "step" in state:
+        state["step"] = _whole_steps(state["step"], f"step of {owner}")
+
+
+def _as_array(value: Any, what: str) -> Array:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{what} makes no array: {error}") from error
+
+
+def _whole_steps(value: Any, what: str) -> int:
+    number = _as_array(value, what)
+    is_number = number.shape == () and number.dtype.kind in "iuf"
+    if not is_number or not 0 <= number < 2**53 or number != int(number):
+        raise InvalidArgument(f"{what} is {value!r}, not a number of steps")
+    return int(number)
+
+
 def split(rule: CoreRule, state: Array, dim: int) -> dict[str, Array]:
     """Cut rows of state into fields.
 

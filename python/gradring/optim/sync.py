@@ -17,7 +17,8 @@ from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.joining import current
 from gradring.optim.averaging import Averager
-from gradring.optim.rules import Rule, State
+from gradring.optim.rules import CoreRule, Rule, State
+from gradring.optim.state import require_kept
 from gradring.same_shapes import require_same_shapes
 from gradring.uneven import dealt_out, until_all_end
 
@@ -113,7 +114,7 @@ class SyncOptimizer:
             grads: As for `step`.
 
         Raises:
-            InvalidArgument: Their number or a shape does not fit the parameters.
+            InvalidArgument: Their number, a shape or a dtype does not fit the parameters.
         """
         if grads is not None:
             self._averager.checked(grads)
@@ -180,27 +181,34 @@ class SyncOptimizer:
         """Go on from a saved state; call it on every rank with the same one.
 
         Args:
-            saved: What `state_dict` returned.
+            saved: What `state_dict` returned; numbers may have become arrays, as in a file of
+                ``np.savez``.
 
         Raises:
-            InvalidArgument: It belongs to another rule or other parameters; nothing was changed.
+            InvalidArgument: It belongs to another rule or other parameters, or is none; nothing was
+                changed.
         """
-        rule, states = saved["rule"], saved["state"]
+        rule, states = _parts_of(saved)
         if rule != type(self.rule).__name__:
             raise InvalidArgument(f"the state is of {rule}, the rule is {type(self.rule).__name__}")
         if len(states) != len(self.params):
             raise InvalidArgument(
                 f"the state is of {len(states)} parameters, there are {len(self.params)}"
             )
-        for index, (param, state) in enumerate(zip(self.params, states, strict=True)):
-            for name, value in state.items():
-                shapes = (param.shape, param.shape[:-1])  # Row-wise rules have one number a row.
-                if isinstance(value, np.ndarray) and value.shape not in shapes:
-                    raise InvalidArgument(
-                        f"{name} of parameter {index} has shape {value.shape}, "
-                        f"the parameter {param.shape}"
-                    )
-        self._state = [copy.deepcopy(dict(state)) for state in states]
+        loaded = [copy.deepcopy(dict(state)) for state in states]
+        if isinstance(self.rule, CoreRule):
+            for index, (param, state) in enumerate(zip(self.params, loaded, strict=True)):
+                require_kept(self.rule, param, state, f"parameter {index}")
+        self._state = loaded
+
+
+def _parts_of(saved: Any) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    if not isinstance(saved, Mapping) or not {"rule", "state"} <= saved.keys():
+        raise InvalidArgument("a saved state is a dict of 'rule' and 'state', see state_dict")
+    rule, states = saved["rule"], saved["state"]
+    if not isinstance(states, (list, tuple)) or not all(isinstance(s, Mapping) for s in states):
+        raise InvalidArgument("'state' of a saved state is a list: a dict for each parameter")
+    return rule, states
 
 
 def _require_trainable(index: int, param: Any) -> None:
