@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +36,14 @@ class View:
         shape: The user's shape.
         unpack: Writes a packed copy back to the user's array; ``None`` where ``buffer`` is the
             memory itself.
+        memory: The user's array where ``buffer`` is a packed copy.
     """
 
     buffer: Array
     dtype: int
     shape: tuple[int, ...]
     unpack: Callable[[], None] | None = None
+    memory: Array | None = None
 
     @property
     def count(self) -> int:
@@ -84,6 +86,38 @@ def overlap(one: Operand, other: Operand) -> bool:
     return False
 
 
+class Span(NamedTuple):
+    """Where an operand lies: from ``begin`` to before ``end``, on a device or (-1) the host."""
+
+    device: int
+    begin: int
+    end: int
+
+    def reaches(self, later: Span) -> bool:
+        """Tell whether it goes on where one that begins no earlier begins."""
+        return self.device == later.device and self.end > later.begin
+
+
+def span(one: Operand) -> Span:
+    """Return the user's memory that an operand lies in, gaps of a strided array included."""
+    if isinstance(one, DeviceView):
+        return Span(one.device, one.pointer, one.pointer + one.nbytes)
+    array = one.buffer if one.memory is None else one.memory
+    begin = end = array.__array_interface__["data"][0]
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        begin += min(0, (size - 1) * stride)
+        end += max(0, (size - 1) * stride)
+    return Span(-1, begin, end + array.itemsize)
+
+
+def share_memory(one: Operand, other: Operand) -> bool:
+    """Tell whether two of the user's arrays have an element in common, however strided."""
+    if isinstance(one, View) and isinstance(other, View):
+        mine, theirs = (v.buffer if v.memory is None else v.memory for v in (one, other))
+        return bool(np.shares_memory(mine, theirs))
+    return overlap(one, other)
+
+
 def view(x: Any, name: str, *, writes: bool) -> View:
     """See any array as a contiguous typed buffer.
 
@@ -102,7 +136,7 @@ def view(x: Any, name: str, *, writes: bool) -> View:
     if array.flags.c_contiguous:
         return View(array, code, array.shape)
     packed = np.ascontiguousarray(array)
-    return View(packed, code, array.shape, _unpacker(array, packed) if writes else None)
+    return View(packed, code, array.shape, _unpacker(array, packed) if writes else None, array)
 
 
 def as_ids(x: Any, name: str = "ids") -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gradring import _core, arrays
@@ -33,7 +34,7 @@ class Caller:
     """A compiled communicator and the plumbing to call it; see `gradring.Communicator`."""
 
     _core: _core.Communicator
-    _devices: DeviceCalls | None = None
+    _devices: list[DeviceCalls]  # One once there was a call with an array on a device.
     rank: int
     world_size: int
 
@@ -99,18 +100,18 @@ class Caller:
         return finish(pending, result, target)
 
     def _device_calls(self) -> DeviceCalls:
-        if self._devices is None:
+        if not self._devices:
             from gradring.gpu.calls import DeviceCalls
 
-            self._devices = DeviceCalls(self._core)
-        return self._devices
+            self._devices.append(DeviceCalls(self._core))
+        return self._devices[0]
 
-    def _parts(self, name: str, counts: Sequence[int] | None, total: int | None) -> list[int]:
+    def _parts(self, name: str, counts: Iterable[int] | None, total: int | None) -> list[int]:
         if counts is None:
             size = total or 0
             edges = [rank * size // self.world_size for rank in range(self.world_size + 1)]
             return [end - begin for begin, end in itertools.pairwise(edges)]
-        parts = [int(count) for count in counts]
+        parts = whole_numbers(f"{name}: counts", counts)
         if len(parts) != self.world_size or any(count < 0 for count in parts):
             raise InvalidArgument(
                 f"{name}: counts must be {self.world_size} non-negative numbers, got {parts}"
@@ -122,7 +123,7 @@ class Caller:
 
 def reduction(op: str, algorithm: str, deterministic: str | None) -> dict[str, Any]:
     """Check what belongs to a reduction and turn it into codes."""
-    if op not in REDUCE_OPS:
+    if op not in list(REDUCE_OPS):  # Of a dict it would raise where it is a list.
         raise InvalidArgument(f"op '{op}' is none of {', '.join(REDUCE_OPS)}")
     if deterministic not in (None, "rank_order"):
         raise InvalidArgument(f"deterministic '{deterministic}' is neither None nor 'rank_order'")
@@ -135,9 +136,42 @@ def reduction(op: str, algorithm: str, deterministic: str | None) -> dict[str, A
 
 def algorithm_code(name: str) -> int:
     """Return the code of an algorithm's name."""
-    if name not in ALGORITHMS:
+    if name not in list(ALGORITHMS):
         raise InvalidArgument(f"algorithm '{name}' is none of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def whole_number(name: str, given: Any, bits: int = 32) -> int:
+    """Return what counts as a whole number: of Python, NumPy or torch, no float.
+
+    Args:
+        name: What to call it in errors.
+        given: The argument.
+        bits: That the core takes, sign included.
+
+    Raises:
+        InvalidArgument: It is none, or has more bits.
+    """
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {given!r}, not a whole number") from None
+    if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+        raise InvalidArgument(f"{name} {number} does not fit into {bits} bits")
+    return number
+
+
+def whole_numbers(name: str, given: Iterable[Any]) -> list[int]:
+    """Return a list of them.
+
+    Raises:
+        InvalidArgument: It is no list, or something in it no whole number.
+    """
+    try:
+        listed = list(given)
+    except TypeError:
+        raise InvalidArgument(f"{name}: {given!r} is not a list of whole numbers") from None
+    return [whole_number(f"{name}[{i}]", one, bits=64) for i, one in enumerate(listed)]
 
 
 def finish(pending: _core.Work | Flight | None, result: Any, target: arrays.Operand | None) -> Any:

@@ -13,20 +13,24 @@ import atexit
 import functools
 import hashlib
 import math
+import operator
 import os
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gradring import _core
+from gradring import _core, calling
 from gradring.errors import InvalidArgument
 from gradring.exchanges import Exchanges
 from gradring.messages import Messages
 from gradring.reductions import Reductions
 from gradring.timeouts import milliseconds
+
+if TYPE_CHECKING:
+    from gradring.gpu.calls import DeviceCalls
 
 _QUICK = (
     Reductions.all_reduce,
@@ -57,13 +61,14 @@ class Communicator(Reductions, Exchanges, Messages):
     Made by `init` and `split`. Also a context manager that closes at the end of the block.
     """
 
-    def __init__(self, core: _core.Communicator) -> None:
+    def __init__(self, core: _core.Communicator, devices: list[DeviceCalls] | None = None) -> None:
         """Wrap a compiled communicator; use `init`."""
         self._core = core
+        self._devices = [] if devices is None else devices
         # Small arrays: compiled callables take the plain calls and hand the others to the methods.
         # They must not keep this object alive, or dropping it would not leave the job.
         for method in _QUICK:
-            slow = functools.partial(method, weakref.proxy(self))
+            slow = self._weakly_bound(method)
             self.__dict__[method.__name__] = _core.quick(core, method.__name__, slow)
         self.rank: int = core.rank
         self.world_size: int = core.world_size
@@ -74,6 +79,21 @@ class Communicator(Reductions, Exchanges, Messages):
         """Say which rank of how many this is."""
         state = ", closed" if self._core.is_closed else ""
         return f"Communicator(rank={self.rank}, world_size={self.world_size}{state})"
+
+    def _weakly_bound(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        # A call may be all that is left of a communicator (`comm.split(0).all_reduce(x)`): its core
+        # is still held, and what was agreed about GPUs, so another one is made over them.
+        core, devices, found = self._core, self._devices, weakref.ref(self)
+
+        def call(*given: Any, **named: Any) -> Any:
+            alive = found()
+            return method(Communicator(core, devices) if alive is None else alive, *given, **named)
+
+        return call
+
+    def __copy__(self) -> Communicator:
+        """Return itself: a membership in a group has one communicator, which leaves it."""
+        return self
 
     def __enter__(self) -> Communicator:
         """Return itself."""
@@ -117,18 +137,17 @@ class Communicator(Reductions, Exchanges, Messages):
             The group's communicator, to be closed by itself; ``None`` for ``color=None``.
 
         Raises:
-            InvalidArgument: ``color`` is negative.
+            InvalidArgument: ``color`` is negative, or one of them is no whole number of 64 bits.
             Mismatch: As `all_reduce`.
             PeerLost: As `all_reduce`.
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        if color is not None and color < 0:
+        group = -1 if color is None else calling.whole_number("color", color, bits=64)
+        if color is not None and group < 0:
             raise InvalidArgument(f"split: color {color} is negative; None joins no group")
-        child = self._core.split(
-            -1 if color is None else color, self.rank if key is None else key,
-            milliseconds(timeout),
-        )  # fmt: skip
+        place = self.rank if key is None else calling.whole_number("key", key, bits=64)
+        child = self._core.split(group, place, milliseconds(timeout))
         return None if child is None else Communicator(child)
 
     def empty(
@@ -150,18 +169,17 @@ class Communicator(Reductions, Exchanges, Messages):
             A C-contiguous NumPy array; contents undefined. `torch.from_numpy` shares its memory.
 
         Raises:
-            InvalidArgument: ``timeout`` is not positive, or ``shape`` is negative or beyond what
-                any host has.
+            InvalidArgument: ``timeout`` is not positive, ``shape`` is negative or beyond what any
+                host has, or ``dtype`` is none of plain bytes.
             Mismatch: The ranks ask for different amounts.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
         """
-        wanted = np.dtype(dtype)
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        wanted, sizes = _plain_dtype(dtype), _sizes(shape)
         count = math.prod(sizes)
         if any(size < 0 for size in sizes) or count * wanted.itemsize > _LARGEST_BYTES:
             raise InvalidArgument(f"empty: no array has shape {sizes} of {wanted}")
         memory = self._core.share_memory(count * wanted.itemsize, milliseconds(timeout))
-        if memory is None or count == 0:
+        if memory is None or count * wanted.itemsize == 0:
             return np.empty(sizes, wanted)
         return np.frombuffer(memoryview(memory), wanted, count).reshape(sizes)
 
@@ -215,7 +233,8 @@ class Communicator(Reductions, Exchanges, Messages):
             Closed: This communicator has failed or was closed.
         """
         digest = hashlib.sha256(name.encode()).digest()
-        return Communicator(self._core.subgroup(list(ranks), int.from_bytes(digest[:8], "big")))
+        members = calling.whole_numbers("subgroup: ranks", ranks)
+        return Communicator(self._core.subgroup(members, int.from_bytes(digest[:8], "big")))
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Go on without the ranks that were lost; every surviving rank calls it.
@@ -242,6 +261,7 @@ class Communicator(Reductions, Exchanges, Messages):
         Raises:
             InvalidArgument: There is no such rank.
         """
+        rank = calling.whole_number("rank", rank)
         if not 0 <= rank < self.world_size:
             raise InvalidArgument(f"rank {rank} is not one of 0..{self.world_size - 1}")
         return self._core.describe(rank)
@@ -249,8 +269,25 @@ class Communicator(Reductions, Exchanges, Messages):
     def close(self) -> None:
         """Leave. Operations that run or wait raise `Closed`; calling it again does nothing."""
         self._core.close()
-        self._devices = None
+        self._devices.clear()
         _open.discard(self)
+
+
+def _plain_dtype(dtype: Any) -> np.dtype[Any]:
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgument(f"empty: {error}") from error
+    if wanted.hasobject:
+        raise InvalidArgument(f"empty: {wanted} holds Python objects, which ranks cannot share")
+    return wanted
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    try:
+        return (operator.index(shape),)
+    except TypeError:
+        return tuple(calling.whole_numbers("empty: shape", shape))
 
 
 @atexit.register

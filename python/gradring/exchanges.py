@@ -97,6 +97,7 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
+        root = calling.whole_number("broadcast: root", root)
         options = {"root": root, "algorithm": calling.algorithm_code(algorithm)}
         return self._elementwise(
             calling.BROADCAST, x, None,
@@ -133,6 +134,7 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
+        root = calling.whole_number("gather: root", root)
         source = arrays.operand(x, "x", writes=False, stream=stream)
         target = None
         if self.rank == root:
@@ -184,6 +186,7 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
+        root = calling.whole_number("scatter: root", root)
         if out is None:
             if x is None:
                 raise InvalidArgument("scatter: pass out= (or x of the root's shape) on every rank")

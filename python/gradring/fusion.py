@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring import arrays
+from gradring import arrays, calling
 from gradring.device_arrays import DeviceView
 from gradring.errors import InvalidArgument
 
@@ -55,6 +55,7 @@ def reduce_many(
     stream: Any,
 ) -> list[Any]:
     """Do the work of `Communicator.all_reduce_many`."""
+    calling.reduction(op, "auto", None)
     if bucket_bytes <= 0:
         raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
     results = list(xs)
@@ -62,6 +63,7 @@ def reduce_many(
         arrays.operand(x, f"xs[{index}]", writes=True, stream=stream)
         for index, x in enumerate(results)
     ]
+    _require_apart(views)
     sizes_bytes = [view.nbytes for view in views]
     for bucket in assign_buckets(sizes_bytes, [_kind(view) for view in views], bucket_bytes):
         if len(bucket) == 1:
@@ -74,6 +76,25 @@ def reduce_many(
         else:
             _reduce_packed(comm, [m for m in members if isinstance(m, arrays.View)], op, timeout)
     return results
+
+
+def _require_apart(views: Sequence[arrays.Operand]) -> None:
+    # What two of them share would get two results, one over the other. By address, so that it costs
+    # little: `open_spans` are those before that reach beyond where this one begins.
+    open_spans: list[tuple[arrays.Span, int]] = []
+    for span, index in sorted(
+        ((arrays.span(view), index) for index, view in enumerate(views) if view.count),
+        key=lambda pair: pair[0],
+    ):
+        open_spans = [pair for pair in open_spans if pair[0].reaches(span)]
+        for _, other in open_spans:
+            if arrays.share_memory(views[other], views[index]):
+                first, second = sorted((other, index))
+                raise InvalidArgument(
+                    f"xs[{first}] and xs[{second}] overlap: each array is written in place, so "
+                    "none may share memory with another"
+                )
+        open_spans.append((span, index))
 
 
 def _kind(view: arrays.Operand) -> tuple[int, int | None]:

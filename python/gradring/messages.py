@@ -44,6 +44,7 @@ class Messages(calling.Caller):
             TimedOut: Nobody received it in time; the communicator is closed.
             Closed: As `all_reduce`.
         """
+        dst = calling.whole_number("send: dst", dst)
         view = arrays.operand(x, "x", writes=False, stream=stream)
         return self._transfer(view, x, dst, tag, is_recv=False, async_op=async_op, timeout=timeout)
 
@@ -78,9 +79,9 @@ class Messages(calling.Caller):
             Closed: As `all_reduce`.
         """
         view = arrays.operand(x, "x", writes=True, stream=stream)
-        if src is not None and src < 0:
+        peer = _ANY if src is None else calling.whole_number("recv: src", src)
+        if src is not None and peer < 0:
             raise InvalidArgument(f"recv: rank {src} is not a rank of 0..{self.world_size - 1}")
-        peer = _ANY if src is None else src
         return self._transfer(view, x, peer, tag, is_recv=True, async_op=async_op, timeout=timeout)
 
     def _transfer(
@@ -94,8 +95,7 @@ class Messages(calling.Caller):
         async_op: bool,
         timeout: float | None,
     ) -> Any:
-        if not -(2**31) <= tag < 2**31:
-            raise InvalidArgument(f"tag {tag} does not fit into 32 bits")
+        tag = calling.whole_number("tag", tag)
         timeout_ms = milliseconds(timeout)
         pending: Any
         if isinstance(view, DeviceView):

@@ -46,9 +46,10 @@ class Reductions(calling.Caller):
             out: Array like ``x`` for the result; ``x`` is then left alone.
             async_op: Return a `Work` at once; ``x`` must not be touched until it is done.
             algorithm: ``auto ring doubling halving direct gather flat hierarchical``; the same on
-                every rank. ``hierarchical`` needs several hosts, one of them with several ranks,
-                and takes no 16-bit floats.
-            deterministic: ``"rank_order"`` adds x[0] + x[1] + ... whatever the algorithm.
+                every rank. ``ring doubling halving hierarchical`` take no 16-bit floats; the last
+                needs several hosts, one of them with several ranks.
+            deterministic: ``"rank_order"`` adds x[0] + x[1] + ...; of floats ``ring doubling
+                halving``, which have orders of their own, are refused with it.
             timeout: Seconds without progress before giving up; ``None`` is the communicator's.
             stream: Of a device array (docs/gpu.md): what was put on it before has made ``x``. A
                 number, or a stream of torch, CuPy or any library with ``__cuda_stream__``;
@@ -85,8 +86,9 @@ class Reductions(calling.Caller):
         """Combine many arrays with few operations, by packing those of one dtype into buckets.
 
         Args:
-            xs: Arrays as for `all_reduce`; the same list of shapes and dtypes on every rank.
-                Each is written in place.
+            xs: Arrays as for `all_reduce`; the same list of shapes and dtypes on every rank. Only
+                a bucket's dtype and total size are compared: other shapes with one total are not
+                noticed. Each is written in place, so none may share memory with another.
             op: As for `all_reduce`.
             bucket_bytes: Most bytes in one operation; a larger array is an operation of its own.
             timeout: As for `all_reduce`.
@@ -96,7 +98,7 @@ class Reductions(calling.Caller):
             ``xs`` as a list.
 
         Raises:
-            InvalidArgument: As `all_reduce`, or ``bucket_bytes`` is not positive.
+            InvalidArgument: As `all_reduce`, ``bucket_bytes`` is not positive, or arrays overlap.
             Mismatch: As `all_reduce`.
             PeerLost: As `all_reduce`.
             TimedOut: As `all_reduce`.
@@ -126,7 +128,7 @@ class Reductions(calling.Caller):
             counts: Elements of each rank's part, the same list on every rank; ``None`` cuts evenly:
                 part r is elements ``r*n//world_size`` to ``(r+1)*n//world_size``.
             async_op: As for `all_reduce`.
-            algorithm: ``auto ring direct flat``.
+            algorithm: ``auto ring doubling halving direct flat``; as for `all_reduce`.
             deterministic: As for `all_reduce`.
             timeout: As for `all_reduce`.
             stream: As for `all_reduce`.
@@ -174,7 +176,7 @@ class Reductions(calling.Caller):
             op: As for `all_reduce`.
             out: Array like ``x`` for the result; only used on the root.
             async_op: As for `all_reduce`.
-            algorithm: ``auto ring direct gather flat``.
+            algorithm: ``auto ring halving direct gather flat``; as for `all_reduce`.
             deterministic: As for `all_reduce`.
             timeout: As for `all_reduce`.
             stream: As for `all_reduce`.
@@ -189,6 +191,7 @@ class Reductions(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
+        root = calling.whole_number("reduce: root", root)
         options = {"root": root, **calling.reduction(op, algorithm, deterministic)}
         if self.rank == root:
             return self._elementwise(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring import calling
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 
@@ -45,8 +46,10 @@ def shard(
         Int64 array of indices below ``count``.
 
     Raises:
-        InvalidArgument: ``count`` is negative, or both ``drop_last`` and ``pad`` are asked for.
+        InvalidArgument: ``count`` is negative or no whole number, or both ``drop_last`` and
+            ``pad`` are asked for.
     """
+    count = calling.whole_number("shard: count", count, bits=64)
     if count < 0:
         raise InvalidArgument(f"shard: count is {count}; a data set has at least 0 examples")
     length = shard_length(count, comm.rank, comm.world_size, drop_last=drop_last, pad=pad)

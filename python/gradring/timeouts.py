@@ -20,12 +20,16 @@ def milliseconds(timeout: float | None) -> int:
         timeout: Seconds; ``None``: the communicator's.
 
     Raises:
-        InvalidArgument: It is not positive, or longer than 10^9 seconds.
+        InvalidArgument: It is no number, not positive, or longer than 10^9 seconds.
     """
     if timeout is None:
         return -1
-    if not is_timeout(timeout):
+    try:
+        is_possible = is_timeout(timeout)
+    except (TypeError, ValueError):  # Text, or an array of several.
+        is_possible = False
+    if not is_possible:
         raise InvalidArgument(
-            f"timeout must be positive seconds, at most {LONGEST:g}, got {timeout}"
+            f"timeout must be positive seconds, at most {LONGEST:g}, got {timeout!r}"
         )
     return max(1, round(timeout * 1000))

@@ -236,3 +236,15 @@ def test_a_residual_is_memory_of_its_own(world: GetWorld) -> None:
         return float(comm.all_reduce(np.ones(1))[0])
 
     assert world(2, "shm").run(reduce) == [2.0, 2.0]
+
+
+def test_top_k_sends_as_many_infinities_as_it_has_places_and_at_least_one(world: GetWorld) -> None:
+    def reduce(comm: Any) -> int:
+        x, residual = np.zeros(1000, np.float32), np.zeros(1000, np.float32)
+        x[:50] = np.inf if comm.rank == 0 else 0
+        comm.all_reduce_compressed(x, gr.TopK(0.01), residual)
+        assert not residual.any()
+        return int((~np.isfinite(x)).sum())
+
+    # A part of 500 elements has 5 places.
+    assert world(2, "shm").run(reduce) == [5, 5]

@@ -73,3 +73,34 @@ def test_this_ranks_part_may_lie_in_the_whole(world: GetWorld, transport: str, c
         return bool((whole == SIZE * np.repeat(np.arange(SIZE), count)).all())
 
     assert world(SIZE, transport).run(in_place) == [True] * SIZE
+
+
+def test_arrays_of_one_call_are_apart_from_each_other(world: GetWorld, transport: str) -> None:
+    def many(comm: Any) -> bool:
+        a = np.ones(24)
+        table = a.reshape(4, 6)
+        wrong: list[list[Any]] = [
+            [a, a],
+            [a[:10], np.ones(3), a[9:]],
+            [table[:, :3], table[:, 2:]],
+            [a[::2], a[::2]],
+            [a[::-1], a[:3]],
+        ]
+        for xs in wrong:
+            for bucket_bytes in (8, 1 << 20):
+                with pytest.raises(gr.InvalidArgument, match="overlap"):
+                    comm.all_reduce_many(xs, bucket_bytes=bucket_bytes)
+        right: list[list[Any]] = [
+            [a[:10], a[10:]],
+            [a[10:], a[:10], a[3:3], a[5:5]],
+            [table[:, :3], table[:, 3:]],
+            [a[::2], a[1::2]],
+            [a[:12][::-1], a[12:]],
+        ]
+        for xs in right:
+            a[:] = comm.rank + 1
+            comm.all_reduce_many(xs)
+            assert (a == SIZE * (SIZE + 1) / 2).all()
+        return True
+
+    assert world(SIZE, transport).run(many) == [True] * SIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -205,3 +206,47 @@ def test_a_subgroup_is_made_by_its_members_alone(world: GetWorld, transport: str
             return sub.rank, gathered
 
     assert world(3, transport).run(make) == [(1, [2, 0]), None, (0, [2, 0])]
+
+
+Call = Callable[[Any, Any], Any]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, x: comm.all_reduce(x, async_op=True).wait(),
+        lambda comm, x: comm.all_reduce(x, algorithm="ring"),
+        lambda comm, x: comm.all_reduce(x[::2]),
+        lambda comm, x: comm.reduce_scatter(x, algorithm="direct"),
+        lambda comm, x: comm.all_gather(x, timeout=9.0),
+        lambda comm, x: comm.broadcast(x, 0, async_op=True).wait(),
+        lambda comm, _: comm.barrier(async_op=True).wait(),
+    ],
+    ids=["async", "ring", "strided", "scatter", "gather", "broadcast", "barrier"],
+)
+def test_any_call_may_be_the_only_use_of_a_communicator(
+    world: GetWorld, transport: str, call: Call
+) -> None:
+    def use(comm: Any) -> bool:
+        x = np.arange(8.0)
+        kept, at_once = comm.split(0), call(comm.split(0), x.copy())
+        return bool(np.array_equal(call(kept, x), at_once))
+
+    assert world(2, transport).run(use) == [True, True]
+
+
+def test_a_method_and_a_copy_outlive_the_name_of_their_communicator(
+    world: GetWorld, transport: str
+) -> None:
+    def use(comm: Any) -> list[float]:
+        method = comm.split(0).all_reduce
+        copied = copy.copy(comm.split(0))
+        calls = (
+            lambda: method(np.ones(1)),
+            lambda: method(np.ones(1), algorithm="ring"),
+            lambda: copied.all_reduce(np.ones(1)),
+            lambda: copied.all_reduce(np.ones(1), async_op=True).wait(),
+        )
+        return [float(call()[0]) for call in calls]
+
+    assert world(2, transport).run(use) == [[2.0] * 4] * 2

@@ -1,0 +1,101 @@
+"""Arguments of a wrong type are refused by name, on the rank that gave them, before all is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from conftest import GetWorld
+
+SIZE = 3
+Call = Callable[[Any, Any], Any]
+
+# Each with three float32.
+WRONG: dict[str, tuple[str, Call]] = {
+    "broadcast from None": ("root", lambda comm, x: comm.broadcast(x, None)),
+    "broadcast from 0.0": ("root", lambda comm, x: comm.broadcast(x, 0.0)),
+    "broadcast from far": ("root", lambda comm, x: comm.broadcast(x, 1 << 70)),
+    "reduce to None": ("root", lambda comm, x: comm.reduce(x, None)),
+    "gather to 0.0": ("root", lambda comm, x: comm.gather(x, 0.0)),
+    "scatter from None": ("root", lambda comm, x: comm.scatter(x, None)),
+    "split by a float": ("color", lambda comm, _: comm.split(1.0)),
+    "split by a large color": ("color", lambda comm, _: comm.split(1 << 70)),
+    "split by a large key": ("key", lambda comm, _: comm.split(0, 1 << 70)),
+    "split below": ("color", lambda comm, _: comm.split(-1)),
+    "send to None": ("dst", lambda comm, x: comm.send(x, None)),
+    "send with half a tag": ("tag", lambda comm, x: comm.send(x, 0, 1.5)),
+    "send with a large tag": ("tag", lambda comm, x: comm.send(x, 0, 1 << 31)),
+    "recv from a float": ("src", lambda comm, x: comm.recv(x, 1.0)),
+    "subgroup of floats": ("ranks", lambda comm, _: comm.subgroup([0.0], "floats")),
+    "subgroup of one number": ("ranks", lambda comm, _: comm.subgroup(0, "number")),
+    "describe a float": ("rank", lambda comm, _: comm.describe(0.0)),
+    "op a list": ("op", lambda comm, x: comm.all_reduce(x, ["sum"])),
+    "op a number": ("op", lambda comm, x: comm.all_reduce(x, 0)),
+    "algorithm a list": ("algorithm", lambda comm, x: comm.all_reduce(x, algorithm=["ring"])),
+    "compress a list": ("compress", lambda comm, x: comm.all_reduce_compressed(x, ["bf16"])),
+    "timeout as text": ("timeout", lambda comm, x: comm.all_reduce(x, timeout="5")),
+    "timeouts": ("timeout", lambda comm, x: comm.all_reduce(x, timeout=np.ones(2))),
+    "counts one number": ("counts", lambda comm, x: comm.reduce_scatter(x, counts=3)),
+    "counts floats": ("counts", lambda comm, x: comm.reduce_scatter(x, counts=[1.9] * SIZE)),
+    "counts as text": ("counts", lambda comm, x: comm.all_gather(x, counts="333")),
+    "shard of a float": ("count", lambda comm, _: gr.shard(10.0, comm)),
+    "empty of half a shape": ("shape", lambda comm, _: comm.empty((2.5,))),
+    "empty of None": ("shape", lambda comm, _: comm.empty(None)),
+    "empty of objects": ("objects", lambda comm, _: comm.empty(3, object)),
+    "empty of nothing known": ("float99", lambda comm, _: comm.empty(3, "float99")),
+    "no op of no arrays": ("op", lambda comm, _: comm.all_reduce_many([], "foo")),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), WRONG.values(), ids=WRONG)
+def test_it_is_named_and_the_other_ranks_do_not_notice(
+    world: GetWorld, name: str, call: Call
+) -> None:
+    def refuse(comm: Any) -> float:
+        if comm.rank == 0:
+            with pytest.raises(gr.InvalidArgument, match=name):
+                call(comm, np.ones(3, np.float32))
+        return float(comm.all_reduce(np.ones(1))[0])
+
+    assert world(SIZE, "shm").run(refuse) == [SIZE] * SIZE
+
+
+def test_whole_numbers_of_numpy_are_as_good_as_pythons(world: GetWorld) -> None:
+    def use(comm: Any) -> list[Any]:
+        one = np.int64(1)
+        x = np.full(SIZE, comm.rank, np.float32)
+        counts = np.full(SIZE, 1)
+        return [
+            comm.broadcast(x.copy(), one)[0],
+            comm.reduce_scatter(x, counts=counts)[0],
+            comm.split(one, np.uint8(5)).world_size,
+            comm.empty(np.int64(5)).shape,
+            comm.empty([one, 2], "float64").shape,
+            comm.empty(3, "V0").shape,
+            gr.shard(np.uint8(3), comm).size,
+        ]
+
+    expected = [1.0, 3.0, SIZE, (5,), (1, 2), (3,), 1]
+    assert world(SIZE, "shm").run(use) == [expected] * SIZE
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "reduce"])
+@pytest.mark.parametrize(
+    ("dtype", "deterministic"), [("float16", None), ("float16", "rank_order"), (None, "rank_order")]
+)
+def test_algorithms_that_pass_partial_sums_on_are_refused_where_these_may_not_be(
+    world: GetWorld, operation: str, dtype: str | None, deterministic: str | None
+) -> None:
+    def refuse(comm: Any) -> float:
+        for algorithm in ("ring", "doubling", "halving"):
+            with pytest.raises(gr.InvalidArgument):
+                getattr(comm, operation)(
+                    np.ones(3, dtype), algorithm=algorithm, deterministic=deterministic
+                )
+        return float(comm.all_reduce(np.ones(1))[0])
+
+    assert world(SIZE, "shm").run(refuse) == [SIZE] * SIZE
