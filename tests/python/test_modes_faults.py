@@ -136,6 +136,18 @@ def test_waiting_for_others_ends_at_the_optimizers_own_timeout(real_servers: Rea
     optimizer.abandon()
 
 
+def test_what_a_step_raised_does_not_come_out_of_the_connections_end_again(
+    real_servers: RealServers,
+) -> None:
+    ps = real_servers.client(0)
+    params = [np.zeros(2, np.float32), np.zeros(3, np.float32)]
+    optimizer = BoundedOptimizer(params, IDENTITY, ps, staleness=0, workers=2, timeout=0.3)
+    with pytest.raises(gr.TimedOut, match="worker 1"):
+        optimizer.step([np.ones(2, np.float32), np.ones(3, np.float32)])
+    optimizer.close()
+    ps.close(timeout=20)
+
+
 def test_a_worker_that_leaves_a_round_is_named(real_servers: RealServers) -> None:
     def work(rank: int) -> None:
         param = np.zeros(2, np.float32)

@@ -172,3 +172,21 @@ def test_stats_are_plain_values() -> None:
         assert json.loads(json.dumps(found)) == found
         assert [shard["shard"] for shard in found] == [0, 1]
         assert {client["client"] for shard in found for client in shard["clients"]} == {1}
+
+
+def test_a_failure_that_nobody_has_taken_is_one_line_at_the_end_of_the_process() -> None:
+    program = """
+import numpy as np, gradring as gr
+ps = gr.ps.connect()
+table = ps.sparse_table("t", 2, gr.optim.Sum())
+def fail(timeout):
+    raise gr.TimedOut("a push was not acknowledged")
+ps.close = fail
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gradring: closing the connection to the parameter servers at 127.0.0.1")
+    assert "a push was not acknowledged" in line

@@ -6,6 +6,7 @@ travel at the same time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring.errors import Error
 from gradring.modes.store import (
     Array,
     Changed,
@@ -32,6 +34,7 @@ from gradring.timeouts import milliseconds
 
 _PAGE_BYTES = 8 << 20  # Room for changed rows of one shard; half of it is asked for at a time.
 _NOW = (1 << 64) - 1  # No change is younger.
+_ENDS_TOO_MS = 1000  # Parts of a call have one deadline: where one has failed, the others end too.
 _GATE_FLOATS = 16  # Of each shard: dense tables are cut in such blocks.
 
 
@@ -131,8 +134,7 @@ class ServedStore:
                     in_background=True,
                 )
             )
-        for work in works:
-            work.wait()
+        _outcomes(works)
         return [self._core.seen(pull.table.number) for pull in pulls]
 
     def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
@@ -247,12 +249,29 @@ class _Pushing:
 
     def result(self) -> list[Pushed]:
         """Wait until all servers have acknowledged it."""
-        for work, outcomes in self._works:
-            report = work.wait()
+        reports = _outcomes([work for work, _ in self._works])
+        for report, (_, outcomes) in zip(reports, self._works, strict=True):
             for outcome in outcomes:
                 outcome.staleness = report.staleness
                 outcome.refused = report.refused
         return self._outcomes
+
+
+def _outcomes(works: Sequence[Any]) -> list[Any]:
+    """Wait for all parts of a call; the first failure is raised, and stands for those after it.
+
+    One that nobody had waited for would come out of the connection's `close`, long after it.
+    """
+    outcomes: list[Any] = []
+    waiting = iter(works)
+    try:
+        outcomes.extend(work.wait() for work in waiting)
+    except Error:
+        for work in waiting:
+            with contextlib.suppress(Error):
+                work.wait(_ENDS_TOO_MS)
+        raise
+    return outcomes
 
 
 def _room(shards: int, share_bytes: int) -> npt.NDArray[np.uint8]:

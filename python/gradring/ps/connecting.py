@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 
 from gradring import _core, config, roles, server_addresses
 from gradring.core_arguments import secret_bytes
-from gradring.errors import InvalidArgument
+from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.calls import Calls
 from gradring.ps.checks import whole
@@ -149,9 +149,16 @@ def _client_number(role: Role | None) -> int:
 
 @atexit.register
 def _close_all() -> None:
-    with contextlib.ExitStack() as closings:  # One that fails keeps no other from it.
-        for server in _connected:
-            closings.callback(server.close, timeout=_AT_EXIT_SECONDS)
+    for server in _connected:
+        try:
+            server.close(timeout=_AT_EXIT_SECONDS)
+        except Error as error:  # The program is at its end: nobody can catch it.
+            where = ",".join(server.servers)
+            print(
+                f"gradring: closing the connection to the parameter servers at {where}, which was "
+                f"left open: {error}; call its close() to have that as an exception",
+                file=sys.stderr,
+            )
 
 
 def _disown() -> None:
