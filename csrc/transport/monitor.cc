@@ -15,6 +15,7 @@ namespace gradring::transport {
 namespace {
 
 constexpr Millis kGoodbyeTime{200};
+constexpr Millis kNewcomerTime{200};  // It has proved that it knows the secret, and writes at once.
 constexpr std::size_t kUnclaimed = 4096;  // Of each kind.
 
 std::vector<std::string> addresses_of(const std::vector<wire::Member>& members) {
@@ -241,6 +242,8 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
   const bool is_ours = intro.session == meeting_.session && intro.to == rank_ && intro.from >= 0 &&
                        intro.from < static_cast<Rank>(meeting_.members.size()) &&
                        intro.from != rank_;
+  if (intro.purpose == Purpose::kControl && intro.session == wire::SessionId{})
+    return send_away(std::move(arrival.fd));
   if (!is_ours) {
     log_warning_once(rank_, "session",
                      str("refused a connection of another job or run with the same secret from ",
@@ -259,6 +262,22 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
     else if (!groups.closed.contains(intro.communicator) && groups.unclaimed.size() < kUnclaimed)
       groups.unclaimed.push_back(std::move(arrival));
   });
+}
+
+// Somebody wants to join who comes too late, or too early: for what this rank will join after this.
+void Monitor::send_away(Fd newcomer) const {
+  try {
+    const Time deadline = Clock::now() + kNewcomerTime;
+    recv_frame(newcomer.get(), deadline);  // Its join: what is not read would undo what is sent.
+    send_frame(newcomer.get(),
+               wire::Refused{"all ranks of this job have joined, and nobody can join it any more; "
+                             "a script that calls init() again closes its first communicator on "
+                             "every rank before",
+                             true},
+               deadline);
+  } catch (const Error&) {
+    // It asks again.
+  }
 }
 
 void Monitor::connect(Rank peer) {

@@ -60,6 +60,7 @@ class Monitor {
   void carry_out(Membership::Actions& actions);
   void tell_groups(const Membership::Actions& actions);
   void take_arrival(Arrival arrival, Membership::Actions& actions);
+  void send_away(Fd newcomer) const;
   void connect(Rank peer);
   void advance_knock(Membership::Actions& actions);
   void read_controls(Membership::Actions& actions);

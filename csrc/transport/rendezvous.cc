@@ -3,6 +3,8 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -99,7 +101,7 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     const std::string reason = objection(options, *join, meeting.members);
     if (!reason.empty()) {
       log_warning(options.rank, str("refused a rank: ", reason));
-      send_frame(arrival.fd.get(), wire::Refused{reason}, deadline);
+      send_frame(arrival.fd.get(), wire::Refused{reason, false}, deadline);
       return;
     }
     meeting.members[static_cast<std::size_t>(join->member.rank)] = join->member;
@@ -202,8 +204,8 @@ wire::Message hear_of_others(const JoinOptions& options, int control, Time deadl
   }
 }
 
-Meeting join_meeting(const JoinOptions& options) {
-  const Time deadline = Clock::now() + options.timeout;
+// Nothing while rank 0 is in another world; `why` is what it says of that.
+std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, std::string& why) {
   Fd control = find_host(options, deadline);
   const std::string host = options.interface.empty() ? local_address(control.get()).host
                                                      : interface_address(options.interface);
@@ -223,8 +225,11 @@ Meeting join_meeting(const JoinOptions& options) {
                          " s; rank 0's error names them"));
   }
   const wire::Message message = hear_of_others(options, control.get(), deadline);
-  if (const auto* refused = std::get_if<wire::Refused>(&message))
-    throw InvalidArgument(refused->text);
+  if (const auto* refused = std::get_if<wire::Refused>(&message)) {
+    if (!refused->may_come_again) throw InvalidArgument(refused->text);
+    why = refused->text;
+    return std::nullopt;
+  }
   const auto* welcome = std::get_if<wire::Welcome>(&message);
   if (welcome == nullptr || welcome->members.size() != static_cast<std::size_t>(options.world_size))
     throw ProtocolError("the answer to a join is no welcome");
@@ -235,6 +240,20 @@ Meeting join_meeting(const JoinOptions& options) {
   meeting.members[0].tcp_address = to_text(options.rendezvous);
   meeting.controls[0] = std::move(control);
   return meeting;
+}
+
+Meeting join_meeting(const JoinOptions& options) {
+  const Time deadline = Clock::now() + options.timeout;
+  std::string why;
+  while (true) {
+    if (auto meeting = try_to_join(options, deadline, why)) return std::move(*meeting);
+    check_interrupt(options);
+    if (Clock::now() + kRetryPause >= deadline)
+      throw TimedOut(str("rank ", options.rank, ": after ",
+                         seconds_between(Time{}, Time{options.timeout}), " s rank 0 at ",
+                         to_text(options.rendezvous), " still says: ", why));
+    ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
+  }
 }
 
 }  // namespace

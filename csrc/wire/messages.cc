@@ -103,7 +103,10 @@ struct Encoder {
     put(out, m.costs.tcp);
     put(out, m.costs.shared_memory);
   }
-  void operator()(const Refused& m) const { out.put_text(m.text); }
+  void operator()(const Refused& m) const {
+    out.put_text(m.text);
+    out.put(static_cast<std::uint8_t>(m.may_come_again));
+  }
   void operator()(const Heartbeat& m) const {
     const auto count =
         static_cast<std::uint32_t>(std::min<std::size_t>(m.calls.size(), kCallsPerHeartbeat));
@@ -188,7 +191,11 @@ Message get_message(Reader& in, std::uint8_t type) {
       return m;
     }
     case 1: return get_welcome(in);
-    case 2: return Refused{in.get_text()};
+    case 2: {
+      Refused m{in.get_text()};
+      m.may_come_again = in.get<std::uint8_t>() != 0;
+      return m;
+    }
     case 3: return get_heartbeat(in);
     case 4: {
       Lost m;

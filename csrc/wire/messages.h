@@ -46,6 +46,8 @@ struct Welcome {  // Coordinator -> follower, when everybody has joined.
 };
 struct Refused {  // Coordinator -> follower: this join makes no sense.
   std::string text;
+  // Or not yet: the coordinator is still in the world that it made before.
+  bool may_come_again = false;
 };
 struct Heartbeat {
   std::vector<CallState> calls;

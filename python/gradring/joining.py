@@ -7,6 +7,7 @@ under that name.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar, cast
@@ -27,6 +28,9 @@ _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
 
 _MOST_FD = (1 << 31) - 1
+
+# What init() made, and where: rendezvous and rank.
+_joined: weakref.WeakKeyDictionary[Communicator, tuple[str, int]] = weakref.WeakKeyDictionary()
 
 
 class WithInitializers(Protocol[_P, _R_co]):
@@ -101,7 +105,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
 
     Raises:
         InvalidArgument: The role is incomplete or makes no sense; two processes have one rank; the
-            profile is none.
+            profile is none; this process has joined the same job and not closed that communicator.
         AuthError: The secrets differ.
         TimedOut: Names the ranks that did not come.
         PeerLost: Rank 0 ended, or gave up, before everybody had come.
@@ -117,14 +121,40 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     )
     if secret is None:
         secret = job_secret.secret_for(role, os.environ)
-    if listen_fd is None and role is not None and role.listen_fd is not None:
-        listen_fd = role.listen_fd
     place = Place(0, 1, "", secret)
     if role is not None:
         place = Place(role.rank, role.world_size, role.rendezvous, secret)
+    _require_left(place)
+    if listen_fd is None and role is not None and role.listen_fd is not None:
+        # The launcher's socket stays, for an init() after this communicator was closed.
+        listen_fd = _copy_of_launchers(role.listen_fd)
     communicator = join(place, settings, listen_fd=listen_fd)
     keep(communicator)
+    _joined[communicator] = (place.rendezvous, place.rank)
     return communicator
+
+
+def _require_left(place: Place) -> None:
+    # Two worlds with one rendezvous would take each other's connections.
+    if place.world_size == 1:
+        return
+    for communicator, where in list(_joined.items()):
+        if where == (place.rendezvous, place.rank) and not communicator.is_closed:
+            raise InvalidArgument(
+                f"this process is rank {place.rank} at {place.rendezvous} already: use the "
+                "communicator that init() returned (split() makes further ones), or close it on "
+                "all ranks first"
+            )
+
+
+def _copy_of_launchers(listen_fd: int) -> int:
+    try:
+        os.set_inheritable(listen_fd, False)
+        return os.dup(listen_fd)
+    except OSError as error:
+        raise InvalidArgument(
+            f"GRADRING_LISTEN_FD={listen_fd} is no open socket: {error.strerror}"
+        ) from None
 
 
 def join(place: Place, settings: config.Settings, *, listen_fd: int | None = None) -> Communicator:

@@ -48,7 +48,7 @@ std::vector<Message> all_messages() {
   return {
       Join{4, some_member(3)},
       welcome,
-      Refused{"two processes were started as rank 3"},
+      Refused{"two processes were started as rank 3", true},
       Heartbeat{},
       beat,
       Lost{-1, false, ""},
@@ -150,7 +150,7 @@ TEST_CASE("a welcome with costs that no planner can compare by is refused") {
 
 TEST_CASE("texts longer than the limit are cut when they are sent") {
   const std::string longest(limits::kTextBytes, 'y');
-  const Message message = decode_message(encode(Message{Refused{longest + "more"}}));
+  const Message message = decode_message(encode(Message{Refused{longest + "more", false}}));
   CHECK(std::get<Refused>(message).text == longest);
 }
 

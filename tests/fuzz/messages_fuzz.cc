@@ -34,7 +34,7 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
       wire::Welcome{.session = {},
                     .members = {member, member},
                     .costs = {.tcp = LinkCosts{40, 2, 10, 1}, .shared_memory = {}}},
-      wire::Refused{.text = "this rank has joined already"},
+      wire::Refused{.text = "this rank has joined already", .may_come_again = true},
       wire::Heartbeat{.calls = {state, state}},
       wire::Lost{.rank = 2, .has_left = true, .text = "closed"},
       wire::Abort{.communicator = 7,

@@ -1,0 +1,65 @@
+"""init() more than once: in turn it makes one world after the other, and never two at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher_runs import Start, launching
+
+pytestmark = pytest.mark.timeout(90)
+
+PROGRAM = "import os, sys, select, subprocess\nimport numpy as np\nimport gradring as gr\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with launching(tmp_path) as start:
+        yield start
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_closed_world_may_be_followed_by_another(start: Start, late: int) -> None:
+    program = PROGRAM + (
+        "for turn in range(3):\n"
+        "    with gr.init() as comm:\n"
+        "        assert comm.all_reduce(np.ones(1))[0] == 3\n"
+        # Others come while this rank is still in the world before.
+        f"        if comm.rank == {late}: select.select([], [], [], 0.3)\n"
+        "print('done')\n"
+    )
+    code, lines, err = start(program, "-n", "3").finish()
+    assert (code, sorted(lines), err) == (0, [f"[{rank}] done" for rank in range(3)], "")
+
+
+def test_two_worlds_at_a_time_are_refused_and_the_first_goes_on(start: Start) -> None:
+    program = PROGRAM + (
+        "comm = gr.init()\n"
+        "try: gr.init()\n"
+        "except gr.InvalidArgument as error: print(error)\n"
+        "assert comm.all_reduce(np.ones(1))[0] == 2\n"
+    )
+    code, lines, err = start(program, "-n", "2", "--no-prefix").finish()
+    assert (code, err) == (0, "")
+    assert len(lines) == 2
+    assert all("already: use the communicator that init() returned" in line for line in lines)
+
+
+def test_who_comes_when_all_have_joined_is_told_so(start: Start) -> None:
+    program = PROGRAM + (
+        "if 'LATE' in os.environ:\n"
+        "    try: gr.init(timeout=1)\n"
+        "    except gr.TimedOut as error: print(error)\n"
+        "    sys.exit()\n"
+        "comm = gr.init()\n"
+        "if comm.rank == 1:\n"
+        "    late = {**os.environ, 'LATE': '1'}\n"
+        "    subprocess.run([sys.executable, *sys.orig_argv[1:]], env=late, check=True)\n"
+        "assert comm.all_reduce(np.ones(1))[0] == 2\n"
+    )
+    code, lines, err = start(program, "-n", "2", "--no-prefix").finish()
+    assert (code, err) == (0, "")
+    assert len(lines) == 1
+    assert "all ranks of this job have joined, and nobody can join it any more" in lines[0]
