@@ -10,6 +10,7 @@ from gradring import config
 from gradring.communicator import Communicator
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import Hybrid, Sync
+from gradring.modes.lost_ranks import close_beside
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array
 from gradring.modes.tables import ModeTable
@@ -183,13 +184,19 @@ class HybridOptimizer(ModeOptimizer):
     def close(self) -> None:
         """Close both, the rows first. May be called again.
 
+        After a failure of the ranks (``dense=Sync()``) rows in rounds are not waited for.
+
         Raises:
             TimedOut: As the two modes' own, and so for every other error; call it again, or
                 `abandon`. Where that of the rows fails, the dense parameters are closed all the
                 same.
         """
         self.is_closed = True
-        self._of_both(lambda side: side.close())
+        dense = self.dense_side
+        if isinstance(dense, SyncOptimizer):
+            self._of_both(lambda side: close_beside(side, dense.comm))
+        else:
+            self._of_both(lambda side: side.close())
 
     def abandon(self) -> None:
         """End the threads without waiting for servers."""

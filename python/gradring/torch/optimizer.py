@@ -13,6 +13,7 @@ import torch
 
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
+from gradring.modes.lost_ranks import close_beside
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
@@ -299,7 +300,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Backward no longer averages, and with several ranks `step` raises `Closed`.
         """
         if self.rows is not None:
-            self.rows.driver.close()
+            comm = self._comm if self._averager is None else self._averager.comm
+            close_beside(self.rows.driver, comm)
         if self._averager is not None:
             self._averager.stop_listening()
             self._averager.comm.close()
