@@ -124,17 +124,19 @@ def test_a_server_with_a_log_is_started_again_at_the_same_address(
     assert "starting it again from its log" in err
 
 
-def test_a_server_that_cannot_stay_alive_is_given_up(
+def test_a_server_that_cannot_stay_alive_is_started_again_after_growing_pauses(
     start: Start, serving: tuple[str, ...], tmp_path: Path
 ) -> None:
     program = "import sys\nprint('serving', flush=True)\nsys.exit('no room for the log')\n"
     (tmp_path / "server.py").write_text(program)
     options = ("--servers", "1", "--server-log", "log", "--restart-servers", *serving)
-    code, _, err = start(WAIT, "-n", "1", *options).finish()
-    assert code == 1
-    assert err.count("starting it again") == 10
-    assert "server 0 failed first: exit code 1" in err
-    assert "    no room for the log\n" in err
+    run = start(WAIT, "-n", "1", *options)
+    run.until("serving", times=4)
+    run.process.send_signal(signal.SIGINT)  # Also a pause ends with the job.
+    code, _, err = run.finish()
+    assert code == 130
+    for pause in ("0.1", "0.2", "0.4"):
+        assert f"; starting it again from its log in {pause} s" in err
 
 
 @pytest.mark.parametrize(
@@ -192,10 +194,20 @@ def test_sigkill_of_the_launcher_ends_the_servers_too(
 
 def test_a_server_is_started_again_unless_it_keeps_on_dying() -> None:
     restarts = Restarts(now=0)
-    assert all(restarts.note_end(0, now) for now in range(10))
-    assert not restarts.note_end(0, 10)
-    assert restarts.note_end(1, 10)
-    assert restarts.note_end(0, 70)  # It had lived for a minute.
+    assert all(restarts.note_end(0, now) is not None for now in range(10))
+    assert restarts.note_end(0, 10) is None
+    assert restarts.note_end(1, 10) is not None
+    assert restarts.note_end(0, 80) is not None  # It had lived for a minute.
+
+
+def test_pauses_between_starts_outlast_a_disk_that_is_full_for_a_while() -> None:
+    restarts, now, pauses = Restarts(now=0), 0.0, []
+    while (start := restarts.note_end(0, now)) is not None:
+        pauses.append(start - now)
+        now = start  # It ends as soon as it is started.
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5])
+    after_a_long_life = restarts.note_end(0, now + 100)
+    assert after_a_long_life == pytest.approx(now + 100.1)
 
 
 def plan_of(**options: object) -> Plan:

@@ -66,6 +66,7 @@ class Job:
         self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
         self._started_at = time.monotonic()
         self._restarts = Restarts(self._started_at)
+        self._coming: dict[int, tuple[float, AgentLink]] = {}  # Servers to be started: when, where.
         self._greeted: set[int] = set()  # Servers that have started at least once.
         self._deadline: float | None = None  # For the agents to start, later for them to end.
         self._selector = selectors.DefaultSelector()
@@ -174,6 +175,7 @@ class Job:
             while self._caught:
                 self._take_signal(self._caught.pop(0))
             self._heed_lost_streams()
+            self._start_again()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._give_up_waiting()
             self._show_status()
@@ -182,6 +184,7 @@ class Job:
         waits: list[float] = [0.0] if self._caught else []
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - time.monotonic()))
+        waits += [max(0.0, at - time.monotonic()) for at, _ in self._coming.values()]
         if self._screen.has_bottom and not self._options.quiet:
             waits.append(_STATUS_SECONDS)
         return min(waits, default=None)
@@ -259,14 +262,27 @@ class Job:
             return
         # One that refuses its options, or fails before it says where it is, would do so again.
         could_start = number in self._greeted and status != USAGE_ERROR
-        may_help = self._restarts.note_end(number, time.monotonic()) and could_start
-        if self._options.restart_servers and may_help:
-            self._screen.say(f"{name(number)}: {how}; starting it again from its log")
-            link.send(do="restart", number=number)
+        at = self._restarts.note_end(number, time.monotonic())
+        if self._options.restart_servers and could_start and at is not None:
+            pause = at - time.monotonic()
+            self._screen.say(
+                f"{name(number)}: {how}; starting it again from its log in {pause:.1f} s"
+            )
+            self._coming[number] = (at, link)
         else:
             self._fail(
                 Failure(f"{name(number)} failed first: {how}", exit_code(status) or 1, number)
             )
+
+    def _start_again(self) -> None:
+        """Start the servers whose pause is over."""
+        if self._is_stopping:
+            self._coming.clear()
+        for number, (at, link) in list(self._coming.items()):
+            if time.monotonic() >= at:
+                del self._coming[number]
+                if link.is_open:
+                    link.send(do="restart", number=number)
 
     def _release_servers(self) -> None:
         """Stop the servers once nobody is left who could need them."""

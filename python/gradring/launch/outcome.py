@@ -73,22 +73,28 @@ class Outcome:
 
 
 class Restarts:
-    """Tells whether one more start may help a server that has ended."""
+    """Tells whether one more start may help a server that has ended, and when.
+
+    What ends a server, such as a full disk, may take a while to pass: pauses grow.
+    """
 
     MOST = 10  # In a row, each after a short life.
     LONG_LIFE_SECONDS = 60.0
+    FIRST_PAUSE_SECONDS = 0.1  # Each pause after a short life is twice the one before.
+    LONGEST_PAUSE_SECONDS = 5.0
 
     def __init__(self, now: float) -> None:
         """Take every server's first start to be now."""
         self._first = now
         self._last: dict[int, tuple[float, int]] = {}  # Server: (last start, starts in a row).
 
-    def note_end(self, server: int, now: float) -> bool:
-        """Take the end of a server; True when it should be started again, now."""
+    def note_end(self, server: int, now: float) -> float | None:
+        """Take the end of a server; when to start it again, ``None``: not any more."""
         started, in_a_row = self._last.get(server, (self._first, 0))
         in_a_row = 1 if now - started >= self.LONG_LIFE_SECONDS else in_a_row + 1
-        self._last[server] = (now, in_a_row)
-        return in_a_row <= self.MOST
+        pause = min(self.FIRST_PAUSE_SECONDS * 2 ** (in_a_row - 1), self.LONGEST_PAUSE_SECONDS)
+        self._last[server] = (now + pause, in_a_row)
+        return now + pause if in_a_row <= self.MOST else None
 
 
 def name_ranks(ranks: list[int]) -> str:
