@@ -25,6 +25,17 @@ for step in range(14):
 {ending}
 """
 
+# Its exception has said what went wrong; the script knows of close().
+CLOSE_FAILS = """
+def fail():
+    raise gr.TimedOut("servers did not answer")
+optimizer.replicas.leave = fail
+try:
+    optimizer.close()
+except gr.TimedOut:
+    pass
+"""
+
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
@@ -49,6 +60,7 @@ def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
         ("", "may lack what its last 4 steps have learned"),
         ("optimizer.flush()", ""),
         ("optimizer.close()", ""),
+        (CLOSE_FAILS, ""),
     ],
 )
 def test_an_optimizer_that_was_not_closed_says_what_servers_may_lack(

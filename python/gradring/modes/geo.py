@@ -300,9 +300,8 @@ class GeoOptimizer(ModeOptimizer):
 
         With `Nesterov` all workers leave together.
         """
-        if self.is_closed:
+        if not self.begin_to_close():
             return
-        self.require_open()
         self._take_prefetched()
         self.replicas.leave()
         self.abandon()

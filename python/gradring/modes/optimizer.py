@@ -251,13 +251,20 @@ class ModeOptimizer:
         Raises:
             TimedOut: As `flush`, and so for its other errors; it stays open then (`abandon`).
         """
-        if self.is_closed:
+        if not self.begin_to_close():
             return
-        self.require_open()
         self.flush()
         self.abandon()
         if self.domain is not None:
             self.store.leave(self.domain)
+
+    def begin_to_close(self) -> bool:
+        """Tell whether it is open; from now on nothing reminds the user of `close`."""
+        if self.is_closed:
+            return False
+        self.require_open()  # Not in a forked child.
+        _open.discard(self)
+        return True
 
     def __enter__(self) -> Any:
         """Return itself, to be closed in the end."""
