@@ -11,10 +11,10 @@ namespace {
 // many bytes although they do not: the largest values of vectors of other lengths, a sum and an
 // average.
 struct Header {
-  std::uint64_t kind = 0;
-  double ratio = 0;
+  std::uint16_t kind = 0;
+  std::uint16_t is_divided = 0;
+  float ratio = 0;
   std::uint64_t count = 0;
-  std::uint64_t is_divided = 0;
 
   friend bool operator==(const Header&, const Header&) = default;
 };
@@ -48,14 +48,16 @@ Operation CompressedLayout::spread() const {
 }
 
 void CompressedLayout::write_header(std::byte* out) const {
-  const Header header{static_cast<std::uint64_t>(codec_.kind), codec_.ratio, count_, is_divided_};
+  const Header header{static_cast<std::uint16_t>(codec_.kind), is_divided_,
+                      static_cast<float>(codec_.ratio), count_};
   std::memcpy(out, &header, sizeof header);
 }
 
 void CompressedLayout::check_header(const std::byte* in, Rank from) const {
   Header theirs;
   std::memcpy(&theirs, in, sizeof theirs);
-  const Header ours{static_cast<std::uint64_t>(codec_.kind), codec_.ratio, count_, is_divided_};
+  const Header ours{static_cast<std::uint16_t>(codec_.kind), is_divided_,
+                    static_cast<float>(codec_.ratio), count_};
   if (theirs == ours) return;
   const auto text = [](const Header& header) {
     const bool is_known = header.kind < kernels::kCodecKindCount;

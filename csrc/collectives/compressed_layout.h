@@ -14,7 +14,7 @@ namespace gradring::collectives {
 
 class CompressedLayout {
  public:
-  static constexpr std::size_t kHeaderBytes = 32;
+  static constexpr std::size_t kHeaderBytes = 16;
 
   CompressedLayout(const Compressed& what, Rank rank, Rank ranks)
       : codec_(what.codec),

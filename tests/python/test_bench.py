@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,16 @@ def test_a_document_holds_every_figure_of_every_size(transport: str) -> None:
         assert row["algorithm"]
     controls = document["libraries"]["gradring"]["congestion"]
     assert transport == "shm" or sum(controls.values()) > 2, "data sockets were not found"
+
+
+def test_temporary_files_may_lie_deeper_than_a_sockets_name_may_be_long(tmp_path: Path) -> None:
+    deep = tmp_path / ("deep" * 30)
+    deep.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "bench", "barrier", *SHORT],
+        env={**os.environ, "TMPDIR": str(deep)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_operation_is_right_with_three_ranks() -> None:

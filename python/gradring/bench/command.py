@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,13 @@ import gradring as gr
 from gradring import roles
 from gradring.bench import libraries, plot, report, table
 from gradring.bench.cases import make_cases, message_bytes
-from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup
+from gradring.bench.groups import (
+    Group,
+    GroupFailed,
+    JoinedGroup,
+    LaunchedGroup,
+    folder_for_sockets,
+)
 from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
 from gradring.bench.starts import Missing
@@ -49,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _measure_here(options: Options, argv: Sequence[str]) -> int:
     ranks = options.ranks or 2
-    with tempfile.TemporaryDirectory(prefix="gradring-bench-") as folder, _closing() as groups:
+    with folder_for_sockets("gradring-bench-") as folder, _closing() as groups:
         sockets = Path(folder)
         _say("", f"starting {ranks} ranks")
         own = libraries.start_ours(

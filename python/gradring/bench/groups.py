@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ import gradring as gr
 from gradring.bench.peers.timing import Rank, Reply
 from gradring.bench.starts import Start
 
+_LONGEST_FOLDER = 64  # Bytes; names of ours that come behind it are up to 40 long.
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 300.0
 _LEAVE_SECONDS = 15.0
@@ -49,6 +51,16 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Let the ranks end."""
+
+
+def folder_for_sockets(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """Make a private folder for the sockets of groups; it goes with the context.
+
+    Not where temporary files usually go if that is a long way down: the system takes no socket's
+    name of more than 107 bytes.
+    """
+    is_long = len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER
+    return tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp" if is_long else None)
 
 
 class LaunchedGroup:

@@ -7,14 +7,13 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import gradring as gr
 from gradring import choices, cost_profile, roles
 from gradring.bench import libraries
-from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup
+from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup, folder_for_sockets
 from gradring.cost_profile import Measured
 from gradring.errors import InvalidArgument
 from gradring.tune import fit, report, schedule
@@ -46,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
 def _tune_here(options: Options) -> list[Found]:
     found = []
     assert options.ranks is not None
-    with tempfile.TemporaryDirectory(prefix="gradring-tune-") as folder:
+    with folder_for_sockets("gradring-tune-") as folder:
         for transport in options.transports:
             path = Path(folder) / f"{transport}.sock"
             start = libraries.start_ranks(
