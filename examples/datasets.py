@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-import gradring as gr
+if TYPE_CHECKING:  # Programs read these data that know nothing of gradring.
+    import gradring as gr
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -311,3 +311,12 @@ def test_a_congestion_control_that_the_kernel_has_not_is_refused() -> None:
         namespaces.with_congestion("no-such-control"),
     ):
         pass
+
+
+def test_peers_read_the_data_without_gradring() -> None:
+    program = "import sys; sys.modules['gradring'] = None; import datasets"
+    examples = Path(__file__).parents[2] / "examples"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=examples, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
