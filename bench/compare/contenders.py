@@ -110,7 +110,9 @@ def _clicks(options: argparse.Namespace, found: Mapping[str, Environment]) -> Pa
     same = ("--data", "synthetic", "--examples", examples)
     peer = (*_workers(options), "--examples", examples)
     paddle = (*_peer("paddle", found, "paddle_ctr.py"), *peer)
-    tf = (*_peer("tf", found, "tf_ctr.py"), *peer)
+    # As many as suit TensorFlow, but functions enough to time when workers have compiled theirs.
+    batches = str(max(1, min(16, int(examples) // 12_800)))
+    tf = (*_peer("tf", found, "tf_ctr.py"), *peer, "--batches", batches)
     geo = ("--k-steps", "4", "--rare-every", "8")
     ours = {
         f"gradring {mode}": _job(options, "ctr.py", "--mode", mode, *same, *more)
@@ -123,7 +125,7 @@ def _clicks(options: argparse.Namespace, found: Mapping[str, Environment]) -> Pa
             **ours,
             "Paddle async": Contender((*paddle, "--mode", "async"), "paddle"),
             "Paddle geo": Contender((*paddle, "--mode", "geo", "--k-steps", "20"), "paddle"),
-            "TensorFlow PS": Contender((*tf, "--batches", "16"), "tf"),
+            "TensorFlow PS": Contender(tf, "tf"),
         },
     )  # fmt: skip
 

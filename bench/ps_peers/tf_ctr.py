@@ -120,6 +120,8 @@ def train(options: argparse.Namespace, data: Any, model: Model, coordinator: Any
             coordinator.join()
 
     warm = 4 * options.workers  # Every worker compiles its function before the clock starts.
+    if len(parts) < 2 * warm:
+        raise SystemExit(f"{len(parts)} functions of {size} examples are too few to time")
     for rows in parts[:warm]:
         run(rows)
     join()
