@@ -1,6 +1,7 @@
 #include "collectives/compressed_layout.h"
 
 #include <cstring>
+#include <string>
 
 #include "base/error.h"
 
@@ -11,10 +12,20 @@ namespace {
 // many bytes although they do not: the largest values of vectors of other lengths, a sum and an
 // average.
 struct Header {
-  std::uint16_t kind = 0;
-  std::uint16_t is_divided = 0;
-  float ratio = 0;
-  std::uint64_t count = 0;
+  std::uint64_t what = 0;  // From the lowest bit: the codec's kind (8), is divided (1), the count.
+  double ratio = 0;
+
+  static Header of(const kernels::Codec& codec, bool is_divided, std::uint64_t count) {
+    return {count << 9 | std::uint64_t{is_divided} << 8 | static_cast<std::uint64_t>(codec.kind),
+            codec.ratio};
+  }
+  std::string text() const {
+    const std::uint64_t kind = what & 0xff;
+    const bool is_known = kind < kernels::kCodecKindCount;
+    return str(is_known ? name(static_cast<kernels::CodecKind>(kind)) : "another codec", " (ratio ",
+               ratio, ") for the ", (what >> 8 & 1) != 0 ? "average" : "sum", " of ", what >> 9,
+               " values");
+  }
 
   friend bool operator==(const Header&, const Header&) = default;
 };
@@ -48,25 +59,17 @@ Operation CompressedLayout::spread() const {
 }
 
 void CompressedLayout::write_header(std::byte* out) const {
-  const Header header{static_cast<std::uint16_t>(codec_.kind), is_divided_,
-                      static_cast<float>(codec_.ratio), count_};
+  const Header header = Header::of(codec_, is_divided_, count_);
   std::memcpy(out, &header, sizeof header);
 }
 
 void CompressedLayout::check_header(const std::byte* in, Rank from) const {
   Header theirs;
   std::memcpy(&theirs, in, sizeof theirs);
-  const Header ours{static_cast<std::uint16_t>(codec_.kind), is_divided_,
-                    static_cast<float>(codec_.ratio), count_};
+  const Header ours = Header::of(codec_, is_divided_, count_);
   if (theirs == ours) return;
-  const auto text = [](const Header& header) {
-    const bool is_known = header.kind < kernels::kCodecKindCount;
-    return str(is_known ? name(static_cast<kernels::CodecKind>(header.kind)) : "another codec",
-               " (ratio ", header.ratio, ") for the ", header.is_divided != 0 ? "average" : "sum",
-               " of ", header.count, " values");
-  };
-  throw Mismatch(str("the ranks compress differently: rank ", rank_, " with ", text(ours),
-                     ", rank ", from, " with ", text(theirs)));
+  throw Mismatch(str("the ranks compress differently: rank ", rank_, " with ", ours.text(),
+                     ", rank ", from, " with ", theirs.text()));
 }
 
 }  // namespace gradring::collectives

@@ -139,6 +139,20 @@ def test_a_server_that_cannot_stay_alive_is_started_again_after_growing_pauses(
         assert f"; starting it again from its log in {pause} s" in err
 
 
+def test_a_server_that_cannot_stay_alive_is_given_up(
+    start: Start, serving: tuple[str, ...], tmp_path: Path
+) -> None:
+    # All of its pauses: 26 s, in which nothing runs.
+    program = "import sys\nprint('serving', flush=True)\nsys.exit('no room for the log')\n"
+    (tmp_path / "server.py").write_text(program)
+    options = ("--servers", "1", "--server-log", "log", "--restart-servers", *serving)
+    code, _, err = start(WAIT, "-n", "1", *options).finish()
+    assert code == 1
+    assert err.count("starting it again") == 10
+    assert "server 0 failed first: exit code 1" in err
+    assert "    no room for the log\n" in err
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [("sys.exit(1)", 1), ("print('serving', flush=True); sys.exit(2)", 2)],

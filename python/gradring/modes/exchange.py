@@ -93,9 +93,8 @@ class Replicas:
         self.sparse: list[SparseReplica] = []
         self._removals: Any = None  # The table that counts them.
         self._removals_known = 0.0
-        self._past_known: list[
-            int
-        ] = []  # For each sparse replica, as `Store.written_past` says it.
+        # For each sparse replica, as `Store.written_past` says it.
+        self._past_known: list[int] = []
 
     def add(self, sparse: SparseReplica) -> None:
         """Keep a replica of a sparse table too; no exchange is under way."""
