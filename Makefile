@@ -62,20 +62,24 @@ test-asan: setup
 test-tsan: setup
 	$(CMAKE) --workflow --preset tsan
 
-# Two more than cores: much of the time ranks wait for each other, or for a deadline.
+# Two more than cores: much of the time ranks wait for each other, or for a deadline. In the order of tests/python/conftest.py.
 test-python: setup wheel
-	$(BIN)/pytest --numprocesses $$(( $(JOBS) + 2 )) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $$(( $(JOBS) + 2 )) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The build folder under build/ is kept, so a second wheel compiles only what changed.
+# With it those tests that depend on how the compiler optimises, and the benches; the sanitizers' builds have all tests
+# (`cmake --workflow --preset release`: all of them as the wheel is compiled).
 WITH_TESTS ?= OFF
-wheel-and-tests: WITH_TESTS = ON
+WITH_BENCH ?= OFF
+wheel-and-tests: WITH_TESTS = ARITHMETIC
+wheel-and-tests: WITH_BENCH = ON
 wheel wheel-and-tests: setup-demo
 	@rm -rf build/dist
 	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --wheel-dir build/dist --config-settings=cmake.define.GRADRING_WERROR=ON \
 	  --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)" \
 	  --config-settings=cmake.define.GRADRING_TESTS=$(WITH_TESTS) \
-	  --config-settings=cmake.define.GRADRING_BENCH=$(WITH_TESTS)
+	  --config-settings=cmake.define.GRADRING_BENCH=$(WITH_BENCH)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/dist/gradring-*.whl
 
 conformance: setup wheel

@@ -19,7 +19,7 @@
 #include "support/odd_floats.h"
 #include "support/placed.h"
 
-namespace gradring::testing {
+namespace gradring::testing::apply_kernels_test {
 namespace {
 
 using kernels::Rule;
@@ -228,4 +228,4 @@ TEST_CASE("apply: a call without what its rule needs is refused") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::apply_kernels_test

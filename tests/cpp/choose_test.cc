@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace gradring::collectives {
+namespace gradring::collectives::choose_test {
 namespace {
 
 constexpr std::uint64_t kKiB = 1024;
@@ -136,4 +136,4 @@ TEST_CASE("choose: an operation without plans is an error that names it") {
 }
 
 }  // namespace
-}  // namespace gradring::collectives
+}  // namespace gradring::collectives::choose_test

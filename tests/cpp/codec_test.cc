@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace gradring::testing {
+namespace gradring::testing::codec_test {
 namespace {
 
 using kernels::Codec;
@@ -88,4 +88,4 @@ TEST_CASE("codec: a ratio out of range is refused") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::codec_test

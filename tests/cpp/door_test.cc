@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "transport/socket.h"
 
-namespace gradring::transport {
+namespace gradring::transport::door_test {
 namespace {
 
 const std::string kSecret = "the secret";
@@ -190,4 +190,4 @@ TEST_CASE("a crowd of strangers has a limit, and shuts nobody out") {
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::door_test

@@ -10,6 +10,8 @@
 
 #include "emulator/runtime.h"
 
+namespace gradring::testing::emulated_gpu_test {
+
 namespace {
 
 const gradring_gpu_runtime& gpu() {
@@ -163,3 +165,5 @@ TEST_CASE("all that was taken from an emulated device and given back is accounte
 }
 
 }  // namespace
+
+}  // namespace gradring::testing::emulated_gpu_test

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-namespace gradring::emulator {
+namespace gradring::emulator::emulator_test {
 namespace {
 
 struct InOrder {
@@ -166,4 +166,4 @@ TEST_CASE("a stream's hook gets launches, which keep the arguments they were mad
 }
 
 }  // namespace
-}  // namespace gradring::emulator
+}  // namespace gradring::emulator::emulator_test

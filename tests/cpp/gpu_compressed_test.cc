@@ -14,7 +14,7 @@
 #include "support/run_ranks.h"
 #include "support/staged_rig.h"
 
-namespace gradring::testing {
+namespace gradring::testing::gpu_compressed_test {
 namespace {
 
 using collectives::Communicator;
@@ -213,4 +213,4 @@ TEST_CASE("what a device refuses to a compressed sum is told to every rank") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::gpu_compressed_test

@@ -17,7 +17,7 @@
 #include "support/run_ranks.h"
 #include "support/staged_rig.h"
 
-namespace gradring::testing {
+namespace gradring::testing::gpu_hosts_test {
 namespace {
 
 using collectives::Communicator;
@@ -347,4 +347,4 @@ TEST_CASE("what a device refuses on the way between hosts is a DeviceError on ev
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::gpu_hosts_test

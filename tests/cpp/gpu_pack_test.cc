@@ -13,7 +13,7 @@
 #include "kernels/codec.h"
 #include "support/gpu_memory.h"
 
-namespace gradring {
+namespace gradring::gpu_pack_test {
 namespace {
 
 using namespace gpu_test;
@@ -276,4 +276,4 @@ TEST_CASE("pack and unpack refuse what they do not do") {
 }
 
 }  // namespace
-}  // namespace gradring
+}  // namespace gradring::gpu_pack_test

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-namespace gradring::collectives {
+namespace gradring::collectives::gpu_path_test {
 namespace {
 
 std::vector<GpuFacts> ranks_on(const std::vector<std::string>& hosts) {
@@ -80,4 +80,4 @@ TEST_CASE("a way that was asked for is taken, or refused with the reason") {
 }
 
 }  // namespace
-}  // namespace gradring::collectives
+}  // namespace gradring::collectives::gpu_path_test

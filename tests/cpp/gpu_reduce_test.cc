@@ -13,7 +13,7 @@
 #include "kernels/reduce.h"
 #include "support/gpu_memory.h"
 
-namespace gradring {
+namespace gradring::gpu_reduce_test {
 namespace {
 
 using namespace gpu_test;
@@ -292,4 +292,4 @@ TEST_CASE("the clip factor is torch's") {
 }
 
 }  // namespace
-}  // namespace gradring
+}  // namespace gradring::gpu_reduce_test

@@ -10,7 +10,7 @@
 #include "kernels/updater.h"
 #include "support/gpu_memory.h"
 
-namespace gradring {
+namespace gradring::gpu_step_test {
 namespace {
 
 using namespace gpu_test;
@@ -193,4 +193,4 @@ TEST_CASE("a word that says so keeps a step from changing anything") {
 }
 
 }  // namespace
-}  // namespace gradring
+}  // namespace gradring::gpu_step_test

@@ -10,7 +10,7 @@
 #include "kernels/table.h"
 #include "support/kernels_reference.h"
 
-namespace gradring::kernels {
+namespace gradring::kernels::half_test {
 namespace {
 
 using reference::Buffer;
@@ -122,4 +122,4 @@ TEST_CASE("a half at a time is read and rounded as by vectors") {
 }
 
 }  // namespace
-}  // namespace gradring::kernels
+}  // namespace gradring::kernels::half_test

@@ -15,7 +15,7 @@
 #include "transport/fd.h"
 #include "transport/socket.h"
 
-namespace gradring::transport {
+namespace gradring::transport::handshake_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -225,4 +225,4 @@ TEST_CASE("a client whose server goes away in between is told that the connectio
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::handshake_test

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "transport/memory_link.h"
 
-namespace gradring::transport {
+namespace gradring::transport::idle_test {
 namespace {
 
 constexpr Millis kPlenty{20'000};
@@ -182,4 +182,4 @@ TEST_CASE("there is no sleep while a link can be used") {
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::idle_test

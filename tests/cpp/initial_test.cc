@@ -10,7 +10,7 @@
 #include "ps/dense_table.h"
 #include "ps/sparse_table.h"
 
-namespace gradring::testing {
+namespace gradring::testing::initial_test {
 namespace {
 
 using ps::Draws;
@@ -145,4 +145,4 @@ TEST_CASE("a dense table starts the same on any number of shards") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::initial_test

@@ -14,7 +14,7 @@
 #include "transport/handshake.h"
 #include "transport/socket.h"
 
-namespace gradring::testing {
+namespace gradring::testing::inspection_test {
 namespace {
 
 using collectives::Communicator;
@@ -97,4 +97,4 @@ TEST_CASE("two ranks of one host find that they have one clock") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::inspection_test

@@ -14,7 +14,7 @@
 #include "kernels/table.h"
 #include "support/kernels_reference.h"
 
-namespace gradring::kernels {
+namespace gradring::kernels::kernels_test {
 namespace {
 
 using reference::Buffer;
@@ -344,4 +344,4 @@ TEST_CASE("copies move every byte and no other, through the caches and past them
 }
 
 }  // namespace
-}  // namespace gradring::kernels
+}  // namespace gradring::kernels::kernels_test

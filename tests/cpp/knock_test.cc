@@ -9,7 +9,7 @@
 #include "transport/door.h"
 #include "transport/socket.h"
 
-namespace gradring::transport {
+namespace gradring::transport::knock_test {
 namespace {
 
 using Outcome = Knock::Outcome;
@@ -90,4 +90,4 @@ TEST_CASE("a knock at a door that does not answer waits without blocking") {
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::knock_test

@@ -13,7 +13,7 @@
 
 #include "support/one_shard.h"
 
-namespace gradring::testing {
+namespace gradring::testing::log_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -354,4 +354,4 @@ TEST_CASE("a folder has one server, and one number of shards") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::log_folder_test

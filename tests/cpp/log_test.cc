@@ -16,7 +16,7 @@
 
 #include "ps/log_reader.h"
 
-namespace gradring::ps {
+namespace gradring::ps::log_test {
 namespace {
 
 // A folder that goes with the test.
@@ -299,4 +299,4 @@ TEST_CASE("a policy is none, always or milliseconds") {
 }
 
 }  // namespace
-}  // namespace gradring::ps
+}  // namespace gradring::ps::log_test

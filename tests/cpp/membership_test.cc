@@ -8,7 +8,7 @@
 
 #include "support/cluster.h"
 
-namespace gradring::testing {
+namespace gradring::testing::membership_test {
 namespace {
 
 using Ranks = std::vector<Rank>;
@@ -355,4 +355,4 @@ TEST_CASE("a loss of a rank that does not exist is refused") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::membership_test

@@ -9,7 +9,7 @@
 
 #include "ps/partition.h"
 
-namespace gradring::testing {
+namespace gradring::testing::merge_test {
 namespace {
 
 using ps::Distinct;
@@ -159,4 +159,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::merge_test

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace gradring::testing {
+namespace gradring::testing::peer_memory_test {
 namespace {
 
 using transport::MemoryCard;
@@ -98,4 +98,4 @@ TEST_CASE("peer memory: bytes that may not be read are a no, not a fault") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::peer_memory_test

@@ -17,7 +17,7 @@
 #include "support/plan_interpreter.h"
 #include "support/plan_rules.h"
 
-namespace gradring::testing {
+namespace gradring::testing::plan_test {
 namespace {
 
 using namespace collectives;
@@ -347,4 +347,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::plan_test

@@ -12,7 +12,7 @@
 #include "support/operations.h"
 #include "support/run_ranks.h"
 
-namespace gradring::testing {
+namespace gradring::testing::point_to_point_test {
 namespace {
 
 using collectives::Communicator;
@@ -261,4 +261,4 @@ TEST_CASE("a recv from anyone ends with PeerLost when everybody else has left") 
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::point_to_point_test

@@ -7,6 +7,8 @@
 #include <array>
 #include <vector>
 
+namespace gradring::testing::ps_changed_call_test {
+
 namespace {
 
 using namespace gradring;
@@ -86,3 +88,5 @@ TEST_CASE("answers that are none, and rooms for less than a row, are refused") {
 }
 
 }  // namespace
+
+}  // namespace gradring::testing::ps_changed_call_test

@@ -6,6 +6,8 @@
 #include "ps/partition.h"
 #include "support/ps_net.h"
 
+namespace gradring::testing::ps_client_core_test {
+
 namespace {
 
 using namespace gradring;
@@ -283,3 +285,5 @@ TEST_CASE("what is under way is bounded") {
   net.core().cancel(*push, {ErrorKind::kClosed, -1, "enough"});
   CHECK(push->failure().kind == ErrorKind::kClosed);
 }
+
+}  // namespace gradring::testing::ps_client_core_test

@@ -8,7 +8,7 @@
 #include "ps/partition.h"
 #include "support/shard_rig.h"
 
-namespace gradring::testing {
+namespace gradring::testing::ps_cut_test {
 namespace {
 
 using wire::PsType;
@@ -396,4 +396,4 @@ TEST_CASE("the saver's own changes do not keep its cut from happening") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::ps_cut_test

@@ -9,7 +9,7 @@
 #include "base/config.h"
 #include "support/shard_rig.h"
 
-namespace gradring::testing {
+namespace gradring::testing::ps_domain_test {
 namespace {
 
 using wire::PsType;
@@ -370,4 +370,4 @@ TEST_CASE("pulls that wait at a gate are bounded, and make room when it opens") 
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::ps_domain_test

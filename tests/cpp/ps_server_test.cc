@@ -17,6 +17,8 @@
 #include "transport/handshake.h"
 #include "transport/socket.h"
 
+namespace gradring::testing::ps_server_test {
+
 namespace {
 
 using namespace gradring;
@@ -394,3 +396,5 @@ TEST_CASE("a cut reaches every shard's owner, and its files end the service") {
   CHECK(await_job(*client, cut.number, kTimeout) ==
         std::vector<std::string>{"written 0", "written 1"});
 }
+
+}  // namespace gradring::testing::ps_server_test

@@ -9,7 +9,7 @@
 
 #include "support/shard_rig.h"
 
-namespace gradring::testing {
+namespace gradring::testing::ps_shard_test {
 namespace {
 
 using wire::PsType;
@@ -353,4 +353,4 @@ TEST_CASE("a server that was started again says that its checkpoints cannot be b
   CHECK(lineage(again) != lineage(rig));
 }
 
-}  // namespace gradring::testing
+}  // namespace gradring::testing::ps_shard_test

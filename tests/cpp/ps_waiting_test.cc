@@ -6,6 +6,8 @@
 #include "support/ps_net.h"
 #include "support/ps_requests.h"
 
+namespace gradring::testing::ps_waiting_test {
+
 namespace {
 
 using namespace gradring;
@@ -166,3 +168,5 @@ TEST_CASE("a welcome that comes in pieces, again and again, ends no wait for an 
   REQUIRE(call->is_done());
   CHECK(call->failure().kind == ErrorKind::kTimedOut);
 }
+
+}  // namespace gradring::testing::ps_waiting_test

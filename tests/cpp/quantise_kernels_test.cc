@@ -15,7 +15,7 @@
 #include "support/odd_floats.h"
 #include "support/placed.h"
 
-namespace gradring::testing {
+namespace gradring::testing::quantise_kernels_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -218,4 +218,4 @@ TEST_CASE("codec kernels: sources that are none, or too many, are refused") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::quantise_kernels_test

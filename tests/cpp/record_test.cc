@@ -10,7 +10,7 @@
 
 #include "base/json.h"
 
-namespace gradring::testing {
+namespace gradring::testing::record_test {
 namespace {
 
 Call call_of(std::uint64_t count) {
@@ -192,4 +192,4 @@ TEST_CASE("JSON has commas between values and nowhere else, and escapes what it 
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::record_test

@@ -8,7 +8,7 @@
 
 #include "ps/row_codec.h"
 
-namespace gradring::testing {
+namespace gradring::testing::residuals_test {
 namespace {
 
 using ps::Residuals;
@@ -66,4 +66,4 @@ TEST_CASE("what was sent and what is kept add up to what was given") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::residuals_test

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace gradring::testing {
+namespace gradring::testing::row_codec_test {
 namespace {
 
 using wire::RowCodec;
@@ -68,4 +68,4 @@ TEST_CASE("every row can be decoded alone, and an int8 row has a scale of its ow
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::row_codec_test

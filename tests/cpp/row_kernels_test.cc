@@ -19,7 +19,7 @@
 #include "support/odd_floats.h"
 #include "support/placed.h"
 
-namespace gradring::testing {
+namespace gradring::testing::row_kernels_test {
 namespace {
 
 using Ids = std::vector<std::uint64_t>;
@@ -320,4 +320,4 @@ TEST_CASE("put: rows go where the slots say, and nothing else changes") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::row_kernels_test

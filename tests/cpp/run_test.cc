@@ -13,7 +13,7 @@
 #include "support/plan_cases.h"
 #include "transport/memory_link.h"
 
-namespace gradring::testing {
+namespace gradring::testing::run_test {
 namespace {
 
 using collectives::Algorithm;
@@ -295,4 +295,4 @@ TEST_CASE("what was sent before a peer went is still received") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::run_test

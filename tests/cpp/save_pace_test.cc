@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+namespace gradring::testing::save_pace_test {
+
 namespace {
 
 using namespace gradring;
@@ -40,3 +42,5 @@ TEST_CASE("a save that was held up makes up for little of it") {
 }
 
 }  // namespace
+
+}  // namespace gradring::testing::save_pace_test

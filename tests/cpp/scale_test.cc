@@ -6,7 +6,7 @@
 
 #include "sim/start_up.h"
 
-namespace gradring::sim {
+namespace gradring::sim::scale_test {
 namespace {
 
 using collectives::Algorithm;
@@ -91,4 +91,4 @@ TEST_CASE("nothing that rank 0 sends grows faster than with the square of the wo
 }
 
 }  // namespace
-}  // namespace gradring::sim
+}  // namespace gradring::sim::scale_test

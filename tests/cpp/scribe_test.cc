@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace gradring::transport {
+namespace gradring::transport::scribe_test {
 namespace {
 
 TEST_CASE("jobs are done in order, all of those posted before stop() and none after it") {
@@ -51,4 +51,4 @@ TEST_CASE("more jobs than can wait are dropped, not kept without bound") {
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::scribe_test

@@ -12,7 +12,7 @@
 #include "support/operations.h"
 #include "support/run_ranks.h"
 
-namespace gradring::testing {
+namespace gradring::testing::shared_array_test {
 namespace {
 
 using collectives::Communicator;
@@ -24,16 +24,18 @@ constexpr std::size_t kBytes = 1 << 20;
 // Where a rank's vector lies: in shared memory, `offset` bytes in, or (-1) in its own.
 using Offsets = std::vector<int>;
 
-// Runs one all_reduce on this rank and says whether it got the bits that the order gives.
-bool is_right(Communicator& comm, SharedArray& array, PlanCase c, const Offsets& offsets) {
-  c.world_size = comm.world_size();
+Prepared in_place(PlanCase c, int ranks) {
+  c.world_size = ranks;
   c.is_in_place = true;
-  c.order =
-      collectives::order_for(c.op, c.world_size, collectives::bytes_of(c.requests()[0]), c.dtype);
-  const std::vector<Memory> all = random_memory(c, c.count + 3);
+  return prepared(c);
+}
+
+// Runs one all_reduce on this rank and says whether it got the bits that the order gives.
+bool is_right(Communicator& comm, SharedArray& array, const Prepared& prepared,
+              const Offsets& offsets) {
   const auto rank = static_cast<std::size_t>(comm.rank());
-  Memory mine = all[rank];
-  Operation operation = operation_of(c, comm.rank(), mine);
+  Memory mine = prepared.all[rank];
+  Operation operation = operation_of(prepared.c, comm.rank(), mine);
   std::byte* own = operation.output;
   const int offset = offsets[rank % offsets.size()];
   if (offset >= 0) {
@@ -43,19 +45,22 @@ bool is_right(Communicator& comm, SharedArray& array, PlanCase c, const Offsets&
   }
   comm.run(operation, kPlenty);
   if (offset >= 0) std::memcpy(own, operation.output, mine.output_bytes);
-  return mine.output_is(expected_outputs(c, all)[rank]);
+  return mine.output_is(prepared.expected[rank]);
 }
 
 TEST_CASE("shared array: every rank gets the bits of the documented order, wherever vectors lie") {
   for (const int ranks : {2, 3, 4, 7}) {
+    std::vector<Prepared> cases;
+    for (const std::uint64_t count : {1, 9000, 70'001, 200'003})
+      cases.push_back(in_place({.count = count}, ranks));
     std::atomic<int> wrong{0};
     run_ranks({.ranks = ranks, .mode = TransportMode::kShm}, [&](Communicator& comm) {
       const auto array = comm.share_memory(kBytes, kPlenty);
       REQUIRE(array != nullptr);
       for (const Offsets& offsets :
            {Offsets{0}, Offsets{64}, Offsets{4}, Offsets{0, 64}, Offsets{0, -1}, Offsets{-1}})
-        for (const std::uint64_t count : {1, 9000, 70'001, 200'003})
-          if (!is_right(comm, *array, {.count = count}, offsets)) ++wrong;
+        for (const Prepared& each : cases)
+          if (!is_right(comm, *array, each, offsets)) ++wrong;
     });
     CAPTURE(ranks);
     CHECK(wrong == 0);
@@ -63,29 +68,33 @@ TEST_CASE("shared array: every rank gets the bits of the documented order, where
 }
 
 TEST_CASE("shared array: every dtype, and averages") {
+  std::vector<Prepared> cases;
+  for (std::size_t d = 0; d < kDTypeCount; ++d)
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax})
+      if (const auto dtype = static_cast<DType>(d); is_defined(dtype, op))
+        cases.push_back(in_place({.count = 90'001, .dtype = dtype, .reduce_op = op}, 3));
   std::atomic<int> wrong{0};
   run_ranks({.ranks = 3, .mode = TransportMode::kShm}, [&](Communicator& comm) {
     const auto array = comm.share_memory(kBytes, kPlenty);
-    for (std::size_t d = 0; d < kDTypeCount; ++d)
-      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax})
-        if (const auto dtype = static_cast<DType>(d); is_defined(dtype, op))
-          if (!is_right(comm, *array, {.count = 90'001, .dtype = dtype, .reduce_op = op}, {0}))
-            ++wrong;
+    for (const Prepared& each : cases)
+      if (!is_right(comm, *array, each, {0})) ++wrong;
   });
   CHECK(wrong == 0);
 }
 
 TEST_CASE("shared array: many in a row, several arrays, and one that a rank has let go of") {
+  const Prepared shorter = in_place({.count = 50'000}, 3);
+  const Prepared longer = in_place({.count = 100'000}, 3);
   std::atomic<int> wrong{0};
   run_ranks({.ranks = 3, .mode = TransportMode::kShm}, [&](Communicator& comm) {
     auto first = comm.share_memory(kBytes, kPlenty);
     const auto second = comm.share_memory(kBytes / 2, kPlenty);
     for (int i = 0; i < 20; ++i) {
-      if (!is_right(comm, *first, {.count = 50'000}, {128})) ++wrong;
-      if (!is_right(comm, *second, {.count = 100'000}, {0})) ++wrong;
+      if (!is_right(comm, *first, shorter, {128})) ++wrong;
+      if (!is_right(comm, *second, longer, {0})) ++wrong;
     }
     if (comm.rank() == 1) first.reset();
-    if (!is_right(comm, first ? *first : *second, {.count = 100'000}, {0})) ++wrong;
+    if (!is_right(comm, first ? *first : *second, longer, {0})) ++wrong;
   });
   CHECK(wrong == 0);
 }
@@ -133,11 +142,13 @@ TEST_CASE("shared array: without shared memory there is none") {
 }
 
 TEST_CASE("shared array: a rank that leaves instead of taking part is named to the others") {
-  const auto ends = end_of_ranks({.ranks = 3, .mode = TransportMode::kShm}, [](Communicator& comm) {
-    const auto array = comm.share_memory(kBytes, kPlenty);
-    if (comm.rank() == 2) return;
-    is_right(comm, *array, {.count = 50'000}, {0});
-  });
+  const Prepared any = in_place({.count = 50'000}, 3);
+  const auto ends =
+      end_of_ranks({.ranks = 3, .mode = TransportMode::kShm}, [&any](Communicator& comm) {
+        const auto array = comm.share_memory(kBytes, kPlenty);
+        if (comm.rank() == 2) return;
+        is_right(comm, *array, any, {0});
+      });
   for (const std::size_t rank : {0, 1}) {
     CAPTURE(ends[rank].text);
     CHECK(ends[rank].kind == ErrorKind::kPeerLost);
@@ -146,4 +157,4 @@ TEST_CASE("shared array: a rank that leaves instead of taking part is named to t
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::shared_array_test

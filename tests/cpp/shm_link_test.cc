@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace gradring::transport {
+namespace gradring::transport::shm_link_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -172,4 +172,4 @@ TEST_CASE("memory of another size than agreed, or unsealed, is refused") {
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::shm_link_test

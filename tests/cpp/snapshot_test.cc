@@ -11,7 +11,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 
-namespace gradring::ps {
+namespace gradring::ps::snapshot_test {
 namespace {
 
 std::span<const std::byte> bytes_of(const std::string& text) {
@@ -233,4 +233,4 @@ TEST_CASE("a block over the limit is refused before anybody takes memory for it"
 }
 
 }  // namespace
-}  // namespace gradring::ps
+}  // namespace gradring::ps::snapshot_test

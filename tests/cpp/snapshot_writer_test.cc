@@ -12,6 +12,8 @@
 #include "support/shard_rig.h"
 #include "transport/fd.h"
 
+namespace gradring::testing::snapshot_writer_test {
+
 namespace {
 
 using namespace gradring;
@@ -170,3 +172,5 @@ TEST_CASE("a server that stops while a snapshot is written says so") {
 }
 
 }  // namespace
+
+}  // namespace gradring::testing::snapshot_writer_test

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <thread>
 
-namespace gradring::testing {
+namespace gradring::testing::spans_test {
 namespace {
 
 std::vector<SpanRecord> named(const std::string& name) {
@@ -51,4 +51,4 @@ TEST_CASE("threads have spans of their own, written at the same time") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::spans_test

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-namespace gradring::testing {
+namespace gradring::testing::spares_test {
 namespace {
 
 using ps::Spares;
@@ -53,4 +53,4 @@ TEST_CASE("the oldest spare memory goes when there is too much") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::spares_test

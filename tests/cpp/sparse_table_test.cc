@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "support/table_reference.h"
 
-namespace gradring::testing {
+namespace gradring::testing::sparse_table_test {
 namespace {
 
 using kernels::RuleKind;
@@ -374,4 +374,4 @@ TEST_CASE("what is wrong with a table's spec is said") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::sparse_table_test

@@ -18,7 +18,7 @@
 #include "support/odd_floats.h"
 #include "support/placed.h"
 
-namespace gradring::testing {
+namespace gradring::testing::sparsify_kernels_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -196,4 +196,4 @@ TEST_CASE("desparsify: what the CPU's decode gives, also of bytes that mean noth
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::sparsify_kernels_test

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "support/plan_cases.h"
 
-namespace gradring::testing {
+namespace gradring::testing::staged_rounds_test {
 namespace {
 
 using collectives::chunk_begin;
@@ -116,4 +116,4 @@ TEST_CASE("segments of a hierarchy are rounds of their own") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::staged_rounds_test

@@ -13,7 +13,7 @@
 #include "ps/partition.h"
 #include "ps/sparse_table.h"
 
-namespace gradring::testing {
+namespace gradring::testing::table_snapshot_test {
 namespace {
 
 using kernels::RuleKind;
@@ -373,4 +373,4 @@ TEST_CASE("damaged pieces of a dense table are refused or loaded, but do no harm
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::table_snapshot_test

@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-namespace gradring::transport {
+namespace gradring::transport::tcp_link_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -208,4 +208,4 @@ TEST_CASE("a connection can be told to end when its peer's host has gone silent"
 }
 
 }  // namespace
-}  // namespace gradring::transport
+}  // namespace gradring::transport::tcp_link_test

@@ -6,6 +6,8 @@
 #include <set>
 #include <string_view>
 
+namespace gradring::testing::types_test {
+
 using namespace gradring;
 
 TEST_CASE("item sizes are those of NumPy") {
@@ -46,3 +48,5 @@ TEST_CASE("bitwise operators are for integers and bool, averages for numbers") {
       CHECK(is_defined(dtype, op));
   }
 }
+
+}  // namespace gradring::testing::types_test

@@ -10,7 +10,7 @@
 #include "support/plan_cases.h"
 #include "support/plan_interpreter.h"
 
-namespace gradring::testing {
+namespace gradring::testing::uneven_test {
 namespace {
 
 using collectives::ActionKind;
@@ -97,4 +97,4 @@ TEST_CASE("uneven all_reduce: who owns nothing sends its vector once") {
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::uneven_test

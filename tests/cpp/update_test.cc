@@ -14,7 +14,7 @@
 #include "kernels/update_table.h"
 #include "kernels/updater.h"
 
-namespace gradring::kernels {
+namespace gradring::kernels::update_test {
 namespace {
 
 constexpr std::size_t kDims[] = {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100};
@@ -295,4 +295,4 @@ TEST_CASE("a value that is not finite is found wherever it is") {
 }
 
 }  // namespace
-}  // namespace gradring::kernels
+}  // namespace gradring::kernels::update_test

@@ -14,7 +14,7 @@
 #include "wire/messages.h"
 #include "wire/op_header.h"
 
-namespace gradring::wire {
+namespace gradring::wire::wire_test {
 namespace {
 
 Member some_member(Rank rank) {
@@ -208,4 +208,4 @@ TEST_CASE("no bytes at all do anything but decode or throw ProtocolError") {
 }
 
 }  // namespace
-}  // namespace gradring::wire
+}  // namespace gradring::wire::wire_test

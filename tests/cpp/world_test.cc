@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "support/run_ranks.h"
 
-namespace gradring::testing {
+namespace gradring::testing::world_test {
 namespace {
 
 using transport::JoinOptions;
@@ -187,4 +187,4 @@ TEST_CASE("a new connection to a rank that is frozen ends with the heartbeat's v
 }
 
 }  // namespace
-}  // namespace gradring::testing
+}  // namespace gradring::testing::world_test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from rank_job import Job
 from thread_ranks import ThreadWorld
 
 GetWorld = Callable[[int, str], ThreadWorld]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes test, mix the files, by a checksum of their names.
+
+    In the alphabet's order those that start the most ranks (test_torch_...) come together, and
+    ranks that have too few cores beside the spinning of others take many times as long.
+    """
+    if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
+        items.sort(key=lambda item: zlib.crc32(item.path.name.encode()))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,7 +30,8 @@ SECONDS = 90.0
 GROUP_SECONDS = 30.0
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["torch_ranks", "gradring.torch", "torch_models"])
+# An optimizer imports torch._dynamo when the first is made: two seconds for each rank.
+_server.set_forkserver_preload(["torch_ranks", "gradring.torch", "torch_models", "torch._dynamo"])
 
 
 def on_ranks(size: int, job: Job, *arguments: Any, backend: str = "gradring") -> list[Any]:

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-namespace gradring::sim {
+namespace gradring::sim::ps_simulation_test {
 namespace {
 
 TEST_CASE("whatever breaks, every push counts once, no read goes back and every call ends") {
@@ -62,4 +62,4 @@ TEST_CASE("the simulation of a parameter server draws every kind of work and of 
 }
 
 }  // namespace
-}  // namespace gradring::sim
+}  // namespace gradring::sim::ps_simulation_test

@@ -5,7 +5,7 @@
 
 #include <set>
 
-namespace gradring::sim {
+namespace gradring::sim::simulation_test {
 namespace {
 
 constexpr std::uint64_t kSeeds = 50;
@@ -52,4 +52,4 @@ TEST_CASE("the simulation draws every kind of fault and of wrong call") {
 }
 
 }  // namespace
-}  // namespace gradring::sim
+}  // namespace gradring::sim::simulation_test

@@ -3,7 +3,7 @@
 
 #include <doctest/doctest.h>
 
-namespace gradring::sim {
+namespace gradring::sim::staged_simulation_test {
 namespace {
 
 TEST_CASE("staged rounds keep their slots and their data apart, whatever fails") {
@@ -28,4 +28,4 @@ TEST_CASE("staged rounds keep their slots and their data apart, whatever fails")
 }
 
 }  // namespace
-}  // namespace gradring::sim
+}  // namespace gradring::sim::staged_simulation_test

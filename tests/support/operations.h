@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "collectives/communicator.h"
@@ -42,6 +43,34 @@ inline collectives::Operation operation_of(const PlanCase& c, Rank rank, Memory&
   operation.input = memory.bytes.data() + memory.input_at;
   operation.output = memory.bytes.data() + memory.output_at;
   return operation;
+}
+
+// The case in the order that the operation has with this algorithm.
+inline PlanCase ordered(PlanCase c, collectives::Algorithm wanted = collectives::Algorithm::kAuto) {
+  using collectives::Algorithm;
+  c.algorithm = wanted;
+  c.order =
+      collectives::order_for(c.op, c.world_size, collectives::bytes_of(c.requests()[0]), c.dtype);
+  if (wanted == Algorithm::kRing) c.order = collectives::Order::kRing;
+  if (c.op == OpKind::kAllReduce &&
+      (wanted == Algorithm::kDoubling || wanted == Algorithm::kHalving))
+    c.order = collectives::Order::kTree;
+  return c;
+}
+
+// A case with what every rank passes in and must get: worked out once, for all ranks.
+struct Prepared {
+  PlanCase c;
+  std::vector<Memory> all;
+  std::vector<reference::Buffer> expected;
+};
+
+inline Prepared prepared(const PlanCase& of,
+                         collectives::Algorithm wanted = collectives::Algorithm::kAuto) {
+  const PlanCase c = ordered(of, wanted);
+  std::vector<Memory> all = random_memory(c, c.count + 17);
+  std::vector<reference::Buffer> expected = expected_outputs(c, all);
+  return {c, std::move(all), std::move(expected)};
 }
 
 // `data` outlives the transfer.
