@@ -37,7 +37,7 @@ demo: setup-demo wheel
 # One GPU architecture is enough to test with. A wheel made by `make wheel` has all, whatever was built here before.
 test: CUDA_ARCHITECTURES = 90-real
 # Every test of the third set is in one of these.
-test: CONFORMANCE = --gates gloo mpi
+test: CONFORMANCE = --gates gloo mpi --jobs 3
 test: lint test-cpp test-asan test-tsan conformance test-python
 
 setup:

@@ -88,7 +88,8 @@ install_python_packages() {
     wanted="$(sha256sum < "tools/requirements-$name.txt")"
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then continue; fi
     say "installing tools/requirements-$name.txt"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    # Modules are compiled when they are imported: most of PyTorch's and SciPy's never are.
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
       -r "tools/requirements-$name.txt"
     echo "$wanted" > "$stamp"
   done
