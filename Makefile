@@ -1,6 +1,6 @@
 # What a reader types. Every target sets up what it needs (tools/setup.sh) and does nothing twice.
 #   make demo      build, install into .venv, train on two local workers
-#   make test      linters, C++ tests (plain, ASan+UBSan, TSan), wheel, PyTorch's backend tests, Python tests
+#   make test      linters, C++ tests (ASan+UBSan, TSan; arithmetic also as shipped), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: two, with every test)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
 #   make test-slow Python tests that take minutes or many GiB: every mode's examples, servers killed at 50 points

@@ -9,8 +9,6 @@
 
 namespace gradring::testing::error_test {
 
-using namespace gradring;
-
 namespace {
 
 // Throws `thrown`, turns it into a value and raises it again as `Expected` with the same text.

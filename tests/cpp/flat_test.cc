@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "support/flat_team.h"
+#include "support/instrumented.h"
 
 namespace gradring::testing::flat_test {
 namespace {
@@ -63,7 +64,8 @@ void check_variants(FlatTeam& team, PlanCase c) {
 }
 
 TEST_CASE("flat: every rank gets the bits of the documented order") {
-  for (const Rank n : {1, 2, 3, 4, 5, 8}) {
+  for (Rank n = 1; n <= 8; ++n) {
+    if (kWatchesThreads && (n == 6 || n == 7)) continue;
     FlatTeam team(n);
     const auto ranks = static_cast<std::uint64_t>(n);
     for (const OpKind op : kOps)
@@ -111,10 +113,15 @@ TEST_CASE("flat: long vectors go through the slots many times") {
 }
 
 TEST_CASE("flat: a group so large that its entries shrink") {
-  FlatTeam team(32);
+  const Rank ranks = kWatchesThreads ? 32 : 64;
+  FlatTeam team(ranks);
   for (const OpKind op : {OpKind::kAllReduce, OpKind::kBroadcast})
     check_case(team,
-               {.op = op, .world_size = 32, .count = 160021, .dtype = DType::kFloat64, .root = 31},
+               {.op = op,
+                .world_size = ranks,
+                .count = 160021,
+                .dtype = DType::kFloat64,
+                .root = ranks - 1},
                3);
 }
 

@@ -11,7 +11,6 @@ namespace gradring::testing::ps_changed_call_test {
 
 namespace {
 
-using namespace gradring;
 using namespace gradring::ps;
 
 constexpr std::uint32_t kDim = 2;

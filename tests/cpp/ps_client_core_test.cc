@@ -10,7 +10,6 @@ namespace gradring::testing::ps_client_core_test {
 
 namespace {
 
-using namespace gradring;
 using namespace gradring::ps;
 using gradring::testing::counting_table;
 using gradring::testing::PsNet;

@@ -21,7 +21,6 @@ namespace gradring::testing::ps_server_test {
 
 namespace {
 
-using namespace gradring;
 using namespace gradring::ps;
 using transport::TransportMode;
 

@@ -7,7 +7,6 @@ namespace gradring::testing::save_pace_test {
 
 namespace {
 
-using namespace gradring;
 using namespace gradring::ps;
 
 constexpr std::size_t kBytes = 2'000'000;

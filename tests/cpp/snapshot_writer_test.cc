@@ -16,7 +16,6 @@ namespace gradring::testing::snapshot_writer_test {
 
 namespace {
 
-using namespace gradring;
 using namespace gradring::ps;
 using testing::ShardRig;
 

@@ -8,8 +8,6 @@
 
 namespace gradring::testing::types_test {
 
-using namespace gradring;
-
 TEST_CASE("item sizes are those of NumPy") {
   CHECK(item_bytes(DType::kFloat64) == 8);
   CHECK(item_bytes(DType::kFloat32) == 4);
