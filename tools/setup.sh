@@ -82,17 +82,25 @@ make_venv() {
 
 # One stamp a requirements file, holding the hash of what was installed from it.
 install_python_packages() {
-  local name stamp wanted
+  local name stamp wanted installed=no
   for name in "${files[@]}"; do
     stamp="$venv/.installed-$name"
     wanted="$(sha256sum < "tools/requirements-$name.txt")"
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then continue; fi
     say "installing tools/requirements-$name.txt"
-    # Modules are compiled when they are imported: most of PyTorch's and SciPy's never are.
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
       -r "tools/requirements-$name.txt"
     echo "$wanted" > "$stamp"
+    installed=yes
   done
+  [ "$installed" = no ] || compile_python_modules
+}
+
+# pip compiles modules one after the other, and nobody imports the packages' own tests. Left to the first import
+# it would be done again and again where PYTHONDONTWRITEBYTECODE is set, as it is in many containers.
+compile_python_modules() {
+  # Files of other Python versions and templates are no failure of ours.
+  "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" || true
 }
 
 install_system_packages
