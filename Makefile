@@ -3,7 +3,7 @@
 #   make test      linters, C++ tests (ASan+UBSan, TSan; arithmetic also as shipped), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: two, with every test)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
-#   make test-slow Python tests that take minutes or many GiB: every mode's examples, servers killed at 50 points
+#   make test-slow Python tests that take minutes or many GiB: servers killed at 50 points, very large messages
 #   make scale     collectives of 64 to 4,096 ranks and their start-up, simulated, into bench/results
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside every peer, into bench/results (BENCH_COMPARE="collectives --quick")

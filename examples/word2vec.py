@@ -28,7 +28,7 @@ from word2vec_modes import Model, make_model
 import gradring as gr
 from gradring.progress import Progress
 
-MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo")
+MODES = ("local", "apart", "sync", "sync-ps", "bounded", "async", "geo")
 POINTS = 200  # On the curve.
 # What a worker takes at a time, where nobody waits for anybody. Of a part of the text up to a batch
 # is left over: half a percent.
@@ -39,7 +39,7 @@ UNSEEN = 20_480  # Pairs of the stream that are for testing.
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Word vectors, on one worker or many.")
     add = parser.add_argument
-    add("--mode", choices=MODES, default="local")
+    add("--mode", choices=MODES, default="local", help="apart: nobody hears of the others")
     add("--k-steps", type=int, default=100, help="geo: steps between two exchanges")
     add("--rare-every", type=int, default=1, help="geo: exchanges that a rare row may wait")
     add("--outer", choices=("sum", "mean", "nesterov"), default="sum", help="geo: what servers do")

@@ -64,7 +64,11 @@ class Rows:
 
 
 class Local:
-    """One process: both matrices are its own."""
+    """One process: both matrices are its own.
+
+    Several of them, each with its part of the examples, learn as little as one that has only that
+    part, but show what the machine's cores can do side by side: no mode can be faster.
+    """
 
     optimizer: Any = None
 
@@ -219,7 +223,7 @@ def make_model(
     options: argparse.Namespace, comm: gr.Communicator, examples: Any, words: int
 ) -> Model:
     """The model of --mode."""
-    if options.mode == "local":
+    if options.mode in ("local", "apart"):
         return Local(examples, words, options)
     if options.mode == "sync":
         return Gathered(comm, examples, words, options)

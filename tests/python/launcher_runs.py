@@ -57,7 +57,7 @@ class Run:
 
     def finish(self) -> tuple[int, list[str], str]:
         """Wait for the end: exit code, lines of standard output, standard error."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=100)
         return self.process.returncode, [*self.seen, *out.splitlines()], err
 
 

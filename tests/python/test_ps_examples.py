@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mode_servers import RealServers
 from source_tree import ROOT
 
 torch = pytest.importorskip("torch")
@@ -25,12 +27,9 @@ from datasets import analogies, auc, corpus, hashed, synthetic_table, zipf_pairs
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
 from word2vec_modes import Rows  # noqa: E402
 
-# What every run of the tests trains with; the other modes' own tests are test_modes_*.py.
-QUICK = ("async", "geo")
+from torch_ranks import script_on_our_ranks  # noqa: E402
 
-
-def slow(mode: str) -> Any:
-    return pytest.param(mode, marks=pytest.mark.slow)
+MODES = ("sync", "sync-ps", "bounded", "async", "geo")
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +38,13 @@ def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def run(name: str, *arguments: str, workers: int = 1, out: Path) -> tuple[Any, Any, Any]:
-    """Run an example on some workers and one server; what it was, its points, its outcome."""
-    command = [sys.executable]
-    if workers > 1:
-        command += ["-m", "gradring", "run", "-n", str(workers), "--servers", "1"]
-    command += [str(EXAMPLES / name), *arguments, "--out", str(out)]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=110, check=False, env=environ
-    )
-    assert result.returncode == 0, result
+    """Run an example, several workers with servers; what it was, its points, its outcome."""
+    with contextlib.ExitStack() as stack:
+        servers = None
+        if workers > 1:
+            servers = stack.enter_context(contextlib.closing(RealServers("shm")))
+        options = (*arguments, "--out", str(out))
+        script_on_our_ranks(workers, EXAMPLES / name, *options, servers=servers)
     return read(out)
 
 
@@ -168,7 +164,7 @@ def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
     assert 0.62 < outcome["test AUC"] < outcome["best AUC"]
 
 
-@pytest.mark.parametrize("mode", [*QUICK, *(slow(mode) for mode in ("sync", "sync-ps", "bounded"))])
+@pytest.mark.parametrize("mode", ["apart", *MODES])
 def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
     options = (*WORD2VEC, "--mode", mode, "--k-steps", "5")  # Few: a worker may stall under load.
     what, points, outcome = run("word2vec.py", *options, workers=2, out=tmp_path / "run")
@@ -178,12 +174,23 @@ def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
     assert outcome["held-out loss"] < 4.08
 
 
-@pytest.mark.parametrize(
-    "mode", [*QUICK, *(slow(mode) for mode in ("sync", "sync-ps", "bounded", "hybrid"))]
-)
+@pytest.mark.parametrize("mode", [*MODES, "hybrid"])
 def test_click_rates_are_learnt_by_two_workers(tmp_path: Path, mode: str) -> None:
     what, _, outcome = run("ctr.py", *CTR, "--mode", mode, workers=2, out=tmp_path / "run")
     assert (what["mode"], what["workers"]) == (mode, 2)
+    assert 0.6 < outcome["test AUC"] < outcome["best AUC"]
+
+
+def test_the_command_of_the_documentation_trains(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradring", "run", "-n", "2", "--servers", "1"]
+    command += [str(EXAMPLES / "ctr.py"), *CTR, "--mode", "async", "--out", str(tmp_path / "run")]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result
+    what, _, outcome = read(tmp_path / "run")
+    assert (what["mode"], what["workers"]) == ("async", 2)
     assert 0.6 < outcome["test AUC"] < outcome["best AUC"]
 
 

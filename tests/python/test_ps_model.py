@@ -9,7 +9,7 @@ finds impossible is impossible in the model (docs/decisions, 7 and 8). The simul
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 
@@ -36,8 +36,7 @@ def tail_of(shard: int, done: int, is_cumulative: bool) -> tuple[int, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """One shard, and the client's session with it."""
 
     requests: tuple[int, ...] = ()  # Under way.
@@ -52,8 +51,7 @@ class Shard:
     cut: int = -1
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Everything; faults that may still happen."""
 
     shards: tuple[Shard, ...]
@@ -63,18 +61,18 @@ class State:
     def with_shard(self, at: int, shard: Shard, **changes: int) -> State:
         """This, with one shard changed."""
         shards = (*self.shards[:at], shard, *self.shards[at + 1 :])
-        return replace(self, shards=shards, **changes)
+        return self._replace(shards=shards, **changes)
 
 
 def take(shard: Shard, part: int) -> Shard | None:
     """The shard after it has looked at a request; None while a freeze holds it back."""
     if part <= shard.done:
-        return replace(shard, answers=(*shard.answers, part))
+        return shard._replace(answers=(*shard.answers, part))
     if shard.is_frozen and part > shard.target:
         return None
     assert part == shard.done + 1, "one connection keeps the order"
     times = (*shard.times[: part - 1], shard.times[part - 1] + 1, *shard.times[part:])
-    return replace(shard, done=part, times=times, answers=(*shard.answers, part))
+    return shard._replace(done=part, times=times, answers=(*shard.answers, part))
 
 
 def steps_of_client(state: State) -> Iterator[State]:
@@ -82,22 +80,22 @@ def steps_of_client(state: State) -> Iterator[State]:
     for at, shard in enumerate(state.shards):
         if shard.sent < PARTS[at] and len(shard.requests) < MOST_UNDER_WAY:
             requests = (*shard.requests, shard.sent + 1)
-            yield state.with_shard(at, replace(shard, sent=shard.sent + 1, requests=requests))
+            yield state.with_shard(at, shard._replace(sent=shard.sent + 1, requests=requests))
         if shard.requests:
             taken = take(shard, shard.requests[0])
             if taken is not None:
-                yield state.with_shard(at, replace(taken, requests=shard.requests[1:]))
+                yield state.with_shard(at, taken._replace(requests=shard.requests[1:]))
                 if state.repeats > 0:
                     yield state.with_shard(at, taken, repeats=state.repeats - 1)
         if shard.answers:
             acknowledged = max(shard.acknowledged, shard.answers[0])
             yield state.with_shard(
-                at, replace(shard, answers=shard.answers[1:], acknowledged=acknowledged)
+                at, shard._replace(answers=shard.answers[1:], acknowledged=acknowledged)
             )
         if state.breaks > 0 and shard.sent > shard.acknowledged:
             # What was under way is lost, and what is not acknowledged is sent again. A server that
             # dies and comes back with its log is the same.
-            again = replace(shard, requests=(), answers=(), sent=shard.acknowledged)
+            again = shard._replace(requests=(), answers=(), sent=shard.acknowledged)
             yield state.with_shard(at, again, breaks=state.breaks - 1)
 
 
@@ -107,18 +105,18 @@ def steps_of_saver(state: State, is_cumulative: bool) -> Iterator[State]:
     for at, shard in enumerate(shards):
         if not shard.position:
             position = (shard.done, *tail_of(at, shard.done, is_cumulative))
-            yield state.with_shard(at, replace(shard, is_frozen=True, position=position))
+            yield state.with_shard(at, shard._replace(is_frozen=True, position=position))
     if not all(shard.position for shard in shards):
         return
     for at, shard in enumerate(shards):
         if shard.target < 0:
             target = max(shard.position[0], *(other.position[1 + at] for other in shards))
-            yield state.with_shard(at, replace(shard, target=target))
+            yield state.with_shard(at, shard._replace(target=target))
     if not all(shard.done >= shard.target >= 0 for shard in shards):
         return
     for at, shard in enumerate(shards):
         if shard.cut < 0:
-            yield state.with_shard(at, replace(shard, cut=shard.done, is_frozen=False))
+            yield state.with_shard(at, shard._replace(cut=shard.done, is_frozen=False))
 
 
 def complaint_about(state: State) -> str:
