@@ -119,7 +119,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
         document = json.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the profile {os.fspath(path)} cannot be read: {error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"the profile {os.fspath(path)} is no JSON: {error}") from None
     try:
         return _parse(document)
@@ -182,7 +182,12 @@ def _check_fields(where: str, found: Mapping[str, Any], wanted: set[str]) -> Non
 
 def _check_number(where: str, value: object, *, is_zero_allowed: bool) -> None:
     # JSON's true is Python's 1.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _Wrong(f"{where} is {value!r}, not a number")
+    # A whole number may have more digits than a float can hold.
+    if isinstance(value, int) and value > _MOST:
+        raise _Wrong(f"{where} is above {_MOST:g}")
+    if isinstance(value, float) and not math.isfinite(value):
         raise _Wrong(f"{where} is {value!r}, not a number")
     if value < 0 or (value == 0 and not is_zero_allowed):
         raise _Wrong(f"{where} is {value!r}, not {'0 or more' if is_zero_allowed else 'above 0'}")

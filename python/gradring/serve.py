@@ -162,7 +162,14 @@ def _has_loaded(options: argparse.Namespace) -> bool:
     """Tell whether the log goes on from the checkpoint; a log of something else is refused."""
     if options.log is None:
         return False
-    if _load_note(options).exists():
+    note = _load_note(options)
+    if note.exists():
+        loaded = note.read_text().rstrip("\n")
+        if _place(loaded) != _place(options.load):
+            raise InvalidArgument(
+                f"serve: the log in {options.log} began with the checkpoint {loaded}, not with "
+                f"{options.load}; leave out --load to go on from it, or remove it"
+            )
         return True
     shards = options.servers * options.threads
     for shard in range(options.index * options.threads, (options.index + 1) * options.threads):
@@ -173,6 +180,10 @@ def _has_loaded(options: argparse.Namespace) -> bool:
                 "to go on from it, or remove it"
             )
     return False
+
+
+def _place(url: str) -> str:
+    return url if "://" in url else str(Path(url).absolute())
 
 
 def _note_load(options: argparse.Namespace) -> None:

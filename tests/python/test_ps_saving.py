@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,24 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(
         assert list((tmp_path / "step").iterdir()) == []
         assert (train(ps) != saved).any()  # Training goes on, and the next save has a place there.
         saved = table_of(ps).pull(IDS)
+        ps.save(str(tmp_path / "step"))
+        train(ps)
+        ps.load(str(tmp_path / "step"))
+        np.testing.assert_array_equal(table_of(ps).pull(IDS), saved)
+
+
+def test_a_server_that_cannot_open_the_place_can_save_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_package(url: str) -> None:
+        raise ImportError(f"{url} needs s3fs")
+
+    with connected(1) as ps:
+        saved = train(ps)
+        with monkeypatch.context() as there:
+            there.setattr(checkpoint_jobs, "files", SimpleNamespace(folder=without_package))
+            with pytest.raises(gr.Error, match="needs s3fs"):
+                ps.save(str(tmp_path / "step"))
         ps.save(str(tmp_path / "step"))
         train(ps)
         ps.load(str(tmp_path / "step"))

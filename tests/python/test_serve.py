@@ -98,8 +98,10 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
             table.push(ids, np.ones((50, 2)))
         process.kill()
         process.wait()
-    (tmp_path / "log" / "loaded-00000-of-00001").unlink()
     monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    assert main(["serve", *options[:-1], f"{url}-2"]) == 2
+    assert f"began with the checkpoint {url}, not with {url}-2" in capsys.readouterr().err
+    (tmp_path / "log" / "loaded-00000-of-00001").unlink()
     assert main(["serve", *options]) == 2
     assert "which --load would replace" in capsys.readouterr().err
 

@@ -130,6 +130,27 @@ def test_a_step_changes_the_rows_that_are_here() -> None:
     assert bring(cache, table, 2, 3) == [1.5, 3]
 
 
+def test_a_pull_that_fails_leaves_no_row_under_anothers_id() -> None:
+    cache, table = RowCache(DIM, 2, 100, CPU), Table()
+    bring(cache, table, 1, 2)
+
+    def fail(ids: Any) -> Any:
+        raise gr.TimedOut(f"no {ids}")
+
+    with pytest.raises(gr.TimedOut):
+        cache.bring(np.array([3, 4], np.uint64), fail)
+    assert bring(cache, table, 3, 4) == [3, 4]
+
+
+def test_gradients_that_servers_refuse_change_no_row_here() -> None:
+    cache, table = RowCache(DIM, 3, 100, CPU), Table()
+    bring(cache, table, 1, 2, 3)
+    grads = np.ones((3, DIM), np.float32)
+    grads[0, 1], grads[2, 0] = np.nan, -np.inf
+    cache.descend(np.array([1, 2, 3], np.uint64), grads, 0.5)
+    assert bring(cache, table, 1, 2, 3) == [1, 1.5, 3]
+
+
 def test_a_cache_without_room_or_steps_is_refused() -> None:
     for capacity, age in ((0, 1), (1, 0)):
         with pytest.raises(gr.InvalidArgument, match="both are 1 or more"):

@@ -80,6 +80,7 @@ def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
         (("transports", "infiniband"), {}, "transports.infiniband is not known"),
         (("transports", "tcp"), 3, "transports.tcp is no object"),
         (("transports", "tcp", "latency_us"), -1.0, "transports.tcp.latency_us is -1.0, not above"),
+        (("transports", "tcp", "latency_us"), 10**400, "transports.tcp.latency_us is above 1e"),
         (("transports", "tcp", "latency_us"), 0, "transports.tcp.latency_us is 0, not above 0"),
         (("transports", "tcp", "bandwidth_gb_s"), float("nan"), "bandwidth_gb_s is nan, not a"),
         (("transports", "tcp", "reduce_gb_s"), "fast", "reduce_gb_s is 'fast', not a number"),
@@ -122,7 +123,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
             cost_profile.load(short)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "\x00\xff"])
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "\x00\xff", "[" * 100_000])
 def test_what_is_no_profile_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text, "latin-1")

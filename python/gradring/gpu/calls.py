@@ -229,6 +229,10 @@ class DeviceCalls:
     ) -> Flight | None:
         view = source or target
         assert view is not None
+        # Another device's array would be read before it is written, or not at all.
+        for each in (source, target):
+            if each is not None:
+                _require_device(each, nccl.device)
         if options.get("algorithm", 0) or options.get("is_rank_ordered", False):
             return None
         count = options.get("count", 0)

@@ -158,6 +158,7 @@ class AsyncOptimizer(ModeOptimizer):
         self._sender.drain(self.timeout)
         self._receiver.drain(self.timeout)
         self._second_is = _OURS
+        self.forget_prefetches()
         self.dense.pull(self.store)
 
     def abandon(self) -> None:

@@ -12,6 +12,7 @@ from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.staleness import Histogram
 from gradring.modes.store import Array, Domain, Gate, Pending, Pull, Push
+from gradring.modes.tables import Prefetched
 from gradring.modes.waiting import after_the_push, before_the_push
 from gradring.optim import Sum
 
@@ -76,6 +77,7 @@ class BoundedOptimizer(ModeOptimizer):
         self._clocks = np.zeros((self.workers, len(_PLACES)), np.float32)
         self._counted = np.ones(self.workers, np.bool_)
         self._pending: Pending | None = None
+        self._waiting: list[Prefetched] = []
         self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", len(_PLACES), Sum())
         self.store.pull([Pull(self._table, self._ids, self._clocks)])
         change = _row(self.clock) - self._clocks[[self.store.rank]]
@@ -103,22 +105,31 @@ class BoundedOptimizer(ModeOptimizer):
         self.require_open()
         pushes = self.dense.pushes(grads) + self.row_pushes(rows)
         self.finish_step()
+        due, self._waiting = self._waiting, []
+        for table in self.tables.values():
+            table.forget_begun_prefetch()
         pushes.append(self._clock_push(_row(self.clock + 1) - _row(self.clock)))
         self._pending = self.store.push(pushes)
         self.clock += 1
         with after_the_push(self.clock):
-            self._finish()
+            self._finish(due)
+
+    def begin_prefetch(self, coming: Prefetched) -> None:
+        """Bring rows as they may be after the step that is being computed."""
+        self._waiting.append(coming)
 
     def finish_step(self) -> None:
         """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""
         with before_the_push(self.clock):
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, due: Sequence[Prefetched] = ()) -> None:
         # What a step does after its push; again, where that has failed.
         if self._pending is None:
             return
         self.store.clock(self.domain, self.clock)
+        for coming in due:
+            super().begin_prefetch(coming)
         pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
         self.dense.seen = self.store.pull(pulls, self.gate())[:-1]
         self._settle()
@@ -155,6 +166,7 @@ class BoundedOptimizer(ModeOptimizer):
             TimedOut: Servers did not answer; or what that step waits for still did not come.
         """
         self.finish_step()
+        self.forget_prefetches()
         self.dense.pull(self.store)
 
     def close(self) -> None:

@@ -221,8 +221,8 @@ class GeoOptimizer(ModeOptimizer):
         # the changes that were already taken, which name each change once.
         coming, self._coming = self._coming, []
         for each in coming:
-            each.wait(self.timeout)
-            self.replica(each.table).insert(each.ids, each.rows)
+            if each.wait(self.timeout):
+                self.replica(each.table).insert(each.ids, each.rows)
 
     def left_behind(self) -> str:
         """Say how many steps were not offered yet."""

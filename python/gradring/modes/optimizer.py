@@ -242,6 +242,11 @@ class ModeOptimizer:
         """Wait until servers have everything, and take their values."""
         raise NotImplementedError
 
+    def forget_prefetches(self) -> None:
+        """Expect no rows that were asked for before a flush."""
+        for table in self.tables.values():
+            table.forget_prefetch()
+
     def close(self) -> None:
         """Bring everything to the servers and take no further part. May be called again.
 

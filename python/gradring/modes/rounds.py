@@ -88,6 +88,8 @@ class RoundOptimizer(ModeOptimizer):
         pushes = [] if weight == 0 else self.dense.pushes(grads) + self.row_pushes(rows)
         self.finish_step()
         due, self._waiting = self._waiting, []
+        for table in self.tables.values():
+            table.forget_begun_prefetch()
         if pushes:
             self._pending = self.store.push(pushes, self.gate())
         self.clock += 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from gradring.arrays import as_ids
-from gradring.errors import Mismatch
+from gradring.errors import Error, Mismatch
 from gradring.modes.background import Background
 from gradring.modes.store import Array, Ids, Pull, Store
 from gradring.optim.state import require_successor
@@ -82,7 +83,6 @@ class ModeTable:
             TimedOut: Servers did not answer, or workers that the mode waits for did not come.
             PeerLost: A server, or with ``Sync(via="ps")`` a worker, was lost.
             Closed: The connection was closed, or this worker has left the mode's rounds or clocks.
-            Error: A prefetch has failed; as it did.
             DeviceError: They are on a device.
         """
         shaped = as_ids(ids)
@@ -91,8 +91,12 @@ class ModeTable:
     def pull_flat(self, ids: Ids) -> Array:
         """Return one row for each of ``ids``, which are flat."""
         coming, self._coming = self._coming, None
-        if coming is not None and coming.has_begun and np.array_equal(coming.ids, ids):
-            coming.wait(self._optimizer.timeout)
+        if (
+            coming is not None
+            and coming.has_begun
+            and np.array_equal(coming.ids, ids)
+            and coming.wait(self._optimizer.timeout)
+        ):
             self.seen = coming.seen
             return coming.rows
         return self._optimizer.read(self, ids)
@@ -108,8 +112,13 @@ class ModeTable:
         self.rule = rule
 
     def forget_prefetch(self) -> None:
-        """Expect nothing; for modes that keep what comes somewhere else."""
+        """Expect nothing: what was asked for is too old now, or is kept somewhere else."""
         self._coming = None
+
+    def forget_begun_prefetch(self) -> None:
+        """Expect nothing that was asked for before this step."""
+        if self._coming is not None and self._coming.has_begun:
+            self._coming = None
 
     def prefetch(self, ids: Any) -> None:
         """Begin to bring the rows that the next `pull` will ask for.
@@ -143,7 +152,9 @@ class Prefetched:
         """Ask for them on the fetcher's thread."""
 
         def fetch() -> None:
-            self.seen = store.pull([Pull(self.table.table, self.ids, self.rows)], gate)[0]
+            # It is a hint: where it fails the rows are asked for when they are needed.
+            with contextlib.suppress(Error):
+                self.seen = store.pull([Pull(self.table.table, self.ids, self.rows)], gate)[0]
 
         fetcher.submit(fetch, timeout)
         self._fetcher = fetcher
@@ -153,10 +164,11 @@ class Prefetched:
         """Whether they were asked for."""
         return self._fetcher is not None
 
-    def wait(self, timeout: float) -> None:
-        """Wait until they are here."""
+    def wait(self, timeout: float) -> bool:
+        """Wait until they are here, and tell whether they are: asking may have failed."""
         if self._fetcher is not None:
             self._fetcher.drain(timeout)
+        return self.seen is not None
 
 
 def _listed(settings: Mapping[str, Any]) -> str:

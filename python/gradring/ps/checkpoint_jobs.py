@@ -40,9 +40,9 @@ def carry_out(core: Any, job: tuple[int, int, bool, str]) -> None:
 
 
 def _write(task: _Task) -> dict[str, Any]:
-    where = files.folder(task.wanted["url"])
     name = task.wanted["name"]
-    try:
+    try:  # Whatever fails: a snapshot that stays open lets nobody take another one.
+        where = files.folder(task.wanted["url"])
         with where.create(name) as sink:
             if sink.descriptor is None:
                 written = _write_parts(task, sink)

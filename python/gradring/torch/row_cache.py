@@ -100,11 +100,11 @@ class RowCache:
 
         Args:
             ids: Distinct; those that are not here are left out.
-            grads: One row of float32 for each.
+            grads: One row of float32 for each; those with NaN or infinity are left out.
             rate: In float32, as servers have it.
         """
         slots = self._slots_of(ids)
-        is_here = slots >= 0
+        is_here = (slots >= 0) & np.isfinite(grads).all(axis=1)
         where = self._place(slots[is_here])
         given = torch.from_numpy(grads[is_here]).to(self.weights.device)
         # As the servers' fused multiply-add: the product is exact in float64, the sum rounded once.
@@ -131,6 +131,7 @@ class RowCache:
         evicted = self._entry_of[places]
         self._slot_of[evicted[evicted >= 0]] = -1
         self._entry_of[places] = -1
+        self._came[places] = _NEVER  # Else a pull that fails would leave others' rows as fresh.
         entries = self._entries(ids[is_homeless])
         self._slot_of[entries] = places
         self._entry_of[places] = entries
