@@ -36,7 +36,9 @@ SharedMemory SharedMemory::attach(Fd fd, std::size_t bytes) {
   if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) != bytes)
     throw ProtocolError(
         str("shared memory from a peer has ", status.st_size, " bytes, expected ", bytes));
-  if ((::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+  // A file that cannot be sealed at all has -1, which has every bit.
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     throw ProtocolError("shared memory from a peer is not sealed");
   std::byte* data = map(fd.get(), bytes);
   return {std::move(fd), data, bytes};

@@ -4,9 +4,12 @@
 
 #include <doctest/doctest.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -169,6 +172,13 @@ TEST_CASE("memory of another size than agreed, or unsealed, is refused") {
   const SharedMemory memory = SharedMemory::create(4096);
   CHECK_THROWS_AS(SharedMemory::attach(Fd(::dup(memory.fd())), ShmLink::kMemoryBytes),
                   ProtocolError);
+  const Fd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> unsealable(std::tmpfile(), &std::fclose);
+  REQUIRE(unsealable);
+  for (const int fd : {unsealed.get(), ::fileno(unsealable.get())}) {
+    REQUIRE(::ftruncate(fd, 4096) == 0);
+    CHECK_THROWS_AS(SharedMemory::attach(Fd(::dup(fd)), 4096), ProtocolError);
+  }
 }
 
 }  // namespace
