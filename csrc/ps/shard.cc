@@ -22,13 +22,12 @@ std::span<const std::uint64_t> get_pull_ids(const Frame& request, std::size_t id
           request.header.count};
 }
 
-// Reading changes nothing: who asks for too much hears it, and nobody else.
+}  // namespace
+
 Failure no_memory() {
   return {ErrorKind::kInvalidArgument, -1,
           "the server has not the memory for this answer: ask for less at once, or give it more"};
 }
-
-}  // namespace
 
 Shard::Shard(const ShardOptions& options, Journal& journal)
     : impl_(std::make_unique<Impl>(options, journal)) {}

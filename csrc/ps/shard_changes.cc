@@ -1,5 +1,6 @@
 // Numbered requests: each is done once, in its client's order, and goes through the journal first.
 #include <algorithm>
+#include <new>
 
 #include "base/config.h"
 #include "ps/shard_state.h"
@@ -110,13 +111,25 @@ Frame Shard::Impl::again(const ClientState& state, const Frame& request) {
   answer.header.b = table.stamp();
   if ((request.header.flags & wire::kReturnsRows) == 0) return answer;
   // There were too many to keep. The rows as they are now: at least as new as when it was done.
-  Bytes payload = request.payload;
-  const Change change = parse_change(request.header, payload);
-  if (table.sparse && request.header.type == PsType::kPush)
-    store.read_rows(table, change.ids, request.header.codec, false, answer.payload);
-  else if (table.dense && request.header.type == PsType::kPushDense)
-    store.read_dense(table, request.header.codec, answer.payload);
-  return answer;
+  try {
+    Bytes payload = request.payload;
+    const Change change = parse_change(request.header, payload);
+    const bool is_rows = table.sparse && request.header.type == PsType::kPush;
+    const bool is_dense = table.dense && request.header.type == PsType::kPushDense;
+    // It need not be what came the first time: without their values, a few bytes of ids ask for
+    // any number of rows.
+    if (is_rows || is_dense)
+      store.require_fit(table, {change.ids, request.header.codec, change.values});
+    if (is_rows) store.read_rows(table, change.ids, request.header.codec, false, answer.payload);
+    if (is_dense) store.read_dense(table, request.header.codec, answer.payload);
+    return answer;
+  } catch (const ProtocolError&) {
+    throw;
+  } catch (const Error& error) {
+    return error_to(request.header, Failure::from(error));
+  } catch (const std::bad_alloc&) {
+    return error_to(request.header, no_memory());
+  }
 }
 
 void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, std::uint32_t client,

@@ -165,6 +165,8 @@ inline std::size_t bytes_of(const Frame& frame) {
 // An answer to `request`.
 Frame answer_to(const wire::PsHeader& request, wire::PsType type);
 Frame error_to(const wire::PsHeader& request, const Failure& failure);
+// Reading changes nothing: who asks for too much hears it, and nobody else.
+Failure no_memory();
 // That its client's number has another connection by now.
 Frame replaced_to(const wire::PsHeader& request);
 // Belongs to a checkpoint: it passes what waits for one.

@@ -90,6 +90,25 @@ TEST_CASE("a repeated push that asked for many rows gets them as they are now") 
   CHECK(rows_after(rig.send_frame(guest, first)[0]) == Values(200, 11));
 }
 
+TEST_CASE("a repeated push gets rows only for as many values as it brings") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  ps::TableSpec dense = sum_table("d", 1);
+  dense.kind = ps::TableKind::kDense;
+  dense.count = 1000;
+  rig.ask(guest, make_table(dense));
+  const std::uint64_t done = guest.seq;
+  const Request rows = push("t", Ids(1000, 5), {}, {.returns_rows = true});
+  const Request all = push_dense("d", {}, {.returns_rows = true});
+  for (const Request& request : {rows, all}) {
+    ps::Frame frame = rig.frame_of(guest, request);
+    frame.header.seq = done;  // Says that it is the last one once more.
+    const auto answers = rig.send_frame(guest, frame);
+    REQUIRE(answers.size() == 1);
+    CHECK(error_of(answers[0].frame) == ErrorKind::kInvalidArgument);
+  }
+}
+
 TEST_CASE("what comes too early is refused with how far the shard is, and changes nothing") {
   ShardRig rig;
   Guest guest = enter_with_table(rig, 0);
