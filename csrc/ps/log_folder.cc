@@ -177,11 +177,7 @@ std::uint64_t LogFolder::replay_segments(std::uint64_t first) {
     if (segments[i] != first + i)
       throw ProtocolError(str("log: ", segment_path(folder_, first + i), " is missing, but ",
                               segment_path(folder_, segments[i]), " is there; not loaded"));
-    const bool goes_on = replay_segment(segments[i], i + 1 == segments.size());
-    if (goes_on) continue;
-    for (std::size_t later = i + 1; later < segments.size(); ++later)
-      fs::remove(segment_path(folder_, segments[later]));
-    break;
+    if (!replay_segment(segments[i], i + 1 == segments.size())) break;
   }
   const std::vector<std::uint64_t> left = numbers("segment-", ".log");
   return left.empty() || left.back() < first ? first - 1 : left.back();
@@ -206,6 +202,9 @@ bool LogFolder::replay_segment(std::uint64_t number, bool is_last) {
   const std::uint64_t good_bytes = goes_on ? reader.good_bytes() : reader.batch_begin();
   old_bytes_ += good_bytes;
   if (!reader.torn().empty()) found_.torn = str(path, ": ", reader.torn(), "; cut off");
+  // Before the mark is cut off: should this end halfway, only the mark tells the next start that
+  // they do not count.
+  if (!goes_on) remove_after(number);
   if (!has_header)
     fs::remove(path);
   else if (!reader.torn().empty() || !goes_on)
@@ -315,6 +314,13 @@ void LogFolder::remove_before(std::uint64_t number) {
     if (segment < number) fs::remove(segment_path(folder_, segment));
   for (const std::uint64_t snapshot : numbers("snapshot-", ".grps"))
     if (snapshot < number) fs::remove(snapshot_path(snapshot));
+}
+
+// Segments of a load that is taken back.
+void LogFolder::remove_after(std::uint64_t number) {
+  for (const std::uint64_t segment : numbers("segment-", ".log"))
+    if (segment > number) fs::remove(segment_path(folder_, segment));
+  if (options_.fsync.kind != FsyncKind::kNone) sync_folder(folder_);
 }
 
 }  // namespace gradring::ps

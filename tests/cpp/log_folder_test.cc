@@ -344,6 +344,31 @@ TEST_CASE("a load that nobody was told of is taken back") {
   check_is(one, after(7));
 }
 
+TEST_CASE("a load whose taking back ends halfway is taken back by the next start") {
+  const Folder folder;
+  Expected before;
+  {
+    OneShard one(options(folder));
+    one.join(1);
+    one.make_tables();
+    nth_push(one, 1);
+    one.sync();
+    before = {one.rows(kAll), one.dense()};
+    load(one, everything_of(one));
+  }
+  // Of the load's second segment, which begins behind three records and the mark.
+  const std::string later = ps::segment_path(folder.shard(), 2);
+  fs::create_directories(later + "/which cannot be removed");
+  CHECK_THROWS_AS(OneShard{options(folder)}, fs::filesystem_error);
+  fs::remove_all(later);
+  {
+    const ps::Log log({folder.shard(), 0, 1, {}}, 2, 4);
+  }
+  OneShard one(options(folder));
+  CHECK(one.join(1) == 3);
+  check_is(one, before);
+}
+
 TEST_CASE("a folder has one server, and one number of shards") {
   const Folder folder;
   const OneShard one(options(folder));
