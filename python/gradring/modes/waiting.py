@@ -7,7 +7,7 @@ workers. When that wait fails the step is done, and only its wait is left: the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gradring.errors import TimedOut
@@ -15,6 +15,19 @@ from gradring.errors import TimedOut
 
 class StepTimedOut(TimedOut):
     """Others did not come in time to a step that is done: its gradients were sent."""
+
+
+def lateness_of(step: Callable[[], object]) -> StepTimedOut | None:
+    """Do one part of a step; return what to raise once the other parts are done too.
+
+    A late part is done all the same: left out, the others would be lost, since nobody may repeat
+    the step.
+    """
+    try:
+        step()
+    except StepTimedOut as error:
+        return error
+    return None
 
 
 @contextmanager

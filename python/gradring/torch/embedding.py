@@ -260,21 +260,23 @@ class Embedding(torch.nn.Module):
         """Return what backward has brought since the last time, one tensor for each forward."""
         return [leaf.grad for _, _, leaf in self._ready if leaf.grad is not None]
 
-    def take_gradients(self) -> list[RowGradients]:
-        """Return what backward has brought since the last time, and forget it."""
-        ready, self._ready = self._ready, []
+    def row_gradients(self) -> list[RowGradients]:
+        """Return what backward has brought since the last step, for the next; see `end_step`."""
         result: list[RowGradients] = []
-        for ids, chosen, leaf in ready:
+        for ids, chosen, leaf in self._ready:
             assert leaf.grad is not None
             result.append((self.table, ids, leaf.grad.cpu().numpy()[chosen]))
-            leaf.grad = None  # A second backward through the same graph would add to it.
+        return result
+
+    def end_step(self, given: list[RowGradients]) -> None:
+        """Forget what `row_gradients` gave: a step was done with it, and not to be repeated."""
+        self.forget_gradients()
         if self.cache is not None:
-            if result and self._sees_own_steps():
-                ids, grads = (np.concatenate([entry[part] for entry in result]) for part in (1, 2))
+            if given and self._sees_own_steps():
+                ids, grads = (np.concatenate([entry[part] for entry in given]) for part in (1, 2))
                 distinct, sums = merge(ids, grads, self.dim)
                 self.cache.descend(distinct, sums, self.table.rule.lr)
             self.cache.advance()
-        return result
 
     def _sees_own_steps(self) -> bool:
         # Where servers subtract each gradient times a rate, from all workers alike.
@@ -302,12 +304,14 @@ class Embedding(torch.nn.Module):
         """Forget what backward has brought; `zero_grad` does it."""
         ready, self._ready = self._ready, []
         for _, _, leaf in ready:
-            leaf.grad = None
+            leaf.grad = None  # A second backward through the same graph would add to it.
 
     def end_backward(self) -> None:
         """Push, where no optimizer does."""
         if self._is_alone and self._driver is not None:
-            self._driver.step(None, rows=self.take_gradients())
+            rows = self.row_gradients()
+            self.end_step(rows)  # Nobody repeats this step: the next backward brings its own.
+            self._driver.step(None, rows=rows)
 
     def flush(self) -> None:
         """Wait until the servers have applied all gradients of this worker.

@@ -14,6 +14,7 @@ import torch
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.modes.lost_ranks import close_beside
+from gradring.modes.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
@@ -76,37 +77,45 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 model has embeddings.
             PeerLost: A rank died, froze or left; also out of backward.
             Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed.
+            TimedOut: Also where embeddings' rows came too late; where it says that the step is
+                done, this is so for everything.
         """
         if weight is not None:
             self.set_weight(weight)
+        late: StepTimedOut | None = None
         with told_by_scaler(self) as told:
+            if self.rows is not None:
+                self.rows.driver.finish_step()  # Can be repeated, so before anything that cannot.
             if told is not None:
                 self._require_averages(told, closure)
             if told is not None and told.is_overflow:
                 result: Any = None
                 self._forget_rows()
-                self._step_rows(weight=0)
+                late = self._step_rows(weight=0)
             elif closure is not None:
                 result = super().step(self._averaged(closure))
-                self._step_rows()
+                late = self._step_rows()
             else:
                 if told is not None and self.rows is not None:
                     told.unscale(self.rows.gradients())
-                self._step_rows()  # They travel while the rest does.
+                late = self._step_rows()  # They travel while the rest does.
                 self._finish(told)
                 result = super().step()
         if self._averager is not None:
             self._averager.begin()
             self._averager.set_weight(1)
         self._weight = 1.0
+        if late is not None:
+            raise late
         return result
 
     # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _step_rows(self, *, weight: float | None = None) -> None:
-        if self.rows is not None:
-            self.rows.step(self._weight if weight is None else weight)
+    def _step_rows(self, *, weight: float | None = None) -> StepTimedOut | None:
+        if self.rows is None:
+            return None
+        return self.rows.step(self._weight if weight is None else weight)
 
     def _forget_rows(self) -> None:
         if self.rows is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from gradring.modes.contracts import Mode
 from gradring.modes.factory import over_servers
-from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.geo import GeoOptimizer
+from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.waiting import StepTimedOut, lateness_of
 from gradring.torch.embedding import Embedding, embeddings_of
 
 
@@ -23,16 +26,36 @@ class Rows:
             layer.attach(driver)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return what backward has brought so far, as it is kept until `take`."""
+        """Return what backward has brought so far, as it is kept until a step is done."""
         return [grad for layer in self.layers for grad in layer.gradients()]
 
-    def take(self) -> list[Any]:
-        """Return the gradients that backward has brought."""
-        return [entry for layer in self.layers for entry in layer.take_gradients()]
+    def step(self, weight: float, dense: Sequence[Any] | None = None) -> StepTimedOut | None:
+        """Push them; they are kept where the step fails, which is then not done.
 
-    def step(self, weight: float) -> None:
-        """Push them: a step of their own."""
-        self.driver.step(None, weight, self.take())
+        Args:
+            weight: As for `ModeOptimizer.step`.
+            dense: Gradients of the driver's parameters, if it has any.
+
+        Returns:
+            What to raise when everything that goes with this step is done, if it came too late.
+        """
+        given = self._given()
+        late = lateness_of(lambda: self.driver.step(dense, weight, _joined(given)))
+        self._end_step(given)
+        return late
+
+    def train(self, driver: GeoOptimizer) -> None:
+        """Do a local step of them; they are kept where it fails."""
+        given = self._given()
+        driver.train_rows(_joined(given))
+        self._end_step(given)
+
+    def _given(self) -> list[list[RowGradients]]:
+        return [layer.row_gradients() for layer in self.layers]
+
+    def _end_step(self, given: list[list[RowGradients]]) -> None:
+        for layer, rows in zip(self.layers, given, strict=True):
+            layer.end_step(rows)
 
     def forget(self) -> None:
         """Drop them."""
@@ -43,6 +66,10 @@ class Rows:
         """Ask servers for every row anew, where a device has kept some."""
         for layer in self.layers:
             layer.forget_rows()
+
+
+def _joined(given: list[list[RowGradients]]) -> list[RowGradients]:
+    return [entry for rows in given for entry in rows]
 
 
 def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any) -> Rows | None:

@@ -8,6 +8,7 @@ had before; in GEO the optimizer itself steps, on this worker's replica.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from gradring.modes.factory import over_servers
 from gradring.modes.geo import GeoOptimizer
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import RoundOptimizer
+from gradring.modes.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
 from gradring.torch import parameters
 from gradring.torch.embedding import embeddings_of
@@ -115,12 +117,16 @@ class ServedOptimizer(torch.optim.Optimizer):
             InvalidArgument: A setting has changed to what the servers' rule cannot be; or a
                 GradScaler was called with a closure, or has unscaled for workers in rounds.
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
+            TimedOut: As in the mode's own step. Where it says that the step is done, this is so
+                for rows and dense parameters.
         """
         self.driver.require_open()
         if weight is not None:
             self.set_weight(weight)
         closures = () if closure is None else (closure,)
         with told_by_scaler(self) as told:
+            for driver in self._drivers():
+                driver.finish_step()  # Can be repeated, so before anything that cannot.
             if told is not None and not self._is_to_be_done(told, closure):
                 return None
             if isinstance(self.driver, GeoOptimizer):
@@ -163,22 +169,32 @@ class ServedOptimizer(torch.optim.Optimizer):
             return True
         if self.rows is not None:
             self.rows.forget()
+        late: StepTimedOut | None = None
         for driver in self._drivers():
-            driver.step(None, 0)  # It counts, for those who count the steps of others.
-        self._weight = 1.0
+            # It counts, for those who count the steps of others.
+            late = lateness_of(functools.partial(driver.step, None, 0)) or late
+        self._end_step(late)
         return False
 
     def _step_here(self, driver: GeoOptimizer, closure: Closure | None = None) -> Any:
         if closure is None:
             self._clip()
-            rows = self._rows_of_step(self._take_weight())
+            late = self._train_rows(driver)  # First: unlike what follows it can be refused.
             loss = super().step()
         else:
             loss = super().step(self._clipped(closure))
-            rows = self._rows_of_step(self._take_weight())
-        driver.train_rows(rows)
+            late = self._train_rows(driver)
         driver.advance()
+        self._end_step(late)
         return loss
+
+    def _train_rows(self, driver: GeoOptimizer) -> StepTimedOut | None:
+        if self.rows is None:
+            return None
+        if self.rows.driver is not driver:
+            return self.rows.step(self._weight)
+        self.rows.train(driver)
+        return None
 
     @torch.optim.Optimizer.profile_hook_step
     def _step_at_servers(self, closure: Closure | None = None) -> Any:
@@ -187,10 +203,15 @@ class ServedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._clip()
-        weight = self._take_weight()
-        rows = self._rows_of_step(weight)
+        # All that can be refused comes before the rows, which may have a mode of their own.
+        grads = [_gradient_of(param) for param in self._params]
         self._tell_changed_settings()
-        self.driver.step([_gradient_of(param) for param in self._params], weight, rows)
+        if self.rows is not None and self.rows.driver is self.driver:
+            late = self.rows.step(self._weight, grads)
+        else:
+            late = None if self.rows is None else self.rows.step(self._weight)
+            late = lateness_of(lambda: self.driver.step(grads, self._weight)) or late
+        self._end_step(late)
         return loss
 
     def _clip(self) -> None:
@@ -205,19 +226,10 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         return clipped_closure
 
-    def _take_weight(self) -> float:
-        weight, self._weight = self._weight, 1.0
-        return weight
-
-    def _rows_of_step(self, weight: float) -> list[Any]:
-        """Return the rows' gradients, or push them where rows have a mode of their own."""
-        if self.rows is None:
-            return []
-        rows = self.rows.take()
-        if self.rows.driver is self.driver:
-            return rows
-        self.rows.driver.step(None, weight, rows)
-        return []
+    def _end_step(self, late: StepTimedOut | None) -> None:
+        self._weight = 1.0
+        if late is not None:
+            raise late
 
     def _tell_changed_settings(self) -> None:
         settings = settings_of(self)

@@ -1,0 +1,180 @@
+"""Steps of PyTorch models that time out: done in all their parts, or not at all and repeatable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from exact_server import ExactServer
+
+IDS = torch.tensor([7])
+SECONDS = 20.0
+LATE_ROWS = [gr.Hybrid(dense, gr.BoundedStaleness(0))
+             for dense in (gr.Sync(), gr.Async(), gr.Geo(k_steps=1))]  # fmt: skip
+
+
+class Clicks(nn.Module):
+    """A row and a weight whose gradients are those that a step is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = gt.Embedding("rows", 1, optimizer=gr.optim.SGD(lr=1.0))
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, dense: float, sparse: float) -> torch.Tensor:
+        return self.weight * dense + self.rows(IDS).sum() * sparse
+
+
+def made(comm: Any, server: ExactServer, mode: Any) -> tuple[Clicks, Any]:
+    model = Clicks()
+    return model, gt.distributed(
+        torch.optim.SGD([model.weight], lr=1.0), mode, model=model, comm=comm,
+        ps=server.client(comm.rank),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", LATE_ROWS, ids=str)
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_dense_parameters_take_the_step_to_which_rows_came_too_late(
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch, mode: Any, has_closure: bool
+) -> None:
+    monkeypatch.setattr("exact_server.SECONDS", 0.05)
+    server, has_timed_out = ExactServer(), threading.Event()
+
+    def train(comm: Any) -> float:
+        model, optimizer = made(comm, server, mode)
+
+        def backward() -> None:
+            model(1, 2).backward()
+            if comm.rank == 1:
+                assert has_timed_out.wait(SECONDS)
+
+        def step() -> None:
+            if has_closure:
+                optimizer.step(backward)
+            else:
+                backward()
+                optimizer.step()
+
+        if comm.rank == 0:
+            try:
+                with pytest.raises(gr.TimedOut, match="Step 1 is done all the same"):
+                    step()
+                if mode.dense == gr.Async():
+                    optimizer.driver.flush()
+                weight = model.weight.item()
+            finally:
+                has_timed_out.set()
+        else:
+            step()
+            weight = model.weight.item()
+        comm.barrier()
+        optimizer.close()
+        return weight
+
+    weights = world(2, "shm").run(train)
+    assert weights[0] == -1
+    if mode.dense == gr.Sync():
+        assert weights[1] == -1
+    if mode.dense == gr.Async():
+        assert server.values("model/0") == -2
+    assert server.values("rows")[7] == -4
+
+
+def by_settings(optimizer: Any, _: Clicks) -> Callable[[], None]:
+    optimizer.param_groups[0]["momentum"] = 0.5
+
+    def repair() -> None:
+        optimizer.param_groups[0]["momentum"] = 0
+
+    return repair
+
+
+def by_sparse_gradient(_: Any, model: Clicks) -> Callable[[], None]:
+    dense = model.weight.grad
+    assert dense is not None
+    model.weight.grad = dense.to_sparse()
+
+    def repair() -> None:
+        model.weight.grad = dense
+
+    return repair
+
+
+def by_servers(optimizer: Any, _: Clicks) -> Callable[[], None]:
+    driver = optimizer.rows.driver
+    step = driver.step
+
+    def fail(*_: Any) -> None:
+        raise gr.TimedOut("nothing new was sent: make the same call again")
+
+    driver.step = fail
+
+    def repair() -> None:
+        driver.step = step
+
+    return repair
+
+
+THROUGH_SERVERS = [gr.Sync(via="ps"), gr.Hybrid(gr.Sync(via="ps"), gr.Sync(via="ps"))]
+
+
+@pytest.mark.parametrize(
+    ("fail", "mode"),
+    [
+        *((by_servers, mode) for mode in (gr.Sync(), *THROUGH_SERVERS)),
+        *((by_settings, mode) for mode in THROUGH_SERVERS),
+        *((by_sparse_gradient, mode) for mode in THROUGH_SERVERS),
+    ],
+)
+def test_a_step_that_was_not_done_is_repeated_with_its_rows_and_its_weight(
+    world: GetWorld, fail: Callable[[Any, Clicks], Callable[[], None]], mode: Any
+) -> None:
+    server = ExactServer()
+
+    def train(comm: Any) -> tuple[float, float]:
+        model, optimizer = made(comm, server, mode)
+        optimizer.set_weight(1 if comm.rank else 3)
+        model(*((5, 10) if comm.rank else (1, 2))).backward()
+        if comm.rank == 0:
+            repair = fail(optimizer, model)
+            with pytest.raises((gr.TimedOut, gr.InvalidArgument)):
+                optimizer.step()
+            repair()
+        optimizer.step()
+        state = model.weight.item(), model.rows.eval()(IDS).item()
+        comm.barrier()
+        optimizer.close()
+        return state
+
+    # By hand: (3 * 1 + 5) / 4, and twice that.
+    assert world(2, "shm").run(train) == [(-2, -4)] * 2
+
+
+def test_a_step_of_geo_whose_rows_are_refused_is_not_done(
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm = world(1, "tcp").comms[0]
+    model, optimizer = made(comm, ExactServer(), gr.Geo(k_steps=1))
+    model(1, 2).backward()
+
+    def refuse(*_: Any) -> None:
+        raise gr.TimedOut("servers did not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(optimizer.driver, "train_rows", refuse)
+        with pytest.raises(gr.TimedOut):
+            optimizer.step()
+    assert model.weight.item() == 0
+    optimizer.step()
+    optimizer.flush()
+    assert (model.weight.item(), model.rows.eval()(IDS).item()) == (-1, -2)
+    optimizer.close()
