@@ -77,7 +77,8 @@ std::shared_ptr<Server> make_server(const std::string& host, int port, int liste
                                     std::uint32_t threads, std::uint32_t index,
                                     std::uint32_t servers, const py::bytes& secret,
                                     const std::string& transport, const std::string& log_directory,
-                                    const std::string& fsync, std::int64_t client_grace_ms) {
+                                    const std::string& fsync, std::int64_t client_grace_ms,
+                                    bool waits_to_open) {
   ps::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -90,6 +91,7 @@ std::shared_ptr<Server> make_server(const std::string& host, int port, int liste
   options.log_directory = log_directory;
   options.fsync = fsync;
   options.client_grace = Millis{client_grace_ms};
+  options.waits_to_open = waits_to_open;
   const WithoutGil release;
   return transport::make_here<Server>(options);
 }
@@ -102,7 +104,8 @@ void register_ps_server(py::module_& module) {
       .def(py::init(&make_server), py::kw_only(), py::arg("host"), py::arg("port"),
            py::arg("listen_fd"), py::arg("threads"), py::arg("index"), py::arg("servers"),
            py::arg("secret"), py::arg("transport"), py::arg("log_directory"), py::arg("fsync"),
-           py::arg("client_grace_ms") = 5000)
+           py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false)
+      .def("open", &Server::open, release())
       .def_property_readonly("address", &Server::address)
       .def_property_readonly("first_shard", &Server::first_shard)
       .def_property_readonly("shards", &Server::shards)

@@ -76,7 +76,9 @@ void require_valid(const ServerOptions& options) {
 }  // namespace
 
 Server::Server(const ServerOptions& options)
-    : options_(options), fork_generation_(transport::watch_forks()) {
+    : options_(options),
+      fork_generation_(transport::watch_forks()),
+      is_open_(!options.waits_to_open) {
   require_valid(options_);
   const wire::SessionId random = transport::random_session();
   for (std::size_t at = 0; at < sizeof incarnation_; ++at)
@@ -126,11 +128,28 @@ ShardLoop::Hooks Server::make_hooks() {
   return hooks;
 }
 
-// On the first shard's thread.
+void Server::open() {
+  std::vector<transport::Arrival> early;
+  {
+    const std::lock_guard lock(mutex_);
+    is_open_ = true;
+    early.swap(early_);
+  }
+  for (transport::Arrival& arrival : early) arrived(std::move(arrival));
+}
+
+bool Server::keeps_waiting(transport::Arrival& arrival) {
+  const std::lock_guard lock(mutex_);
+  if (!is_open_) early_.push_back(std::move(arrival));
+  return !is_open_;
+}
+
+// On the first shard's thread; those that came early on that of open().
 void Server::arrived(transport::Arrival arrival) {
   const transport::Intro& intro = arrival.intro;
   const bool is_client =
       intro.purpose == Purpose::kParameters || intro.purpose == Purpose::kSharedParameters;
+  if (is_client && keeps_waiting(arrival)) return;
   const std::int64_t here = std::int64_t{intro.to} - first_shard();
   if (intro.purpose == Purpose::kParameters && intro.to == -1) {
     const Bytes card = encode_card(

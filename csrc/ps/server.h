@@ -29,13 +29,16 @@ struct ServerOptions {
   Millis client_grace{5000};
   std::string log_directory;   // Empty: no log; what is not in a checkpoint dies with the process.
   std::string fsync = "none";  // "none", "always" or milliseconds.
+  bool waits_to_open = false;  // Clients wait until open(): tables are still to be loaded.
 };
 
 class Server {
  public:
-  // Listens and serves at once. Throws InvalidArgument that says what cannot be.
+  // Listens, and serves at once or after open(). Throws InvalidArgument that says what cannot be.
   explicit Server(const ServerOptions& options);
   ~Server();
+
+  void open();
 
   const std::string& address() const { return address_; }
   std::uint32_t shards() const { return options_.threads; }  // Of this process.
@@ -61,6 +64,7 @@ class Server {
   void open_door(std::unique_ptr<transport::Door>& door);
   ShardLoop::Hooks make_hooks();
   void arrived(transport::Arrival arrival);
+  bool keeps_waiting(transport::Arrival& arrival);
 
   ServerOptions options_;
   std::uint64_t fork_generation_;
@@ -74,6 +78,8 @@ class Server {
   std::deque<std::pair<std::uint32_t, Job>> jobs_;
   Failure failure_;
   bool is_stopped_ = false;
+  bool is_open_;
+  std::vector<transport::Arrival> early_;  // Until open().
 };
 
 }  // namespace gradring::ps

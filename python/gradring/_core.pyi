@@ -400,7 +400,9 @@ class PsServer:
         log_directory: str,
         fsync: str,
         client_grace_ms: int = 5000,
+        waits_to_open: bool = False,
     ) -> None: ...
+    def open(self) -> None: ...
     @property
     def address(self) -> str: ...
     @property

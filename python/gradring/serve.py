@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             transport=settings.transport,
             log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,
+            waits_to_open=is_to_load,
         )
         with Serving(core) as serving:
             if is_to_load:
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 checkpoint.load_server(core, options.load, options.servers * options.threads)
                 _note_load(options)
+                core.open()  # Clients that came meanwhile find what was loaded.
             print(_greeting(options, serving.address), flush=True)
             while not select.select([ending], [], [], _LOOK_SECONDS)[0]:
                 serving.require_well()

@@ -1,0 +1,39 @@
+"""A server that is to load a checkpoint lets clients in when it has."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring.errors import PeerLost
+from gradring.ps import checkpoint
+from ps_servers import connected, join, start_server
+
+IDS = np.arange(50)
+
+
+def test_whoever_comes_during_the_load_waits_for_it_and_finds_what_was_loaded(
+    tmp_path: Path,
+) -> None:
+    with connected(1) as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push(IDS, np.full((50, 2), 3.0))
+        ps.save(str(tmp_path / "step"))
+    with start_server(waits_to_open=True) as server:
+        with pytest.raises(PeerLost, match="no answer"):
+            join([server.address], client=1, timeout=0.3)
+        found = []
+
+        def pull() -> None:
+            with join([server.address], client=2) as ps:
+                found.append(ps.sparse_table("t", 2, gr.optim.Sum()).pull(IDS))
+
+        early = threading.Thread(target=pull)
+        early.start()
+        checkpoint.load_server(server.core, str(tmp_path / "step"), 1)
+        server.core.open()
+        early.join()
+        np.testing.assert_array_equal(found[0], 3)
