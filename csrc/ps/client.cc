@@ -16,6 +16,8 @@ namespace {
 constexpr Millis kGoodbyeTime{200};
 constexpr Millis kSeatTime{5};
 constexpr Millis kTickTime{10};
+constexpr Millis kIdleTime{250};  // Between two looks after connections that nobody uses,
+constexpr Millis kRepairTime{20};  // while one of them is to be made anew.
 constexpr std::size_t kFailuresKept = 64;
 constexpr const char* kIsClosed = "this connection to the parameter server is closed";
 
@@ -28,7 +30,9 @@ Client::Client(const ClientOptions& options)
       core_({{options.client, new_incarnation()}, addresses_, options.answer_time}),
       connections_(addresses_.size()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      dialer_(addresses_, options.secret, options.mode, wake_.get()) {}
+      dialer_(addresses_, options.secret, options.mode, wake_.get()) {
+  thread_ = std::thread([this] { run_background(); });
+}
 
 Client::~Client() {
   close();
@@ -63,7 +67,6 @@ void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
       throw InvalidArgument(str(call->what(), ": ", background_.size(),
                                 " asynchronous operations are under way; wait for some"));
     background_.push_back(call);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
   });
 }
 
@@ -196,17 +199,21 @@ void Client::drive_until(const Call& call) {
 }
 
 void Client::run_background() {
+  Millis idle = kIdleTime;
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return is_stopping_ || !background_.empty(); });
+      changed_.wait_for(lock, idle, [&] { return is_stopping_ || !background_.empty(); });
       if (is_stopping_) return;
+      idle = background_.empty() ? kIdleTime : Millis{0};
     }
-    std::unique_lock seat(seat_, limits::kSleepSlice);
-    if (!seat.owns_lock()) continue;
+    std::unique_lock seat(seat_, std::defer_lock);
+    if (idle == Millis{0} ? !seat.try_lock_for(limits::kSleepSlice) : !seat.try_lock()) continue;
     try {
+      notice_hang_ups();
       while (drive_background()) {
       }
+      if (lacks_connection()) idle = kRepairTime;
     } catch (const std::exception& error) {
       // Nobody's thread: those who wait for the calls hear of it.
       core_.cancel_all(Failure::from(error));

@@ -1,6 +1,7 @@
 // Client: the driver of a ClientCore. Makes links to the shards and moves frames. A blocking call
-// is driven by the thread that makes it, so nothing is handed over; a thread of its own, started by
-// the first asynchronous call, drives while nobody else does. Callable from any thread.
+// is driven by the thread that makes it, so nothing is handed over; a thread of its own drives
+// asynchronous calls while nobody else does, and looks after idle connections: a server that was
+// started again takes a client for lost that does not come back. Callable from any thread.
 #pragma once
 
 #include <condition_variable>
@@ -77,6 +78,8 @@ class Client {
   void sleep(Time now);
   void run_background();
   bool drive_background();
+  void notice_hang_ups();
+  bool lacks_connection() const;
   void say_goodbye();
 
   ClientOptions options_;

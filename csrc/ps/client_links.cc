@@ -36,6 +36,18 @@ void Client::disconnect(std::uint32_t shard, const std::string& why) {
   core_.session(shard).disconnected(why, Clock::now());
 }
 
+// Of links that nobody sleeps on: shared memory says nothing of a peer that is gone. Under the seat.
+void Client::notice_hang_ups() {
+  for (const Connection& connection : connections_)
+    if (connection.link) connection.link->finish_sleep();
+}
+
+bool Client::lacks_connection() const {
+  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard)
+    if (!connections_[shard].link && core_.session(shard).is_wanted()) return true;
+  return false;
+}
+
 bool Client::push(std::uint32_t shard, Time now) {
   Connection& connection = connections_[shard];
   Session& session = core_.session(shard);

@@ -62,7 +62,7 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
                                               const std::string& secret, std::uint32_t shard,
                                               Time deadline) {
   std::string why;
-  Fd fd = transport::connect_unix(unix_name, why);
+  Fd fd = transport::connect_unix(unix_name, deadline, why);
   if (!fd) throw PeerLost(-1, str("its Unix socket: ", why));
   transport::shake_hands(fd.get(), secret,
                          intro_to(Purpose::kSharedParameters, static_cast<std::int32_t>(shard)),

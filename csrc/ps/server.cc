@@ -140,8 +140,11 @@ void Server::open() {
 
 bool Server::keeps_waiting(transport::Arrival& arrival) {
   const std::lock_guard lock(mutex_);
-  if (!is_open_) early_.push_back(std::move(arrival));
-  return !is_open_;
+  if (is_open_) return false;
+  // Who had no answer in time has hung up, and asks again.
+  std::erase_if(early_, [](const auto& early) { return transport::has_hung_up(early.fd.get()); });
+  early_.push_back(std::move(arrival));
+  return true;
 }
 
 // On the first shard's thread; those that came early on that of open().

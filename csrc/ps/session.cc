@@ -56,7 +56,7 @@ bool Session::is_awaited(std::uint64_t request) const {
 }
 
 bool Session::wants_connection(Time now) const {
-  return state_ == State::kDown && !failure_ && has_work() && now >= next_try_;
+  return state_ == State::kDown && is_wanted() && now >= next_try_;
 }
 
 void Session::connected(Time now) {
@@ -246,6 +246,7 @@ void Session::take_welcome(const wire::PsHeader& header, std::span<const std::by
                     "without its log). Restore a checkpoint and connect anew"));
   options_.incarnation = header.a;
   state_ = State::kUp;
+  was_welcome_ = true;
 }
 
 // The server has seen a gap: everything numbered after `last_done` goes out once more.
@@ -290,7 +291,7 @@ void Session::tick(Time now) {
 }
 
 Time Session::next_tick() const {
-  if (state_ == State::kDown) return has_work() && !failure_ ? next_try_ : Time::max();
+  if (state_ == State::kDown) return is_wanted() ? next_try_ : Time::max();
   return answer_due();
 }
 

@@ -44,13 +44,15 @@ class Session {
   bool has_work() const { return !items_.empty(); }
   bool is_awaited(std::uint64_t request) const;
 
-  // Whether a new connection should be made now.
+  // Whether a new connection should be made now: for work, or so that a shard that knows this client
+  // does not take it for lost while it computes.
   bool wants_connection(Time now) const;
   // One is being made, and no other until then.
   void connecting(Time until) { next_try_ = until; }
   void connected(Time now);
   void disconnected(const std::string& why, Time now);
   bool is_connected() const { return state_ != State::kDown; }
+  bool is_wanted() const { return !failure_ && (has_work() || was_welcome_); }
   // The connection is of no use any more (its stream is broken off): close it, then say
   // disconnected().
   bool wants_hang_up() const { return wants_hang_up_; }
@@ -112,6 +114,7 @@ class Session {
   Time moved_at_{};
   Time greeted_at_{};
   bool wants_hang_up_ = false;
+  bool was_welcome_ = false;
 
   std::deque<Item> items_;  // In the order of calls; those before next_ are under way.
   std::size_t next_ = 0;

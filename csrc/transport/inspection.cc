@@ -27,7 +27,7 @@ std::span<std::byte> bytes_of(Value& value) {
 Fd open_inspection(const std::string& address, Time deadline) {
   static constexpr std::string_view kUnix = "unix:";
   std::string why;
-  Fd fd = address.rfind(kUnix, 0) == 0 ? connect_unix(address.substr(kUnix.size()), why)
+  Fd fd = address.rfind(kUnix, 0) == 0 ? connect_unix(address.substr(kUnix.size()), deadline, why)
                                        : connect_tcp(parse_host_port(address), deadline, why);
   if (!fd) throw PeerLost(-1, str("nobody answers at ", address, ": ", why));
   return fd;

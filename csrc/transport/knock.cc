@@ -6,12 +6,17 @@
 #include "transport/socket.h"
 
 namespace gradring::transport {
+namespace {
+
+constexpr Millis kLocalTime{2000};  // For a member of this host whose queue is full.
+
+}  // namespace
 
 Knock::Knock(const wire::Member& member, const std::string& secret, const Intro& intro)
     : to_(intro.to), handshake_(secret, random_nonce(), intro), out_(handshake_.hello()) {
   if (intro.purpose == Purpose::kSharedLink || intro.purpose == Purpose::kSegment) {
     std::string why;
-    fd_ = connect_unix(member.unix_name, why);
+    fd_ = connect_unix(member.unix_name, Clock::now() + kLocalTime, why);
     is_connected_ = static_cast<bool>(fd_);
     if (!fd_) fail(Outcome::kBroken, why);
     return;

@@ -245,14 +245,31 @@ int connect_error(int fd) {
   return error;
 }
 
-Fd connect_unix(const std::string& name, std::string& why) {
+bool has_hung_up(int fd) {
+  pollfd entry{fd, POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+Fd connect_unix(const std::string& name, Time deadline, std::string& why) {
   socklen_t length = 0;
   const sockaddr_un address = unix_address(name, length);
-  Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC,
-                 0));  // Blocking: a full backlog waits for the acceptor.
-  if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    why = errno_text(errno);
-    return {};
+  // Blocking: a full backlog waits for the acceptor.
+  Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  while (true) {
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+    if (left.count() <= 0) {
+      why = "it takes no connection: its queue of them is full";
+      return {};
+    }
+    const timeval time{left.count() / 1'000'000, left.count() % 1'000'000};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) break;
+    if (errno == EINTR) {
+      run_interrupt_check();
+    } else if (errno != EAGAIN) {
+      why = errno_text(errno);
+      return {};
+    }
   }
   ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
   return fd;

@@ -41,12 +41,14 @@ Fd accept_one(int listener);
 // Connects, waiting until `deadline`. An empty Fd means "nobody listens there (yet)"; `why` says
 // what happened.
 Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
-Fd connect_unix(const std::string& name, std::string& why);
+Fd connect_unix(const std::string& name, Time deadline, std::string& why);
 // The same without waiting, to a numeric address: the connection is there, or has failed, when the
 // socket is writable; connect_error then says which (0: it is there).
 Fd begin_connect_tcp(const HostPort& to, int& error);
 int connect_error(int fd);
 std::string errno_text(int error);
+// Whether the other end has closed its half, also behind bytes that are still to be read.
+bool has_hung_up(int fd);
 
 // Data connections: large buffers. (Congestion control is chosen before, and for all connections:
 // pacing.h.)

@@ -209,6 +209,18 @@ TEST_CASE("a server that comes back without its state is an error that says so, 
   CHECK(push->failure().text.find("has lost its state") != std::string::npos);
 }
 
+TEST_CASE("a client that does nothing comes back to a shard it had reached, and only to that") {
+  PsNet net(2);
+  const auto table = net.make_table(counting_table("counts", 4));
+  net.disconnect(0);
+  net.pass(Millis{100});
+  CHECK(net.core().session(0).is_connected());
+
+  PsNet unused(1);
+  unused.pass(Millis{100});
+  CHECK_FALSE(unused.core().session(0).is_connected());
+}
+
 TEST_CASE("an error of one table does not touch another call") {
   PsNet net(2);
   const auto table = net.make_table(counting_table("counts", 8));

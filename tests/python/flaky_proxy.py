@@ -23,6 +23,7 @@ class FlakyProxy:
         self._random = np.random.default_rng(seed)
         self._most_bytes = most_bytes
         self._is_calm = False
+        self._is_out = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.broken = 0
@@ -31,6 +32,14 @@ class FlakyProxy:
     def calm_down(self) -> None:
         """Break no more connections."""
         self._is_calm = True
+
+    def go_out(self) -> None:
+        """Carry no byte until `come_back`: connections break at the next."""
+        self._is_out = True
+
+    def come_back(self) -> None:
+        """Carry connections again."""
+        self._is_out = False
 
     def close(self) -> None:
         self._listener.close()
@@ -50,6 +59,8 @@ class FlakyProxy:
         with contextlib.suppress(OSError):
             while data := source.recv(4096):
                 left[0] -= len(data)
+                if self._is_out:
+                    break
                 if left[0] < 0 and not self._is_calm:
                     self.broken += 1
                     sink.sendall(data[: len(data) // 2])

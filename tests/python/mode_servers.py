@@ -32,13 +32,17 @@ class RealServers:
         self._clients: list[Any] = []
 
     def client(
-        self, rank: int, faults: Faults | None = None, addresses: list[str] | None = None
+        self,
+        rank: int,
+        faults: Faults | None = None,
+        addresses: list[str] | None = None,
+        timeout: float = 20,
     ) -> Any:
         """A new connection, maybe through something that stands before the servers."""
         self._clients.append(
             gr.ps.connect(
                 addresses or self.addresses, secret=self.secret, client=rank,
-                transport=self._transport, timeout=20,
+                transport=self._transport, timeout=timeout,
             )
         )  # fmt: skip
         return self._clients[-1]

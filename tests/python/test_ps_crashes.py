@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,30 @@ def test_nothing_acknowledged_is_lost_when_servers_are_killed(tmp_path: Path) ->
 @pytest.mark.parametrize("fsync", ["none", "always", "20"])
 def test_nothing_acknowledged_is_lost_at_fifty_random_points(tmp_path: Path, fsync: str) -> None:
     kill_again_and_again(tmp_path, fsync, 50)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_client_that_computes_meanwhile_comes_back_to_a_server_started_again(
+    tmp_path: Path, transport: str
+) -> None:
+    with (
+        started(tmp_path, "none", 1) as [server],
+        join([server.address], client=1, transport=transport) as idle,
+    ):
+        table = idle.sparse_table("counts", 2, gr.optim.Sum())
+        table.push([1], np.ones((1, 2), np.float32))
+        server.kill_and_start()
+        with join([server.address], client=2) as ps:
+            until = time.monotonic() + 20
+            while not knows(ps, client=1):
+                assert time.monotonic() < until, "the idle client has not come back"
+        np.testing.assert_array_equal(table.pull([1]), 1)
+
+
+def knows(ps: Any, client: int) -> bool:
+    """Whether the server has a connection to this client."""
+    [shard] = ps.stats()
+    return any(one["client"] == client and one["connected"] for one in shard["clients"])
 
 
 def test_a_server_does_not_start_with_a_damaged_log_and_names_it(tmp_path: Path) -> None:

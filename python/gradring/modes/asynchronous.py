@@ -97,6 +97,11 @@ class AsyncOptimizer(ModeOptimizer):
         self._take_over()
         self._sender.submit(send, self.timeout)
 
+    def make_room(self) -> None:
+        """Wait until there is room in the queue of steps to be sent; see `ModeOptimizer`."""
+        self._receiver.require_well()
+        self._sender.wait_for_room(self.timeout)
+
     def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
         """Behind the steps that wait to be sent."""
         self._sender.submit(lambda: self.store.set_rules(rules), self.timeout)

@@ -37,7 +37,8 @@ class Background:
             name: Of the thread, for debuggers.
             length: Tasks that may wait; `submit` waits for room.
         """
-        self._tasks: queue.Queue[Task | threading.Event | None] = queue.Queue(length)
+        self._tasks: queue.Queue[Task | threading.Event | None] = queue.Queue()
+        self._room = threading.Semaphore(length)  # Of the queue.
         self._failure: BaseException | None = None
         self._is_closed = False
         self._is_dropped = False
@@ -57,19 +58,27 @@ class Background:
             TimedOut: There was no room for ``timeout`` seconds.
             Error: An earlier task failed; it raises what that raised.
         """
-        self._put(task, timeout)
+        self._take_room(timeout)
+        self._tasks.put(task)
 
-    def _put(self, task: Task | threading.Event, timeout: float) -> None:
+    def wait_for_room(self, timeout: float) -> None:
+        """Wait until one task could be handed in at once, if nobody else hands in any.
+
+        Raises:
+            TimedOut: As `submit`, and so for its other errors.
+        """
+        self._take_room(timeout)
+        self._room.release()
+
+    def _take_room(self, timeout: float) -> None:
         self.require_well()
         begin = time.perf_counter()
-        try:
-            self._tasks.put(task, timeout=timeout)
-        except queue.Full:
+        if not self._room.acquire(timeout=timeout):
             self.require_well()
             raise TimedOut(
                 f"{self._thread.name}: the queue was full for {timeout:g} s; servers are too slow "
                 "or gone"
-            ) from None
+            )
         self.waited_seconds += time.perf_counter() - begin
 
     def drain(self, timeout: float) -> None:
@@ -80,7 +89,8 @@ class Background:
             Error: One failed.
         """
         done = threading.Event()
-        self._put(done, timeout)
+        self._take_room(timeout)
+        self._tasks.put(done)
         if not done.wait(timeout):
             self.require_well()
             raise TimedOut(f"{self._thread.name}: still at work after {timeout:g} s")
@@ -109,14 +119,12 @@ class Background:
             return
         self._is_closed = True
         self._is_dropped = timeout <= 0
-        try:
-            self._tasks.put(None, timeout=max(timeout, 1e-3))
-        except queue.Full:
-            self._is_dropped = True  # The thread sees it when it takes the next task.
+        self._tasks.put(None)
         self._thread.join(timeout)
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None and not self._is_dropped:
+            self._room.release()
             if isinstance(task, threading.Event):
                 task.set()
             elif self._failure is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradring.errors import InvalidArgument
+from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.staleness import Histogram
@@ -77,11 +77,10 @@ class BoundedOptimizer(ModeOptimizer):
         self._clocks = np.zeros((self.workers, len(_PLACES)), np.float32)
         self._counted = np.ones(self.workers, np.bool_)
         self._pending: Pending | None = None
-        self._waiting: list[Prefetched] = []
         self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", len(_PLACES), Sum())
-        self.store.pull([Pull(self._table, self._ids, self._clocks)])
-        change = _row(self.clock) - self._clocks[[self.store.rank]]
-        self.store.push([self._clock_push(change)]).result()
+        self._row: Array | None = None  # What this worker's has, where that is known.
+        self.store.push([self._clock_push(self.clock)]).result()
+        self._row = _row(self.clock)
         self.store.clock(self.domain, self.clock)
 
     def gate(self) -> Gate:
@@ -105,30 +104,28 @@ class BoundedOptimizer(ModeOptimizer):
         self.require_open()
         pushes = self.dense.pushes(grads) + self.row_pushes(rows)
         self.finish_step()
-        due, self._waiting = self._waiting, []
-        for table in self.tables.values():
-            table.forget_begun_prefetch()
-        pushes.append(self._clock_push(_row(self.clock + 1) - _row(self.clock)))
-        self._pending = self.store.push(pushes)
+        kept = self.take_kept_prefetches()
+        self._pending = self.store.push([*pushes, self._clock_push(self.clock + 1)])
         self.clock += 1
+        self._row = _row(self.clock)
         with after_the_push(self.clock):
-            self._finish(due)
+            self._finish(kept)
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows as they may be after the step that is being computed."""
-        self._waiting.append(coming)
+        self.prefetch_after_step(coming)
 
     def finish_step(self) -> None:
         """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""
         with before_the_push(self.clock):
             self._finish()
 
-    def _finish(self, due: Sequence[Prefetched] = ()) -> None:
+    def _finish(self, kept: Sequence[Prefetched] = ()) -> None:
         # What a step does after its push; again, where that has failed.
         if self._pending is None:
             return
         self.store.clock(self.domain, self.clock)
-        for coming in due:
+        for coming in kept:
             super().begin_prefetch(coming)
         pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
         self.dense.seen = self.store.pull(pulls, self.gate())[:-1]
@@ -138,8 +135,13 @@ class BoundedOptimizer(ModeOptimizer):
     def _settle(self) -> None:
         # Wait until servers have acknowledged what was pushed.
         pending, self._pending = self._pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             self.refused += sum(pushed.refused for pushed in pending.result())
+        except Error:
+            self._row = None  # It was changed, or not.
+            raise
 
     def _measure(self) -> None:
         lag = self._lag()
@@ -154,8 +156,12 @@ class BoundedOptimizer(ModeOptimizer):
         clocks = self._clocks[self._counted].astype(np.int64) @ _PLACES
         return max(0, self.clock - int(clocks.min(initial=self.clock)))
 
-    def _clock_push(self, change: Array) -> Push:
-        return Push(self._table, np.array([self.store.rank], np.uint64), change)
+    def _clock_push(self, clock: int) -> Push:
+        if self._row is None:
+            self.store.pull([Pull(self._table, self._ids, self._clocks)])
+            self._row = self._clocks[[self.store.rank]]
+        own = np.array([self.store.rank], np.uint64)
+        return Push(self._table, own, _row(clock) - self._row)
 
     def flush(self) -> None:
         """Take the servers' values now. Whether others are done is not waited for.

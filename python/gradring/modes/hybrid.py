@@ -143,6 +143,8 @@ class HybridOptimizer(ModeOptimizer):
             grads = [None] * len(self.params) if grads is None and not is_out else grads
             self.dense_side.require_fitting(grads)
         self.finish_step()
+        for side in self._served():
+            side.make_room()
         late: StepTimedOut | None = None
         if self.sparse_side is not None:
             try:

@@ -88,6 +88,7 @@ class ModeOptimizer:
         self.is_closed = False
         self._process = os.getpid()
         self._fetcher: Background | None = None
+        self._after_step: list[Prefetched] = []
         self.dense = DenseParameters(self.params, name)
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
@@ -164,6 +165,14 @@ class ModeOptimizer:
 
         Raises:
             TimedOut: It still did not come; says who. Nothing was sent.
+        """
+
+    def make_room(self) -> None:
+        """Wait until the next `step` need not wait before it is done; see `AsyncOptimizer`.
+
+        Raises:
+            TimedOut: It still has to. Nothing was sent.
+            Error: A push or pull in the background failed; as it did.
         """
 
     def set_rule(self, rule: Any) -> None:
@@ -314,6 +323,17 @@ class ModeOptimizer:
         if self._fetcher is None:
             self._fetcher = Background(f"gradring prefetch of {self.name}", _PREFETCHES)
         coming.begin(self._fetcher, self.store, self.gate(), self.timeout)
+
+    def prefetch_after_step(self, coming: Prefetched) -> None:
+        """Keep a prefetch until the step that is being computed has been pushed."""
+        self._after_step.append(coming)
+
+    def take_kept_prefetches(self) -> list[Prefetched]:
+        """Return the prefetches that were kept for this step; those before it are out of date."""
+        kept, self._after_step = self._after_step, []
+        for table in self.tables.values():
+            table.forget_begun_prefetch()
+        return kept
 
     def abandon(self) -> None:
         """End the threads without waiting for servers."""

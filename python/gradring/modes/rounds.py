@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gradring.errors import InvalidArgument
+from gradring.errors import Error, InvalidArgument
 from gradring.joining import current
 from gradring.modes.optimizer import ModeOptimizer, RowGradients
 from gradring.modes.store import Array, Domain, Gate, Ids, Pending
@@ -52,7 +52,6 @@ class RoundOptimizer(ModeOptimizer):
         self._known = self.clock  # Rounds before this are known to be applied.
         self._pending: Pending | None = None
         self._unsaid: float | None = None  # Weight of a step whose wait has not ended.
-        self._waiting: list[Prefetched] = []
 
     def gate(self) -> Gate:
         """Rounds of all steps done so far."""
@@ -66,7 +65,7 @@ class RoundOptimizer(ModeOptimizer):
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows as they will be after the step that is being computed."""
-        self._waiting.append(coming)
+        self.prefetch_after_step(coming)
 
     def step(
         self,
@@ -81,35 +80,39 @@ class RoundOptimizer(ModeOptimizer):
             PeerLost: A worker was lost or left; says which.
             TimedOut: Others did not come to this step in time; says who. The step is done: its
                 gradients were sent, so do not repeat it. Call `flush`, or the next `step`, which
-                waits for this one before it sends anything.
+                waits for this one before it sends anything. Where servers did not acknowledge the
+                gradients, that call says so, and the step counts as one of no examples.
         """
         self.require_open()
         weight = require_weight(weight)
         pushes = [] if weight == 0 else self.dense.pushes(grads) + self.row_pushes(rows)
         self.finish_step()
-        due, self._waiting = self._waiting, []
-        for table in self.tables.values():
-            table.forget_begun_prefetch()
+        kept = self.take_kept_prefetches()
         if pushes:
             self._pending = self.store.push(pushes, self.gate())
         self.clock += 1
         # A mean over one worker's examples is its own: times and by their number would round it.
         self._unsaid = min(weight, 1) if self.workers == 1 else weight
         with after_the_push(self.clock):
-            self._finish(due)
+            self._finish(kept)
 
     def finish_step(self) -> None:
         """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""
         with before_the_push(self.clock):
+            try:
+                self.settle()
+            except Error:
+                # Servers may lack these gradients, so they must not count as so many examples.
+                self._unsaid = None if self._unsaid is None else 0
+                raise
             self._finish()
-            self.settle()
 
-    def _finish(self, due: Sequence[Prefetched] = ()) -> None:
+    def _finish(self, kept: Sequence[Prefetched] = ()) -> None:
         # What a step does after its push; again, where that has failed.
         if self._unsaid is None:
             return
         self.store.clock(self.domain, self.clock, self._unsaid)
-        for coming in due:
+        for coming in kept:
             super().begin_prefetch(coming)
         if self.params:
             self.dense.pull(self.store, self.gate())

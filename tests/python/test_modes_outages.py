@@ -1,0 +1,120 @@
+"""Servers that cannot be reached for longer than a step may take, and come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from flaky_proxy import FlakyProxy
+from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.rounds import RoundOptimizer
+from mode_servers import RealServers
+
+SGD = gr.optim.SGD(lr=1.0)
+SHORT = 0.5
+OUT = "made no progress"
+
+
+def full(value: float) -> list[np.ndarray]:
+    return [np.full(64, value, np.float32)]
+
+
+@pytest.fixture
+def proxies(real_servers: RealServers) -> Iterator[list[FlakyProxy]]:
+    made = [FlakyProxy(address, 0, 1 << 40) for address in real_servers.addresses]
+    yield made
+    for proxy in made:
+        proxy.close()
+
+
+def test_a_batch_that_servers_did_not_get_does_not_count_as_examples(
+    real_servers: RealServers, proxies: list[FlakyProxy]
+) -> None:
+    far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=SHORT)
+    params = [full(0), full(0)]
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(RoundOptimizer, params[1], SGD, real_servers.client(1), workers=2)
+        first = RoundOptimizer(params[0], SGD, far, workers=2, timeout=SHORT)
+        second = made.result()
+        for proxy in proxies:
+            proxy.go_out()
+        with pytest.raises(gr.TimedOut, match="Step 1 is done"):
+            first.step(full(100), weight=3)
+        for proxy in proxies:
+            proxy.come_back()
+        round_ = pool.submit(second.step, full(8), weight=1)
+        with pytest.raises(gr.TimedOut, match="without acknowledgement"):
+            first.flush()
+        first.flush()
+        round_.result()
+        for param in params:
+            np.testing.assert_array_equal(param[0], -8)
+        both = pool.submit(second.step, full(8), weight=1)
+        first.step(full(4), weight=3)
+        both.result()
+    for param in params:
+        np.testing.assert_array_equal(param[0], -13)
+    for optimizer in (first, second):
+        optimizer.abandon()
+
+
+def test_steps_are_counted_right_after_a_push_that_was_given_up(
+    real_servers: RealServers, proxies: list[FlakyProxy]
+) -> None:
+    far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=SHORT)
+    [param] = full(0)
+    optimizer = BoundedOptimizer([param], SGD, far, staleness=0, workers=1, timeout=SHORT)
+    for proxy in proxies:
+        proxy.go_out()
+    with pytest.raises(gr.TimedOut, match=OUT):
+        optimizer.step(full(100))
+    for proxy in proxies:
+        proxy.come_back()
+    with pytest.raises(gr.TimedOut, match="without acknowledgement"):
+        optimizer.flush()
+    for _ in range(3):
+        optimizer.step(full(2))
+    optimizer.close()
+    np.testing.assert_array_equal(param, -6)
+    assert optimizer.clock == 4
+    assert optimizer.staleness.max == 0
+
+
+def test_a_hybrid_step_for_which_there_is_no_room_is_done_in_neither_part(
+    real_servers: RealServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm: Any = SimpleNamespace(world_size=1)
+    mode = gr.Hybrid(dense=gr.Async(queue=1), sparse=gr.BoundedStaleness(0))
+    optimizer = gr.distributed(
+        full(0), SGD, mode, ps=real_servers.client(0), comm=comm, timeout=SHORT
+    )
+    table = optimizer.sparse_table("t", 1, SGD)
+    goes_on, is_sending = threading.Event(), threading.Event()
+    push = optimizer.dense_side.store.push
+
+    def slow_push(pushes: Any, *rest: Any) -> Any:
+        is_sending.set()
+        goes_on.wait()
+        return push(pushes, *rest)
+
+    def step() -> None:
+        optimizer.step(full(1), rows=[(table, [1], np.ones((1, 1), np.float32))])
+
+    monkeypatch.setattr(optimizer.dense_side.store, "push", slow_push)
+    step()
+    is_sending.wait()
+    step()
+    with pytest.raises(gr.TimedOut, match="the queue was full"):
+        step()
+    goes_on.set()
+    step()
+    optimizer.close()
+    assert real_servers.sparse("t", 1, SGD)[1] == -3
+    np.testing.assert_array_equal(real_servers.dense("model/0", (64,), SGD), -3)
