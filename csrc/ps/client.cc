@@ -16,7 +16,7 @@ namespace {
 constexpr Millis kGoodbyeTime{200};
 constexpr Millis kSeatTime{5};
 constexpr Millis kTickTime{10};
-constexpr Millis kIdleTime{250};  // Between two looks after connections that nobody uses,
+constexpr Millis kIdleTime{250};   // Between two looks after connections that nobody uses,
 constexpr Millis kRepairTime{20};  // while one of them is to be made anew.
 constexpr std::size_t kFailuresKept = 64;
 constexpr const char* kIsClosed = "this connection to the parameter server is closed";
@@ -24,10 +24,13 @@ constexpr const char* kIsClosed = "this connection to the parameter server is cl
 }  // namespace
 
 Client::Client(const ClientOptions& options)
+    : Client(options, find_shards(options.servers, options.secret, options.timeout)) {}
+
+Client::Client(const ClientOptions& options, FoundShards found)
     : options_(options),
       fork_generation_(transport::watch_forks()),
-      addresses_(find_shards(options.servers, options.secret, options.timeout)),
-      core_({{options.client, new_incarnation()}, addresses_, options.answer_time}),
+      addresses_(std::move(found.addresses)),
+      core_({{options.client, found.incarnation}, addresses_, options.answer_time}),
       connections_(addresses_.size()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       dialer_(addresses_, options.secret, options.mode, wake_.get()) {

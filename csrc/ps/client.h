@@ -61,6 +61,7 @@ class Client {
     bool is_blocked = false;  // The link takes no more at the moment.
   };
 
+  Client(const ClientOptions& options, FoundShards found);
   void check_usable() const;
   template <typename Prepare>
   void submit_later(const std::shared_ptr<Call>& call, Millis timeout, const Prepare& prepare);

@@ -36,7 +36,8 @@ void Client::disconnect(std::uint32_t shard, const std::string& why) {
   core_.session(shard).disconnected(why, Clock::now());
 }
 
-// Of links that nobody sleeps on: shared memory says nothing of a peer that is gone. Under the seat.
+// Of links that nobody sleeps on: shared memory says nothing of a peer that is gone. Under the
+// seat.
 void Client::notice_hang_ups() {
   for (const Connection& connection : connections_)
     if (connection.link) connection.link->finish_sleep();

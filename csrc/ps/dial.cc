@@ -43,7 +43,7 @@ ServerCard read_card(int fd, Time deadline) {
     throw ProtocolError("it is no server of parameters");
   Bytes payload(static_cast<std::size_t>(header.payload_bytes));
   transport::recv_all(fd, payload, deadline);
-  return {header.a, header.count, decode_welcome(payload)};
+  return {header.a, header.count, header.b, decode_welcome(payload)};
 }
 
 // What goes wrong on the way says only that there is no connection.
@@ -74,12 +74,6 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
 
 }  // namespace
 
-std::uint64_t new_incarnation() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
-
 ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline) {
   return or_lost([&] {
     const Fd fd = reach(address, secret, intro_to(Purpose::kParameters, -1), deadline);
@@ -106,12 +100,12 @@ std::unique_ptr<transport::Link> dial_shard(const std::string& address, const st
   });
 }
 
-std::vector<std::string> find_shards(const std::vector<std::string>& named,
-                                     const std::string& secret, Millis timeout) {
+FoundShards find_shards(const std::vector<std::string>& named, const std::string& secret,
+                        Millis timeout) {
   const auto servers = static_cast<std::uint32_t>(named.size());
   if (servers == 0) throw InvalidArgument("no server of parameters is named");
   const Time deadline = Clock::now() + timeout;
-  std::vector<std::string> addresses;
+  FoundShards found;
   for (std::uint32_t index = 0; index < servers; ++index) {
     const std::string& address = named[index];
     ServerCard card;
@@ -138,9 +132,10 @@ std::vector<std::string> find_shards(const std::vector<std::string>& named,
                          welcome.shard, " of ", welcome.shards, ", which does not fit server ",
                          index, " of ", servers,
                          ": name all servers, in the order of their numbers"));
-    addresses.insert(addresses.end(), each, address);
+    found.addresses.insert(found.addresses.end(), each, address);
+    found.incarnation = std::max(found.incarnation, card.now);
   }
-  return addresses;
+  return found;
 }
 
 Bytes encode_card(const ServerCard& card) {
@@ -148,6 +143,7 @@ Bytes encode_card(const ServerCard& card) {
   wire::PsHeader header;
   header.type = wire::PsType::kWelcome;
   header.a = card.incarnation;
+  header.b = card.now;
   header.count = card.threads;
   header.payload_bytes = payload.size();
   Bytes bytes;

@@ -18,12 +18,9 @@ namespace gradring::ps {
 struct ServerCard {
   std::uint64_t incarnation = 0;
   std::uint32_t threads = 1;  // So many shards are there.
+  std::uint64_t now = 0;      // Nanoseconds by its clock.
   Welcome welcome;
 };
-
-// A client's, for its hello. Later ones are larger: a client that starts again replaces the one it
-// was.
-std::uint64_t new_incarnation();
 
 // Both throw AuthError (another secret), or PeerLost that says why there is no connection.
 ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline);
@@ -31,11 +28,18 @@ std::unique_ptr<transport::Link> dial_shard(const std::string& address, const st
                                             std::uint32_t shard, transport::TransportMode mode,
                                             Time deadline);
 
-// The address of every shard's server, by shard. `servers` is in the order of their numbers; waits
+struct FoundShards {
+  std::vector<std::string> addresses;  // Of every shard's server, by shard.
+  // The latest of the servers' clocks, for a client's hello. Later ones are larger, so that a
+  // client that starts again, also on a host whose clock is behind, replaces the one it was.
+  std::uint64_t incarnation = 0;
+};
+
+// `servers` is in the order of their numbers; waits
 // until all of them have started. Throws AuthError, Mismatch (others are there than were named), or
 // PeerLost.
-std::vector<std::string> find_shards(const std::vector<std::string>& servers,
-                                     const std::string& secret, Millis timeout);
+FoundShards find_shards(const std::vector<std::string>& servers, const std::string& secret,
+                        Millis timeout);
 
 // The server's half, once the handshake is done.
 Bytes encode_card(const ServerCard& card);

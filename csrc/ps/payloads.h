@@ -17,7 +17,7 @@ namespace gradring::ps {
 
 struct Hello {
   std::uint32_t client = 0;       // Number of the worker; 2^31 and more: nobody's worker.
-  std::uint64_t incarnation = 0;  // The time at which the client object was made.
+  std::uint64_t incarnation = 0;  // See FoundShards.
 };
 struct Welcome {
   std::uint32_t shard = 0;

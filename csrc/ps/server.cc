@@ -155,9 +155,11 @@ void Server::arrived(transport::Arrival arrival) {
   if (is_client && keeps_waiting(arrival)) return;
   const std::int64_t here = std::int64_t{intro.to} - first_shard();
   if (intro.purpose == Purpose::kParameters && intro.to == -1) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
     const Bytes card = encode_card(
         {incarnation_,
          options_.threads,
+         static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count()),
          {first_shard(), options_.servers * options_.threads, transport::host_key(), unix_name_}});
     // An answer of one packet to an empty connection.
     transport::send_some(arrival.fd.get(), card, {});

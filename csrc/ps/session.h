@@ -44,8 +44,8 @@ class Session {
   bool has_work() const { return !items_.empty(); }
   bool is_awaited(std::uint64_t request) const;
 
-  // Whether a new connection should be made now: for work, or so that a shard that knows this client
-  // does not take it for lost while it computes.
+  // Whether a new connection should be made now: for work, or so that a shard that knows this
+  // client does not take it for lost while it computes.
   bool wants_connection(Time now) const;
   // One is being made, and no other until then.
   void connecting(Time until) { next_try_ = until; }

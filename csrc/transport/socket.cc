@@ -256,7 +256,8 @@ Fd connect_unix(const std::string& name, Time deadline, std::string& why) {
   // Blocking: a full backlog waits for the acceptor.
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
     if (left.count() <= 0) {
       why = "it takes no connection: its queue of them is full";
       return {};

@@ -47,7 +47,8 @@ enum class PsType : std::uint8_t {
   kGoodbye = 20,
   kSetRule = 21,  // -; [tail] rule
   // Answers.
-  kWelcome = 32,     // a: server's incarnation, b: last seq done; see ps/payloads.h
+  kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns); see
+                     // ps/payloads.h
   kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]
   kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions]
   kDense = 35,       // the same; floats
