@@ -44,10 +44,14 @@ class LogSyncer {
     state_.with([file](State& state) { state.file = file; });
     thread_ = std::thread([this] { run(); });
   }
-  ~LogSyncer() {
+  ~LogSyncer() { stop(); }
+
+  // The error that it ended with: the kernel tells of a failed sync only once.
+  int stop() {
     state_.with([](State& state) { state.is_stopping = true; });
     wake();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+    return error();
   }
 
   // So many bytes are written now. Returns how many are on the disk; throws nothing.
@@ -212,7 +216,11 @@ void Log::begin_segment() {
 // An empty batch at the end vouches for all before it.
 void Log::close_segment() {
   sync();
-  syncer_.reset();
+  if (syncer_) {
+    const int error = syncer_->stop();
+    syncer_.reset();
+    if (error != 0) fail(str("cannot be synced: ", std::strerror(error)));
+  }
   if (options_.fsync.kind != FsyncKind::kNone && ::fdatasync(file_.get()) != 0)
     fail(str("cannot be synced: ", std::strerror(errno)));
   batch_.resize(sizeof(RawBatch));

@@ -208,7 +208,7 @@ bool LogFolder::replay_segment(std::uint64_t number, bool is_last) {
   if (!has_header)
     fs::remove(path);
   else if (!reader.torn().empty() || !goes_on)
-    if (::truncate(path.c_str(), static_cast<off_t>(good_bytes)) != 0) fail(path, "cannot be cut");
+    cut_off(path, good_bytes);
   return goes_on;
 }
 
@@ -314,6 +314,14 @@ void LogFolder::remove_before(std::uint64_t number) {
     if (segment < number) fs::remove(segment_path(folder_, segment));
   for (const std::uint64_t snapshot : numbers("snapshot-", ".grps"))
     if (snapshot < number) fs::remove(snapshot_path(snapshot));
+}
+
+// On the disk at once: a torn tail that came back before a later segment would stop the next start.
+void LogFolder::cut_off(const std::string& path, std::uint64_t bytes) {
+  const transport::Fd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail(path, "cannot be cut");
+  if (options_.fsync.kind != FsyncKind::kNone && ::fsync(file.get()) != 0)
+    fail(path, "cannot be synced");
 }
 
 // Segments of a load that is taken back.
