@@ -67,7 +67,7 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
     if (!shared.array) reduce.begin(idle);
     check_posts(idle);
     if (shared.array && all_share(shared.place))
-      shared.array->reduce_in_place(side_, shape_, shared.place.offset, round_, idle);
+      shared.array->reduce_in_place(side_, shape_, shared.place.offset, idle);
     else
       reduce.finish(idle);
   } else {

@@ -56,16 +56,16 @@ bool SharedArray::holds(const std::byte* begin, std::size_t bytes) const {
 }
 
 // The next piece of this round, or `pieces` when none is left.
-std::uint32_t SharedArray::claim(std::uint32_t round, std::uint32_t pieces) const {
+std::uint32_t SharedArray::claim(std::uint32_t pieces) const {
   std::uint64_t seen = control_->claimed.load(std::memory_order_relaxed);
   while (true) {
-    const bool is_begun = static_cast<std::uint32_t>(seen >> 32) == round;
+    const bool is_begun = static_cast<std::uint32_t>(seen >> 32) == round_;
     // A rank that comes late, when others are in a later round, finds nothing left either.
-    const auto is_over = static_cast<std::int32_t>(static_cast<std::uint32_t>(seen >> 32) - round);
+    const auto is_over = static_cast<std::int32_t>(static_cast<std::uint32_t>(seen >> 32) - round_);
     if (is_over > 0) return pieces;
     const std::uint32_t next = is_begun ? static_cast<std::uint32_t>(seen) : 0;
     if (next >= pieces) return pieces;
-    const std::uint64_t wanted = (std::uint64_t{round} << 32) | (next + 1);
+    const std::uint64_t wanted = (std::uint64_t{round_} << 32) | (next + 1);
     if (control_->claimed.compare_exchange_weak(seen, wanted, std::memory_order_relaxed))
       return next;
   }
@@ -79,13 +79,14 @@ Rank SharedArray::holder() const {
 }
 
 void SharedArray::reduce_in_place(FlatSide& side, FlatShape& shape, std::size_t offset,
-                                  std::uint32_t round, transport::Idle& idle) {
+                                  transport::Idle& idle) {
   const std::size_t steps = (shape.largest_part_bytes() + kGrainBytes - 1) / kGrainBytes;
   const auto pieces = static_cast<std::uint32_t>(steps * static_cast<std::size_t>(ranks_));
   const auto ranks = static_cast<std::uint32_t>(ranks_);
   finished_ += pieces;
+  ++round_;
   holding_[rank_].store(1, std::memory_order_relaxed);
-  for (std::uint32_t index; (index = claim(round, pieces)) < pieces;) {
+  for (std::uint32_t index; (index = claim(pieces)) < pieces;) {
     const auto owner = static_cast<Rank>(index % ranks);
     const FlatPart whole = shape.part(owner);
     const std::size_t begin = std::min(whole.bytes, std::size_t{index / ranks} * kGrainBytes);

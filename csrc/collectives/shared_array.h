@@ -35,10 +35,9 @@ class SharedArray {
   bool holds(const std::byte* begin, std::size_t bytes) const;
 
   // Every rank has written its operands, `offset` bytes into its part, and knows that the others
-  // have. `round` is this operation's: new, and the same for all ranks. Pieces go to whoever asks
-  // first, so a rank that gets no processor holds nobody up. Returns when all of it is done.
-  void reduce_in_place(FlatSide& side, FlatShape& shape, std::size_t offset, std::uint32_t round,
-                       transport::Idle& idle);
+  // have. Pieces go to whoever asks first, so a rank that gets no processor holds nobody up.
+  // Returns when all of it is done.
+  void reduce_in_place(FlatSide& side, FlatShape& shape, std::size_t offset, transport::Idle& idle);
 
  private:
   struct Control {
@@ -49,7 +48,7 @@ class SharedArray {
 
   static std::size_t control_bytes(Rank ranks);
   static std::size_t stride_for(std::size_t bytes);
-  std::uint32_t claim(std::uint32_t round, std::uint32_t pieces) const;
+  std::uint32_t claim(std::uint32_t pieces) const;
   Rank holder() const;
 
   transport::SharedMemory memory_;
@@ -61,6 +60,9 @@ class SharedArray {
   Control* control_;
   Holding* holding_;
   std::byte* parts_;
+  // Of this array, the same on all ranks: the communicator's own number would be too far from that
+  // of the last use after 2^31 operations elsewhere.
+  std::uint32_t round_ = 0;
   std::uint32_t finished_ = 0;  // Pieces of all operations so far.
 };
 

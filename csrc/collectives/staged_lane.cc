@@ -100,8 +100,9 @@ std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds,
     if (scratch_) job->own_scratch = std::make_unique<gpu::DeviceMemory>(device_, largest);
   }
   job->ready.record(user);
+  std::vector<std::shared_ptr<StagedJob>> finished;  // Go after the lock: see take_finished.
   const std::lock_guard lock(flow_mutex_);
-  free_finished();
+  finished = take_finished();
   job->id = ++jobs_made_;
   job->stop = reinterpret_cast<std::uint32_t*>(table(*job, kWordLineBytes));
   store(job->stop, 0);
@@ -109,14 +110,19 @@ std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds,
   return job;
 }
 
-// A job's memory is freed when its streams are done with it, whoever else holds the job.
-void StagedLane::free_finished() {
+// Whose streams are done with their memory, whoever else holds them. To be let go of without
+// flow_mutex_: freeing pinned memory waits for the device, and what that is doing may wait in turn
+// for a word that is written under the lock.
+std::vector<std::shared_ptr<StagedJob>> StagedLane::take_finished() {
+  std::vector<std::shared_ptr<StagedJob>> finished;
   std::erase_if(jobs_, [&](const std::shared_ptr<StagedJob>& job) {
     if (!job->is_over()) return false;
     for (std::byte* block : job->blocks) tables_.give_back(block);
     job->blocks.clear();
+    finished.push_back(job);
     return true;
   });
+  return finished;
 }
 
 std::byte* StagedLane::table(StagedJob& job, std::size_t bytes) {

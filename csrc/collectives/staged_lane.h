@@ -116,7 +116,7 @@ class StagedLane {
   std::vector<gradring_chunks> tables(StagedJob& job, const std::vector<Piece>& pieces,
                                       const std::byte* device_memory);
   std::byte* table(StagedJob& job, std::size_t bytes);
-  void free_finished();
+  std::vector<std::shared_ptr<StagedJob>> take_finished();
 
   const gpu::Device device_;
   const Options options_;
