@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,57 +26,58 @@ def ones(table: Any) -> Any:
     return [(table, IDS, np.ones((2, 1), np.float32))]
 
 
-@pytest.mark.parametrize("mode", MODES[:2], ids=str)
-def test_rows_that_were_asked_for_before_a_step_have_that_step_in_them(
-    servers: Servers, world: GetWorld, mode: Any
-) -> None:
+@pytest.fixture
+def trained(servers: Servers, world: GetWorld, mode: Any) -> Iterator[tuple[Any, Any]]:
+    """A mode's optimizer and its table."""
     comm = world(1, "tcp").comms[0]
     with gr.distributed([], STEP, mode, ps=servers.client(0), comm=comm) as optimizer:
-        table = optimizer.sparse_table("t", 1, STEP)
-        for step in range(1, 5):
-            table.prefetch(IDS)
-            optimizer.step(rows=ones(table))
-            np.testing.assert_array_equal(rows_of(table), step)
+        yield optimizer, optimizer.sparse_table("t", 1, STEP)
+
+
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+def test_rows_that_were_asked_for_before_a_step_have_that_step_in_them(
+    trained: tuple[Any, Any],
+) -> None:
+    optimizer, table = trained
+    for step in range(1, 5):
         table.prefetch(IDS)
-        for _ in range(2):
-            optimizer.step(rows=ones(table))
-        np.testing.assert_array_equal(rows_of(table), 6)
+        optimizer.step(rows=ones(table))
+        np.testing.assert_array_equal(rows_of(table), step)
+    table.prefetch(IDS)
+    for _ in range(2):
+        optimizer.step(rows=ones(table))
+    np.testing.assert_array_equal(rows_of(table), 6)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_after_a_flush_rows_are_what_servers_have_whatever_was_asked_for_before(
-    servers: Servers, world: GetWorld, mode: Any
+    trained: tuple[Any, Any],
 ) -> None:
-    comm = world(1, "tcp").comms[0]
-    with gr.distributed([], STEP, mode, ps=servers.client(0), comm=comm) as optimizer:
-        table = optimizer.sparse_table("t", 1, STEP)
-        table.prefetch(IDS)
-        optimizer.step(rows=ones(table))
-        optimizer.flush()
-        np.testing.assert_array_equal(rows_of(table), 1)
+    optimizer, table = trained
+    table.prefetch(IDS)
+    optimizer.step(rows=ones(table))
+    optimizer.flush()
+    np.testing.assert_array_equal(rows_of(table), 1)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_prefetch_that_fails_is_asked_again_and_stops_nothing(
-    servers: Servers, world: GetWorld, monkeypatch: pytest.MonkeyPatch, mode: Any
+    trained: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comm = world(1, "tcp").comms[0]
-    with gr.distributed([], STEP, mode, ps=servers.client(0), comm=comm) as optimizer:
-        table = optimizer.sparse_table("t", 1, STEP)
+    optimizer, table = trained
+    pull = optimizer.store.pull
 
-        pull = optimizer.store.pull
+    def fail(*arguments: Any) -> Any:
+        if threading.current_thread().name.startswith("gradring prefetch"):
+            raise gr.TimedOut("pull from table 't': no progress")
+        return pull(*arguments)
 
-        def fail(*arguments: Any) -> Any:
-            if threading.current_thread().name.startswith("gradring prefetch"):
-                raise gr.TimedOut("pull from table 't': no progress")
-            return pull(*arguments)
-
-        with monkeypatch.context() as silent:
-            silent.setattr(optimizer.store, "pull", fail)
-            table.prefetch(IDS)
-            optimizer.step(rows=ones(table))
-        for step in range(2, 5):
-            table.prefetch(IDS)
-            optimizer.step(rows=ones(table))
-            optimizer.flush()
-            np.testing.assert_array_equal(rows_of(table), step)
+    with monkeypatch.context() as silent:
+        silent.setattr(optimizer.store, "pull", fail)
+        table.prefetch(IDS)
+        optimizer.step(rows=ones(table))
+    for step in range(2, 5):
+        table.prefetch(IDS)
+        optimizer.step(rows=ones(table))
+        optimizer.flush()
+        np.testing.assert_array_equal(rows_of(table), step)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from torch_models import Clicks
 
 TOGETHER = [gr.Sync(), gr.Sync(via="ps"), gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
             gr.Hybrid(dense=gr.Async(), sparse=gr.Sync(via="ps"))]  # fmt: skip
@@ -20,21 +20,6 @@ APART = [gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=1),
          gr.Hybrid(dense=gr.Geo(k_steps=1), sparse=gr.Async())]  # fmt: skip
 NESTEROV = gr.Geo(k_steps=2, outer=gr.Nesterov(lr=1.0, momentum=0.5))
 SCALE = 1024.0
-
-
-class Clicks(nn.Module):
-    """A row and a weight whose gradients are those that a step is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = gt.Embedding("rows", 1, optimizer=gr.optim.SGD(lr=1.0))
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, dense: float, sparse: float) -> torch.Tensor:
-        return self.weight * dense + self.rows(torch.tensor([7])).sum() * sparse
-
-    def state(self) -> tuple[float, float]:
-        return self.weight.item(), self.rows.eval()(torch.tensor([7])).item()
 
 
 def train(

@@ -183,6 +183,25 @@ for dtype, op, more in (("int16", "sum", {}), ("int32", "avg", {}), ("uint8", "b
         assert "int16 x 4" in texts[0]
 
 
+def test_arrays_of_another_device_are_refused_before_anything_is_sent(ranks: Job) -> None:
+    code = """
+from gradring.calling import ALL_REDUCE
+from gradring.device_arrays import DeviceView
+from gradring.gpu.calls import DeviceCalls
+calls, x, result = DeviceCalls(comm._core), np.ones(4, np.float32), []
+calls.nccl = nccl.core
+here, there = (DeviceView(x.ctypes.data, DTYPE_CODES["float32"], x.shape, device, 0, x)
+               for device in (0, 1))
+for source, target in ((there, there), (here, there), (there, here)):
+    try:
+        calls.run(ALL_REDUCE, source, target, in_background=False, count=4, timeout_ms=1000)
+    except gr.DeviceError as error:
+        result.append(str(error))
+"""
+    told = "the array is on device 1, but use_gpu() was told device 0"
+    assert ranks.call(code) == [[told] * 3] * WORLD
+
+
 def test_a_split_talks_among_itself(ranks: Job) -> None:
     code = """
 part = nccl.core.split(1 if rank == 1 else 7, -rank)

@@ -8,29 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from torch_models import IDS, Clicks
 
-IDS = torch.tensor([7])
 SECONDS = 20.0
 LATE_ROWS = [gr.Hybrid(dense, gr.BoundedStaleness(0))
              for dense in (gr.Sync(), gr.Async(), gr.Geo(k_steps=1))]  # fmt: skip
-
-
-class Clicks(nn.Module):
-    """A row and a weight whose gradients are those that a step is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = gt.Embedding("rows", 1, optimizer=gr.optim.SGD(lr=1.0))
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, dense: float, sparse: float) -> torch.Tensor:
-        return self.weight * dense + self.rows(IDS).sum() * sparse
 
 
 def made(comm: Any, server: ExactServer, mode: Any) -> tuple[Clicks, Any]:

@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+import gradring as gr
+import gradring.torch as gt
+
+IDS = torch.tensor([7])
 Tensors = list[torch.Tensor]
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -68,3 +72,18 @@ def values(model: nn.Module) -> Tensors:
 def are_same(a: Tensors, b: Tensors) -> bool:
     """Whether two models' values agree bit for bit."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+class Clicks(nn.Module):
+    """A row and a weight whose gradients are those that a step is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = gt.Embedding("rows", 1, optimizer=gr.optim.SGD(lr=1.0))
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, dense: float, sparse: float) -> torch.Tensor:
+        return self.weight * dense + self.rows(IDS).sum() * sparse
+
+    def state(self) -> tuple[float, float]:
+        return self.weight.item(), self.rows.eval()(IDS).item()
