@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "transport/idle.h"
+#include "transport/pass_fd.h"
 #include "transport/shm_link.h"
 #include "transport/tcp_link.h"
 

@@ -70,8 +70,4 @@ bool wait_writable(int fd, Time deadline);
 void send_all(int fd, std::span<const std::byte> bytes, Time deadline);
 void recv_all(int fd, std::span<std::byte> bytes, Time deadline);
 
-// Passes a descriptor over a Unix socket, with one byte of data to carry it.
-void send_fd(int socket, int fd, Time deadline);
-Fd recv_fd(int socket, Time deadline);
-
 }  // namespace gradring::transport

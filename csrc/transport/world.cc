@@ -11,6 +11,7 @@
 #include "transport/forks.h"
 #include "transport/idle.h"
 #include "transport/knock.h"
+#include "transport/pass_fd.h"
 #include "transport/shm_link.h"
 #include "transport/tcp_link.h"
 

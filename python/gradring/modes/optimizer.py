@@ -6,10 +6,7 @@ thread; what goes on in the background is the subclass's.
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +14,7 @@ import numpy as np
 
 from gradring import config
 from gradring.errors import Closed, InvalidArgument
+from gradring.modes import reminder
 from gradring.modes.background import Background, require_process
 from gradring.modes.dense import DenseParameters
 from gradring.modes.parts import Parts
@@ -31,8 +29,6 @@ Batch = TypeVar("Batch")
 RowGradients = tuple[ModeTable, Any, Any]  # Table, ids, one gradient row for each id.
 
 _PREFETCHES = 64
-
-_open: weakref.WeakSet[ModeOptimizer] = weakref.WeakSet()
 
 
 class ModeOptimizer:
@@ -93,7 +89,7 @@ class ModeOptimizer:
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
         self.dense.make(self.store, on_servers, self.timeout, states)
-        _open.add(self)
+        reminder.begin(self)
 
     def _number_of_workers(self) -> int:
         return number_of_workers(are_ranks=self.begins_together)
@@ -277,7 +273,7 @@ class ModeOptimizer:
         if self.is_closed:
             return False
         self.require_open()  # Not in a forked child.
-        _open.discard(self)
+        reminder.end(self)
         return True
 
     def __enter__(self) -> Any:
@@ -396,20 +392,3 @@ class ModeOptimizer:
             Push(table.table, ids, grads, table.seen, is_distinct=False)
             for table, ids, grads in self.by_table(rows)
         ]
-
-
-@atexit.register
-def _tell_what_is_left() -> None:
-    if hasattr(sys, "last_value"):
-        return  # The program failed: there is worse to read.
-    for optimizer in _open:
-        if not optimizer.is_closed and (left := optimizer.left_behind()):
-            print(
-                f"gradring: optimizer {optimizer.name!r} was not closed, and the servers may lack "
-                f"{left}: call its close() in the end, or use it in a with block",
-                file=sys.stderr,
-            )
-
-
-# What a forked child inherits is its parent's to close.
-os.register_at_fork(after_in_child=_open.clear)

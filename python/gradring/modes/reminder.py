@@ -1,0 +1,57 @@
+"""Reminds whoever ends a program without `close` of what servers lack.
+
+Used from the threads that make and close optimizers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from typing import Protocol
+
+
+class Closable(Protocol):
+    """An optimizer.
+
+    Attributes:
+        name: The user's.
+        is_closed: Nothing is to be said.
+    """
+
+    name: str
+    is_closed: bool
+
+    def left_behind(self) -> str:
+        """Say what servers would lack if the process ended now; empty: nothing."""
+
+
+_open: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+
+def begin(optimizer: Closable) -> None:
+    """Remind of this one, unless it is closed or gone by then."""
+    _open.add(optimizer)
+
+
+def end(optimizer: Closable) -> None:
+    """Remind of it no more."""
+    _open.discard(optimizer)
+
+
+@atexit.register
+def _tell_what_is_left() -> None:
+    if hasattr(sys, "last_value"):
+        return  # The program failed: there is worse to read.
+    for optimizer in _open:
+        if not optimizer.is_closed and (left := optimizer.left_behind()):
+            print(
+                f"gradring: optimizer {optimizer.name!r} was not closed, and the servers may lack "
+                f"{left}: call its close() in the end, or use it in a with block",
+                file=sys.stderr,
+            )
+
+
+# What a forked child inherits is its parent's to close.
+os.register_at_fork(after_in_child=_open.clear)
