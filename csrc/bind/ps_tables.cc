@@ -210,6 +210,16 @@ py::list read_dense(PsClient& self, std::size_t number, std::int64_t timeout_ms)
   return parts;
 }
 
+// Where each shard's part of the table ends, in floats.
+std::vector<std::uint64_t> dense_ends(PsClient& self, std::size_t number) {
+  const auto table = self.table(number);
+  std::vector<std::uint64_t> ends;
+  for (std::uint32_t shard = 0; shard < table->shards; ++shard)
+    ends.push_back(std::max(ends.empty() ? 0 : ends.back(),
+                            ps::dense_range(table->spec, shard, table->shards).end));
+  return ends;
+}
+
 void write_dense(PsClient& self, std::size_t number, const py::list& parts,
                  std::int64_t timeout_ms) {
   const auto table = self.table(number);
@@ -290,6 +300,7 @@ void register_ps_tables(py::class_<PsClient>& type) {
       .def("write_rows", &write_rows, py::arg("table"), py::arg("metas"), py::arg("floats"),
            py::arg("steps") = 0, py::arg("timeout_ms") = -1)
       .def("read_dense", &read_dense, py::arg("table"), py::arg("timeout_ms") = -1)
+      .def("dense_ends", &dense_ends, py::arg("table"))
       .def("write_dense", &write_dense, py::arg("table"), py::arg("parts"),
            py::arg("timeout_ms") = -1)
       .def("clock", &clock, py::arg("domain"), py::arg("clock"), py::arg("workers"),

@@ -100,6 +100,8 @@ std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds,
     if (scratch_) job->own_scratch = std::make_unique<gpu::DeviceMemory>(device_, largest);
   }
   job->ready.record(user);
+  // Before the lock, as those go after it: the driver may wait for the device here, too.
+  job->blocks.push_back(tables_.take());
   std::vector<std::shared_ptr<StagedJob>> finished;  // Go after the lock: see take_finished.
   const std::lock_guard lock(flow_mutex_);
   finished = take_finished();

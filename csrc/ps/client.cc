@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "base/log.h"
 #include "ps/plain_call.h"
 #include "transport/forks.h"
 #include "transport/idle.h"
@@ -70,6 +71,7 @@ void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
       throw InvalidArgument(str(call->what(), ": ", background_.size(),
                                 " asynchronous operations are under way; wait for some"));
     background_.push_back(call);
+    has_work_.notify_one();
   });
 }
 
@@ -206,14 +208,14 @@ void Client::run_background() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, idle, [&] { return is_stopping_ || !background_.empty(); });
+      has_work_.wait_for(lock, idle, [&] { return is_stopping_ || !background_.empty(); });
       if (is_stopping_) return;
       idle = background_.empty() ? kIdleTime : Millis{0};
     }
     std::unique_lock seat(seat_, std::defer_lock);
     if (idle == Millis{0} ? !seat.try_lock_for(limits::kSleepSlice) : !seat.try_lock()) continue;
     try {
-      notice_hang_ups();
+      if (idle != Millis{0}) notice_hang_ups();
       while (drive_background()) {
       }
       if (lacks_connection()) idle = kRepairTime;
@@ -285,6 +287,7 @@ void Client::close() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
+    has_work_.notify_one();
     background = std::move(thread_);
   }
   post([this](Time) {
@@ -293,7 +296,16 @@ void Client::close() {
   if (background.joinable()) background.join();
   const std::lock_guard seat(seat_);
   take_posted();
-  say_goodbye();
+  try {
+    say_goodbye();
+  } catch (const std::exception& error) {
+    log_warning(
+        -1, str("the connection to the parameter server ends without a goodbye: ", error.what()));
+  }
+  for (Connection& connection : connections_) {
+    if (connection.link) connection.link->hang_up();
+    connection.link.reset();
+  }
   const std::lock_guard lock(mutex_);
   background_.clear();
   changed_.notify_all();
@@ -311,10 +323,6 @@ void Client::say_goodbye() {
   while (!call->is_done() && Clock::now() < deadline)
     if (!drive_once() && !pause_.look_again()) sleep(Clock::now());
   core_.cancel(*call, {ErrorKind::kClosed, -1, ""});
-  for (Connection& connection : connections_) {
-    if (connection.link) connection.link->hang_up();
-    connection.link.reset();
-  }
 }
 
 }  // namespace gradring::ps

@@ -94,8 +94,9 @@ class Client {
   std::uint64_t finished_seen_ = 0;
   Time next_tick_{};
 
-  std::mutex mutex_;  // Guards the rest, but for atomics.
-  std::condition_variable changed_;
+  std::mutex mutex_;                               // Guards the rest, but for atomics.
+  std::condition_variable changed_;                // For callers.
+  std::condition_variable has_work_;               // For run_background.
   std::vector<std::function<void(Time)>> posted_;  // For whoever has the seat.
   std::vector<std::shared_ptr<Call>> background_;  // Started, not seen to be done.
   std::vector<std::shared_ptr<Call>> failed_;      // The first of those nobody has waited for.

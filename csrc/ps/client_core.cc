@@ -88,6 +88,11 @@ void ClientCore::cancel_all(const Failure& failure) {
   while (!calls_.empty()) cancel(*calls_.front(), failure);
 }
 
+void ClientCore::give_up(std::uint32_t shard, const Failure& failure) {
+  sessions_[shard].fail(failure.kind, failure.text);
+  check_sessions();
+}
+
 // A shard that is lost for good fails every call that still waits for it.
 void ClientCore::check_sessions() {
   for (const Session& session : sessions_) {

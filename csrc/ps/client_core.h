@@ -33,6 +33,8 @@ class ClientCore {
   // Ends a call that is not done with this failure, and names what has no acknowledgement.
   void cancel(Call& call, Failure failure);
   void cancel_all(const Failure& failure);
+  // There will never be a connection to this shard.
+  void give_up(std::uint32_t shard, const Failure& failure);
   std::uint64_t finished() const { return finished_; }  // Calls so far.
   // To be called by next_tick() at the latest.
   void tick(Time now);

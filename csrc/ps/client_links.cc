@@ -17,15 +17,20 @@ constexpr int kFramesPerTurn = 4;
 
 // Takes the link that was made meanwhile, or has one made.
 void Client::connect(std::uint32_t shard, Time now) {
+  if (is_closed()) return;
   Session& session = core_.session(shard);
   if (auto dialed = dialer_.take(shard); !dialed) {
-    if (session.wants_connection(now) && dialer_.begin(shard))
-      session.connecting(now + Dialer::kTime);
+    if (!session.wants_connection(now)) return;
+    dialer_.begin(shard);  // Or one is under way that takes longer than it should.
+    session.connecting(now + Dialer::kTime);
   } else if (dialed->link) {
     connections_[shard].link = std::move(dialed->link);
     connections_[shard].reader = FrameReader();
     session.connected(now);
+  } else if (dialed->failure.kind == ErrorKind::kInvalidArgument) {
+    core_.give_up(shard, dialed->failure);
   } else {
+    // Also with another secret: the port has another owner by now.
     session.disconnected(dialed->failure.text, now);
   }
 }

@@ -15,6 +15,7 @@ constexpr std::size_t kErrorKindCount = 11;
 
 ClientState& ClientTable::enter(std::uint32_t client, std::uint64_t incarnation) {
   const auto found = clients_.find(client);
+  newest_incarnation_ = std::max(newest_incarnation_, incarnation);
   if (found == clients_.end()) {
     if (clients_.size() >= limits::kPsClients)
       throw InvalidArgument(str("this server has ", clients_.size(), " clients already"));
@@ -118,8 +119,14 @@ void ClientTable::restore(wire::Reader& in) {
       const auto payload = in.take(in.get_count(limits::kPsSmallAnswerBytes));
       answer.payload.assign(payload.begin(), payload.end());
     }
+    newest_incarnation_ = std::max(newest_incarnation_, state.incarnation);
     clients_.emplace(client, std::move(state));
   }
+}
+
+void ClientTable::add(ClientTable others) {
+  newest_incarnation_ = std::max(newest_incarnation_, others.newest_incarnation_);
+  clients_.merge(others.clients_);
 }
 
 }  // namespace gradring::ps

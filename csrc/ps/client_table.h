@@ -43,6 +43,7 @@ class ClientTable {
   // Whom to forget so that this client can enter: of those that were given up and are no workers,
   // the one that has been away for the longest. Nothing if there is room, or nobody to forget.
   std::optional<std::uint32_t> in_the_way_of(std::uint32_t client) const;
+  std::uint64_t newest_incarnation() const { return newest_incarnation_; }
   void forget(std::uint32_t client) { clients_.erase(client); }
   std::map<std::uint32_t, ClientState>& all() { return clients_; }
   const std::map<std::uint32_t, ClientState>& all() const { return clients_; }
@@ -53,10 +54,11 @@ class ClientTable {
   void save(Bytes& out) const;
   // Adds what is saved; whom we know already stays as it is, here and in `add`.
   void restore(wire::Reader& in);
-  void add(ClientTable others) { clients_.merge(others.clients_); }
+  void add(ClientTable others);
 
  private:
   std::map<std::uint32_t, ClientState> clients_;
+  std::uint64_t newest_incarnation_ = 0;  // Also of those that were forgotten.
 };
 
 }  // namespace gradring::ps

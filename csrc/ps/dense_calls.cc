@@ -23,7 +23,7 @@ void require_dense(const RemoteTable& table) {
 std::vector<Part> parts_of(const RemoteTable& table, PsType type, RowCodec codec) {
   std::vector<Part> parts;
   for (std::uint32_t shard = 0; shard < table.shards; ++shard) {
-    const DenseRange range = dense_range(table.spec.count, shard, table.shards);
+    const DenseRange range = dense_range(table.spec, shard, table.shards);
     if (range.begin == range.end) continue;
     Part part;
     part.shard = shard;
@@ -37,7 +37,7 @@ std::vector<Part> parts_of(const RemoteTable& table, PsType type, RowCodec codec
 
 void unpack(const RemoteTable& table, std::uint32_t shard, RowCodec codec,
             std::span<const std::byte> payload, float* out) {
-  const DenseRange range = dense_range(table.spec.count, shard, table.shards);
+  const DenseRange range = dense_range(table.spec, shard, table.shards);
   const auto count = static_cast<std::size_t>(range.end - range.begin);
   if (payload.size() != encoded_rows_bytes(codec, count, 1))
     throw ProtocolError(str("an answer of ", payload.size(), " bytes for ", count, " floats"));
@@ -66,7 +66,7 @@ PullDenseCall::PullDenseCall(std::shared_ptr<RemoteTable> table, float* out, Row
 
 std::span<std::byte> PullDenseCall::destination(std::size_t part, const wire::PsHeader& answer) {
   if (answer.type != PsType::kDense || codec_ != RowCodec::kFloat32) return {};
-  const DenseRange range = dense_range(table_->spec.count, parts_[part].shard, table_->shards);
+  const DenseRange range = dense_range(table_->spec, parts_[part].shard, table_->shards);
   return std::as_writable_bytes(
       std::span(out_ + range.begin, static_cast<std::size_t>(range.end - range.begin)));
 }
@@ -91,7 +91,7 @@ PushDenseCall::PushDenseCall(std::shared_ptr<RemoteTable> table, const Arrays& a
   encoded_.resize(parts_.size());
   const std::uint64_t nth = table_->next_push();
   for (Part& part : parts_) {
-    const DenseRange range = dense_range(table_->spec.count, part.shard, table_->shards);
+    const DenseRange range = dense_range(table_->spec, part.shard, table_->shards);
     part.header.count = static_cast<std::uint32_t>(range.end - range.begin);
     part.header.a = arrays_.seen.empty() ? table_->seen(part.shard) : arrays_.seen[part.shard];
     part.header.b = nth;
@@ -107,7 +107,7 @@ PushDenseCall::PushDenseCall(std::shared_ptr<RemoteTable> table, const Arrays& a
 }
 
 Body PushDenseCall::body(std::size_t part) {
-  const DenseRange range = dense_range(table_->spec.count, parts_[part].shard, table_->shards);
+  const DenseRange range = dense_range(table_->spec, parts_[part].shard, table_->shards);
   const std::span<const float> floats(arrays_.gradient + range.begin,
                                       static_cast<std::size_t>(range.end - range.begin));
   if (codec_ == RowCodec::kFloat32 && !is_refused_) return {std::as_bytes(floats), {}};

@@ -35,7 +35,7 @@ DenseTable::DenseTable(TableSpec spec, std::uint32_t shard, std::uint32_t shards
   require_valid(spec_);
   if (spec_.kind != TableKind::kDense)
     throw InvalidArgument(str("table \"", spec_.name, "\" is sparse, not dense"));
-  range_ = dense_range(spec_.count, shard, shards);
+  range_ = dense_range(spec_, shard, shards);
   const std::size_t count = range_.end - range_.begin;
   weights_.resize(count);
   state_.resize(kernels::state_floats(spec_.rule, count));

@@ -40,7 +40,7 @@ ServerCard read_card(int fd, Time deadline) {
   wire::PsHeaderBytes head;
   transport::recv_all(fd, head, deadline);
   const wire::PsHeader header = wire::decode_ps_header(head);
-  if (header.type != wire::PsType::kWelcome || header.payload_bytes > kCardBytes)
+  if (header.type != wire::PsType::kWelcome || header.payload_bytes > kCardBytes || header.b == 0)
     throw ProtocolError("it is no server of parameters");
   Bytes payload(static_cast<std::size_t>(header.payload_bytes));
   transport::recv_all(fd, payload, deadline);
@@ -95,9 +95,10 @@ std::unique_ptr<transport::Link> dial_shard(const std::string& address, const st
         throw InvalidArgument(str("transport 'shm': the server at ", address,
                                   " is on another host, or takes no shared memory; use 'auto'"));
     }
-    return std::make_unique<transport::TcpLink>(
-        reach(address, secret, intro_to(Purpose::kParameters, static_cast<std::int32_t>(shard)),
-              deadline));
+    Fd fd = reach(address, secret, intro_to(Purpose::kParameters, static_cast<std::int32_t>(shard)),
+                  deadline);
+    transport::end_with_silence(fd.get(), limits::kPsSilence);
+    return std::make_unique<transport::TcpLink>(std::move(fd));
   });
 }
 
@@ -134,7 +135,7 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
                          index, " of ", servers,
                          ": name all servers, in the order of their numbers"));
     found.addresses.insert(found.addresses.end(), each, address);
-    found.incarnation = std::max(found.incarnation, card.now);
+    found.incarnation = std::max(found.incarnation, card.next_incarnation);
   }
   return found;
 }
@@ -144,7 +145,7 @@ Bytes encode_card(const ServerCard& card) {
   wire::PsHeader header;
   header.type = wire::PsType::kWelcome;
   header.a = card.incarnation;
-  header.b = card.now;
+  header.b = card.next_incarnation;
   header.count = card.threads;
   header.payload_bytes = payload.size();
   Bytes bytes;

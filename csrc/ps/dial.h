@@ -18,7 +18,8 @@ namespace gradring::ps {
 struct ServerCard {
   std::uint64_t incarnation = 0;
   std::uint32_t threads = 1;  // So many shards are there.
-  std::uint64_t now = 0;      // Nanoseconds by its clock.
+  // For a client that comes now: nanoseconds by the server's clock, and more than any before.
+  std::uint64_t next_incarnation = 0;
   Welcome welcome;
 };
 
@@ -30,14 +31,13 @@ std::unique_ptr<transport::Link> dial_shard(const std::string& address, const st
 
 struct FoundShards {
   std::vector<std::string> addresses;  // Of every shard's server, by shard.
-  // The latest of the servers' clocks, for a client's hello. Later ones are larger, so that a
-  // client that starts again, also on a host whose clock is behind, replaces the one it was.
+  // The latest of the servers', for a client's hello: one that starts again, also on a host whose
+  // clock is behind, replaces the one it was.
   std::uint64_t incarnation = 0;
 };
 
-// `servers` is in the order of their numbers; waits
-// until all of them have started. Throws AuthError, Mismatch (others are there than were named), or
-// PeerLost.
+// `servers` is in the order of their numbers; waits until all of them have started. Throws
+// AuthError, Mismatch (others are there than were named), or PeerLost.
 FoundShards find_shards(const std::vector<std::string>& servers, const std::string& secret,
                         Millis timeout);
 

@@ -50,10 +50,6 @@ std::optional<Dialer::Outcome> Dialer::take(std::uint32_t shard) {
   if (!attempts_[shard] || !attempts_[shard]->is_over.load(std::memory_order_acquire)) return {};
   const auto attempt = std::move(attempts_[shard]);
   if (attempt->thread.joinable()) attempt->thread.join();
-  const ErrorKind kind = attempt->outcome.failure.kind;
-  // With another secret the port has another owner by now.
-  if (kind != ErrorKind::kNone && kind != ErrorKind::kPeerLost && kind != ErrorKind::kAuthError)
-    attempt->outcome.failure.raise();
   return std::move(attempt->outcome);
 }
 

@@ -19,7 +19,7 @@ class Dialer {
   static constexpr Millis kTime{2000};  // An attempt takes no longer.
   struct Outcome {
     std::unique_ptr<transport::Link> link;
-    Failure failure;  // Why there is none now: nobody answers, or somebody else.
+    Failure failure;  // Why there is none now. InvalidArgument: there will never be one.
   };
 
   // `addresses`: of each shard's server. `wake`: an eventfd that is written to when an attempt
@@ -30,7 +30,7 @@ class Dialer {
 
   // False if an attempt is under way, or over and not taken.
   bool begin(std::uint32_t shard);
-  // Once an attempt is over. Throws InvalidArgument if none can succeed.
+  // Once an attempt is over.
   std::optional<Outcome> take(std::uint32_t shard);
 
  private:

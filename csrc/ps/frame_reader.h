@@ -31,6 +31,8 @@ class FrameReader {
   // Own memory, to keep; the reader has none afterwards.
   Bytes take_payload();
   bool is_inside_frame() const { return got_ > 0; }
+  // Of a frame that is not complete.
+  bool has_header() const { return got_ >= wire::kPsHeaderBytes && !is_complete_; }
 
  private:
   wire::PsHeaderBytes head_{};

@@ -19,6 +19,7 @@ using transport::Purpose;
 
 constexpr int kBacklog = 1024;
 constexpr std::size_t kJobsKept = 256;
+constexpr Millis kPurgeTime{100};
 
 class LogJournal final : public DurableJournal {
  public:
@@ -142,9 +143,23 @@ bool Server::keeps_waiting(transport::Arrival& arrival) {
   const std::lock_guard lock(mutex_);
   if (is_open_) return false;
   // Who had no answer in time has hung up, and asks again.
-  std::erase_if(early_, [](const auto& early) { return transport::has_hung_up(early.fd.get()); });
+  if (const Time now = Clock::now(); now >= next_purge_) {
+    next_purge_ = now + kPurgeTime;
+    std::erase_if(early_, [](const auto& early) { return transport::has_hung_up(early.fd.get()); });
+  }
   early_.push_back(std::move(arrival));
   return true;
+}
+
+// The time, or what comes after all that were given, also by a process before this one: clocks are
+// set back.
+std::uint64_t Server::next_incarnation() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  auto next = static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count());
+  for (const auto& loop : loops_) next = std::max(next, loop->newest_incarnation() + 1);
+  const std::lock_guard lock(mutex_);
+  last_incarnation_ = std::max(next, last_incarnation_ + 1);
+  return last_incarnation_;
 }
 
 // On the first shard's thread; those that came early on that of open().
@@ -155,11 +170,10 @@ void Server::arrived(transport::Arrival arrival) {
   if (is_client && keeps_waiting(arrival)) return;
   const std::int64_t here = std::int64_t{intro.to} - first_shard();
   if (intro.purpose == Purpose::kParameters && intro.to == -1) {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
     const Bytes card = encode_card(
         {incarnation_,
          options_.threads,
-         static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count()),
+         next_incarnation(),
          {first_shard(), options_.servers * options_.threads, transport::host_key(), unix_name_}});
     // An answer of one packet to an empty connection.
     transport::send_some(arrival.fd.get(), card, {});

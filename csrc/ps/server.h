@@ -65,6 +65,7 @@ class Server {
   ShardLoop::Hooks make_hooks();
   void arrived(transport::Arrival arrival);
   bool keeps_waiting(transport::Arrival& arrival);
+  std::uint64_t next_incarnation();
 
   ServerOptions options_;
   std::uint64_t fork_generation_;
@@ -78,8 +79,10 @@ class Server {
   std::deque<std::pair<std::uint32_t, Job>> jobs_;
   Failure failure_;
   bool is_stopped_ = false;
+  std::uint64_t last_incarnation_ = 0;  // Given to a client.
   bool is_open_;
   std::vector<transport::Arrival> early_;  // Until open().
+  Time next_purge_{};                      // Of those in early_ that have hung up.
 };
 
 }  // namespace gradring::ps

@@ -21,6 +21,7 @@ std::span<const std::byte> rest_of(std::span<const std::byte> bytes, std::size_t
 
 void Session::add(const std::shared_ptr<Call>& call, std::size_t part, std::uint64_t seq) {
   items_.push_back({.call = call, .part = part, .seq = seq, .after = last_seq_});
+  if (is_urgent(items_.back())) ++urgent_;
 }
 
 void Session::drop(const Call& call) {
@@ -135,6 +136,26 @@ void Session::begin(Item& item) {
   flight_bytes_ += item.bytes;
 }
 
+// What ends a freeze: shards may hold our own changes until then, and no room would ever come.
+bool Session::is_urgent(const Item& item) {
+  if (!item.call) return false;
+  switch (item.call->parts()[item.part].header.type) {
+    case wire::PsType::kFreeze:
+    case wire::PsType::kAdvance:
+    case wire::PsType::kCut:
+    case wire::PsType::kThaw: return true;
+    default: return false;
+  }
+}
+
+// Brings it before all that has not begun.
+void Session::take_urgent() {
+  if (urgent_ == 0) return;
+  const auto begin = items_.begin() + static_cast<std::ptrdiff_t>(next_);
+  const auto found = std::find_if(begin, items_.end(), is_urgent);
+  if (found != items_.end()) std::rotate(begin, found, found + 1);
+}
+
 bool Session::has_room() const {
   return next_ == 0 ||
          (flight_bytes_ < limits::kPsFlightBytes && next_ < limits::kPsFlightRequests);
@@ -144,7 +165,8 @@ Output Session::output(Time now) {
   if (state_ == State::kDown || wants_hang_up_) return {};
   if (out_bytes_ == 0) {
     if (state_ != State::kUp) return {};
-    if (next_ == items_.size() || !has_room()) return {};
+    take_urgent();
+    if (next_ == items_.size() || !(has_room() || is_urgent(items_[next_]))) return {};
     Item& item = items_[next_++];
     begin(item);
     item.sent_at = now;
@@ -180,6 +202,7 @@ void Session::settle(std::size_t at) {
     flight_bytes_ -= items_[at].bytes;
     --next_;
   }
+  if (is_urgent(items_[at])) --urgent_;
   items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(at));
 }
 

@@ -53,6 +53,8 @@ class Session {
   void disconnected(const std::string& why, Time now);
   bool is_connected() const { return state_ != State::kDown; }
   bool is_wanted() const { return !failure_ && (has_work() || was_welcome_); }
+  // There will be no connection, ever.
+  void fail(ErrorKind kind, const std::string& text);
   // The connection is of no use any more (its stream is broken off): close it, then say
   // disconnected().
   bool wants_hang_up() const { return wants_hang_up_; }
@@ -95,6 +97,8 @@ class Session {
   void begin_hello();
   void end_output();
   void begin(Item& item);
+  static bool is_urgent(const Item& item);
+  void take_urgent();
   bool has_room() const;
   std::size_t find(std::uint64_t request) const;
   void answer(const Item& item, const wire::PsHeader& header, std::span<const std::byte> payload);
@@ -102,7 +106,6 @@ class Session {
   void go_back(std::uint64_t last_done);
   void settle(std::size_t at);
   Time answer_due() const;
-  void fail(ErrorKind kind, const std::string& text);
 
   SessionOptions options_;
   State state_ = State::kDown;
@@ -118,6 +121,7 @@ class Session {
 
   std::deque<Item> items_;  // In the order of calls; those before next_ are under way.
   std::size_t next_ = 0;
+  std::size_t urgent_ = 0;  // Of items_: those that take_urgent() is for.
   std::uint64_t flight_bytes_ = 0;
   std::uint64_t last_seq_ = 0;
   std::uint64_t acknowledged_ = 0;

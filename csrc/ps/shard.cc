@@ -136,6 +136,10 @@ void Shard::replay(const PsHeader& header, std::span<const std::byte> payload, s
   }
 }
 
+std::uint64_t Shard::newest_incarnation() const {
+  return impl_->clients.newest_incarnation();
+}
+
 std::string Shard::stats() const {
   return impl_->stats();
 }

@@ -66,6 +66,9 @@ struct Job {
   std::string text;  // From kCut or kLoad, as the client wrote it: JSON that only Python reads.
 };
 
+// Belongs to a checkpoint: it passes what waits for one.
+bool is_control(wire::PsType type);
+
 class Shard {
  public:
   Shard(const ShardOptions& options, Journal& journal);
@@ -111,7 +114,8 @@ class Shard {
   void commit_load(bool is_recovery);
   void abandon_load();
 
-  std::string stats() const;  // JSON: tables, clients, domains.
+  std::uint64_t newest_incarnation() const;  // Of all clients that it knows.
+  std::string stats() const;                 // JSON: tables, clients, domains.
 
  private:
   struct Impl;

@@ -250,14 +250,19 @@ bool ShardLoop::take_memory(Time now) {
   return moved;
 }
 
+// Requests of checkpoints come behind what is held for them: only a header says what it is.
+bool ShardLoop::may_read(Connection connection, const Guest& guest) const {
+  if (guest.out_bytes >= limits::kPsAnswerBytes) return false;
+  return shard_.takes_from(connection) || !guest.reader.has_header() ||
+         is_control(guest.reader.header().type);
+}
+
 bool ShardLoop::read_from(Connection connection, Guest& guest, Time now) {
   // Bounded work, so that nobody waits for long while one client pours.
   bool moved = false;
   const std::size_t answers_before = answers_.size();
   for (int reads = 0; reads < kReadsPerTurn; ++reads) {
-    if (guest.is_gone || guest.out_bytes >= limits::kPsAnswerBytes ||
-        !shard_.takes_from(connection))
-      return moved;
+    if (guest.is_gone || !may_read(connection, guest)) return moved;
     try {
       switch (guest.reader.read(*guest.link)) {
         case FrameReader::Step::kNothing: return moved;
@@ -296,6 +301,7 @@ void ShardLoop::settle(Time now) {
   if (!has_news_) return;
   has_news_ = false;
   journal_->sync(now);
+  newest_incarnation_.store(shard_.newest_incarnation(), std::memory_order_relaxed);
   for (Job& job : shard_.take_jobs()) hooks_.job(options_.shard, std::move(job));
   for (Answer& answer : answers_) {
     const auto found = guests_.find(answer.to);
@@ -354,11 +360,8 @@ void ShardLoop::work_at_door(Time now) {
 void ShardLoop::sleep(Time now) {
   std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
   bool may_sleep = !has_posted_.load(std::memory_order_acquire);
-  const auto wants_recv = [&](Connection connection, const Guest& guest) {
-    return guest.out_bytes < limits::kPsAnswerBytes && shard_.takes_from(connection);
-  };
   for (auto& [connection, guest] : guests_) {
-    const bool reads = wants_recv(connection, guest);
+    const bool reads = may_read(connection, guest);
     may_sleep &= guest.link->prepare_sleep(reads, guest.is_blocked);
     polls.push_back({guest.link->fd(), guest.link->poll_events(reads, guest.is_blocked), 0});
   }

@@ -63,6 +63,8 @@ class ShardLoop {
   std::shared_ptr<Begun> begin(Step step, Time due);
   void finish(Begun& begun);
   void post(Task task);
+  // See Shard; from any thread.
+  std::uint64_t newest_incarnation() const { return newest_incarnation_.load(); }
 
  private:
   struct Outgoing {
@@ -91,6 +93,7 @@ class ShardLoop {
   void admit(transport::Arrival arrival);
   void add_guest(std::unique_ptr<transport::Link> link, Time now);
   bool take_memory(Time now);
+  bool may_read(Connection connection, const Guest& guest) const;
   bool read_from(Connection connection, Guest& guest, Time now);
   void settle(Time now);
   bool write_to(Guest& guest);
@@ -116,9 +119,10 @@ class ShardLoop {
   Time last_training_{};
 
   Guarded<std::vector<Task>> posted_;
-  std::atomic<bool> has_posted_{false};   // A hint, set under posted_'s lock.
-  std::atomic<bool> is_stopping_{false};  // Set by stop(), read at every turn.
-  std::atomic<bool> is_over_{false};      // No task will run any more.
+  std::atomic<bool> has_posted_{false};               // A hint, set under posted_'s lock.
+  std::atomic<bool> is_stopping_{false};              // Set by stop(), read at every turn.
+  std::atomic<bool> is_over_{false};                  // No task will run any more.
+  std::atomic<std::uint64_t> newest_incarnation_{0};  // Set by the shard's thread.
   transport::Fd wake_;
   std::thread thread_;
 };

@@ -169,7 +169,5 @@ Frame error_to(const wire::PsHeader& request, const Failure& failure);
 Failure no_memory();
 // That its client's number has another connection by now.
 Frame replaced_to(const wire::PsHeader& request);
-// Belongs to a checkpoint: it passes what waits for one.
-bool is_control(wire::PsType type);
 
 }  // namespace gradring::ps

@@ -148,9 +148,20 @@ void require_successor(const TableSpec& spec, const kernels::Rule& rule) {
   if (rule.kind != spec.rule.kind)
     refuse(spec, str("its rule is ", name(spec.rule.kind), " and stays so, ", name(rule.kind),
                      " cannot follow; other settings of it can"));
+  if (spec.kind == TableKind::kDense && (rule.clip_norm > 0) != (spec.rule.clip_norm > 0))
+    refuse(spec,
+           str("a dense table lies where clip_norm is in its rule, or not, from the beginning; ",
+               "it was made ", spec.rule.clip_norm > 0 ? "with" : "without",
+               " it. Make another table"));
   if (state_of(rule) != state_of(spec.rule))
     refuse(spec, str("these settings of ", name(rule.kind), " keep ", state_of(rule),
                      " beside the weights, the table ", state_of(spec.rule)));
+}
+
+DenseRange dense_range(const TableSpec& spec, std::uint32_t shard, std::uint32_t shards) {
+  if (spec.rule.clip_norm <= 0) return dense_range(spec.count, shard, shards);
+  const bool is_its_own = shard == shard_of(table_id(spec.name), shards);
+  return {0, is_its_own ? spec.count : 0};
 }
 
 std::string difference(const TableSpec& there, const TableSpec& here) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/update.h"
+#include "ps/partition.h"
 
 namespace gradring::ps {
 
@@ -65,6 +66,10 @@ struct TableSpec {
 
 // The table's number on every server: a hash of its name, so that nobody has to hand numbers out.
 std::uint64_t table_id(const std::string& name);
+
+// A dense table's part on one shard. Whoever clips by the norm has to see all of the gradient, so
+// such a table is whole on one shard; all others are cut.
+DenseRange dense_range(const TableSpec& spec, std::uint32_t shard, std::uint32_t shards);
 
 // Throws InvalidArgument that names the table and what is wrong.
 void require_valid(const TableSpec& spec);

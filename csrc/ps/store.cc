@@ -45,7 +45,7 @@ void add_weighted(float* total, const float* values, std::size_t count, float we
 
 // All of a shard's part, state and all, travels in one frame.
 void Store::require_fits_payload(const TableSpec& spec) const {
-  const DenseRange range = dense_range(spec.count, shard_, shards_);
+  const DenseRange range = dense_range(spec, shard_, shards_);
   const std::uint64_t each = 1 + kernels::state_floats(spec.rule, 1);
   const std::uint64_t most = (limits::kPsPayloadBytes - kBesideFloats) / sizeof(float) / each /
                              kPieceFloatsMultiple * kPieceFloatsMultiple;
@@ -179,12 +179,17 @@ void Store::contribute(Table& table, const Gradients& gradients, Contribution& c
   contribution.values.insert(contribution.values.end(), values, values + count);
 }
 
-void Store::apply_round(const ReadyRound& round) {
+void Store::apply_round(ReadyRound round) {
   double total = 0;
   for (const auto& [worker, weight] : round.weights) total += weight;
-  for (const auto& [id, given] : round.tables) {
+  for (auto& [id, given] : round.tables) {
+    // Of no examples, though it came: its worker has given it up. What only it touched nobody has.
+    std::erase_if(given, [&](const auto& one) {
+      const auto weight = round.weights.find(one.first);
+      return weight == round.weights.end() || weight->second == 0;
+    });
     const auto found = tables_.find(id);
-    if (found == tables_.end() || total == 0) continue;
+    if (found == tables_.end() || given.empty()) continue;
     Table& table = found->second;
     if (table.sparse)
       average_rows(table, given, round.weights, static_cast<float>(total));

@@ -73,7 +73,7 @@ class Store {
   // Keeps them for the round. They fit.
   void contribute(Table& table, const Gradients& gradients, Contribution& contribution);
   // One step of every table that somebody contributed to: the weighted average over all workers.
-  void apply_round(const ReadyRound& round);
+  void apply_round(ReadyRound round);
   // For all updates from now on. Throws InvalidArgument if rows cannot go on under it.
   void set_rule(Table& table, const kernels::Rule& rule);
   // `steps`: of a sparse table's rule, where they are the table's; 0: they stay.

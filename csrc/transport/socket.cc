@@ -255,6 +255,10 @@ Fd connect_unix(const std::string& name, Time deadline, std::string& why) {
   const sockaddr_un address = unix_address(name, length);
   // Blocking: a full backlog waits for the acceptor.
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    why = errno_text(errno);
+    return {};
+  }
   while (true) {
     const auto left =
         std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());

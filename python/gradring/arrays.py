@@ -202,7 +202,8 @@ def as_float32(x: Any, name: str) -> Array:
         return widened
     if array.dtype.kind != "f":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; use float32, float16 or bfloat16")
-    return np.ascontiguousarray(array, np.float32)
+    # Not ascontiguousarray: that makes a number an array of one.
+    return np.asarray(array, np.float32, order="C")
 
 
 def new_float32(like: Any, shape: tuple[int, ...]) -> Any:

@@ -20,6 +20,7 @@ from gradring import config
 from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
+from gradring.ps import files
 
 _LOOK_SECONDS = 1.0
 _INTERVAL = re.compile(r"([0-9]{1,7}) *(ms)?")  # "50" and "50 ms".
@@ -106,7 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--log", type=Path, metavar="DIR", help="keep a log there; found again, it is replayed")
     add(
         "--fsync",
-        default="none",
         metavar="none|MS|always",
         help="when the log is forced to disk: by the kernel (survives kill -9), every MS "
         "milliseconds, or before each acknowledgement (survives the host) (default: none)",
@@ -139,6 +139,12 @@ def _check(options: argparse.Namespace) -> None:
         plain_text(str(options.log), "serve: --log")  # What fails there is told by name.
     if options.listen_fd != -1:
         _require_listener(options.listen_fd)
+    if options.fsync is not None and options.log is None:
+        raise InvalidArgument(
+            f"serve: --fsync {options.fsync} without --log: there is nothing to sync, and what was "
+            "acknowledged dies with the server"
+        )
+    options.fsync = options.fsync or "none"
     interval = _INTERVAL.fullmatch(options.fsync)
     is_interval = interval is not None and 1 <= int(interval[1]) <= _LONGEST_INTERVAL_MS
     if options.fsync not in ("none", "always") and not is_interval:
@@ -185,7 +191,7 @@ def _has_loaded(options: argparse.Namespace) -> bool:
 
 
 def _place(url: str) -> str:
-    return url if "://" in url else str(Path(url).absolute())
+    return files.absolute(url)
 
 
 def _note_load(options: argparse.Namespace) -> None:

@@ -50,6 +50,8 @@ class Table:
         self.pushes += 1
         for key, grad in zip(keys, grads, strict=True):
             row = self.row(key)
+            if isinstance(self.rule, gr.optim.SparseAdam):
+                self.states[key]["step"] = self.pushes - 1  # It counts the table's.
             self.rule.update(row, np.array(grad, np.float32).reshape(self.shape), self.states[key])
             self.rows[key] = row
             self.changes[key] = (self.stamp, writer)

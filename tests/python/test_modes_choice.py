@@ -121,11 +121,19 @@ def test_without_tables_the_default_mode_needs_no_servers(world: GetWorld) -> No
 
 def test_modes_are_values() -> None:
     assert gr.Geo(k_steps=5) == gr.Geo(5, gr.Sum())
+    assert gr.Geo(k_steps=np.int64(5)) == gr.Geo(5)  # type: ignore[arg-type]
     assert hash(gr.Hybrid()) == hash(gr.Hybrid(gr.Sync(), gr.Async()))
     for wrong, complaint in [
         (lambda: gr.Sync(via="mpi"), "via"),  # type: ignore[arg-type]
         (lambda: gr.BoundedStaleness(-1), "staleness"),
+        (lambda: gr.BoundedStaleness(1.5), "staleness is a whole number"),  # type: ignore[arg-type]
+        (lambda: gr.BoundedStaleness("a"), "staleness is a whole number"),  # type: ignore[arg-type]
         (lambda: gr.Async(queue=0), "queue"),
+        (lambda: gr.Async(2.5), "queue"),  # type: ignore[arg-type]
+        (lambda: gr.Nesterov("a"), "lr"),  # type: ignore[arg-type]
+        (lambda: gr.Nesterov(lr=float("inf")), "lr"),
+        (lambda: gr.Hybrid(dense="x"), "dense is Sync"),  # type: ignore[arg-type]
+        (lambda: gr.Hybrid(sparse=gr.Hybrid()), "sparse is Sync"),  # type: ignore[arg-type]
         (lambda: gr.Geo(0), "k_steps"),
         (lambda: gr.Geo(True), "k_steps"),
         (lambda: gr.Geo(outer="sum"), "outer"),  # type: ignore[arg-type]

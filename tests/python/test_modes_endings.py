@@ -54,6 +54,18 @@ def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
         assert params[0] == values
 
 
+def test_who_forgot_to_close_hears_it_while_connections_are_open() -> None:
+    program = (
+        "import numpy as np, gradring as gr\n"
+        "optimizer = gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=1.0), gr.Async())\n"
+        "optimizer.left_behind = lambda: f'closed={optimizer.store._ps.is_closed}'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "may lack closed=False" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("ending", "words"),
     [

@@ -18,7 +18,7 @@ from gradring.modes.rounds import RoundOptimizer
 from mode_servers import RealServers
 
 SGD = gr.optim.SGD(lr=1.0)
-SHORT = 0.5
+SHORT = 1.5
 OUT = "made no progress"
 
 

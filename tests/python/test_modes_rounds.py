@@ -26,8 +26,12 @@ RULES = [
     gr.optim.RowWiseAdagrad(lr=0.1),
     gr.optim.RowWiseAdam(lr=0.1),
     gr.optim.FTRL(lr=0.1, l1=0.01),
+    gr.optim.SparseAdam(lr=0.01),
+    gr.optim.Sum(),
+    gr.optim.SGD(lr=0.5, clip_value=0.5),
+    gr.optim.SGD(lr=0.5, momentum=0.5, clip_norm=1.0),
 ]
-SHAPES = [(3, 4), (5,), ()]
+SHAPES = [(3, 4), (50,), ()]
 IDS, DIM, STEPS = 7, 3, 6
 
 
@@ -95,7 +99,10 @@ def alone(rule: Any) -> tuple[list[Array], Array]:
         pairs = [pair for _, ids, grads in examples for pair in zip(ids, grads, strict=True)]
         for key in {int(each) for each, _ in pairs}:
             grad = sum(row for each, row in pairs if each == key) / count
-            rule.update(rows[key], np.asarray(grad, np.float32), states[len(params) + key])
+            state = states[len(params) + key]
+            if isinstance(rule, gr.optim.SparseAdam):
+                state["step"] = step  # It counts the table's.
+            rule.update(rows[key], np.asarray(grad, np.float32), state)
     return params, np.stack(rows)
 
 

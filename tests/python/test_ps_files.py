@@ -295,3 +295,12 @@ def test_what_is_no_place_is_refused(place: Any) -> None:
         files.absolute(place)
     with pytest.raises(InvalidArgument, match="a place is a path or a URL"):
         checkpoint.verify(place)
+
+
+def test_a_url_without_a_path_is_no_place() -> None:
+    for url in ("memory://", "memory:///", "s3:///"):
+        with pytest.raises(InvalidArgument, match="names no place"):
+            files.absolute(url)
+    assert files.split("memory://a.npz") == ("memory://", "a.npz")
+    assert files.split("memory://folder/a.npz") == ("memory://folder", "a.npz")
+    assert files.split("/a.npz") == ("/", "a.npz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,49 @@ def test_a_load_during_a_save_ends_the_save_with_an_error(
         with pytest.raises(InvalidArgument, match="no snapshot"):
             ps.save(str(tmp_path / "b"))
         assert list((tmp_path / "b").iterdir()) == []
+
+
+def test_a_save_ends_while_its_own_connection_goes_on_pushing(tmp_path: Path) -> None:
+    ids, count = np.arange(60_000), 2_000_000
+    rows, dense = np.ones((len(ids), 64), np.float32), np.ones(count, np.float32)
+    pushed, stops, under_way = 0, threading.Event(), threading.Event()
+
+    def push() -> None:
+        nonlocal pushed
+        while not stops.is_set():
+            works = [sparse.push(ids, rows, async_op=True) for _ in range(3)]
+            works.append(flat.push(dense, async_op=True))
+            under_way.set()
+            for work in works:
+                work.wait()
+            pushed += 1
+
+    with connected(2) as ps:
+        sparse = ps.sparse_table("sparse", 64, gr.optim.Sum())
+        flat = ps.dense_table("dense", (count,), gr.optim.Sum())
+        pusher = threading.Thread(target=push)
+        pusher.start()
+        try:
+            for step in range(3):
+                under_way.clear()
+                assert under_way.wait(30)
+                ps.save(tmp_path / f"{step}")  # Freezes melt after 10 s, and say so.
+        finally:
+            stops.set()
+            pusher.join()
+        np.testing.assert_array_equal(sparse.pull(ids), 3 * pushed)
+        ps.load(tmp_path / "2")
+        [times] = np.unique(sparse.pull(ids))
+        assert 0 < times <= 3 * pushed
+        assert len(np.unique(flat.pull())) == 1
+
+
+def test_a_save_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    with connected() as ps:
+        train(ps)
+        with pytest.raises(gr.Error, match="no checkpoint"):
+            ps.save(tmp_path / "new", base=tmp_path / "missing")
+    assert not (tmp_path / "new").exists()
 
 
 def test_places_may_be_paths(tmp_path: Path) -> None:

@@ -313,3 +313,35 @@ def test_what_is_no_saved_table_is_refused_before_anything_is_sent() -> None:
             with pytest.raises(InvalidArgument, match=words):
                 table.load_state_dict(saved)
         assert ps.calls.core.bytes_sent == before
+
+
+def test_a_dense_table_may_be_one_number() -> None:
+    with connected(2) as ps:
+        table = ps.dense_table("scale", (), gr.optim.SGD(lr=1.0))
+        table.push(np.float32(2.0))
+        saved = table.state_dict()
+        table.push(np.array(3.0, np.float32))
+        assert table.pull() == -5
+        table.load_state_dict(saved)
+        assert table.pull() == -2
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_the_norm_that_is_clipped_is_that_of_all_servers_parts(servers: int) -> None:
+    rule = gr.optim.SGD(lr=1.0, momentum=0.5, clip_norm=1.0)
+    gradient = np.zeros(96, np.float32)
+    gradient[[0, 95]] = 3, 4
+    alone, state = np.zeros(96, np.float32), {}
+    with connected(servers) as ps:
+        table = ps.dense_table("t", (96,), rule)
+        for _ in range(3):
+            table.push(gradient)
+            rule.update(alone, gradient.copy(), state)
+        np.testing.assert_array_equal(table.pull(), alone)
+        other = ps.dense_table("other", (96,), rule)
+        other.load_state_dict(table.state_dict())
+        for each in (table, other):
+            each.push(gradient)
+        np.testing.assert_array_equal(other.pull(), table.pull())
+        with pytest.raises(gr.InvalidArgument, match="clip_norm"):
+            table.set_optimizer(gr.optim.SGD(lr=1.0, momentum=0.5))

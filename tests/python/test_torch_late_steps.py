@@ -165,3 +165,51 @@ def test_a_step_of_geo_whose_rows_are_refused_is_not_done(
     optimizer.flush()
     assert (model.weight.item(), model.rows.eval()(IDS).item()) == (-1, -2)
     optimizer.close()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [gr.Async(queue=1), gr.Hybrid(dense=gr.Async(queue=1), sparse=gr.BoundedStaleness(0))],
+    ids=str,
+)
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_step_for_which_there_was_no_room_is_repeated_whole(
+    world: GetWorld, mode: Any, is_scaled: bool
+) -> None:
+    comm, server = world(1, "tcp").comms[0], ExactServer()
+    model, optimizer = made(comm, server, mode)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=is_scaled)
+    goes_on, is_sending = threading.Event(), threading.Event()
+    driver = optimizer.driver
+    push, driver.timeout = driver.store.push, 0.1
+
+    def slow_push(*arguments: Any) -> Any:
+        if threading.current_thread().name.startswith("gradring sender"):
+            is_sending.set()
+            assert goes_on.wait(SECONDS)
+        return push(*arguments)
+
+    driver.store.push = slow_push
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(1, 2)).backward()
+
+    def step() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    backward()
+    step()
+    assert is_sending.wait(SECONDS)
+    backward()
+    step()
+    backward()
+    with pytest.raises(gr.TimedOut, match="the queue was full"):
+        step()
+    goes_on.set()
+    driver.timeout = SECONDS
+    step()
+    optimizer.flush()
+    assert (model.weight.item(), model.rows.eval()(IDS).item()) == (-3, -6)
+    optimizer.close()

@@ -134,7 +134,9 @@ bool PsServer::turn(std::size_t at, Time now) {
 bool PsServer::read_from(Living& living, ps::Connection connection, Guest& guest, Time now) {
   bool moved = false;
   for (std::uint64_t reads = 1 + dice_.below(12); reads > 0; --reads) {
-    if (guest.is_gone || !living.shard->takes_from(connection)) return moved;
+    const bool may_be_control =
+        !guest.reader.has_header() || ps::is_control(guest.reader.header().type);
+    if (guest.is_gone || !(living.shard->takes_from(connection) || may_be_control)) return moved;
     try {
       switch (guest.reader.read(*guest.link)) {
         case ps::FrameReader::Step::kNothing: return moved;
@@ -148,7 +150,7 @@ bool PsServer::read_from(Living& living, ps::Connection connection, Guest& guest
           const bool is_twice =
               frame.header.type != PsType::kHello && dice_.percent(scenario_.duplicate_percent);
           if (is_twice) living.shard->receive(connection, frame, now, living.answers);
-          if (living.shard->takes_from(connection))
+          if (living.shard->takes_from(connection) || ps::is_control(frame.header.type))
             living.shard->receive(connection, std::move(frame), now, living.answers);
         }
       }

@@ -128,7 +128,10 @@ bool PsNet::take_output(std::uint32_t number) {
 
 bool PsNet::hand_in(std::uint32_t number) {
   Seat& seat = seats_[number];
-  if (seat.to_shard.empty() || !seat.shard->takes_from(seat.connection)) return false;
+  if (seat.to_shard.empty()) return false;
+  if (!seat.shard->takes_from(seat.connection) &&
+      !ps::is_control(seat.to_shard.front().header.type))
+    return false;
   ps::Frame frame = std::move(seat.to_shard.front());
   seat.to_shard.pop_front();
   std::vector<ps::Answer> given;

@@ -80,6 +80,11 @@ class Background:
                 "or gone"
             )
         self.waited_seconds += time.perf_counter() - begin
+        try:
+            self.require_well()  # What failed meanwhile has made the room.
+        except BaseException:
+            self._room.release()
+            raise
 
     def drain(self, timeout: float) -> None:
         """Wait until all tasks handed in so far are done.

@@ -5,10 +5,23 @@ Nothing here talks to anybody; `gradring.modes.factory` and `gradring.torch` rea
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias
 
 from gradring.errors import InvalidArgument
+
+
+def _set_whole(mode: Any, field_name: str, least: int) -> None:
+    # Also NumPy's, which becomes Python's.
+    value = getattr(mode, field_name)
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InvalidArgument(
+            f"{type(mode).__name__}: {field_name} is a whole number of at least {least}, "
+            f"got {value!r}"
+        )
+    object.__setattr__(mode, field_name, int(value))
 
 
 @dataclass(frozen=True)
@@ -51,10 +64,7 @@ class BoundedStaleness:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if self.staleness < 0:
-            raise InvalidArgument(
-                f"BoundedStaleness: staleness must not be negative, got {self.staleness}"
-            )
+        _set_whole(self, "staleness", 0)
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,7 @@ class Async:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if self.queue < 1:
-            raise InvalidArgument(f"Async: queue must be at least 1, got {self.queue}")
+        _set_whole(self, "queue", 1)
 
 
 @dataclass(frozen=True)
@@ -110,10 +119,12 @@ class Nesterov:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        if not (self.lr > 0 and 0 < self.momentum < 1):
+        given: tuple[Any, Any] = (self.lr, self.momentum)
+        are_numbers = all(isinstance(each, Real) and not isinstance(each, bool) for each in given)
+        if not (are_numbers and 0 < self.lr < math.inf and 0 < self.momentum < 1):
             raise InvalidArgument(
                 "Nesterov: lr must be positive and momentum between 0 and 1, "
-                f"got {self.lr} and {self.momentum}"
+                f"got {self.lr!r} and {self.momentum!r}"
             )
 
 
@@ -153,16 +164,11 @@ class Geo:
                     "Geo: with outer=Nesterov all workers exchange in the same step, so k_steps "
                     "is a number, not 'auto'"
                 )
-        elif not (type(self.k_steps) is int and self.k_steps >= 1):
-            raise InvalidArgument(
-                f"Geo: k_steps is a number of steps or 'auto', got {self.k_steps!r}"
-            )
+        else:
+            _set_whole(self, "k_steps", 1)
         if not isinstance(self.outer, (Sum, Mean, Nesterov)):
             raise InvalidArgument(f"Geo: outer is Sum, Mean or Nesterov, got {self.outer!r}")
-        if type(self.rare_every) is not int or self.rare_every < 1:
-            raise InvalidArgument(
-                f"Geo: rare_every is a number of exchanges, at least 1, got {self.rare_every!r}"
-            )
+        _set_whole(self, "rare_every", 1)
         if self.rare_every > 1 and isinstance(self.outer, Nesterov):
             raise InvalidArgument(
                 "Geo: with outer=Nesterov every exchange makes all replicas equal, so no row can "
@@ -183,7 +189,12 @@ class Hybrid:
     sparse: Sync | BoundedStaleness | Async | Geo = field(default_factory=Async)
 
     def __post_init__(self) -> None:
-        """Refuse rows without servers."""
+        """Refuse rows without servers, and what is no mode of one part."""
+        for name, mode in (("dense", self.dense), ("sparse", self.sparse)):
+            if not isinstance(mode, (Sync, BoundedStaleness, Async, Geo)):
+                raise InvalidArgument(
+                    f"Hybrid: {name} is Sync, BoundedStaleness, Async or Geo, got {mode!r}"
+                )
         if self.sparse == Sync():
             raise InvalidArgument("Hybrid: rows live on servers; use sparse=gr.Sync(via='ps')")
 

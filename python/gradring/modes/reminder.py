@@ -6,6 +6,7 @@ Used from the threads that make and close optimizers.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import weakref
@@ -33,6 +34,7 @@ _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 def begin(optimizer: Closable) -> None:
     """Remind of this one, unless it is closed or gone by then."""
     _open.add(optimizer)
+    _register()
 
 
 def end(optimizer: Closable) -> None:
@@ -40,7 +42,13 @@ def end(optimizer: Closable) -> None:
     _open.discard(optimizer)
 
 
-@atexit.register
+@functools.cache
+def _register() -> None:
+    # Not before there is an optimizer: what is registered last runs first, and connections, which
+    # were made before it, must not be closed yet.
+    atexit.register(_tell_what_is_left)
+
+
 def _tell_what_is_left() -> None:
     if hasattr(sys, "last_value"):
         return  # The program failed: there is worse to read.

@@ -72,26 +72,33 @@ def save(
     """
     place = files.absolute(url)
     where = files.folder(place)
+    below = _base(server.calls.core, base)
     with where.claim():
         if where.bytes_of(manifest.NAME) is not None:
             raise InvalidArgument(
                 f"there is a checkpoint at {where.url} already; each has a place of its own, for "
                 "example .../step-1000"
             )
-        made = _write(server.calls.core, place, base, timeout)
+        made = _write(server.calls.core, place, below, timeout)
         _require_visible(where, made.files)
         with where.create(manifest.NAME) as sink:
             sink.write([made.text()])
     return made
 
 
-def _write(core: Any, url: str, base: str | os.PathLike[str] | None, timeout: float) -> Manifest:
-    """Have the servers write everything but the manifest, and return that."""
-    below = manifest.read(files.absolute(base)) if base is not None else None
-    if below is not None and below.shards != core.shards:
+def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
+    if base is None:
+        return None
+    below = manifest.read(files.absolute(base))
+    if below.shards != core.shards:
         raise InvalidArgument(
             f"{below.url} is of {below.shards} shards, there are {core.shards}: save in full"
         )
+    return below
+
+
+def _write(core: Any, url: str, below: Manifest | None, timeout: float) -> Manifest:
+    """Have the servers write everything but the manifest, and return that."""
     jobs = [
         json.dumps(
             {

@@ -105,11 +105,11 @@ def _last_ones(ids: Ids, rows: Rows, gone: npt.NDArray[np.bool_]) -> Block:
 
 def _write(url: str | os.PathLike[str], dim: int, blocks: Iterator[Block]) -> str:
     whole = files.absolute(url)
-    parent, _, name = whole.rpartition("/")
+    parent, name = files.split(whole)
     if name.endswith(".npz"):
-        _write_npz(files.folder(parent or "/"), name, dim, blocks)
+        _write_npz(files.folder(parent), name, dim, blocks)
     elif name.endswith(".parquet"):
-        _write_parquet(files.folder(parent or "/"), name, dim, blocks)
+        _write_parquet(files.folder(parent), name, dim, blocks)
     else:
         raise InvalidArgument(f"export writes .npz and .parquet, not {whole!r}")
     return whole

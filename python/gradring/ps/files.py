@@ -93,7 +93,18 @@ def absolute(url: str | os.PathLike[str]) -> str:
     if not isinstance(given, str) or not given:
         raise InvalidArgument(f"a place is a path or a URL, such as /ckpt/step-1000, not {url!r}")
     path = local_path(given)
-    return given.rstrip("/") if path is None else str(path)
+    if path is not None:
+        return str(path)
+    scheme, _, rest = given.partition("://")
+    if not rest.strip("/"):
+        raise InvalidArgument(f"{given!r} names no place: there is no path in it")
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return the folder that a path or URL of `absolute` is in, and its name there."""
+    parent, _, name = url.rpartition("/")
+    return f"{parent}/" if parent.endswith(":/") else parent or "/", name
 
 
 def joined(url: str, other: str) -> str:

@@ -8,7 +8,6 @@ to servers or back, to keep a small table. Larger ones are saved by their server
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,6 @@ _META = np.dtype(
 _KEPT = ("step", "version", "tick", "score")
 
 _ROWS_AT_ONCE = 1 << 14
-_LINE = 16  # Floats; see dense_range() in csrc/ps/partition.h.
 
 
 def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array, Array]]:
@@ -187,9 +185,7 @@ def write_array(table: DenseTable, saved: Mapping[str, Any]) -> None:
     _require_no_more(saved, table, table.size)
     step = int(saved_numbers.counts("step", saved.get("step", _steps_of(saved)), ()))
     flat = np.stack([part.reshape(-1) for part in parts])
-    shards = table.calls.core.shards
-    lines = math.ceil(table.size / _LINE)
-    ends = [min(table.size, lines * shard // shards * _LINE) for shard in range(shards + 1)]
+    ends = [0, *table.calls.core.dense_ends(table.number)]
     with table.calls.explaining([table]):
         table.calls.core.write_dense(
             table.number,

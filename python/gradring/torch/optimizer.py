@@ -86,6 +86,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with told_by_scaler(self) as told:
             if self.rows is not None:
                 self.rows.driver.finish_step()  # Can be repeated, so before anything that cannot.
+                self.rows.driver.make_room()
             if told is not None:
                 self._require_averages(told, closure)
             if told is not None and told.is_overflow:

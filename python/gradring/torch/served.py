@@ -127,6 +127,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         with told_by_scaler(self) as told:
             for driver in self._drivers():
                 driver.finish_step()  # Can be repeated, so before anything that cannot.
+            if not isinstance(self.driver, GeoOptimizer):
+                self._tell_changed_settings()
+            for driver in self._drivers():
+                driver.make_room()
             if told is not None and not self._is_to_be_done(told, closure):
                 return None
             if isinstance(self.driver, GeoOptimizer):
@@ -205,7 +209,6 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._clip()
         # All that can be refused comes before the rows, which may have a mode of their own.
         grads = [_gradient_of(param) for param in self._params]
-        self._tell_changed_settings()
         if self.rows is not None and self.rows.driver is self.driver:
             late = self.rows.step(self._weight, grads)
         else:

@@ -6,16 +6,22 @@ beside it, from the same minute.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gradring import _core
 from gradring.bench.rows import rules
-from gradring.bench.rows.ids import zipf_ids
+from gradring.bench.rows.ids import Ids, all_ids, zipf_ids
 from gradring.bench.rows.options import Options
+from gradring.errors import InvalidArgument
 
 _STREAM_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
@@ -23,6 +29,9 @@ _SOCKET_BUFFER_BYTES = 4 << 20
 _REPEATS = 3
 _BATCHES = 8
 _SECONDS = 60.0
+_FILLED_AT_ONCE = 1 << 16
+_BESIDE_A_ROW = 64  # Bytes of a row's id, version and place in the index, about.
+_OF_MEMORY = 0.8
 
 
 def table_speed(options: Options) -> dict[str, float]:
@@ -35,6 +44,7 @@ def table_speed(options: Options) -> dict[str, float]:
         for seed in range(_BATCHES)
     ]
     table = _core.TableProbe(options.dim, rules.rule_of(options).to_core())
+    fill(options, table.apply)
     most = max(batch.size for batch in batches)
     rows = np.empty((most, options.dim), np.float32)
     gradients = np.full((most, options.dim), 2.0**-10, np.float32)
@@ -52,6 +62,47 @@ def table_speed(options: Options) -> dict[str, float]:
             table.apply(batch, gradients[: batch.size])
         best["apply"] = max(best["apply"], total / (time.perf_counter() - start))
     return best
+
+
+def fill(options: Options, push: Callable[[Ids, Any], Any], nth: int = 0, of: int = 1) -> int:
+    """Make all rows by gradients of zero, which leave them where they begin.
+
+    Args:
+        options: Whether, and how many.
+        push: Takes ids and gradients.
+        nth: The share to do, ...
+        of: ... of so many.
+
+    Returns:
+        Pushes made.
+    """
+    if not options.fills:
+        return 0
+    nothing = np.zeros((_FILLED_AT_ONCE, options.dim), np.float32)
+    blocks = list(all_ids(options.rows, _FILLED_AT_ONCE))[nth::of]
+    for ids in blocks:
+        push(ids, nothing[: ids.size])
+    return len(blocks)
+
+
+def require_memory(options: Options) -> None:
+    """Refuse more rows than fit into this machine's memory.
+
+    Raises:
+        InvalidArgument: They do not.
+    """
+    fields = _core.state_fields(rules.rule_of(options).to_core(), options.dim)
+    floats = options.dim + sum(width for _, width, _ in fields)
+    needed = options.rows * (floats * 4 + _BESIDE_A_ROW)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError):
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(facts["MemAvailable"].split()[0]) << 10
+    if options.fills and needed > available * _OF_MEMORY:
+        raise InvalidArgument(
+            f"--rows {options.rows}: they need about {needed / 1e9:.1f} GB, and this machine has "
+            f"{available / 1e9:.1f} GB to give; say fewer, or --no-fill"
+        )
 
 
 def stream_gbs() -> float:

@@ -33,6 +33,7 @@ def run(argv: Sequence[str]) -> int:
     options = parse(argv)
     if options.plot is not None:
         plot.require(options.plot)
+    bounds.require_memory(options)
     limits = _bounds(options)
     with tempfile.TemporaryDirectory(prefix="gradring-bench-") as folder:
         answers = Path(folder) / "workers.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,6 +35,15 @@ def zipf_ids(rows: int, count: int, skew: float, seed: int) -> Ids:
     else:
         power = 1 - skew
         ranks = (uniform * ((rows + 1) ** power - 1) + 1) ** (1 / power) - 1
-    whole: Ids = np.minimum(ranks.astype(np.uint64), np.uint64(rows - 1))
-    scattered: Ids = (whole + np.uint64(1)) * _ODD
+    return _scattered(np.minimum(ranks.astype(np.uint64), np.uint64(rows - 1)))
+
+
+def all_ids(rows: int, at_once: int) -> Iterator[Ids]:
+    """Go through every id that `zipf_ids` can draw, the most frequent first, in blocks."""
+    for begin in range(0, rows, at_once):
+        yield _scattered(np.arange(begin, min(rows, begin + at_once), dtype=np.uint64))
+
+
+def _scattered(ranks: Ids) -> Ids:
+    scattered: Ids = (ranks + np.uint64(1)) * _ODD
     return scattered

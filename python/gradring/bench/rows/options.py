@@ -36,6 +36,7 @@ class Options:
     codec: str
     transport: str
     distinct: bool
+    fills: bool
     rounds: int
     warmup: int
     seconds: float
@@ -86,6 +87,7 @@ def parse(argv: Sequence[str]) -> Options:
         codec=given.codec,
         transport=given.transport,
         distinct=given.distinct,
+        fills=given.fills,
         rounds=given.rounds,
         warmup=given.warmup,
         seconds=given.seconds,
@@ -132,6 +134,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="find the distinct ids of a call beforehand, as some peers require; a call still "
         "counts --ids rows",
+    )
+    add(
+        "--no-fill",
+        dest="fills",
+        action="store_false",
+        help="do not make all rows first: then pulls bring initial values, and only what is pushed "
+        "is in the tables",
     )
     add("--rounds", type=int, default=7, metavar="N", help="batches of calls (7)")
     add("--warmup", type=int, default=5, metavar="N", help="calls before the first batch (5)")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-from gradring.bench.rows import rules
-from gradring.bench.rows.ids import zipf_ids
+from gradring.bench.rows import bounds, rules
+from gradring.bench.rows.ids import Ids, zipf_ids
 from gradring.bench.rows.options import Options
 
 _BATCHES = 16  # Of ids, drawn before anything is timed, and used in turn.
@@ -47,6 +47,11 @@ class Worker:
         self._rows = np.empty(shape, np.float32)
         self._gradients = np.full(shape, rules.GRADIENT, np.float32)
         self._next = 0
+        self._fills = bounds.fill(options, self._fill, comm.rank, comm.world_size)
+        comm.barrier()
+
+    def _fill(self, ids: Ids, gradients: Any) -> None:
+        self._table.push(ids, gradients, distinct=True)
 
     def measure(self, operation: str) -> dict[str, Any]:
         """Time an operation in rounds; all workers call it at once."""
@@ -81,12 +86,13 @@ class Worker:
             Floats that are wrong, or pushes that the servers count too many or too few.
         """
         counts = self._comm.all_gather(self._pushed)
+        fills = self._comm.all_gather(np.array([self._fills]))
         if not rules.is_linear(self._options):
             done = sum(
                 max(table["pushes"] for table in shards)
                 for shards in zip(*(one["tables"] for one in self._ps.stats()), strict=True)
             )
-            return abs(int(counts.sum()) - int(done))
+            return abs(int(counts.sum() + fills.sum()) - int(done))
         options = self._options
         every = [
             zipf_ids(options.rows, options.ids, options.zipf, nth)
@@ -135,9 +141,15 @@ def main(argv: list[str]) -> int:
     options = Options.from_text(argv[0])
     with gr.init() as comm, gr.ps.connect() as ps:
         worker = Worker(options, comm, ps)
+        before = _staleness(ps)
+        comm.barrier()
         figures = {name: worker.measure(name) for name in options.operations}
         comm.barrier()
-        mine = {"figures": figures, "wrong": worker.wrong(), "staleness": _staleness(ps)}
+        mine = {
+            "figures": figures,
+            "wrong": worker.wrong(),
+            "staleness": _since(before, _staleness(ps)),
+        }
         comm.barrier()
         everybody = _gather(comm, mine)
         if comm.rank == 0:
@@ -155,6 +167,12 @@ def _staleness(ps: Any) -> list[int]:
             for nth, count in enumerate(counts):
                 total[nth] += count
     return total
+
+
+def _since(before: list[int], now: list[int]) -> list[int]:
+    padded = before + [0] * (len(now) - len(before))
+    counts = [after - earlier for earlier, after in zip(padded, now, strict=True)]
+    return counts if any(counts) else []
 
 
 def _gather(comm: gr.Communicator, mine: dict[str, Any]) -> list[Any]:
