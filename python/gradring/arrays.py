@@ -150,8 +150,11 @@ def as_ids(x: Any, name: str = "ids") -> Array:
         InvalidArgument: It holds no whole numbers.
         DeviceError: It lives on a device.
     """
+    if isinstance(x, (bytes, bytearray)):
+        raise InvalidArgument(f"{name} is {type(x).__name__}; ids are whole numbers")
     if isinstance(x, (list, tuple, range, int)):
         x = _listed_ids(x, name)
+    _require_no_mask(x, name)
     array = x if isinstance(x, np.ndarray) else _plain(x, name)
     if array.dtype.kind not in "iu":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64")
@@ -159,6 +162,11 @@ def as_ids(x: Any, name: str = "ids") -> Array:
         array = array.astype(np.int64, copy=False).view(np.uint64)
     # Not ascontiguousarray: that makes a number an array of one.
     return np.asarray(array, np.uint64, order="C")
+
+
+def _require_no_mask(x: Any, name: str) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise InvalidArgument(f"{name} is a masked array, and masks are not sent; give what counts")
 
 
 def _listed_ids(x: Any, name: str) -> Array:
@@ -196,6 +204,7 @@ def as_float32(x: Any, name: str) -> Array:
         except (TypeError, ValueError) as error:
             what = f"{name} is a {type(x).__name__} that makes no array of float32"
             raise InvalidArgument(f"{what}: {error}") from error
+    _require_no_mask(x, name)
     array, code = _as_numpy(x, name)
     if code == BFLOAT16:
         widened: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -308,6 +317,11 @@ def _learn_torch() -> None:
 
 
 def _require_cpu(x: Any, name: str) -> None:
+    if str(x.layout) != "torch.strided":
+        raise InvalidArgument(
+            f"{name} is a {x.layout} tensor; of one in COO format give x.coalesce().indices() and "
+            ".values()"
+        )
     if x.device.type != "cpu":
         raise DeviceError(
             f"{name} is on {x.device}, but this call takes arrays on the CPU; call .cpu() first"

@@ -139,11 +139,6 @@ def _check(options: argparse.Namespace) -> None:
         plain_text(str(options.log), "serve: --log")  # What fails there is told by name.
     if options.listen_fd != -1:
         _require_listener(options.listen_fd)
-    if options.fsync is not None and options.log is None:
-        raise InvalidArgument(
-            f"serve: --fsync {options.fsync} without --log: there is nothing to sync, and what was "
-            "acknowledged dies with the server"
-        )
     options.fsync = options.fsync or "none"
     interval = _INTERVAL.fullmatch(options.fsync)
     is_interval = interval is not None and 1 <= int(interval[1]) <= _LONGEST_INTERVAL_MS
@@ -151,6 +146,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument(
             f"serve: --fsync {options.fsync!r} is not none, always or a number of milliseconds "
             f"from 1 to {_LONGEST_INTERVAL_MS}"
+        )
+    if options.fsync != "none" and options.log is None:
+        raise InvalidArgument(
+            f"serve: --fsync {options.fsync} without --log: there is nothing to sync, and what was "
+            "acknowledged dies with the server"
         )
     if not 0 <= options.port <= 65535:
         raise InvalidArgument(f"serve: --port {options.port} is not a port")

@@ -6,6 +6,7 @@ Pure; `gradring doctor` and the launcher's documentation rely on it too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gradring.address import format_address, parse_address
 from gradring.errors import InvalidArgument
@@ -33,9 +34,18 @@ def parse(servers: str | Sequence[str], source: str) -> tuple[str, ...]:
     Raises:
         InvalidArgument: There is none, one is not host:port, or one is there twice.
     """
-    texts = servers.split(",") if isinstance(servers, str) else list(servers)
+    given: Any = servers.split(",") if isinstance(servers, str) else servers
+    if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
+        raise InvalidArgument(
+            f"{source}: host:port,host:port or a list of them, not {type(given).__name__}"
+        )
+    texts: list[Any] = list(given)
     found: list[str] = []
     for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidArgument(
+                f"{source}: the address of server {index} is a {type(text).__name__}, not text"
+            )
         if not text.strip():
             raise InvalidArgument(
                 f"{source}: the address of server {index} of {len(texts)} is empty; "

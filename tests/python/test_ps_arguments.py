@@ -65,6 +65,23 @@ def test_what_is_no_id_is_refused(ids: object, words: str) -> None:
         arrays.as_ids(ids)
 
 
+def test_what_looks_like_an_array_and_is_none_is_refused_by_name() -> None:
+    torch = pytest.importorskip("torch")
+    masked = np.ma.masked_array([1, 2], [False, True])
+    sparse = torch.sparse_coo_tensor([[1, 2]], torch.ones(2, 4), (9, 4), check_invariants=True)
+    for call, words in (
+        (lambda: arrays.as_ids(b"abc"), "ids is bytes"),
+        (lambda: arrays.as_ids(masked), "ids is a masked array"),
+        (lambda: arrays.as_float32(masked.astype(np.float32), "g"), "g is a masked array"),
+        (lambda: arrays.as_float32(sparse, "g"), "sparse_coo tensor"),
+        (lambda: gr.ps.connect(5), "not int"),  # type: ignore[arg-type]
+        (lambda: gr.ps.connect([1]), "server 0 is a int"),  # type: ignore[list-item]
+        (lambda: gr.ps.connect(b"a:1"), "not bytes"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(gr.InvalidArgument, match=words):
+            call()
+
+
 def test_ids_on_a_device_are_refused_as_other_arrays_there_are() -> None:
     with pytest.raises(DeviceError, match="ids is on a device"):
         arrays.as_ids(OnDevice(np.array([1])))

@@ -167,6 +167,7 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
         (["--fsync", "50 s"], "is not none, always or a number"),
         (["--fsync", "0"], "is not none, always or a number"),  # Without a log too.
         (["--fsync", "9" * 20], "is not none, always or a number"),
+        (["--fsync", "always"], "--fsync always without --log"),
         (["--listen-fd", "99"], "--listen-fd 99 is not a socket that listens"),
         (["--port", "70000"], "is not a port"),
     ],

@@ -373,6 +373,8 @@ class Embedding(torch.nn.Module):
 
 
 def _ids_of(ids: torch.Tensor) -> Any:
+    if not isinstance(ids, torch.Tensor):
+        raise InvalidArgument(f"Embedding: ids are a torch tensor, not {type(ids).__name__}")
     return arrays.as_ids(ids.detach().cpu()).reshape(-1)
 
 
