@@ -27,7 +27,7 @@ void Client::connect(std::uint32_t shard, Time now) {
     connections_[shard].link = std::move(dialed->link);
     connections_[shard].reader = FrameReader();
     session.connected(now);
-  } else if (dialed->failure.kind == ErrorKind::kInvalidArgument) {
+  } else if (dialed->failure.kind == ErrorKind::kInvalidArgument && !session.was_welcome()) {
     core_.give_up(shard, dialed->failure);
   } else {
     // Also with another secret: the port has another owner by now.

@@ -166,7 +166,7 @@ std::vector<std::vector<Position>> targets_of(const std::vector<std::vector<Posi
 Cut take_cut(Client& client, const CutRequest& request) {
   require_all(client, request.jobs.size(), "a checkpoint");
   if (!request.bases.empty()) require_all(client, request.bases.size(), "a checkpoint's base");
-  // A held push of our own would stand before the requests that end the freeze.
+  // What was begun before belongs to the checkpoint, and the freeze overtakes what is not sent.
   client.flush(request.timeout);
   return Freeze(client, new_number(), request).cut();
 }

@@ -52,6 +52,7 @@ class Session {
   void connected(Time now);
   void disconnected(const std::string& why, Time now);
   bool is_connected() const { return state_ != State::kDown; }
+  bool was_welcome() const { return was_welcome_; }
   bool is_wanted() const { return !failure_ && (has_work() || was_welcome_); }
   // There will be no connection, ever.
   void fail(ErrorKind kind, const std::string& text);

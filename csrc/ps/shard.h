@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,13 @@ struct Job {
   std::uint64_t cut = 0;
   bool is_load = false;
   std::string text;  // From kCut or kLoad, as the client wrote it: JSON that only Python reads.
+};
+
+// A change was done by half: the shard is of no use any more, whoever hears of it. So it is no
+// Error, which may be somebody's answer.
+class HalfDone : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
 };
 
 // Belongs to a checkpoint: it passes what waits for one.

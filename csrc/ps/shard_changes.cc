@@ -156,10 +156,10 @@ void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, s
     result = error_to(header, Failure::from(error));
   } catch (const std::bad_alloc&) {
     // Half of it may be done: this shard stops.
-    throw DeviceError(str(wire::name(header.type), " of ", change.ids.size(), " ids (",
-                          payload.size(), " bytes): the memory of this server is full. Everything ",
-                          "acknowledged is in its log, if it has one: start it again with more ",
-                          "memory, or more servers from a checkpoint"));
+    throw HalfDone(str(wire::name(header.type), " of ", change.ids.size(), " ids (", payload.size(),
+                       " bytes): the memory of this server is full. Everything ",
+                       "acknowledged is in its log, if it has one: start it again with more ",
+                       "memory, or more servers from a checkpoint"));
   }
   if (answer != nullptr) *answer = std::move(result);
 }

@@ -39,7 +39,12 @@ ShardLoop::ShardLoop(const ShardOptions& options, std::unique_ptr<DurableJournal
       door_(std::move(door)),
       hooks_(std::move(hooks)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  journal_->replay(shard_);
+  try {
+    journal_->replay(shard_);
+  } catch (const HalfDone& error) {
+    throw DeviceError(error.what());
+  }
+  newest_incarnation_.store(shard_.newest_incarnation(), std::memory_order_relaxed);
 }
 
 ShardLoop::~ShardLoop() {

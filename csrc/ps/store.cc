@@ -52,7 +52,9 @@ void Store::require_fits_payload(const TableSpec& spec) const {
   if (range.end - range.begin > most)
     throw InvalidArgument(str("table '", spec.name, "': a shard has at most ", most,
                               " of its floats, here ", range.end - range.begin,
-                              "; use more shards or several tables"));
+                              spec.rule.clip_norm > 0
+                                  ? "; with clip_norm it is whole on one: use several tables"
+                                  : "; use more shards or several tables"));
 }
 
 Table& Store::make(const TableSpec& spec) {
@@ -237,6 +239,9 @@ void Store::average_dense(Table& table, const std::map<std::uint32_t, Contributi
   Floats sum(count);
   bool is_first = true;
   for (const auto& [worker, contribution] : given) {
+    if (contribution.values.size() != count)
+      throw ProtocolError(str("a contribution of ", contribution.values.size(), " floats to ",
+                              count, " of table '", table.spec.name, "'"));
     const auto weight = weights.find(worker);
     add_weighted(sum.data(), contribution.values.data(), count,
                  weight == weights.end() ? 0 : static_cast<float>(weight->second), is_first);

@@ -207,8 +207,9 @@ def as_float32(x: Any, name: str) -> Array:
     _require_no_mask(x, name)
     array, code = _as_numpy(x, name)
     if code == BFLOAT16:
-        widened: Array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return widened
+        widened: Array = np.asarray(array, np.uint32, order="C")  # A copy: of another dtype.
+        np.left_shift(widened, np.uint32(16), out=widened)
+        return widened.view(np.float32)
     if array.dtype.kind != "f":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; use float32, float16 or bfloat16")
     # Not ascontiguousarray: that makes a number an array of one.

@@ -131,11 +131,19 @@ class ExactServer:
             for table, by_worker in sorted(given.items()):
                 sums: dict[int, Any] = {}
                 for worker, weight in zip(everybody, weights, strict=True):
+                    if weight == 0:
+                        continue
                     for key, grad in zip(*by_worker.get(worker, ((), ())), strict=True):
                         share = np.float32(weight) * grad
                         sums[key] = sums[key] + share if key in sums else share
                 total = np.float32(sum(weights))
                 keys = sorted(sums)
+                if not any(
+                    by_worker.get(w)
+                    for w, weight in zip(everybody, weights, strict=True)
+                    if weight != 0
+                ):
+                    continue
                 self.tables[table].apply(keys, [sums[key] / total for key in keys], None)
             workers.applied += 1
 

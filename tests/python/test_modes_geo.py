@@ -181,7 +181,7 @@ def test_a_rare_row_waits_for_its_turn_and_a_frequent_one_does_not(servers: Serv
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, True])
 def test_rare_every_is_a_number_of_exchanges(wrong: Any) -> None:
-    with pytest.raises(gr.InvalidArgument, match="rare_every is a number of exchanges"):
+    with pytest.raises(gr.InvalidArgument, match="rare_every is a whole number"):
         gr.Geo(rare_every=wrong)
     with pytest.raises(gr.InvalidArgument, match="rare_every is 1, got 2"):
         gr.Geo(outer=gr.Nesterov(), rare_every=2)

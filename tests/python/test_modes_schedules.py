@@ -248,6 +248,9 @@ def test_another_rule_or_state_is_refused_and_nothing_changes(
                 settable.set_rule(gr.optim.Adam())
             with pytest.raises(gr.InvalidArgument, match="keeps no state"):
                 settable.set_rule(gr.optim.SGD(lr=1.0, momentum=0.5))
+        if mode in (gr.Async(), gr.Sync(via="ps")):  # Servers clip, where their table lies.
+            with pytest.raises(gr.InvalidArgument, match="clip_norm may change, but not come"):
+                optimizer.set_rule(gr.optim.SGD(lr=1.0, clip_norm=1.0))
         with pytest.raises(gr.InvalidArgument, match=r"2 rules for 1 parameters|list cannot"):
             optimizer.set_rule([rule, rule])
         optimizer.step([np.ones(1, np.float32)], rows=[(table, [1], [[1.0]])])

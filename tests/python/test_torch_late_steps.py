@@ -181,7 +181,7 @@ def test_a_step_for_which_there_was_no_room_is_repeated_whole(
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=is_scaled)
     goes_on, is_sending = threading.Event(), threading.Event()
     driver = optimizer.driver
-    push, driver.timeout = driver.store.push, 0.1
+    push = driver.store.push
 
     def slow_push(*arguments: Any) -> Any:
         if threading.current_thread().name.startswith("gradring sender"):
@@ -205,6 +205,7 @@ def test_a_step_for_which_there_was_no_room_is_repeated_whole(
     backward()
     step()
     backward()
+    driver.timeout = 0.1
     with pytest.raises(gr.TimedOut, match="the queue was full"):
         step()
     goes_on.set()

@@ -136,3 +136,17 @@ def _require_servable(name: str, param: Any) -> None:
         raise InvalidArgument(f"{name} is empty; leave it out")
     if not (param.flags.writeable and param.flags.c_contiguous):
         raise InvalidArgument(f"{name} must be contiguous and writeable: training writes it")
+
+
+def require_same_place(rule: Any, successor: Any) -> None:
+    """Refuse a rule under which servers would have to move a dense table to other shards.
+
+    Raises:
+        InvalidArgument: One of the two has ``clip_norm`` and the other has not.
+    """
+    clips = [getattr(each, "clip_norm", None) is not None for each in (rule, successor)]
+    if clips[0] != clips[1]:
+        raise InvalidArgument(
+            "whether servers clip dense gradients by the norm is settled when their tables are "
+            "made: clip_norm may change, but not come or go"
+        )

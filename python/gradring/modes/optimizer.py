@@ -16,7 +16,7 @@ from gradring import config
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes import reminder
 from gradring.modes.background import Background, require_process
-from gradring.modes.dense import DenseParameters
+from gradring.modes.dense import DenseParameters, require_same_place
 from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
@@ -189,6 +189,8 @@ class ModeOptimizer:
         for before, after in zip(self.rules, rules, strict=True):
             require_successor(before, after)
         on_servers = [self.server_rule(each) for each in rules]
+        for before, after in zip(self.rules, on_servers, strict=True):
+            require_same_place(self.server_rule(before), after)
         self.tell_rules(list(zip(self.dense.tables, on_servers, strict=True)))
         self.rules = rules
 

@@ -209,6 +209,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._clip()
         # All that can be refused comes before the rows, which may have a mode of their own.
         grads = [_gradient_of(param) for param in self._params]
+        self._tell_changed_settings()  # Again: a closure, or a hook, may have changed them.
         if self.rows is not None and self.rows.driver is self.driver:
             late = self.rows.step(self._weight, grads)
         else:

@@ -7,6 +7,7 @@ beside it, from the same minute.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -79,10 +80,11 @@ def fill(options: Options, push: Callable[[Ids, Any], Any], nth: int = 0, of: in
     if not options.fills:
         return 0
     nothing = np.zeros((_FILLED_AT_ONCE, options.dim), np.float32)
-    blocks = list(all_ids(options.rows, _FILLED_AT_ONCE))[nth::of]
-    for ids in blocks:
+    pushes = 0
+    for ids in itertools.islice(all_ids(options.rows, _FILLED_AT_ONCE), nth, None, of):
         push(ids, nothing[: ids.size])
-    return len(blocks)
+        pushes += 1
+    return pushes
 
 
 def require_memory(options: Options) -> None:
@@ -95,7 +97,7 @@ def require_memory(options: Options) -> None:
     floats = options.dim + sum(width for _, width, _ in fields)
     needed = options.rows * (floats * 4 + _BESIDE_A_ROW)
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, KeyError, ValueError):
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         available = int(facts["MemAvailable"].split()[0]) << 10
     if options.fills and needed > available * _OF_MEMORY:
