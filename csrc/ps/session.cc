@@ -37,6 +37,7 @@ void Session::drop(const Call& call) {
     }
     item.call->release(item.part);
     if (item.seq == 0) {
+      if (at < next_) abandoned_[item.request] = item.bytes;
       settle(at);
       continue;
     }
@@ -65,6 +66,7 @@ void Session::connected(Time now) {
   wants_hang_up_ = false;
   next_ = 0;
   flight_bytes_ = 0;
+  abandoned_.clear();
   begin_hello();
   next_try_ = now;
   greeted_at_ = now;
@@ -148,12 +150,22 @@ bool Session::is_urgent(const Item& item) {
   }
 }
 
-// Brings it before all that has not begun.
-void Session::take_urgent() {
-  if (urgent_ == 0) return;
+// Brings it before all that has not begun; whether there was one.
+bool Session::take_urgent() {
+  if (urgent_ == 0) return false;
   const auto begin = items_.begin() + static_cast<std::ptrdiff_t>(next_);
   const auto found = std::find_if(begin, items_.end(), is_urgent);
-  if (found != items_.end()) std::rotate(begin, found, found + 1);
+  if (found == items_.end()) return false;
+  std::rotate(begin, found, found + 1);
+  return true;
+}
+
+// A frozen shard may hold what was given up here as well, and then it holds more than it reads for:
+// what is urgent would lie behind that until the freeze melts.
+bool Session::may_be_stuck() const {
+  std::uint64_t bytes = flight_bytes_;
+  for (const auto& [request, of_it] : abandoned_) bytes += of_it;
+  return !abandoned_.empty() && bytes >= limits::kPsHeldBytes;
 }
 
 bool Session::has_room() const {
@@ -165,7 +177,11 @@ Output Session::output(Time now) {
   if (state_ == State::kDown || wants_hang_up_) return {};
   if (out_bytes_ == 0) {
     if (state_ != State::kUp) return {};
-    take_urgent();
+    if (take_urgent() && may_be_stuck()) {
+      trouble_ = "it may hold so much of what was given up that it reads no further";
+      wants_hang_up_ = true;
+      return {};
+    }
     if (next_ == items_.size() || !(has_room() || is_urgent(items_[next_]))) return {};
     Item& item = items_[next_++];
     begin(item);
@@ -222,6 +238,7 @@ void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> p
   }
   if (out_bytes_ > 0 && answer.request == out_request_)
     throw ProtocolError("an answer to a request that is not sent yet");
+  abandoned_.erase(answer.request);
   const std::size_t at = find(answer.request);
   if (at == next_) return;  // Of an earlier try, or nobody's any more.
   if (answer.type == wire::PsType::kOutOfOrder) return go_back(answer.b);

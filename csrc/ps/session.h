@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -99,7 +100,8 @@ class Session {
   void end_output();
   void begin(Item& item);
   static bool is_urgent(const Item& item);
-  void take_urgent();
+  bool take_urgent();
+  bool may_be_stuck() const;
   bool has_room() const;
   std::size_t find(std::uint64_t request) const;
   void answer(const Item& item, const wire::PsHeader& header, std::span<const std::byte> payload);
@@ -124,6 +126,7 @@ class Session {
   std::size_t next_ = 0;
   std::size_t urgent_ = 0;  // Of items_: those that take_urgent() is for.
   std::uint64_t flight_bytes_ = 0;
+  std::map<std::uint64_t, std::uint64_t> abandoned_;  // Dropped under way: request -> bytes.
   std::uint64_t last_seq_ = 0;
   std::uint64_t acknowledged_ = 0;
   std::uint64_t last_request_ = 0;

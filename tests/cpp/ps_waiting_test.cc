@@ -131,6 +131,48 @@ TEST_CASE(
   CHECK(waiting->failure().kind == ErrorKind::kTimedOut);
 }
 
+TEST_CASE("a freeze ends however much was given up behind the changes that it holds") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 1));
+  const auto plain = [](const gradring::testing::Request& request) {
+    const auto call = std::make_shared<PlainCall>("a checkpoint");
+    call->add(0, request.header, request.rest);
+    return call;
+  };
+  net.run(plain(gradring::testing::freeze(1, Millis{60'000})));
+  const std::vector<float> ones(1, 1.0f);
+  const auto first = push_of(table, kOne, ones);
+  net.submit(first);
+  // Each wants to see the push, so that the shard holds it; nobody waits for them any more.
+  std::vector<std::uint64_t> ids(1 << 17);
+  for (std::size_t at = 0; at < ids.size(); ++at) ids[at] = at;
+  std::vector<float> rows(ids.size());
+  for (std::size_t bytes = 0; bytes <= limits::kPsHeldBytes; bytes += ids.size() * sizeof ids[0]) {
+    const auto pull = std::make_shared<PullCall>(
+        std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{});
+    net.submit(pull);
+    net.settle();
+    net.core().cancel(*pull, {ErrorKind::kInterrupted, -1, "Ctrl-C"});
+  }
+  const auto second = push_of(table, kOne, ones);
+  net.submit(second);
+  net.settle();
+  const auto thaw = plain(gradring::testing::thaw(1));
+  net.submit(thaw);
+  net.pass(Millis{100});
+  REQUIRE(thaw->is_done());
+  CHECK_FALSE(thaw->failure());
+  for (const auto& push : {first, second}) {
+    REQUIRE(push->is_done());
+    CHECK_FALSE(push->failure());
+  }
+  const auto pull =
+      std::make_shared<PullCall>(std::vector<PullItem>{{table, kOne, rows.data()}}, PullOptions{});
+  net.run(pull);
+  CHECK_FALSE(pull->failure());
+  CHECK(rows[0] == 2.0f);
+}
+
 TEST_CASE("a server that does not greet is asked again on a new connection") {
   PsNet net(1);
   const auto table = net.make_table(counting_table("counts", 2));
