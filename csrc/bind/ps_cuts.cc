@@ -41,6 +41,10 @@ void register_ps_cuts(py::class_<PsClient>& type) {
             return ps::begin_load(*self.client, jobs, self.timeout_of(timeout_ms));
           },
           py::arg("jobs"), py::arg("timeout_ms") = -1, release())
+      .def("forget_residuals",
+           [](PsClient& self) {
+             for (const auto& table : self.tables) self.client->forget_residuals(table);
+           })
       .def(
           "await_job",
           [](PsClient& self, std::uint64_t number, std::int64_t timeout_ms) {

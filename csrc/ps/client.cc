@@ -97,6 +97,10 @@ void Client::post(std::function<void(Time)> task) {
   wake();
 }
 
+void Client::forget_residuals(const std::shared_ptr<RemoteTable>& table) {
+  post([table](Time) { table->residuals.clear(); });
+}
+
 // Under mutex_.
 void Client::put_posted(std::function<void(Time)> task) {
   posted_.push_back(std::move(task));

@@ -17,6 +17,7 @@
 #include "ps/dialer.h"
 #include "ps/frame_reader.h"
 #include "ps/pause.h"
+#include "ps/remote_table.h"
 
 namespace gradring::ps {
 
@@ -49,6 +50,8 @@ class Client {
   void flush(Millis timeout);
   // Ends what is under way with Closed and says goodbye.
   void close();
+  // What rounding has kept for the rows of this table is nobody's any more, from the next call on.
+  void forget_residuals(const std::shared_ptr<RemoteTable>& table);
   bool is_closed() const { return is_closed_.load(std::memory_order_acquire); }
 
   std::uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }

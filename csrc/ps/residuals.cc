@@ -31,4 +31,9 @@ void Residuals::write(std::span<const std::uint64_t> ids, const float* sent,
   }
 }
 
+void Residuals::clear() {
+  index_ = HashIndex();
+  rows_ = {};
+}
+
 }  // namespace gradring::ps

@@ -22,6 +22,8 @@ class Residuals {
   // is refused by the server, residual and all: what was kept stays.
   void write(std::span<const std::uint64_t> ids, const float* sent, const float* residuals);
 
+  void clear();
+
   std::size_t size() const { return index_.size(); }  // Rows.
 
  private:

@@ -150,7 +150,9 @@ def load(
 
     Every byte is checked before anything is replaced. Pushes that run meanwhile are lost: call it
     while no worker pushes, and have workers pull again. Rows, state and versions are those of the
-    cut, bit for bit; with as many servers as then, dedup windows too.
+    cut, bit for bit; with as many servers as then, dedup windows too. What rounding has kept of
+    this connection's coded pushes is dropped; other connections keep theirs, less than one
+    rounding a row.
 
     Args:
         server: The connection.
@@ -180,6 +182,7 @@ def load(
         _tell_all(core, "abandon", timeout)
         raise
     _tell_all(core, "commit", timeout)
+    core.forget_residuals()  # They are of gradients that the tables of now have never seen.
     return chain[-1]
 
 
