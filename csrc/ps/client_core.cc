@@ -25,6 +25,7 @@ ClientCore::ClientCore(const ClientCoreOptions& options) {
     session.address = str("shard ", shard, " (", options.addresses[shard], ")");
     session.hello = options.hello;
     session.answer_time = options.answer_time;
+    session.flight_bytes = options.flight_bytes;
     sessions_.emplace_back(session);
   }
 }

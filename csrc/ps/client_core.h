@@ -18,7 +18,8 @@ namespace gradring::ps {
 struct ClientCoreOptions {
   Hello hello;
   std::vector<std::string> addresses;  // Of each shard's server: there are so many shards.
-  Millis answer_time{15000};           // See SessionOptions.
+  Millis answer_time{15000};           // See SessionOptions, and for the next one.
+  std::uint64_t flight_bytes = limits::kPsFlightBytes;
 };
 
 class ClientCore {

@@ -165,12 +165,11 @@ bool Session::take_urgent() {
 bool Session::may_be_stuck() const {
   std::uint64_t bytes = flight_bytes_;
   for (const auto& [request, of_it] : abandoned_) bytes += of_it;
-  return !abandoned_.empty() && bytes >= limits::kPsHeldBytes;
+  return !abandoned_.empty() && bytes >= options_.flight_bytes;
 }
 
 bool Session::has_room() const {
-  return next_ == 0 ||
-         (flight_bytes_ < limits::kPsFlightBytes && next_ < limits::kPsFlightRequests);
+  return next_ == 0 || (flight_bytes_ < options_.flight_bytes && next_ < limits::kPsFlightRequests);
 }
 
 Output Session::output(Time now) {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "base/config.h"
 #include "ps/call.h"
 #include "ps/payloads.h"
 
@@ -23,6 +24,7 @@ struct SessionOptions {
   std::uint64_t incarnation = 0;  // The server's, if it is known; 0: not.
   Hello hello;
   Millis answer_time{15000};  // Without an answer for so long a connection is made anew.
+  std::uint64_t flight_bytes = limits::kPsFlightBytes;  // Not more than a shard holds.
 };
 
 // Bytes to send, in this order.

@@ -50,7 +50,7 @@ void Shard::disconnected(Connection connection, Time now) {
 
 bool Shard::takes_from(Connection connection) const {
   const auto guest = impl_->guests.find(connection);
-  return guest != impl_->guests.end() && guest->second.held_bytes < limits::kPsHeldBytes;
+  return guest != impl_->guests.end() && guest->second.held_bytes < impl_->options.held_bytes;
 }
 
 void Shard::receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers) {

@@ -18,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/error.h"
 #include "ps/dense_table.h"
 #include "ps/spares.h"
@@ -58,6 +59,7 @@ struct ShardOptions {
   Millis client_grace{5000};      // A worker without a connection for so long is given up.
   std::string host_key;           // Told to clients, so that they find the shared memory.
   std::string unix_name;          // "" if there is none.
+  std::size_t held_bytes = limits::kPsHeldBytes;
 };
 
 // What the shard's owner has to do outside: write or read a part of a checkpoint.

@@ -157,8 +157,8 @@ struct Shard::Impl {
   std::uint64_t lineage;
 };
 
-// What a frame that waits takes of limits::kPsHeldBytes: as much as it takes of what its client may
-// have under way, so that a client that is held back has sent everything it could.
+// What a frame that waits takes of ShardOptions::held_bytes: as much as it takes of what its client
+// may have under way, so that a client that is held back has sent everything it could.
 inline std::size_t bytes_of(const Frame& frame) {
   return wire::kPsHeaderBytes + frame.payload.size();
 }

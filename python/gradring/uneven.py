@@ -44,6 +44,10 @@ def until_all_end(comm: Communicator, batches: Iterable[Batch]) -> Iterator[Batc
 
 def require_parts(name: str, count: int) -> None:
     """Raise `InvalidArgument` if data cannot be divided into so many parts."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"hand_out: the name of a pass is a string, got {name!r}")
+    if not hasattr(count, "__index__"):
+        raise InvalidArgument(f"hand_out {name!r}: parts are a whole number, got {count!r}")
     if not 1 <= count <= _MOST_PARTS:
         raise InvalidArgument(f"hand_out {name!r}: {count} parts; 1 to {_MOST_PARTS} are possible")
 

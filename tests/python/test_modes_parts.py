@@ -47,6 +47,15 @@ def test_who_comes_for_more_gets_more(servers: Servers) -> None:
         optimizer.close()
 
 
+@pytest.mark.parametrize("kind", [gr.AsyncOptimizer, RoundOptimizer])
+def test_what_names_no_pass_or_number_of_parts_is_refused(servers: Servers, kind: Any) -> None:
+    with optimizer_of(kind, servers.client(0), 1) as optimizer:
+        for name, count in ((3, 5), ("epoch", 2.5), ("epoch", None)):
+            with pytest.raises(gr.InvalidArgument, match=r"hand_out.*, got"):
+                list(optimizer.hand_out(name, count))
+        assert list(optimizer.hand_out("epoch", np.int64(2))) == [0, 1]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_broken_connections_lose_no_part_and_repeat_none(seed: int) -> None:
     servers = RealServers("tcp")

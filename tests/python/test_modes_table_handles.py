@@ -88,6 +88,9 @@ def test_a_table_of_another_optimizer_is_refused_by_name(
                 gr.InvalidArgument, match=f"table '{table.name}' is none of .*'{table.name}', "
             ):
                 optimizer.step(grads, rows=[(own, [1], ONE), (table, [1], ONE)])
+        for rows in (None, own, [own], [(own, [1])]):
+            with pytest.raises(gr.InvalidArgument, match=r"rows: entries \(table, ids"):
+                optimizer.step(grads, rows=rows)  # type: ignore[arg-type]
         optimizer.flush()
         assert not own.pull([1]).any()
         assert not param.any()

@@ -21,7 +21,8 @@ PsClient::PsClient(const PsScenario& scenario, std::uint32_t number, std::uint64
       process_(process),
       network_(network),
       trace_(trace),
-      core_({{number, process}, addresses_of(scenario), scenario.answer_time}),
+      core_(
+          {{number, process}, addresses_of(scenario), scenario.answer_time, scenario.flight_bytes}),
       connections_(scenario.shards()) {}
 
 CallPtr PsClient::submit(const std::string& what, const std::vector<Addressed>& requests,

@@ -91,7 +91,29 @@ class Saver final : public PsProgram {
   CallPtr call_;
 };
 
+// A worker that takes checkpoints while it has pushes and pulls of its own under way.
+class CountingSaver final : public PsProgram {
+ public:
+  CountingSaver(PsClient& client, PsWorld& world)
+      : counting_(make_counting(client, world)), saver_(make_saver(client, world)) {}
+
+  bool is_over() const override { return counting_->is_over() && saver_->is_over(); }
+
+  void step() override {
+    if (!counting_->is_over()) counting_->step();
+    if (!saver_->is_over()) saver_->step();
+  }
+
+ private:
+  std::unique_ptr<PsProgram> counting_;
+  std::unique_ptr<PsProgram> saver_;
+};
+
 }  // namespace
+
+std::unique_ptr<PsProgram> make_counting_saver(PsClient& client, PsWorld& world) {
+  return std::make_unique<CountingSaver>(client, world);
+}
 
 std::unique_ptr<PsProgram> make_saver(PsClient& client, PsWorld& world) {
   return std::make_unique<Saver>(client, world);

@@ -56,12 +56,13 @@ bool PsScenario::is_gentle() const {
 }
 
 std::string PsScenario::text() const {
-  std::string text =
-      str("seed ", seed, ": ", name(work), ", ", servers, " servers of ", threads, " shards, ",
-          clients, " clients, ", steps, " steps, depth ", depth, has_log ? "" : ", no log",
-          has_saver ? ", checkpoints" : "", has_poison ? ", a poisoned request" : "", ", delay ",
-          max_delay.count(), " us, ", short_percent, " % short, ", break_percent, " % break, ",
-          duplicate_percent, " % twice, ", lost_percent, " % lost");
+  std::string text = str(
+      "seed ", seed, ": ", name(work), ", ", servers, " servers of ", threads, " shards, ", clients,
+      " clients, ", steps, " steps, depth ", depth, has_log ? "" : ", no log",
+      has_saver ? ", checkpoints" : "", saver_pushes ? " by who pushes" : "",
+      has_poison ? ", a poisoned request" : "", ", delay ", max_delay.count(), " us, ",
+      short_percent, " % short, ", break_percent, " % break, ", duplicate_percent, " % twice, ",
+      lost_percent, " % lost, ", reorder_percent, " % late, ", flight_bytes, " bytes under way");
   if (work == PsWork::kBounded) text += str(", staleness ", staleness);
   for (const PsFault& fault : faults) text += "\n  " + text_of(fault);
   return text;
@@ -90,6 +91,9 @@ PsScenario ps_scenario_of(std::uint64_t seed) {
   for (std::uint64_t left = dice.below(6); left > 0; --left)
     scenario.faults.push_back(fault_of(scenario, is_gentle, dice));
   scenario.lost_percent = dice.percent(30) ? static_cast<std::uint32_t>(dice.below(8)) : 0;
+  scenario.reorder_percent = dice.percent(30) ? static_cast<std::uint32_t>(dice.below(20)) : 0;
+  if (dice.percent(50)) scenario.flight_bytes = 200 + dice.below(4000);
+  scenario.saver_pushes = scenario.has_saver && dice.percent(50);
   return scenario;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "sim/dice.h"
 
 namespace gradring::sim {
@@ -48,13 +49,16 @@ struct PsScenario {
   std::uint32_t depth = 1;   // Calls that a client has under way at once.
   std::uint32_t staleness = 0;
   bool has_log = true;
-  bool has_saver = false;   // Takes checkpoints while the others push.
-  bool has_poison = false;  // A client sends one request that the server cannot understand.
+  bool has_saver = false;     // Takes checkpoints while the others push.
+  bool saver_pushes = false;  // The first client is the saver, too.
+  bool has_poison = false;    // A client sends one request that the server cannot understand.
   Micros max_delay{0};
   std::uint32_t short_percent = 0;
   std::uint32_t break_percent = 0;      // Of the connections: they break at some byte.
   std::uint32_t duplicate_percent = 0;  // Of the requests: they arrive twice.
   std::uint32_t lost_percent = 0;       // Of the changes: they do not arrive, later ones do.
+  std::uint32_t reorder_percent = 0;    // Of the requests: the next one arrives before them.
+  std::uint64_t flight_bytes = limits::kPsFlightBytes;  // So much may be under way, or be held.
   std::vector<PsFault> faults;
 
   Millis client_grace{1000};

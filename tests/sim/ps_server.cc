@@ -44,7 +44,8 @@ ps::ShardOptions PsServer::options_of(std::uint32_t shard) const {
           .incarnation = incarnation_,
           .client_grace = scenario_.client_grace,
           .host_key = "host",
-          .unix_name = ""};
+          .unix_name = "",
+          .held_bytes = scenario_.flight_bytes};
 }
 
 std::unique_ptr<ps::Shard> PsServer::blank(std::uint32_t shard, ps::Journal& journal) const {
@@ -139,20 +140,18 @@ bool PsServer::read_from(Living& living, ps::Connection connection, Guest& guest
     if (guest.is_gone || !(living.shard->takes_from(connection) || may_be_control)) return moved;
     try {
       switch (guest.reader.read(*guest.link)) {
-        case ps::FrameReader::Step::kNothing: return moved;
+        case ps::FrameReader::Step::kNothing:
+          if (!guest.late) return moved;
+          arrive(living, connection, *std::exchange(guest.late, std::nullopt), now);
+          moved = true;
+          break;
         case ps::FrameReader::Step::kClosed: guest.is_gone = true; return true;
         case ps::FrameReader::Step::kMoved:
         case ps::FrameReader::Step::kHeader: moved = true; break;
-        case ps::FrameReader::Step::kFrame: {
+        case ps::FrameReader::Step::kFrame:
           moved = true;
-          ps::Frame frame{guest.reader.header(), guest.reader.take_payload()};
-          if (wire::is_numbered(frame.header.type) && dice_.percent(scenario_.lost_percent)) break;
-          const bool is_twice =
-              frame.header.type != PsType::kHello && dice_.percent(scenario_.duplicate_percent);
-          if (is_twice) living.shard->receive(connection, frame, now, living.answers);
-          if (living.shard->takes_from(connection) || ps::is_control(frame.header.type))
-            living.shard->receive(connection, std::move(frame), now, living.answers);
-        }
+          hand_in(living, connection, guest, now);
+          break;
       }
     } catch (const ProtocolError& error) {
       refusal_ = error.what();
@@ -161,6 +160,28 @@ bool PsServer::read_from(Living& living, ps::Connection connection, Guest& guest
     }
   }
   return moved;
+}
+
+// Lost, late, or twice.
+void PsServer::hand_in(Living& living, ps::Connection connection, Guest& guest, Time now) {
+  ps::Frame frame{guest.reader.header(), guest.reader.take_payload()};
+  const bool is_hello = frame.header.type == PsType::kHello;
+  if (wire::is_numbered(frame.header.type) && dice_.percent(scenario_.lost_percent)) return;
+  if (!is_hello && !guest.late && dice_.percent(scenario_.reorder_percent)) {
+    guest.late = std::move(frame);
+    return;
+  }
+  if (!is_hello && dice_.percent(scenario_.duplicate_percent))
+    living.shard->receive(connection, frame, now, living.answers);
+  arrive(living, connection, std::move(frame), now);
+  if (guest.late && dice_.percent(70))
+    arrive(living, connection, *std::exchange(guest.late, std::nullopt), now);
+}
+
+// Unless the shard holds as much of this client as it may: there it would not have been read.
+void PsServer::arrive(Living& living, ps::Connection connection, ps::Frame frame, Time now) {
+  if (living.shard->takes_from(connection) || ps::is_control(frame.header.type))
+    living.shard->receive(connection, std::move(frame), now, living.answers);
 }
 
 // What the Python thread of a server process does: reads a piece now and then.

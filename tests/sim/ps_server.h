@@ -81,6 +81,7 @@ class PsServer {
     std::deque<std::vector<std::byte>> out;
     std::size_t sent = 0;  // Of the first.
     bool is_gone = false;
+    std::optional<ps::Frame> late;  // Arrives behind a later one.
   };
   struct Living {
     std::unique_ptr<ps::Shard> shard;
@@ -92,6 +93,8 @@ class PsServer {
 
   bool turn(std::size_t at, Time now);
   bool read_from(Living& living, ps::Connection connection, Guest& guest, Time now);
+  void arrive(Living& living, ps::Connection connection, ps::Frame frame, Time now);
+  void hand_in(Living& living, ps::Connection connection, Guest& guest, Time now);
   bool write_checkpoint(std::size_t at);
   void post_answers(Living& living);
   bool write_to(Guest& guest);

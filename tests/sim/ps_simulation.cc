@@ -26,7 +26,7 @@ PsSimulation::PsSimulation(const PsScenario& scenario, bool is_printed)
       network_(scenario),
       world_(scenario, trace_),
       dice_(scenario.seed + 177),
-      places_(scenario.clients + (scenario.has_saver ? 1 : 0)) {
+      places_(scenario.clients + (scenario.has_saver && !scenario.saver_pushes ? 1 : 0)) {
   network_.weather.now = kBeginning;
   network_.weather.max_delay = scenario.max_delay;
   network_.weather.short_percent = scenario.short_percent;
@@ -61,7 +61,10 @@ void PsSimulation::start_client(std::uint32_t at) {
   }
   world_.still_going.insert(at);
   switch (scenario_.work) {
-    case PsWork::kCounting: place.program = make_counting(*place.client, world_); return;
+    case PsWork::kCounting:
+      place.program = at == 0 && scenario_.saver_pushes ? make_counting_saver(*place.client, world_)
+                                                        : make_counting(*place.client, world_);
+      return;
     case PsWork::kBounded: place.program = make_bounded(*place.client, world_); return;
     case PsWork::kRounds: place.program = make_rounds(*place.client, world_); return;
     case PsWork::kGeo: place.program = make_geo(*place.client, world_); return;

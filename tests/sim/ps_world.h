@@ -71,6 +71,7 @@ std::unique_ptr<PsProgram> make_rounds(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_geo(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_claiming(PsClient& client, PsWorld& world);
 std::unique_ptr<PsProgram> make_saver(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_counting_saver(PsClient& client, PsWorld& world);
 
 // The tables that programs use.
 ps::TableSpec counts_table(const PsScenario& scenario);

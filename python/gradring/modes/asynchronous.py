@@ -15,9 +15,10 @@ import numpy as np
 
 from gradring.modes.background import Background
 from gradring.modes.contracts import Async
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.staleness import Histogram
 from gradring.modes.store import Array, Push
+from gradring.modes.tables import RowGradients
 
 # Whose the second copy is.
 _OURS, _BEING_FILLED, _FULL = range(3)

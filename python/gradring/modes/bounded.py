@@ -9,10 +9,10 @@ import numpy as np
 
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.staleness import Histogram
 from gradring.modes.store import Array, Domain, Gate, Pending, Pull, Push
-from gradring.modes.tables import Prefetched
+from gradring.modes.tables import Prefetched, RowGradients
 from gradring.modes.waiting import after_the_push, before_the_push
 from gradring.optim import Sum
 

@@ -13,12 +13,12 @@ from gradring.errors import InvalidArgument
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
 from gradring.modes.rows import Slots
 from gradring.modes.store import Array, Domain, Ids, Pull
-from gradring.modes.tables import ModeTable, Prefetched
+from gradring.modes.tables import ModeTable, Prefetched, RowGradients
 from gradring.optim import SGD, LocalRows, State, Sum
 
 

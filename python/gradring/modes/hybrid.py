@@ -11,9 +11,9 @@ from gradring.communicator import Communicator
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import Hybrid, Sync
 from gradring.modes.lost_ranks import close_beside
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.store import Array
-from gradring.modes.tables import ModeTable
+from gradring.modes.tables import ModeTable, RowGradients, listed
 from gradring.modes.waiting import StepTimedOut
 from gradring.optim.averaging import require_weight
 from gradring.optim.state import require_successor
@@ -134,7 +134,7 @@ class HybridOptimizer(ModeOptimizer):
                 that of the dense parameters not. Go on from a checkpoint.
         """
         self.require_open()
-        weight, rows = require_weight(weight), list(rows)
+        weight, rows = require_weight(weight), listed(rows)
         for table, *_ in rows:
             self.require_own(table)
         if self.params:

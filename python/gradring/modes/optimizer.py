@@ -20,13 +20,12 @@ from gradring.modes.dense import DenseParameters, require_same_place
 from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
-from gradring.modes.tables import ModeTable, Prefetched
+from gradring.modes.tables import ModeTable, Prefetched, RowGradients, listed
 from gradring.optim.state import Entry, require_successor
 from gradring.ps.requests import push_request
 from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
-RowGradients = tuple[ModeTable, Any, Any]  # Table, ids, one gradient row for each id.
 
 _PREFETCHES = 64
 
@@ -233,7 +232,7 @@ class ModeOptimizer:
                 pass, and so few that each takes much longer than a round trip.
 
         Raises:
-            InvalidArgument: ``count`` is not from 1 to 32,768.
+            InvalidArgument: ``count`` is not from 1 to 32,768, or the name no string.
             Mismatch: Another worker has another ``count`` for this name.
             TimedOut: Servers did not answer; the part that was asked for may be lost.
         """
@@ -376,7 +375,7 @@ class ModeOptimizer:
             DeviceError: An array lives on a device.
         """
         entries: dict[str, list[RowGradients]] = {}
-        for entry in rows:
+        for entry in listed(rows):
             self.require_own(entry[0])
             entries.setdefault(entry[0].name, []).append(entry)
         result = []

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from gradring.errors import Error, InvalidArgument
 from gradring.joining import current
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.store import Array, Domain, Gate, Ids, Pending
-from gradring.modes.tables import ModeTable, Prefetched
+from gradring.modes.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.waiting import after_the_push, before_the_push
 from gradring.optim.averaging import require_weight
 from gradring.uneven import until_all_end

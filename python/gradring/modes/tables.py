@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from gradring.arrays import as_ids
-from gradring.errors import Error, Mismatch
+from gradring.errors import Error, InvalidArgument, Mismatch
 from gradring.modes.background import Background
 from gradring.modes.store import Array, Ids, Pull, Store
 from gradring.optim.state import require_successor
@@ -173,3 +173,21 @@ class Prefetched:
 
 def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+RowGradients = tuple[ModeTable, Any, Any]  # Table, ids, one gradient row for each id.
+
+
+def listed(rows: Iterable[RowGradients]) -> list[RowGradients]:
+    """Return what a step was given for sparse tables as a list.
+
+    Raises:
+        InvalidArgument: It is something else than entries of a table, its ids and its gradients.
+    """
+    try:
+        return [(table, ids, grads) for table, ids, grads in rows]
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            "rows: entries (table, ids, gradients) are wanted, one for each table that was used; "
+            f"got {type(rows).__name__}: {rows!r:.80}"
+        ) from None

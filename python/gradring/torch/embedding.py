@@ -19,9 +19,9 @@ from gradring import arrays, optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rows import merge
-from gradring.modes.tables import ModeTable
+from gradring.modes.tables import ModeTable, RowGradients
 from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
 from gradring.torch.row_cache import RowCache

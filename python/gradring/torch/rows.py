@@ -10,7 +10,8 @@ import torch
 from gradring.modes.contracts import Mode
 from gradring.modes.factory import over_servers
 from gradring.modes.geo import GeoOptimizer
-from gradring.modes.optimizer import ModeOptimizer, RowGradients
+from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.tables import RowGradients
 from gradring.modes.waiting import StepTimedOut, lateness_of
 from gradring.torch.embedding import Embedding, embeddings_of
 
