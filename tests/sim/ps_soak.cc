@@ -1,48 +1,16 @@
 // gradring_ps_soak: plays many seeds of the parameter server's simulation and prints each that
 // breaks a promise. A seed that failed is played again, line by line, with --seed.
-#include <cstdlib>
 #include <iostream>
-#include <string>
 
 #include "sim/ps_simulation.h"
+#include "sim/seed_options.h"
 
 namespace {
 
+using gradring::sim::parse_seeds;
 using gradring::sim::PsOutcome;
 using gradring::sim::PsScenario;
-
-struct Wishes {
-  std::uint64_t first = 1;
-  std::uint64_t seeds = 1000;
-  bool is_one = false;
-};
-
-[[noreturn]] void explain() {
-  std::cerr << "usage: gradring_ps_soak [--seeds N] [--first S] | --seed S\n";
-  std::exit(2);
-}
-
-Wishes parse(int argc, char** argv) {
-  Wishes wishes;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string name = argv[i];
-    if (i + 1 == argc) explain();
-    char* end = nullptr;
-    const std::uint64_t value = std::strtoull(argv[i + 1], &end, 10);
-    if (*end != '\0') explain();
-    if (name == "--seeds") {
-      wishes.seeds = value;
-    } else if (name == "--first") {
-      wishes.first = value;
-    } else if (name == "--seed") {
-      wishes.first = value;
-      wishes.is_one = true;
-    } else {
-      explain();
-    }
-  }
-  return wishes;
-}
+using gradring::sim::SeedOptions;
 
 int play_one(std::uint64_t seed) {
   const PsScenario scenario = gradring::sim::ps_scenario_of(seed);
@@ -58,11 +26,11 @@ int play_one(std::uint64_t seed) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Wishes wishes = parse(argc, argv);
-  if (wishes.is_one) return play_one(wishes.first);
+  const SeedOptions options = parse_seeds("gradring_ps_soak", argc, argv);
+  if (options.is_one) return play_one(options.first);
   std::uint64_t broken = 0;
   PsOutcome total;
-  for (std::uint64_t seed = wishes.first; seed < wishes.first + wishes.seeds; ++seed) {
+  for (std::uint64_t seed = options.first; seed < options.first + options.seeds; ++seed) {
     const PsScenario scenario = gradring::sim::ps_scenario_of(seed);
     const PsOutcome outcome = simulate(scenario);
     total.calls += outcome.calls;
@@ -75,7 +43,7 @@ int main(int argc, char** argv) {
     std::cout << scenario.text() << "\n  " << outcome.complaint
               << "\n  again: gradring_ps_soak --seed " << seed << std::endl;
   }
-  std::cout << wishes.seeds << " seeds: " << total.calls << " calls, " << total.failed
+  std::cout << options.seeds << " seeds: " << total.calls << " calls, " << total.failed
             << " of them with a right error, " << total.reconnections << " connections made again, "
             << total.cuts << " checkpoints, " << total.rows_judged << " rows judged, " << broken
             << " seeds broke a promise\n";
