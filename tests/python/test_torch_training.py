@@ -27,6 +27,18 @@ def close(ours: Tensors, theirs: Tensors, tolerance: float = 1e-5) -> None:
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+def trained_alone(steps: int) -> Tensors:
+    """The same model after steps of plain PyTorch over batches of 8."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(steps):
+        x, y = batch(step, 8)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return values(model)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_gradients_are_averages_when_backward_returns(world: GetWorld, transport: str) -> None:
     def train(comm: Any) -> Tensors:
@@ -200,16 +212,9 @@ def test_compiled_models_train_alike(world: GetWorld) -> None:
             optimizer.step()
         return values(model)
 
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step in range(3):
-        x, y = batch(step, 8)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
     results = world(2, "shm").run(train)
     assert are_same(*results)
-    close(results[0], values(model))
+    close(results[0], trained_alone(3))
 
 
 def test_a_graph_that_changes_from_step_to_step_and_rank_to_rank(world: GetWorld) -> None:
@@ -259,16 +264,9 @@ def test_checkpoints_that_run_backward_inside_backward(world: GetWorld, is_whole
             optimizer.step()
         return values(model)
 
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step in range(3):
-        x, y = batch(step, 8)
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
     results = world(2, "shm").run(train)
     assert are_same(*results)
-    close(results[0], values(model))
+    close(results[0], trained_alone(3))
 
 
 def test_totals_that_are_not_whole_numbers_divide_as_well(world: GetWorld) -> None:
