@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collectives/flat_gather.h"
 #include "collectives/flat_reduce.h"
@@ -29,6 +30,18 @@ std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank r
 void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
   if (bytes != 0 && dst != src) std::memcpy(dst, src, bytes);
 }
+
+// A watch that stands still while others are waited for.
+class Lap {
+ public:
+  void stop() { took_ += Clock::now() - since_; }
+  void go_on() { since_ = Clock::now(); }
+  FlatWays::Took took() const { return took_; }
+
+ private:
+  Time since_ = Clock::now();
+  FlatWays::Took took_{0};
+};
 
 }  // namespace
 
@@ -78,31 +91,54 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
 void Flat::run_gather(const Request& request, const Call& call, std::uint64_t seq,
                       const std::byte* input, std::byte* output, transport::Idle& idle) {
   const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
-  const FlatDirect::Offer offer = may_be_direct ? direct_.offer(input) : FlatDirect::Offer{};
+  FlatDirect::Offer offer;
+  if (may_be_direct) offer = direct_.offer(input, ways_.prefers_direct(request.op, shape_.bytes()));
   post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);
+  const bool tries = offer.is_made != 0 && ways_.is_direct(request.op, shape_.bytes());
   try {
-    gather(request, offer.is_made != 0, input, output, idle);
+    if (!tries || !read_others(request, input, output, idle))
+      gather(request, may_be_direct && !tries, input, output, idle);
   } catch (...) {
     direct_.withdraw();
     throw;
   }
+  if (!may_be_direct) return;
+  // Neither the root, which may be done before the others, nor always the same rank.
+  const Rank decider = request.op == OpKind::kBroadcast ? side_.next(request.root) : 0;
+  ways_.count(request.op, shape_.bytes(), direct_.is_preferred_by(decider, round_));
 }
 
-// After this rank's post.
-void Flat::gather(const Request& request, bool is_offered, const std::byte* input,
-                  std::byte* output, transport::Idle& idle) {
-  const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
-  if (is_offered) {
-    direct_.begin(shape_, request, input, output);
-    check_posts(idle);
-    if (direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle)) return;
-  }
+// After this rank's post. False, on all ranks, if one of them could not: then the slots must do.
+bool Flat::read_others(const Request& request, const std::byte* input, std::byte* output,
+                       transport::Idle& idle) {
+  Lap lap;
+  direct_.begin(shape_, request, input, output);
+  lap.stop();
+  check_posts(idle);
+  lap.go_on();
+  was_direct_ = direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle);
+  lap.stop();
+  if (was_direct_ && ways_.is_try(request.op, shape_.bytes()))
+    ways_.note(request.op, shape_.bytes(), true, lap.took());
+  return was_direct_;
+}
+
+// `is_unread`: nobody has looked at the others' offers yet.
+void Flat::gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
+                  transport::Idle& idle) {
   // Made now: an attempt to read has moved the counters on.
+  Lap lap;
   FlatGather slots(side_, shape_, request, input, output);
   slots.begin(idle);
-  if (!is_offered) check_posts(idle);
-  if (!is_offered && may_be_direct) direct_.is_agreed(round_);  // Others may have offered: noted.
+  lap.stop();
+  if (in_step_ != round_) check_posts(idle);
+  lap.go_on();
   slots.finish(idle);
+  lap.stop();
+  was_direct_ = false;
+  const bool could_be_direct = is_unread && direct_.is_agreed(round_);
+  if (could_be_direct && ways_.is_try(request.op, shape_.bytes()))
+    ways_.note(request.op, shape_.bytes(), false, lap.took());
 }
 
 // Posts, and waits for those whose posts this rank needs.

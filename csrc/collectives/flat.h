@@ -17,6 +17,7 @@
 #include "collectives/flat_direct.h"
 #include "collectives/flat_shape.h"
 #include "collectives/flat_side.h"
+#include "collectives/flat_ways.h"
 #include "collectives/plan.h"
 #include "collectives/shared_array.h"
 
@@ -43,7 +44,7 @@ class Flat {
   Rank awaited() const { return side_.awaited(); }
 
   // Whether the last operation that could do without the slots did (flat_direct.h).
-  bool reads_directly() const { return direct_.works(); }
+  bool reads_directly() const { return was_direct_; }
 
   // Says that this rank will write nothing more, and wakes who waits for it.
   void leave() { side_.leave(); }
@@ -53,7 +54,9 @@ class Flat {
                  const std::byte* input, transport::Idle& idle);
   void run_gather(const Request& request, const Call& call, std::uint64_t seq,
                   const std::byte* input, std::byte* output, transport::Idle& idle);
-  void gather(const Request& request, bool is_offered, const std::byte* input, std::byte* output,
+  bool read_others(const Request& request, const std::byte* input, std::byte* output,
+                   transport::Idle& idle);
+  void gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
               transport::Idle& idle);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
   void free_post(std::size_t payload, transport::Idle& idle);
@@ -67,6 +70,8 @@ class Flat {
   FlatSide side_;
   FlatShape shape_;
   FlatDirect direct_;
+  FlatWays ways_;
+  bool was_direct_ = false;    // The last operation that could be.
   std::uint32_t round_ = 0;    // Operations so far; also the last post's flag.
   std::uint32_t in_step_ = 0;  // The last round of which all ranks' posts were compared with ours.
 };

@@ -33,8 +33,9 @@ bool FlatDirect::is_for(const Request& request, std::size_t bytes) {
   return bytes < (request.op == OpKind::kAllGather ? kLongGatherBytes : kLongBroadcastBytes);
 }
 
-FlatDirect::Offer FlatDirect::offer(const std::byte* input) const {
-  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U};
+FlatDirect::Offer FlatDirect::offer(const std::byte* input, bool is_preferred) const {
+  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U,
+          is_preferred ? 1U : 0U};
 }
 
 FlatDirect::Offer FlatDirect::offer_of(Rank peer, std::uint32_t round) const {

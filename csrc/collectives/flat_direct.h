@@ -22,7 +22,8 @@ class FlatDirect {
   // What a long operation's post carries.
   struct Offer {
     std::uint64_t address = 0;  // Of the rank's input.
-    std::uint64_t is_made = 0;  // 0: the others are not to read, or this rank cannot read them.
+    std::uint32_t is_made = 0;  // 0: the others are not to read, or this rank cannot read them.
+    std::uint32_t is_preferred = 0;  // 1: the next such operation had better be direct.
   };
 
   // Shows this rank's card to the others. `processors`: of the host.
@@ -31,13 +32,16 @@ class FlatDirect {
   // Whether operations of this kind and length are faster this way.
   static bool is_for(const Request& request, std::size_t bytes);
 
-  Offer offer(const std::byte* input) const;
-  // After all posts of an operation that this is for have come: whether all ranks read, so that
-  // none stages. Every rank gets the same answer.
+  Offer offer(const std::byte* input, bool is_preferred) const;
+  // What another rank's post said; after it has come.
+  bool is_preferred_by(Rank peer, std::uint32_t round) const {
+    return offer_of(peer, round).is_preferred != 0;
+  }
+  // After all posts of an operation that this is for have come: whether all ranks can read. Every
+  // rank gets the same answer.
   bool is_agreed(std::uint32_t round);
   // Whether the next one may well be. The same on every rank.
   bool is_likely() const { return tries_ < 2 || works_; }
-  bool works() const { return works_; }
 
   // This rank's own part: allowed before the others' calls have been compared.
   void begin(const FlatShape& shape, const Request& request, const std::byte* input,
@@ -66,7 +70,7 @@ class FlatDirect {
   // them could not be read.
   std::vector<std::optional<transport::PeerMemory>> peers_;
   int tries_ = 0;       // Operations so far, up to 2.
-  bool works_ = false;  // The last one was read by all.
+  bool works_ = false;  // The last one could be read by all.
 };
 
 }  // namespace gradring::collectives

@@ -10,16 +10,20 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "collectives/flat_ways.h"
 #include "support/flat_team.h"
 #include "support/instrumented.h"
 
 namespace gradring::testing::flat_direct_test {
 namespace {
+
+using collectives::FlatWays;
 
 PlanCase gather_of(Rank ranks, std::uint64_t count) {
   return {.op = OpKind::kAllGather, .world_size = ranks, .count = count};
@@ -84,6 +88,55 @@ TEST_CASE("flat direct: from the second long call on, every rank reads the other
         }
       }
     }
+  }
+}
+
+TEST_CASE(
+    "flat direct: all ranks go the same way, whichever of the two was measured to be faster") {
+  constexpr int kTimes = 2 * FlatWays::kTries + 4;
+  for (const PlanCase& c :
+       {gather_of(3, 60'000),
+        PlanCase{.op = OpKind::kBroadcast, .world_size = 3, .count = 40'000, .root = 2}}) {
+    FlatTeam team(3);
+    const auto outcomes = calls_in_a_row(team, c, kTimes, [](Rank, int) {});
+    for (const auto& of_rank : outcomes) {
+      REQUIRE(of_rank.size() == kTimes);
+      for (std::size_t nth = 0; nth < of_rank.size(); ++nth) {
+        CHECK(of_rank[nth].is_right);
+        CHECK(of_rank[nth].was_direct == outcomes[0][nth].was_direct);
+        const bool is_tried = nth > 0 && nth < FlatWays::kTries;
+        if (nth < 2 * FlatWays::kTries) CHECK(of_rank[nth].was_direct == is_tried);
+      }
+    }
+  }
+}
+
+TEST_CASE("flat direct: what was faster at its best is taken, until both are tried again") {
+  using std::chrono::nanoseconds;
+  constexpr auto kOp = OpKind::kBroadcast;
+  constexpr std::size_t kBytes = 100'000;
+  const auto operation = [](FlatWays& ways, nanoseconds direct, nanoseconds slots) {
+    const bool is_direct = ways.is_direct(kOp, kBytes);
+    if (ways.is_try(kOp, kBytes)) ways.note(kOp, kBytes, is_direct, is_direct ? direct : slots);
+    ways.count(kOp, kBytes, ways.prefers_direct(kOp, kBytes));
+    return is_direct;
+  };
+  for (const bool direct_is_faster : {true, false}) {
+    FlatWays ways;
+    const nanoseconds direct(direct_is_faster ? 90 : 110);
+    // One slow round proves nothing: somebody else had the core.
+    operation(ways, nanoseconds(5000), nanoseconds(100));
+    for (std::uint32_t nth = 1; nth < FlatWays::kUntilNextTries; ++nth) {
+      const bool was_direct = operation(ways, direct, nanoseconds(100));
+      if (nth >= 2 * FlatWays::kTries) CHECK(was_direct == direct_is_faster);
+    }
+    CHECK(ways.is_try(kOp, kBytes));
+    // A machine that has changed: the old times do not count any more.
+    for (std::uint32_t nth = 0; nth < 2 * FlatWays::kTries; ++nth)
+      operation(ways, nanoseconds(direct_is_faster ? 2000 : 500), nanoseconds(1000));
+    CHECK(ways.is_direct(kOp, kBytes) == !direct_is_faster);
+    CHECK(ways.is_try(OpKind::kAllGather, kBytes));
+    CHECK(ways.is_try(kOp, 4 * kBytes));
   }
 }
 
