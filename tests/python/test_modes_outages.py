@@ -118,3 +118,73 @@ def test_a_hybrid_step_for_which_there_is_no_room_is_done_in_neither_part(
     optimizer.close()
     assert real_servers.sparse("t", 1, SGD)[1] == -3
     np.testing.assert_array_equal(real_servers.dense("model/0", (64,), SGD), -3)
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_progress_of_geo_that_could_not_be_pushed_is_not_forgotten(
+    real_servers: RealServers, proxies: list[FlakyProxy], end: str
+) -> None:
+    far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=SHORT)
+    [param] = full(0)
+    optimizer = gr.GeoOptimizer([param], SGD, far, k_steps=100, workers=1, timeout=SHORT)
+    table = optimizer.sparse_table("rows", 2, SGD)
+    table.pull([1])
+    optimizer.step(full(-1), rows=[(table, [1], np.full((1, 2), -1, np.float32))])
+    for proxy in proxies:
+        proxy.go_out()
+    with pytest.raises(gr.TimedOut, match="without acknowledgement"):
+        getattr(optimizer, end)()
+    for proxy in proxies:
+        proxy.come_back()
+    for _ in range(2):  # Nothing is left to offer; to succeed now would be to lose it.
+        with pytest.raises(gr.Closed, match="could not be pushed"):
+            getattr(optimizer, end)()
+    np.testing.assert_array_equal(param, 1)
+    optimizer.abandon()
+
+
+def test_a_hybrid_step_whose_exchange_is_late_is_done_in_both_parts(
+    real_servers: RealServers, proxies: list[FlakyProxy]
+) -> None:
+    far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=20)
+    [param] = full(0)
+    mode = gr.Hybrid(dense=gr.Sync(), sparse=gr.Geo(k_steps=2))
+    optimizer = gr.distributed([param], SGD, mode, ps=far, timeout=SHORT)
+    table = optimizer.sparse_table("rows", 2, SGD)
+    ids, ones = [1, 2], np.ones((2, 2), np.float32)
+    table.pull(ids)
+    steps = 0
+    for proxy in proxies:
+        proxy.go_out()
+    late = 0
+    while late < 2:
+        try:
+            optimizer.step(full(1), rows=[(table, ids, ones)])
+        except gr.TimedOut as error:
+            late += 1
+            if "do not repeat it" not in str(error):
+                continue
+        steps += 1
+    np.testing.assert_array_equal(param, -steps)
+    np.testing.assert_array_equal(table.pull(ids), -steps)
+    for proxy in proxies:
+        proxy.come_back()
+    optimizer.abandon()
+
+
+def test_rows_that_are_fetched_too_late_hold_up_no_step(
+    real_servers: RealServers, proxies: list[FlakyProxy]
+) -> None:
+    far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=20)
+    with gr.GeoOptimizer([], SGD, far, k_steps=100, workers=1, timeout=0.5) as optimizer:
+        table = optimizer.sparse_table("rows", 2, SGD)
+        ones = np.ones((2, 2), np.float32)
+        table.pull([1, 2])
+        for proxy in proxies:
+            proxy.go_out()
+        table.prefetch([3, 4])
+        optimizer.step([], rows=[(table, [1, 2], ones)])
+        for proxy in proxies:
+            proxy.come_back()
+        np.testing.assert_array_equal(table.pull([1, 2, 3, 4])[:, 0], [-1, -1, 0, 0])
+        optimizer.timeout = 20  # The servers are back, and so slow as they may be.

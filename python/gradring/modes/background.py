@@ -114,6 +114,11 @@ class Background:
         if self._is_closed:
             raise Closed(f"{self._thread.name}: closed")
 
+    def fail(self, failure: BaseException) -> None:
+        """Raise this from now on, as if a task had; an earlier failure stays."""
+        if self._failure is None:
+            self._failure = failure
+
     def close(self, timeout: float) -> None:
         """Let the tasks handed in end, and the thread with them. May be called again.
 

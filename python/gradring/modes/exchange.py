@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gradring.errors import InternalError
+from gradring.errors import Closed, InternalError
 from gradring.modes.background import Background
 from gradring.modes.contracts import Geo, Mean
 from gradring.modes.flush_clock import FlushClock
@@ -186,8 +186,7 @@ class Exchange(Replicas):
 
     def poll(self) -> None:
         """Take what an exchange has brought, if it has ended; between two steps."""
-        if self._is_under_way:
-            self._background.require_well()
+        self._background.require_well()
         if self._arrived is not None:
             self._take()
 
@@ -213,7 +212,7 @@ class Exchange(Replicas):
         Afterwards every replica equals the servers', bit for bit, on every worker.
         """
         self.settle()
-        self._push_all()
+        self._push_rest()
         self._clock.wait_until_all_pushed()
         self.adopt([replica.unread for replica in self.sparse])
         self.report.workers = self._clock.wait_until_all_read()
@@ -221,7 +220,7 @@ class Exchange(Replicas):
     def leave(self) -> None:
         """Push all progress and take no further part."""
         self.settle()
-        self._push_all()
+        self._push_rest()
         self.adopt([replica.unread for replica in self.sparse])
         self._clock.leave()
         self._background.close(self.timeout)
@@ -272,6 +271,22 @@ class Exchange(Replicas):
         self.note_divergence(squared, norm)
         self.report.workers = arrived.living
         self.pace.note_exchange(arrived.seconds, self.report.relative_divergence)
+
+    def _push_rest(self) -> None:
+        self._background.require_well()
+        try:
+            self._push_all()
+        except BaseException as error:
+            # The bases have moved by what was offered: asked again, nothing would be left to push.
+            self._background.fail(
+                Closed(
+                    "the progress of this worker could not be pushed, and parts of it may be with "
+                    f"the servers: {error}. Its replicas cannot go on from that: abandon() this "
+                    "optimizer and make another one, which takes the servers' values, or go on "
+                    "from a checkpoint"
+                )
+            )
+            raise
 
     def _push_all(self) -> None:
         # Answers move neither weights nor base here: what is pushed is exactly this worker's own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring.errors import InvalidArgument
+from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
@@ -19,6 +20,7 @@ from gradring.modes.replica import DenseReplica, SparseReplica
 from gradring.modes.rows import Slots
 from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients
+from gradring.modes.waiting import after_the_local_step
 from gradring.optim import SGD, LocalRows, State, Sum
 
 
@@ -169,8 +171,9 @@ class GeoOptimizer(ModeOptimizer):
 
         Raises:
             InvalidArgument: Gradients do not fit; nothing has changed.
-            TimedOut: Servers did not bring rows that are new here, and nothing has changed; or, if
-                the message names an exchange or workers, the local step is done: do not repeat it.
+            TimedOut: Servers did not bring rows that are new here, and nothing has changed; or an
+                exchange was late, and the message says that the local step is done: do not repeat
+                it.
             Error: An exchange in the background failed; as it did.
         """
         self.require_open()
@@ -200,15 +203,26 @@ class GeoOptimizer(ModeOptimizer):
             self._local_rows[name].step(replica.weights, slots, grads)
             replica.mark(slots)
 
+    def make_room(self) -> None:
+        """Wait for the exchange under way if the next step is to begin another one."""
+        if self._steps_left <= 1:
+            self._settle()
+
     def advance(self) -> None:
-        """End a local step that the caller has done itself; exchange if it is time."""
+        """End a local step that the caller has done itself; exchange if it is time.
+
+        Raises:
+            TimedOut: The exchange was late; the step is done.
+            Error: An exchange in the background failed; as it did.
+        """
         self.require_open()
         self.replicas.pace.note_step(time.perf_counter() - self._stepped_at)
         self._take_prefetched()
         self.replicas.poll()
         self._steps_left -= 1
         if self._steps_left <= 0:
-            self.replicas.begin()
+            with after_the_local_step():
+                self.replicas.begin()
             self._steps_left = self.replicas.pace.k_steps
         self._stepped_at = time.perf_counter()
 
@@ -220,9 +234,10 @@ class GeoOptimizer(ModeOptimizer):
         # Before anything else that came from the servers: rows that arrive must not be older than
         # the changes that were already taken, which name each change once.
         coming, self._coming = self._coming, []
-        for each in coming:
-            if each.wait(self.timeout):
-                self.replica(each.table).insert(each.ids, each.rows)
+        with contextlib.suppress(TimedOut):  # A hint: what is late is asked for when it is needed.
+            for each in coming:
+                if each.wait(self.timeout):
+                    self.replica(each.table).insert(each.ids, each.rows)
 
     def left_behind(self) -> str:
         """Say how many steps were not offered yet."""
@@ -289,7 +304,9 @@ class GeoOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: Others did not come in time; says who. Call it again before training goes on:
-                the others take this worker's progress as pushed.
+                the others take this worker's progress as pushed. Or servers did not acknowledge
+                that progress; says which pushes.
+            Closed: They did not the time before: `abandon` this optimizer.
         """
         self._take_prefetched()
         self.replicas.flush()

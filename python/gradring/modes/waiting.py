@@ -48,6 +48,22 @@ def after_the_push(clock: int) -> Iterator[None]:
 
 
 @contextmanager
+def after_the_local_step() -> Iterator[None]:
+    """Wait for other workers, or for servers, behind a local step.
+
+    Raises:
+        StepTimedOut: What timed out inside, and that the step is done.
+    """
+    try:
+        yield
+    except TimedOut as error:
+        raise StepTimedOut(
+            f"{error}. The local step is done all the same: do not repeat it. The next one waits "
+            "for the exchange again"
+        ) from error
+
+
+@contextmanager
 def before_the_push(clock: int) -> Iterator[None]:
     """Wait, in the step after it or in a flush, for what step ``clock`` has pushed.
 

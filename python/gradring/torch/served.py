@@ -188,7 +188,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         else:
             loss = super().step(self._clipped(closure))
             late = self._train_rows(driver)
-        driver.advance()
+        late = lateness_of(driver.advance) or late
         self._end_step(late)
         return loss
 
