@@ -66,10 +66,11 @@ void ask(Server& server, std::uint32_t shard, const Act& act) {
   server.ask(shard, [&](Shard& owner, std::vector<Answer>&) { act(owner); });
 }
 
-void load_piece(Server& server, std::uint32_t shard, const py::object& piece) {
+void load_piece(Server& server, std::uint32_t shard, std::uint64_t staging,
+                const py::object& piece) {
   const Buffer bytes(piece, static_cast<int>(DType::kUInt8), false);
   ask(server, shard, [&](Shard& owner) {
-    owner.load_piece({bytes.data(), static_cast<std::size_t>(bytes.count())});
+    owner.load_piece({bytes.data(), static_cast<std::size_t>(bytes.count())}, staging);
   });
 }
 
@@ -122,22 +123,26 @@ void register_ps_server(py::module_& module) {
           py::arg("shard"))
       .def(
           "begin_load",
-          [](Server& self, std::uint32_t shard) {
-            ask(self, shard, [](Shard& owner) { owner.begin_load(); });
+          [](Server& self, std::uint32_t shard, std::uint64_t staging) {
+            ask(self, shard, [&](Shard& owner) { owner.begin_load(staging); });
           },
-          py::arg("shard"))
-      .def("load_piece", &load_piece, py::arg("shard"), py::arg("piece"))
+          py::arg("shard"), py::arg("staging"))
+      .def("load_piece", &load_piece, py::arg("shard"), py::arg("staging"), py::arg("piece"))
       .def(
           "commit_load",
-          [](Server& self, std::uint32_t shard) {
-            ask(self, shard, [](Shard& owner) { owner.commit_load(false); });
+          [](Server& self, std::uint32_t shard, std::uint64_t staging) {
+            ask(self, shard, [&](Shard& owner) { owner.commit_load(false, staging); });
           },
-          py::arg("shard"))
+          py::arg("shard"), py::arg("staging"))
       .def(
           "abandon_load",
-          [](Server& self, std::uint32_t shard) {
-            ask(self, shard, [](Shard& owner) { owner.abandon_load(); });
+          [](Server& self, std::uint32_t shard, std::uint64_t staging) {
+            ask(self, shard, [&](Shard& owner) { owner.abandon_load(staging); });
           },
+          py::arg("shard"), py::arg("staging"))
+      // A later turn of the shard's thread: what it was asked before is in its journal.
+      .def(
+          "settle", [](Server& self, std::uint32_t shard) { ask(self, shard, [](Shard&) {}); },
           py::arg("shard"))
       .def(
           "finish_job",

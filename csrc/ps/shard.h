@@ -119,10 +119,14 @@ class Shard {
   // shards of another layout; what is not ours is left out. A recovery is of this very shard: it
   // also takes clients and domains as they were. Else clients that are known stay as they are, and
   // workers begin new domains. Throws ProtocolError on nonsense.
-  void begin_load();
-  void load_piece(std::span<const std::byte> piece);
-  void commit_load(bool is_recovery);
-  void abandon_load();
+  // `staging`: the number of the job (Job::cut) that asked for it, which ends with its client; or
+  // kOwnLoad, the owner's. One at a time: begin_load throws InvalidArgument where there is another,
+  // the others throw Closed where there is none (any more).
+  static constexpr std::uint64_t kOwnLoad = 0;
+  void begin_load(std::uint64_t staging = kOwnLoad);
+  void load_piece(std::span<const std::byte> piece, std::uint64_t staging = kOwnLoad);
+  void commit_load(bool is_recovery, std::uint64_t staging = kOwnLoad);
+  void abandon_load(std::uint64_t staging = kOwnLoad);
 
   std::uint64_t newest_incarnation() const;  // Of all clients that it knows.
   std::string stats() const;                 // JSON: tables, clients, domains.

@@ -247,6 +247,7 @@ void Shard::Impl::give_up(std::uint32_t client) {
   ClientState* state = clients.find(client);
   if (state == nullptr) return;
   state->is_given_up = true;
+  if (loading && loading->client == client) loading.reset();
   const bool is_worker = std::any_of(domains.begin(), domains.end(), [client](const auto& entry) {
     return entry.second.has(client);
   });

@@ -43,7 +43,7 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
     case PsType::kFreeze: freeze(connection, frame, now, answers); return;
     case PsType::kAdvance: advance(connection, frame, now, answers); return;
     case PsType::kCut:
-      answers.push_back({connection, cut(frame)});
+      answers.push_back({connection, cut(frame, *guests.at(connection).client)});
       if (frozen && frozen->cut == cut_id) thaw(now, answers);
       return;
     case PsType::kThaw:
@@ -52,14 +52,15 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
       return;
     case PsType::kLoad: {
       // Asked again after a lost answer: once is enough.
-      if (note_job(cut_id)) jobs.push_back({cut_id, true, decode_text(frame.payload)});
+      if (note_job(cut_id, *guests.at(connection).client))
+        jobs.push_back({cut_id, true, decode_text(frame.payload)});
       answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
       return;
     }
     case PsType::kJob:
-      if (std::find(known_jobs.begin(), known_jobs.end(), cut_id) == known_jobs.end() &&
-          std::none_of(ended.begin(), ended.end(),
-                       [&](const Ended& end) { return end.cut == cut_id; }))
+      if (!who_asked_for(cut_id) && std::none_of(ended.begin(), ended.end(), [&](const Ended& end) {
+            return end.cut == cut_id;
+          }))
         throw Closed("this shard knows nothing of it: the server was started again meanwhile");
       waiting.push_back({connection, frame.header, cut_id});
       answer_job(waiting.back(), answers);
@@ -129,14 +130,20 @@ void Shard::Impl::settle_advance(Answers& answers) {
   frozen->advancing.reset();
 }
 
-bool Shard::Impl::note_job(std::uint64_t cut_id) {
-  if (std::find(known_jobs.begin(), known_jobs.end(), cut_id) != known_jobs.end()) return false;
-  known_jobs.push_back(cut_id);
+bool Shard::Impl::note_job(std::uint64_t cut_id, std::uint32_t client) {
+  if (who_asked_for(cut_id)) return false;
+  known_jobs.emplace_back(cut_id, client);
   if (known_jobs.size() > kEndedKept) known_jobs.erase(known_jobs.begin());
   return true;
 }
 
-Frame Shard::Impl::cut(const Frame& frame) {
+std::optional<std::uint32_t> Shard::Impl::who_asked_for(std::uint64_t cut_id) const {
+  for (const auto& [known, client] : known_jobs)
+    if (known == cut_id) return client;
+  return std::nullopt;
+}
+
+Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
   if (last_cut_answer && last_cut == frame.header.a) {
     // Asked again after a lost answer: once is enough.
     Frame answer = *last_cut_answer;
@@ -157,7 +164,7 @@ Frame Shard::Impl::cut(const Frame& frame) {
   if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
   begin_snapshot(since);
   jobs.push_back({frame.header.a, false, job});
-  note_job(frame.header.a);
+  note_job(frame.header.a, client);
   PsHeader mark;
   mark.type = PsType::kCut;
   mark.a = frame.header.a;

@@ -122,17 +122,33 @@ void Shard::Impl::end_snapshot() {
   }
 }
 
-void Shard::begin_load() {
-  impl_->loading.emplace(
-      Impl::Loading{Store(impl_->options.shard, impl_->options.shards), false, {}, {}});
+void Shard::begin_load(std::uint64_t staging) {
+  if (impl_->loading && impl_->loading->staging != staging)
+    throw InvalidArgument(
+        "another load of a checkpoint is under way: load it once, from one worker");
+  std::optional<std::uint32_t> client;
+  if (staging != kOwnLoad) {
+    client = impl_->who_asked_for(staging);
+    const ClientState* state = client ? impl_->clients.find(*client) : nullptr;
+    if (state == nullptr || state->is_given_up)
+      throw Closed("the client that wanted to load a checkpoint was lost");
+  }
+  impl_->loading.emplace(Impl::Loading{
+      staging, client, Store(impl_->options.shard, impl_->options.shards), false, {}, {}});
 }
 
-void Shard::abandon_load() {
-  impl_->loading.reset();
+void Shard::abandon_load(std::uint64_t staging) {
+  if (impl_->loading && impl_->loading->staging == staging) impl_->loading.reset();
 }
 
-void Shard::load_piece(std::span<const std::byte> piece) {
-  GRADRING_ASSERT(impl_->loading);
+Shard::Impl::Loading& Shard::Impl::loading_of(std::uint64_t staging) {
+  if (!loading || loading->staging != staging)
+    throw Closed("nothing is there to be loaded: the client that wanted it was lost meanwhile");
+  return *loading;
+}
+
+void Shard::load_piece(std::span<const std::byte> piece, std::uint64_t staging) {
+  impl_->loading_of(staging);
   wire::Reader in(piece);
   while (in.left() > 0) {
     const auto kind = in.get<std::uint64_t>();
@@ -203,9 +219,8 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
   throw ProtocolError(str("checkpoint: unknown record kind ", kind));
 }
 
-void Shard::commit_load(bool is_recovery) {
-  GRADRING_ASSERT(impl_->loading);
-  Impl::Loading loaded = std::move(*impl_->loading);
+void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
+  Impl::Loading loaded = std::move(impl_->loading_of(staging));
   impl_->loading.reset();
   end_snapshot();
   impl_->store = std::move(loaded.store);

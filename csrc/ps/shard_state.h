@@ -66,6 +66,8 @@ struct Shard::Impl {
   };
   // What came with begin_load, until commit_load.
   struct Loading {
+    std::uint64_t staging = kOwnLoad;
+    std::optional<std::uint32_t> client;  // Whose it is, but for the owner's.
     Store store;
     bool is_same_layout = false;  // Of the file that is being read.
     // Parsed as they come: what makes no sense is refused before anything is taken over.
@@ -119,8 +121,9 @@ struct Shard::Impl {
   void advance(Connection connection, const Frame& frame, Time now, Answers& answers);
   void settle_advance(Answers& answers);
   std::string not_there();  // Clients that have not come to their targets, for people.
-  Frame cut(const Frame& frame);
-  bool note_job(std::uint64_t cut);  // False: it is known already.
+  Frame cut(const Frame& frame, std::uint32_t client);
+  bool note_job(std::uint64_t cut, std::uint32_t client);  // False: it is known already.
+  std::optional<std::uint32_t> who_asked_for(std::uint64_t cut) const;
   // Of what changed after these stamps, for each table; 0 or none: everything.
   void end_snapshot();
   void begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since);
@@ -132,6 +135,7 @@ struct Shard::Impl {
 
   // shard_snapshot.cc
   std::deque<Bytes> front_of_snapshot() const;
+  Loading& loading_of(std::uint64_t staging);
   void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
 
   ShardOptions options;
@@ -146,8 +150,9 @@ struct Shard::Impl {
   std::optional<Snapshot> snapshot;
   std::vector<Job> jobs;
   std::vector<Waiting> waiting;
-  std::vector<std::uint64_t> known_jobs;  // The last few that were begun.
-  std::vector<Ended> ended;               // And that ended, for a kJob that comes late or again.
+  // The last few that were begun, and who asked for them.
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> known_jobs;
+  std::vector<Ended> ended;  // And that ended, for a kJob that comes late or again.
   // The last cut and what was answered, for a kCut that comes again.
   std::uint64_t last_cut = 0;
   std::optional<Frame> last_cut_answer;

@@ -7,20 +7,21 @@ until it gets SIGTERM or SIGINT, and then ends in good order.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gradring import config
 from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
-from gradring.ps import files
+from gradring.load_note import LoadNote
 
 _LOOK_SECONDS = 1.0
 _INTERVAL = re.compile(r"([0-9]{1,7}) *(ms)?")  # "50" and "50 ms".
@@ -42,18 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     settings = config.Settings.from_environ(os.environ, transport=options.transport)
     _check(options)
-    is_to_load = options.load is not None and not _has_loaded(options)
+    note = _load_note(options)
+    is_to_load = options.load is not None and (note is None or not note.has_loaded(options.load))
     secret = _secret(os.environ)
-    # Before anything takes time: a launcher that gives up at once is heard too.
-    ending, written_at_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(written_at_end)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    signals = _Signals()  # Before anything takes time: a launcher that gives up at once is heard.
 
     from gradring import _core
     from gradring.ps.serving import Serving
 
     try:
+        if is_to_load and note is not None:
+            note.begin(options.load)
         core = _core.PsServer(
             host=options.host,
             port=options.port,
@@ -71,18 +71,56 @@ def main(argv: Sequence[str] | None = None) -> int:
             if is_to_load:
                 from gradring.ps import checkpoint
 
-                checkpoint.load_server(core, options.load, options.servers * options.threads)
-                _note_load(options)
+                with signals.raised():
+                    checkpoint.load_server(core, options.load, options.servers * options.threads)
+                if note is not None:
+                    note.end()
                 core.open()  # Clients that came meanwhile find what was loaded.
             print(_greeting(options, serving.address), flush=True)
-            while not select.select([ending], [], [], _LOOK_SECONDS)[0]:
+            while not signals.came_within(_LOOK_SECONDS):
                 serving.require_well()
+    except _Ended:
+        return 0
     except InvalidArgument:
         raise
     except Error as error:
         print(f"gradring: server {options.index}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+class _Ended(BaseException):
+    """A signal came while a checkpoint was being loaded."""
+
+
+class _Signals:
+    """SIGTERM and SIGINT, which end a server."""
+
+    def __init__(self) -> None:
+        self._read, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._are_raised = False
+        signal.set_wakeup_fd(written)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._hear)
+
+    def _hear(self, *_: object) -> None:
+        if self._are_raised:
+            raise _Ended
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Let a signal end what takes long, also one that came before."""
+        self._are_raised = True
+        try:
+            if self.came_within(0):
+                raise _Ended
+            yield
+        finally:
+            self._are_raised = False
+
+    def came_within(self, seconds: float) -> bool:
+        """Wait for one."""
+        return bool(select.select([self._read], [], [], seconds)[0])
 
 
 def _greeting(options: argparse.Namespace, address: str) -> str:
@@ -166,42 +204,10 @@ def _require_listener(descriptor: int) -> None:
         raise InvalidArgument(f"serve: --listen-fd {descriptor} is not a socket that listens")
 
 
-def _has_loaded(options: argparse.Namespace) -> bool:
-    """Tell whether the log goes on from the checkpoint; a log of something else is refused."""
+def _load_note(options: argparse.Namespace) -> LoadNote | None:
     if options.log is None:
-        return False
-    note = _load_note(options)
-    if note.exists():
-        loaded = note.read_text().rstrip("\n")
-        if _place(loaded) != _place(options.load):
-            raise InvalidArgument(
-                f"serve: the log in {options.log} began with the checkpoint {loaded}, not with "
-                f"{options.load}; leave out --load to go on from it, or remove it"
-            )
-        return True
-    shards = options.servers * options.threads
-    for shard in range(options.index * options.threads, (options.index + 1) * options.threads):
-        folder = options.log / f"shard-{shard:05}-of-{shards:05}"
-        if folder.is_dir() and any(folder.iterdir()):
-            raise InvalidArgument(
-                f"serve: there is a log in {folder}, which --load would replace; leave out --load "
-                "to go on from it, or remove it"
-            )
-    return False
-
-
-def _place(url: str) -> str:
-    return files.absolute(url)
-
-
-def _note_load(options: argparse.Namespace) -> None:
-    if options.log is not None:
-        _load_note(options).write_text(f"{options.load}\n")
-
-
-def _load_note(options: argparse.Namespace) -> Path:
-    log: Path = options.log
-    return log / f"loaded-{options.index:05}-of-{options.servers:05}"
+        return None
+    return LoadNote(options.log, options.index, options.servers, options.threads)
 
 
 def _secret(environ: Mapping[str, str]) -> str:

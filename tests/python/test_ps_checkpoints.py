@@ -54,21 +54,6 @@ def everything(ps: ParameterServer) -> dict[str, Any]:
     }
 
 
-def test_what_rounding_had_kept_is_not_pushed_into_what_was_loaded(tmp_path: Path) -> None:
-    with connected(2) as ps:
-        table = ps.sparse_table("t", 4, gr.optim.Sum(), codec="int8")
-        exact = ps.sparse_table("t", 4, gr.optim.Sum())
-        ids = np.arange(40)
-        ps.save(str(tmp_path))
-        pushed = []
-        for _ in range(2):
-            table.push(ids, np.tile(np.float32([1, 0.3, 0.7, 0.1]), (40, 1)))
-            pushed.append(exact.pull(ids))
-            ps.load(str(tmp_path))
-        assert not exact.pull(ids).any()
-    assert (pushed[0] == pushed[1]).all()
-
-
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 3), (3, 2), (2, 2)])
 def test_a_checkpoint_has_the_same_bits_on_any_number_of_servers(
     tmp_path: Path, before: int, after: int

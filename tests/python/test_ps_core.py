@@ -273,10 +273,10 @@ def test_a_cut_and_a_load_go_through_the_servers_owner() -> None:
         for server, parts in zip(servers, pieces, strict=True):
             shard, cut, is_load, _ = server.next_job(NEVER)
             assert (cut, is_load) == (number, True)
-            server.begin_load(shard)
+            server.begin_load(shard, number)
             for piece in parts:
-                server.load_piece(shard, piece)
-            server.commit_load(shard)
+                server.load_piece(shard, number, piece)
+            server.commit_load(shard, number)
             server.finish_job(shard, number, "loaded", "")
         assert client.await_job(number) == ["loaded", "loaded"]
         fresh = connect(*servers, client=5)

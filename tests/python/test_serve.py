@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import gradring as gr
 from frozen import freeze
 from gradring.cli import main
 from gradring.errors import TimedOut
+from gradring.ps import checkpoint
 from ps_servers import SECRET, connected, join
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -101,9 +104,73 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
     monkeypatch.setenv("GRADRING_SECRET", SECRET)
     assert main(["serve", *options[:-1], f"{url}-2"]) == 2
     assert f"began with the checkpoint {url}, not with {url}-2" in capsys.readouterr().err
-    (tmp_path / "log" / "loaded-00000-of-00001").unlink()
+    note = tmp_path / "log" / "loaded-00000-of-00001"
+    note.rename(tmp_path / "away")
     assert main(["serve", *options]) == 2
     assert "which --load would replace" in capsys.readouterr().err
+    (tmp_path / "away").rename(note)
+    for snapshot in (tmp_path / "log" / "shard-00001-of-00003").glob("snapshot-*"):
+        snapshot.unlink()
+    assert main(["serve", *options]) == 2
+    assert "shard-00001-of-00003 has no snapshot" in capsys.readouterr().err
+
+
+def test_a_server_killed_once_it_has_begun_with_a_checkpoint_still_has_it(
+    serve: Serve, tmp_path: Path
+) -> None:
+    url, ids = str(tmp_path / "checkpoint"), np.arange(100_000)
+    with connected() as ps:
+        ps.sparse_table("t", 64, gr.optim.Sum()).push(ids, np.ones((100_000, 64), np.float32))
+        ps.save(url)
+    options = ("--threads", "2", "--log", str(tmp_path / "log"), "--load", url)
+    for _ in range(2):
+        process, address = serve(*options)
+        process.kill()
+        process.wait()
+    process, address = serve(*options)
+    with join([address]) as ps:
+        assert (ps.sparse_table("t", 64, gr.optim.Sum()).pull(ids) == 1).all()
+
+
+def test_a_load_that_was_cut_short_begins_again(
+    serve: Serve,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url, ids, log = str(tmp_path / "checkpoint"), np.arange(50), tmp_path / "log"
+    with connected(2) as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push(ids, np.full((50, 2), 3.0))
+        ps.save(url)
+    options = ("--log", str(log), "--load", url)
+
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+        pytest.fail("the signal was not heard")
+
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as there:
+        there.setattr(checkpoint, "load_server", killed)
+        try:
+            assert main(["serve", *options]) == 0
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+                signal.signal(number, handler)
+    assert sorted(path.name for path in log.iterdir()) == [
+        "loading-00000-of-00001",
+        "shard-00000-of-00001",
+    ]
+    with (log / "shard-00000-of-00001" / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["serve", *options]) == 2
+        assert "in use by another server" in capsys.readouterr().err
+    _, address = serve(*options)
+    with join([address]) as ps:
+        assert (ps.sparse_table("t", 2, gr.optim.Sum()).pull(ids) == 3).all()
+    assert (log / "loaded-00000-of-00001").exists()
 
 
 def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: Serve) -> None:

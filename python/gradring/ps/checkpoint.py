@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -34,6 +35,7 @@ __all__ = [
 
 _WRITE_SECONDS = 3600.0
 _LOOK_SECONDS = 5.0
+_OWN = 0  # The staging of a server itself.
 
 
 def save(
@@ -163,8 +165,8 @@ def load(
         What was loaded.
 
     Raises:
-        InvalidArgument: There is no checkpoint, or one of its files is missing; names it. As for
-            every error, the servers are as before.
+        InvalidArgument: There is no checkpoint, or one of its files is missing; names it. Or
+            another connection is loading one. As for every error, the servers are as before.
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file could not be read.
         TimedOut: A server was not done in time.
@@ -176,18 +178,24 @@ def load(
         json.dumps({"action": "stage", "files": _files_for(shard, core.shards, chain)})
         for shard in range(core.shards)
     ]
+    staging = core.begin_load(jobs)
     try:
-        _results(core, core.begin_load(jobs), timeout)
-    except errors.Error:
-        _tell_all(core, "abandon", timeout)
+        _results(core, staging, timeout)
+    except BaseException as error:
+        with contextlib.suppress(errors.Error):  # Who is lost has none any more.
+            abandoned = _tell_all(core, "abandon", staging)
+            if isinstance(error, errors.Error):  # Else somebody wants to be away.
+                _results(core, abandoned, timeout)
         raise
-    _tell_all(core, "commit", timeout)
+    _results(core, _tell_all(core, "commit", staging), timeout)
     core.forget_residuals()  # They are of gradients that the tables of now have never seen.
     return chain[-1]
 
 
 def load_server(core: Any, url: str, shards: int) -> None:
     """Have one server begin with a checkpoint, before any client comes: its own shards only.
+
+    Returns when it is where the server's log keeps things, too.
 
     Args:
         core: The compiled server; in it there is nothing yet.
@@ -200,9 +208,11 @@ def load_server(core: Any, url: str, shards: int) -> None:
     chain = manifest.read_chain(files.absolute(url))
     mine = range(core.first_shard, core.first_shard + core.shards)
     for shard in mine:
-        stage(core, shard, _files_for(shard, shards, chain))
+        stage(core, shard, _OWN, _files_for(shard, shards, chain))
     for shard in mine:
-        core.commit_load(shard)
+        core.commit_load(shard, _OWN)
+    for shard in mine:
+        core.settle(shard)
 
 
 def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[str, Any]]:
@@ -218,9 +228,9 @@ def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[
     ]
 
 
-def _tell_all(core: Any, action: str, timeout: float) -> None:
-    jobs = [json.dumps({"action": action})] * core.shards
-    _results(core, core.begin_load(jobs), timeout)
+def _tell_all(core: Any, action: str, staging: int) -> int:
+    jobs = [json.dumps({"action": action, "staging": staging})] * core.shards
+    return int(core.begin_load(jobs))
 
 
 def _results(core: Any, number: int, timeout: float) -> list[dict[str, Any]]:

@@ -96,32 +96,37 @@ def _seal(sink: files.Sink, sealer: Any, piece: bytes) -> None:
     sink.write([head, piece, fill])
 
 
-def stage(core: Any, shard: int, wanted: list[dict[str, Any]]) -> None:
-    """Read files beside what the shard has; nothing of that changes before ``commit_load``."""
-    core.begin_load(shard)
+def stage(core: Any, shard: int, staging: int, wanted: list[dict[str, Any]]) -> None:
+    """Read files beside what the shard has; nothing of that changes before ``commit_load``.
+
+    Raises:
+        InvalidArgument: Another load is under way. Its ``staging`` is another number.
+        Closed: Who wanted it was lost meanwhile.
+    """
+    core.begin_load(shard, staging)
     try:
         for one in wanted:
             file = File(**one["file"])
             where = files.folder(one["url"])
             for piece in snapshot_files.pieces(where, file, one["cut"], one["base_cut"]):
-                core.load_piece(shard, piece)
+                core.load_piece(shard, staging, piece)
     except BaseException:
-        core.abandon_load(shard)
+        core.abandon_load(shard, staging)
         raise
 
 
 def _stage(task: _Task) -> dict[str, Any]:
-    stage(task.core, task.shard, task.wanted["files"])
+    stage(task.core, task.shard, task.cut, task.wanted["files"])
     return {}
 
 
 def _commit(task: _Task) -> dict[str, Any]:
-    task.core.commit_load(task.shard)
+    task.core.commit_load(task.shard, task.wanted["staging"])
     return {}
 
 
 def _abandon(task: _Task) -> dict[str, Any]:
-    task.core.abandon_load(task.shard)
+    task.core.abandon_load(task.shard, task.wanted["staging"])
     return {}
 
 

@@ -1,0 +1,102 @@
+"""Loading a checkpoint into servers that others use: one load at a time, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from bare_servers import NEVER, connect, service
+from gradring.errors import Closed, InvalidArgument, ProtocolError
+from gradring.ps import ParameterServer
+from ps_servers import connected, join, serving, together
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_of_two_loads_at_once_none_mixes_with_the_other(tmp_path: Path, is_damaged: bool) -> None:
+    def rows_of(ps: ParameterServer) -> Any:
+        return ps.sparse_table("t", 64, gr.optim.Sum()).pull(ids)
+
+    ids, urls = np.arange(20_000), [str(tmp_path / name) for name in ("one", "two")]
+    with serving(2) as addresses, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(join(addresses, client=rank)) for rank in range(2)]
+        for url in urls:
+            clients[0].sparse_table("t", 64, gr.optim.Sum()).push(ids, np.ones((20_000, 64)))
+            clients[0].save(url)
+        if is_damaged:
+            file = Path(urls[1], "shard-00001-of-00002.grps")
+            file.write_bytes(file.read_bytes()[:-100] + bytes(100))
+
+        def load(rank: int) -> bool:
+            try:
+                clients[rank].load(urls[rank])
+            except InvalidArgument:  # Another load is under way.
+                return False
+            except ProtocolError:
+                assert is_damaged
+                assert rank == 1
+                return False
+            return True
+
+        before = rows_of(clients[0])
+        for _ in range(4):
+            did = together([functools.partial(load, rank) for rank in range(2)])
+            rows = rows_of(clients[0])
+            assert (rows == rows[0, 0]).all()
+            assert rows[0, 0] in [1 + rank for rank in range(2) if did[rank]] or not any(did)
+            if not any(did):
+                assert (rows == before).all()
+            before = rows
+        if not is_damaged:
+            clients[1].load(urls[1])
+            assert (rows_of(clients[1]) == 2).all()
+
+
+def test_what_rounding_had_kept_is_not_pushed_into_what_was_loaded(tmp_path: Path) -> None:
+    with connected(2) as ps:
+        table = ps.sparse_table("t", 4, gr.optim.Sum(), codec="int8")
+        exact = ps.sparse_table("t", 4, gr.optim.Sum())
+        ids = np.arange(40)
+        ps.save(str(tmp_path))
+        pushed = []
+        for _ in range(2):
+            table.push(ids, np.tile(np.float32([1, 0.3, 0.7, 0.1]), (40, 1)))
+            pushed.append(exact.pull(ids))
+            ps.load(str(tmp_path))
+        assert not exact.pull(ids).any()
+    assert (pushed[0] == pushed[1]).all()
+
+
+def test_a_load_is_its_own_clients_alone_and_ends_with_it() -> None:
+    with service(client_grace_ms=50) as [server]:
+        shard, first, second = server.first_shard, connect(server, client=1), connect(server)
+        numbers = [client.begin_load([""]) for client in (first, second)]
+        for _ in numbers:
+            server.next_job(NEVER)
+        server.begin_load(shard, numbers[0])
+        with pytest.raises(InvalidArgument, match="another load"):
+            server.begin_load(shard, numbers[1])
+        for act in (server.commit_load, lambda *of: server.load_piece(*of, b"")):
+            with pytest.raises(Closed, match="nothing is there to be loaded"):
+                act(shard, numbers[1])
+        server.abandon_load(shard, numbers[1])
+        server.load_piece(shard, numbers[0], b"")
+        first.close()
+
+        def until_it_is_gone() -> None:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                server.load_piece(shard, numbers[0], b"")
+
+        with pytest.raises(Closed, match="nothing is there to be loaded"):
+            until_it_is_gone()
+        with pytest.raises(Closed, match="was lost"):
+            server.begin_load(shard, numbers[0])
+        server.begin_load(shard, numbers[1])
+        server.commit_load(shard, numbers[1])
