@@ -224,6 +224,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         for table, saved, words in (
             (rows, {"ids": [1], "rows": np.ones((1, 3))}, r"rows has shape \(1, 3\)"),
             (rows, {"ids": [1], "rows": np.ones((1, 2)), "state": {"sum": 0}}, "lacks 'exp_avg'"),
+            (rows, {"ids": [3, 1, 3], "rows": np.ones((3, 2))}, "id 3 .* more than once"),
             (array, {"weights": np.ones(4)}, r"weights has shape \(4,\)"),
         ):
             with pytest.raises(InvalidArgument, match=words):

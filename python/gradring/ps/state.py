@@ -102,12 +102,18 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
 
     Raises:
         InvalidArgument: Shapes or names do not fit, or the state has what the table's rule does
-            not keep; nothing was sent.
+            not keep, or an id is there twice; nothing was sent.
     """
     _require_keys(saved, table.name, ("ids", "rows"))
     ids = arrays.as_ids(saved["ids"])
     if ids.ndim != 1:
         raise InvalidArgument(f"ids has shape {ids.shape}; give a list of them")
+    distinct, counts = np.unique(ids, return_counts=True)
+    if len(distinct) < len(ids):
+        raise InvalidArgument(
+            f"id {distinct[counts > 1][0]} of table {table.name!r} is there more than once: which "
+            "of its rows counts?"
+        )
     parts = [_fitting(saved["rows"], (len(ids), table.dim), "rows")]
     for name, width, initial in _core.state_fields(table.optimizer.to_core(), table.dim):
         given = _state_of(saved, name)
