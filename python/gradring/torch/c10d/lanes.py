@@ -12,6 +12,7 @@ asked for on it is completed by threads of the next.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -48,12 +49,15 @@ class Lane:
         self._is_stopping = False
 
     def add(self, task: Task) -> None:
-        """Queue a task; callable from any thread."""
+        """Queue a task; callable from any thread.
+
+        Raises:
+            RuntimeError: No thread can be started for it, as at the end of the interpreter.
+        """
         with self._changed:
-            self._tasks.append(task)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = self._started()
+            self._tasks.append(task)
             self._changed.notify()
 
     def stop(self) -> None:
@@ -61,6 +65,14 @@ class Lane:
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
+
+    def _started(self) -> threading.Thread:
+        # Before Python 3.12 a thread that is started then never runs, and start() waits for it.
+        if sys.is_finalizing():
+            raise RuntimeError(f"{self._name}: the interpreter ends, and starts no more threads")
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        return thread
 
     def _run(self) -> None:
         _here.level = self._level
@@ -82,16 +94,20 @@ class Watch:
     def __init__(self, name: str, level: int = 1) -> None:
         """Name the thread; it starts with the first one to watch."""
         self._lane = Lane(name, level)
-        self._lock = threading.Lock()
+        # Handles are dropped wherever the garbage collector runs, under this lock too.
+        self._lock = threading.RLock()
         self._watched: list[tuple[Pending, float]] = []
 
     def add(self, pending: Pending, timeout: float) -> None:
-        """Complete it when it is ready, or fail it when ``timeout`` seconds have passed."""
+        """Complete it when it is ready, or fail it when ``timeout`` seconds have passed.
+
+        Raises:
+            RuntimeError: As `Lane.add`.
+        """
         with self._lock:
+            if not self._watched:
+                self._lane.add(self._look)
             self._watched.append((pending, time.monotonic() + timeout))
-            if len(self._watched) > 1:
-                return
-        self._lane.add(self._look)
 
     def stop(self) -> None:
         """End the thread when nothing is left to watch."""
@@ -116,7 +132,7 @@ class Completion:
 
     def __init__(self) -> None:
         """Start nothing yet."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # As a `Watch`'s.
         self._lanes: list[tuple[Lane, Watch]] = []
 
     def in_order(self, pending: Pending) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -155,9 +156,19 @@ class Flight:
         return self._future
 
     def abandon(self) -> None:
-        """The user has let go of the handle: keep the tensors until all is done."""
-        if not self.is_settled:
+        """The user has let go of the handle: keep the tensors until all is done.
+
+        Raises:
+            RuntimeError: Something is under way, and no thread can be started to wait for it.
+        """
+        if self.is_settled:
+            return
+        try:
             self._watcher(self)
+        except RuntimeError:  # Python has ended its threads already, or there are too many.
+            if not self.is_ready():
+                raise
+            self.complete()
 
 
 def _wait(work: CoreWork | Job, seconds: float, stream: int | None) -> None:
@@ -170,15 +181,21 @@ def _wait(work: CoreWork | Job, seconds: float, stream: int | None) -> None:
 class Work(dist.Work):
     """The handle that torch.distributed gives to its users."""
 
+    # The last handles go when modules are empty already.
+    _is_interpreter_ending = staticmethod(sys.is_finalizing)
+
     def __init__(self, flight: Flight) -> None:
         """Wrap the operations of one call."""
         super().__init__()
         self._flight = flight
 
     def __del__(self) -> None:
-        """Let the group see to it that what was started is finished."""
+        """Let the group see to it that what was started is finished.
+
+        Not at the end of the interpreter: no thread runs any more, and nobody sees the results.
+        """
         flight = getattr(self, "_flight", None)
-        if flight is not None:
+        if flight is not None and not self._is_interpreter_ending():
             flight.abandon()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
