@@ -18,6 +18,7 @@ from gradring.modes.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch import parameters
 from gradring.torch.averaging import GradientAverager
+from gradring.torch.row_state import load_rows, with_rows
 from gradring.torch.rows import Rows
 from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 from gradring.uneven import dealt_out, until_all_end
@@ -315,6 +316,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._averager is not None:
             self._averager.stop_listening()
             self._averager.comm.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state, and of rows what this worker trains (`gradring.Geo`)."""
+        return with_rows(super().state_dict(), self.rows)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            InvalidArgument: That of rows is missing, or of other tables or rules.
+            TimedOut: Servers did not bring rows that are new here.
+        """
+        load_rows(self.rows, state_dict)
+        super().load_state_dict(state_dict)
 
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)

@@ -26,6 +26,7 @@ from gradring.modes.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
 from gradring.torch import parameters
 from gradring.torch.embedding import embeddings_of
+from gradring.torch.row_state import load_rows, with_rows
 from gradring.torch.rows import Rows, make_rows
 from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 from gradring.torch.server_rules import rules_of, settings_of
@@ -337,11 +338,17 @@ class ServedOptimizer(torch.optim.Optimizer):
             return [self.driver]
         return [self.rows.driver, self.driver]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return settings, and with `gradring.Geo` the state that is this worker's; rows' too."""
+        return with_rows(super().state_dict(), self.rows)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over settings, and where the optimizer itself steps (`gradring.Geo`) its state.
+        """Take over settings, and with `gradring.Geo` this worker's state; rows' too.
 
         Raises:
-            InvalidArgument: Servers step, and there is state, which is theirs.
+            InvalidArgument: Servers step, and there is state, which is theirs; or that of rows is
+                missing, or of other tables or rules.
+            TimedOut: Servers did not bring rows that are new here.
         """
         values = [value for entry in state_dict["state"].values() for value in entry.values()]
         if not self._is_local and any(value is not None for value in values):
@@ -350,6 +357,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                 "before gradring.torch.distributed(), which hands it to them, or load a "
                 "checkpoint of the servers with ps.load()"
             )
+        load_rows(self.rows, state_dict)
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

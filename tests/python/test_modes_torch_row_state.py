@@ -1,0 +1,134 @@
+"""gradring.torch: what an optimizer saves holds the state of the rows that its worker trains."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from exact_server import ExactServer
+
+GEO_ROWS = [
+    gr.Geo(3), gr.Hybrid(gr.Geo(2), gr.Geo(3)), gr.Hybrid(gr.Sync(), gr.Geo(3)),
+    gr.Hybrid(gr.Async(), gr.Geo(3)),
+]  # fmt: skip
+RULES = [gr.optim.Adagrad(lr=0.1), gr.optim.Adam(lr=0.1), gr.optim.SparseAdam(lr=0.1)]
+IDS = torch.arange(30)
+
+
+@pytest.fixture
+def comm(world: GetWorld) -> Any:
+    """A communicator of one."""
+    return world(1, "tcp").comms[0]
+
+
+class Clicks(torch.nn.Module):
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        self.rows = gt.Embedding("rows", 4, optimizer=rule, init=gr.init.Normal(0, 1))
+        self.weight = torch.nn.Parameter(torch.full((4,), 0.5))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return ((self.rows(ids) @ self.weight) ** 2).sum()
+
+
+def made(comm: Any, server: ExactServer, mode: Any, rule: Any = RULES[0]) -> tuple[Clicks, Any]:
+    model = Clicks(rule)
+    return model, gt.distributed(
+        torch.optim.Adam([model.weight], lr=0.1), mode, model=model, comm=comm, ps=server.client(0)
+    )
+
+
+def trained(model: Clicks, optimizer: Any, seed: int) -> list[torch.Tensor]:
+    random = np.random.default_rng(seed)
+    for _ in range(7):
+        optimizer.zero_grad()
+        # Ids of 64 bits, of which torch's have a sign.
+        model(torch.tensor(random.integers(0, len(IDS), 6)) - 10).backward()
+        optimizer.step()
+    optimizer.flush()
+    return [model.weight.detach().clone(), model.rows(IDS - 10).detach().clone()]
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("mode", GEO_ROWS, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_a_training_goes_on_bit_for_bit_from_what_was_saved(
+    comm: Any, mode: Any, rule: Any
+) -> None:
+    model, optimizer = made(comm, ExactServer(), mode, rule)
+    trained(model, optimizer, 1)
+    expected = trained(model, optimizer, 2)
+    optimizer.close()
+
+    server = ExactServer()
+    model, optimizer = made(comm, server, mode, rule)
+    trained(model, optimizer, 1)
+    saved = [stored(model.state_dict()), stored(optimizer.state_dict())]
+    optimizer.close()
+    model, optimizer = made(comm, server, mode, rule)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    results = trained(model, optimizer, 2)
+    optimizer.close()
+    for one, other in zip(results, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def plain(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    return state.tolist() if torch.is_tensor(state) else state
+
+
+def broken(state: dict[str, Any], **rows: Any) -> dict[str, Any]:
+    return {**state, "gradring_rows": rows}
+
+
+@pytest.mark.parametrize("mode", [GEO_ROWS[0], GEO_ROWS[2]], ids=str)
+def test_a_state_without_that_of_the_rows_is_refused_and_nothing_is_loaded(
+    comm: Any, mode: Any
+) -> None:
+    model, optimizer = made(comm, ExactServer(), mode)
+    trained(model, optimizer, 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    without = {key: value for key, value in saved.items() if key != "gradring_rows"}
+    trained(model, optimizer, 2)
+    for wrong, told in (
+        (without, "no 'gradring_rows', and this worker trains rows of rows"),
+        (broken(saved), r"tables \[\]"),
+        (broken(saved, rows=1), "no dict of tables' states"),
+        (broken(saved, other=saved["gradring_rows"]["rows"]), "'other'"),
+    ):
+        before = plain(optimizer.state_dict())
+        with pytest.raises(gr.InvalidArgument, match=told):
+            optimizer.load_state_dict(wrong)
+        assert plain(optimizer.state_dict()) == before
+    optimizer.close()
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Async()], ids=str)
+def test_state_of_rows_is_refused_where_servers_train_them(comm: Any, mode: Any) -> None:
+    model, optimizer = made(comm, ExactServer(), GEO_ROWS[0])
+    trained(model, optimizer, 1)
+    saved = {**optimizer.state_dict(), "state": {}}
+    optimizer.close()
+    _, optimizer = made(comm, ExactServer(), mode)
+    assert "gradring_rows" not in optimizer.state_dict()
+    with pytest.raises(gr.InvalidArgument, match=r"in GEO \(rows\)"):
+        optimizer.load_state_dict(saved)
+    optimizer.close()
