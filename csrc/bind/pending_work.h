@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "bind/arrays.h"
@@ -46,11 +47,12 @@ struct PendingWork {
 
   void wait(std::int64_t timeout_ms) {
     const WithoutGil release;
-    const Millis timeout = timeout_of(*communicator, timeout_ms);
-    if (work)
-      communicator->wait(*work, timeout);
+    if (transfer)
+      communicator->point_to_point().wait(transfer, timeout_of(*communicator, timeout_ms));
+    else if (timeout_ms < 0)
+      communicator->wait(*work, std::nullopt);
     else
-      communicator->point_to_point().wait(transfer, timeout);
+      communicator->wait(*work, Millis{timeout_ms});
   }
   // The sender of a message; -1 before a recv from anyone has found one, and for collectives.
   Rank source() const { return transfer && done() ? transfer->peer : -1; }

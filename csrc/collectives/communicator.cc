@@ -19,9 +19,25 @@ constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 47;
 // Clocks that are well kept drift apart by a few microseconds a second, one that is being set right
 // by up to 500.
 constexpr Millis kClockPause{2000};
+// How long a failure may take to end the operations under way; some write the record first.
+constexpr Millis kEndTime{10'000};
 
 Rank index_of(const std::vector<Rank>& members, Rank world_rank) {
   return static_cast<Rank>(std::find(members.begin(), members.end(), world_rank) - members.begin());
+}
+
+// What `work` is and whom it waits for, as the record has it: that needs no lock which is held
+// while an operation runs.
+std::string describe_wait(const World& world, const OperationRing& ring, const Work& work) {
+  const std::vector<OperationRecord> records = ring.read();
+  const auto running = std::find_if(
+      records.rbegin(), records.rend(),
+      [](const OperationRecord& record) { return record.state == OperationState::kStarted; });
+  if (running == records.rend()) return describe(work.call);
+  std::string text = describe(running->call, running->seq);
+  if (running->queued != work.queued) text = str(describe(work.call), ", behind ", text);
+  if (running->peer >= 0) text += str(", waiting for ", world.describe(running->peer), ",");
+  return text;
 }
 
 }  // namespace
@@ -168,15 +184,19 @@ void Communicator::let_queue_go_first(const Operation& operation) {
   }
 }
 
-void Communicator::wait(Work& work, Millis timeout) {
-  const Time deadline = Clock::now() + std::min(timeout, kForGood);
+void Communicator::wait(Work& work, std::optional<Millis> timeout) {
+  const Time begin = Clock::now();
+  Time deadline = begin + std::min(timeout.value_or(kForGood), kForGood);
   while (!work.is_done()) {
+    world_->check_process();  // A forked child has no thread that would end it.
+    if (group_->is_failed()) deadline = std::min(deadline, Clock::now() + kEndTime);
     const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now()) + Millis{1};
     if (work.wait_for(std::clamp(left, Millis{0}, limits::kSleepSlice))) break;
     transport::run_interrupt_check();
     if (!work.is_done() && Clock::now() >= deadline)
-      throw TimedOut(str("wait: the operation is not done after ",
-                         seconds_between(Time{}, Time{timeout}), " s; it goes on, wait() again"));
+      throw TimedOut(str("wait: ", describe_wait(*world_, logbook_->collectives, work),
+                         " is not done after ", seconds_between(begin, deadline),
+                         " s; it goes on, wait() again"));
   }
   work.raise_if_failed();
 }

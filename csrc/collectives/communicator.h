@@ -71,8 +71,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
   Cutting cutting_of(const Operation& operation) const;
   bool has_hierarchy() const { return engine_.has_hierarchy(); }
-  // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on).
-  void wait(Work& work, Millis timeout);
+  // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on). Without one its own
+  // decides.
+  void wait(Work& work, std::optional<Millis> timeout);
 
   // Collective. Memory for `bytes` that every rank can reach, so that reductions in place need no
   // copies; the same number on every rank. nullptr where not all ranks share memory.

@@ -28,7 +28,8 @@ class Work:
         """Wait until it is done; may be called again.
 
         Args:
-            timeout: Seconds; ``None`` is the communicator's.
+            timeout: Seconds. ``None``: until it has ended, which the timeout it was started with
+                sees to; for a send, a recv and arrays on a device the communicator's.
             stream: Of arrays on a device: this returns as soon as what comes on the stream from
                 now on will find the result (docs/gpu.md). ``None``: it is there when this returns.
                 Ignored for arrays on the CPU.
@@ -38,8 +39,9 @@ class Work:
 
         Raises:
             InvalidArgument: ``timeout`` is not positive and finite, or ``stream`` is none.
-            TimedOut: It is not done yet. A collective goes on, so wait again; a send or recv has
-                closed the communicator.
+            TimedOut: ``timeout`` has passed and it is not done yet; says what it waits for. A
+                collective goes on, so wait again; a send or recv has closed the communicator. Or
+                as in the blocking call.
             PeerLost: As in the blocking call, and so for every other error.
         """
         timeout_ms = milliseconds(timeout)

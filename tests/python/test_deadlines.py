@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,56 @@ def test_a_calls_own_timeout_wins(fresh_world: FreshWorld, transport: str) -> No
         return time.monotonic() - began
 
     assert fresh_world(2, transport, timeout=30.0).run(call)[0] < 0.3 + SLACK
+
+
+def test_a_wait_for_a_work_tells_what_the_blocking_call_would(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(2, transport=transport, timeout=1.5)
+    began = time.monotonic()
+    ranks.ranks[0].begin("comm.all_reduce(np.ones(1000, np.float32), async_op=True).wait()")
+    outcome = ranks.ranks[0].outcome()
+    assert outcome.error == "TimedOut", outcome
+    assert outcome.text.startswith("all_reduce #1 (float32 x 1000, sum): not finished"), outcome
+    assert "1.5 s; waiting for rank 1 (" in outcome.text, outcome
+    assert outcome.at - began < 1.5 + SLACK
+
+
+def test_a_work_is_waited_for_as_long_as_its_own_timeout_lets_it_take(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    def call(comm: Any) -> float:
+        if comm.rank == 1:
+            threading.Event().wait(2)  # Longer than the communicator's.
+        x = np.ones(10)
+        comm.all_reduce(x, async_op=True, timeout=30).wait()
+        return float(x[0])
+
+    assert fresh_world(2, transport, timeout=1.5).run(call) == [2.0, 2.0]
+
+
+def test_a_wait_with_a_timeout_says_what_the_work_waits_for(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    gate = threading.Event()
+
+    def call(comm: Any) -> None:
+        if comm.rank == 1:
+            assert gate.wait(30)
+        works = [comm.all_reduce(np.ones(10), async_op=True), comm.barrier(async_op=True)]
+        first = r"all_reduce #1 \(float64 x 10, sum\), waiting for rank 1 \(.*\), is not done"
+        if comm.rank == 0:
+            try:
+                with pytest.raises(gr.TimedOut, match=f"^wait: {first} after 0.5 s; it goes on"):
+                    works[0].wait(timeout=0.5)
+                with pytest.raises(gr.TimedOut, match=f"^wait: barrier.*, behind {first}"):
+                    works[1].wait(timeout=0.1)
+            finally:
+                gate.set()
+        for work in works:
+            work.wait()
+
+    fresh_world(2, transport).run(call)
 
 
 @pytest.mark.parametrize("operation", ["send", "recv"])

@@ -58,6 +58,19 @@ def test_a_forked_child_is_told_that_the_communicator_is_its_parents(
     assert ranks.call("result = comm.all_reduce(np.ones(2)).tolist()") == [[2.0, 2.0]] * 2
 
 
+def test_a_forked_child_does_not_wait_for_what_its_parent_has_under_way(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(2, transport=transport)
+    ranks.ranks[0].call("work = comm.all_reduce(np.ones(3), async_op=True)")
+    said = ranks.ranks[0].call(IN_A_CHILD.format(code="work.wait()", end="os._exit(0)"))
+    assert said.startswith("Closed: "), said
+    assert "fork" in said
+    ranks.ranks[1].begin("result = comm.all_reduce(np.ones(3)).tolist()")
+    assert ranks.ranks[0].call("result = work.wait().tolist()") == [2.0] * 3
+    assert ranks.ranks[1].outcome().result == [2.0] * 3
+
+
 @pytest.mark.parametrize(
     "end",
     [
