@@ -87,7 +87,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<Communicator> split(std::int64_t color, std::int64_t key, Millis timeout);
   // Not collective: only the members call it, each with the same group ranks and the same name,
   // which no other group made from this one may have.
-  std::shared_ptr<Communicator> subgroup(std::vector<Rank> ranks, std::uint64_t name);
+  std::shared_ptr<Communicator> subgroup(std::vector<Rank> ranks, const std::string& name);
   // Collective, though nothing is sent: every rank names the part that it is in, and no rank is in
   // two. For steps of a Composition of this communicator. Who has it calls leave() in the end.
   std::unique_ptr<Level> level(std::vector<Rank> ranks);
@@ -117,7 +117,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                          Millis timeout);
   void run_progress();
   std::vector<OperationRecord> queued();
-  std::shared_ptr<Communicator> make_child(std::uint64_t id, std::vector<Rank> members);
+  std::shared_ptr<Communicator> make_child(std::uint64_t id, std::vector<Rank> members,
+                                           std::string made_by = {});
 
   std::shared_ptr<transport::World> world_;
   std::shared_ptr<transport::Group> group_;

@@ -8,6 +8,30 @@
 #include "transport/forks.h"
 
 namespace gradring::collectives {
+namespace {
+
+constexpr std::size_t kRanksShown = 16;
+constexpr std::size_t kNameShown = 64;
+
+// As errors show it: it goes into every heartbeat, so it is kept short.
+std::string describe_subgroup(const std::vector<Rank>& ranks, const std::string& name) {
+  std::string text = "subgroup([";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kRanksShown); ++i)
+    text += str(i == 0 ? "" : ", ", ranks[i]);
+  if (ranks.size() > kRanksShown) text += str(", ... ", ranks.size(), " ranks");
+  std::size_t shown = std::min(name.size(), kNameShown);
+  while (shown < name.size() && (static_cast<unsigned char>(name[shown]) & 0xc0) == 0x80) --shown;
+  return str(text, "], '", name.substr(0, shown), shown < name.size() ? "..." : "", "')");
+}
+
+std::uint64_t hash_of_name(const std::string& name) {
+  std::uint64_t hash = name.size();
+  for (const char byte : name)
+    hash = transport::derive_id(hash, static_cast<unsigned char>(byte), 0);
+  return hash;
+}
+
+}  // namespace
 
 std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64_t key,
                                                   Millis timeout) {
@@ -34,12 +58,14 @@ std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64
                     std::move(group_ranks));
 }
 
-std::shared_ptr<Communicator> Communicator::subgroup(std::vector<Rank> ranks, std::uint64_t name) {
+std::shared_ptr<Communicator> Communicator::subgroup(std::vector<Rank> ranks,
+                                                     const std::string& name) {
   world_->check_process();
   if (group_->is_failed()) {
     const Failure failure = group_->failure();
     throw Closed(str("subgroup: this communicator is closed since: ", failure.text), failure);
   }
+  std::string made_by = describe_subgroup(ranks, name);
   std::set<Rank> seen;
   for (Rank& rank : ranks) {
     if (rank < 0 || rank >= world_size() || !seen.insert(rank).second)
@@ -49,7 +75,8 @@ std::shared_ptr<Communicator> Communicator::subgroup(std::vector<Rank> ranks, st
   }
   if (!seen.contains(rank_))
     throw InvalidArgument(str("subgroup: rank ", rank_, " is not one of the ranks listed"));
-  return make_child(transport::derive_id(group_->id, ~std::uint64_t{2}, name), std::move(ranks));
+  return make_child(transport::derive_id(group_->id, ~std::uint64_t{2}, hash_of_name(name)),
+                    std::move(ranks), std::move(made_by));
 }
 
 std::unique_ptr<Level> Communicator::level(std::vector<Rank> ranks) {
@@ -88,10 +115,10 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   }
 }
 
-std::shared_ptr<Communicator> Communicator::make_child(std::uint64_t id,
-                                                       std::vector<Rank> members) {
-  return transport::make_here<Communicator>(world_, world_->make_group(id, std::move(members)),
-                                            recorder_);
+std::shared_ptr<Communicator> Communicator::make_child(std::uint64_t id, std::vector<Rank> members,
+                                                       std::string made_by) {
+  return transport::make_here<Communicator>(
+      world_, world_->make_group(id, std::move(members), std::move(made_by)), recorder_);
 }
 
 }  // namespace gradring::collectives

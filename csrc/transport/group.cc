@@ -13,6 +13,12 @@ std::uint64_t derive_id(std::uint64_t parent, std::uint64_t nth, std::uint64_t s
   return hash;
 }
 
+std::uint64_t hash_of_members(const std::vector<Rank>& members) {
+  std::uint64_t hash = members.size();
+  for (const Rank member : members) hash = derive_id(hash, static_cast<std::uint64_t>(member), 0);
+  return hash;
+}
+
 bool Group::has_member(Rank world_rank) const {
   return std::find(members.begin(), members.end(), world_rank) != members.end();
 }
@@ -74,12 +80,14 @@ std::optional<std::string> Group::left(Rank world_rank) const {
   });
 }
 
-void Group::deliver(Arrival arrival) {
+bool Group::deliver(Arrival arrival) {
+  if (arrival.intro.members_hash != members_hash) return false;
   state_.with([&](State& state) {
     // One connection of a kind from each member is all that can be waiting.
     if (state.arrivals.size() <= 4 * members.size()) state.arrivals.push_back(std::move(arrival));
   });
   wake();
+  return true;
 }
 
 void Group::turn_away_arrivals() {
@@ -101,7 +109,7 @@ std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from
 }
 
 void Group::publish_call(const Call& call, std::uint64_t seq) {
-  state_.with([&](State& state) { state.call = {id, seq, true, call}; });
+  state_.with([&](State& state) { state.call = {id, seq, true, call, 0, {}}; });
 }
 
 void Group::end_call() {
@@ -112,6 +120,8 @@ wire::CallState Group::call() const {
   return state_.with([&](const State& state) {
     wire::CallState call = state.call;
     call.communicator = id;
+    call.members_hash = members_hash;
+    call.made_by = made_by;
     if (!call.in_progress) call.seq = seq_.load(std::memory_order_relaxed);
     return call;
   });

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -24,15 +25,21 @@ namespace gradring::transport {
 // with a chance of 2^-64.
 std::uint64_t derive_id(std::uint64_t parent, std::uint64_t nth, std::uint64_t salt);
 
+std::uint64_t hash_of_members(const std::vector<Rank>& members);  // And of their order.
+
 class Group {
  public:
-  Group(std::uint64_t group_id, std::vector<Rank> world_ranks)
+  Group(std::uint64_t group_id, std::vector<Rank> world_ranks, std::string maker = {})
       : id(group_id),
         members(std::move(world_ranks)),
+        members_hash(hash_of_members(members)),
+        made_by(std::move(maker)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
   const std::uint64_t id;
   const std::vector<Rank> members;  // World ranks, by group rank.
+  const std::uint64_t members_hash;
+  const std::string made_by;  // As in wire::CallState.
 
   bool has_member(Rank world_rank) const;
 
@@ -68,7 +75,8 @@ class Group {
   bool has_leavers() const { return has_leavers_.load(std::memory_order_acquire); }
   std::optional<std::string> left(Rank world_rank) const;
 
-  void deliver(Arrival arrival);
+  // False: it comes from a rank that counts others as the members, and is closed.
+  bool deliver(Arrival arrival);
   void turn_away_arrivals();  // Nobody will take them any more.
   // The connection that `wanted` accepts, if it has come.
   std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);

@@ -25,7 +25,8 @@ struct RawIntro {
   std::uint32_t reserved2;
   std::uint64_t communicator;
   std::array<std::byte, 16> session;
-  std::uint8_t reserved3[24];
+  std::uint64_t members_hash;
+  std::uint8_t reserved3[16];
 };
 static_assert(sizeof(RawIntro) == kIntroBytes);
 using IntroBytes = std::array<std::byte, kIntroBytes>;
@@ -38,6 +39,7 @@ IntroBytes encode(const Intro& intro) {
   raw.to = intro.to;
   raw.communicator = intro.communicator;
   raw.session = intro.session;
+  raw.members_hash = intro.members_hash;
   IntroBytes bytes;
   std::memcpy(bytes.data(), &raw, sizeof raw);
   return bytes;
@@ -48,8 +50,13 @@ Intro decode_intro(std::span<const std::byte> bytes) {
   std::memcpy(&raw, bytes.data(), sizeof raw);
   if (raw.purpose > static_cast<std::uint8_t>(Purpose::kSharedParameters) || raw.lane > 1)
     throw ProtocolError("handshake: unknown purpose");
-  return {
-      static_cast<Purpose>(raw.purpose), raw.lane, raw.from, raw.to, raw.communicator, raw.session};
+  return {static_cast<Purpose>(raw.purpose),
+          raw.lane,
+          raw.from,
+          raw.to,
+          raw.communicator,
+          raw.session,
+          raw.members_hash};
 }
 
 // Labels have one length, so no two inputs of different kinds can be the same bytes.

@@ -42,6 +42,7 @@ struct Intro {
   Rank to = -1;           // kParameters, kSharedParameters: the shard.
   std::uint64_t communicator = 0;
   wire::SessionId session{};  // Zero while joining.
+  std::uint64_t members_hash = 0;  // kLink, kSharedLink, kSegment: whom it counts as members.
 };
 
 inline constexpr std::size_t kIntroBytes = 64;

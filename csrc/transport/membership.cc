@@ -22,6 +22,18 @@ wire::Left told_to(Rank member, const wire::Left& left) {
 
 }  // namespace
 
+Failure members_differ(Rank rank, const std::string& mine, Rank other, const std::string& theirs) {
+  if (mine.empty())
+    return {ErrorKind::kMismatch, -1,
+            str("rank ", rank, " and rank ", other,
+                " count different ranks as the members of one communicator")};
+  return {ErrorKind::kMismatch, -1,
+          str("the ranks called subgroup with one name but different ranks: rank ", rank,
+              " called ", mine, ", rank ", other, " ",
+              theirs.empty() ? "gave others or another order" : str("called ", theirs),
+              "; all members must give the same ranks in the same order")};
+}
+
 Membership::Membership(Settings settings, Time now) : settings_(std::move(settings)) {
   peers_.resize(static_cast<std::size_t>(settings_.world_size));
   settings_.addresses.resize(peers_.size());
@@ -111,6 +123,7 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
   peer(settings_.rank).calls = calls;
   if (is_coordinator()) {
     watch_followers(now, actions);
+    check_members(actions);
     check_calls(actions);
     return;
   }
@@ -281,6 +294,30 @@ void Membership::check_calls(Actions& actions) {
                            "; all ranks must make the same calls in the same order")};
       handle_abort(abort, settings_.rank, actions);
       break;
+    }
+  }
+}
+
+// Two ranks that count different ranks as the members of a communicator may never connect: each
+// waits for the other to do so, or one has finished without it. So those that wait are compared
+// with all.
+void Membership::check_members(Actions& actions) {
+  std::map<std::uint64_t, std::pair<Rank, const wire::CallState*>> waiting;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (is_alive(rank))
+      for (const wire::CallState& state : peer(rank).calls)
+        if (state.in_progress && !aborts_.contains(state.communicator))
+          waiting.try_emplace(state.communicator, rank, &state);
+  if (waiting.empty()) return;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    if (!is_alive(rank)) continue;
+    for (const wire::CallState& state : peer(rank).calls) {
+      const auto found = waiting.find(state.communicator);
+      if (found == waiting.end() || aborts_.contains(state.communicator)) continue;
+      const auto& [other_rank, other] = found->second;
+      if (other->members_hash == state.members_hash) continue;
+      const Failure failure = members_differ(other_rank, other->made_by, rank, state.made_by);
+      handle_abort({state.communicator, 0, settings_.rank, failure}, settings_.rank, actions);
     }
   }
 }

@@ -17,6 +17,10 @@
 
 namespace gradring::transport {
 
+// Two ranks have a group of one id with different members. What each called, as in made_by;
+// `theirs` is "" where that is not known.
+Failure members_differ(Rank rank, const std::string& mine, Rank other, const std::string& theirs);
+
 class Membership {
  public:
   struct Settings {
@@ -83,6 +87,7 @@ class Membership {
   void lose(wire::Lost lost, Time now, Actions& actions);
   void take_over(Actions& actions);
   void check_calls(Actions& actions);
+  void check_members(Actions& actions);
   void spread(const wire::Message& message, Rank except, Actions& actions);
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);
   void request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions);

@@ -73,12 +73,16 @@ void Monitor::add(std::shared_ptr<Group> group) {
       if (left.communicator == group->id) mark_left(*group, left);
       return left.communicator == group->id;
     });
+    std::erase_if(groups.aborts, [&](const wire::Abort& abort) {
+      if (abort.communicator == group->id) group->fail(told_by(abort));
+      return abort.communicator == group->id;
+    });
     for (auto arrival = groups.unclaimed.begin(); arrival != groups.unclaimed.end();) {
       if (arrival->intro.communicator != group->id) {
         ++arrival;
         continue;
       }
-      group->deliver(std::move(*arrival));
+      deliver(*group, std::move(*arrival));
       arrival = groups.unclaimed.erase(arrival);
     }
   });
@@ -218,13 +222,17 @@ void Monitor::tell_groups(const Membership::Actions& actions) {
                       : group->fail(to_failure(lost, rank_));
       }
       for (const wire::Abort& abort : actions.aborted) {
-        if (abort.communicator != id) continue;
-        Failure failure = abort.failure;
-        if (abort.origin != rank_) failure.text += str(" (reported by rank ", abort.origin, ")");
-        group->fail(failure);
+        if (abort.communicator == id) group->fail(told_by(abort));
       }
       for (const wire::ShrinkReply& reply : actions.shrunk)
         if (reply.communicator == id) group->settle_shrink(reply.survivors);
+    }
+    for (const wire::Abort& abort : actions.aborted) {
+      const bool is_here =
+          groups.by_id.contains(abort.communicator) || groups.closed.contains(abort.communicator);
+      if (is_here) continue;
+      if (groups.aborts.size() >= kUnclaimed) groups.aborts.pop_front();  // Or of others.
+      groups.aborts.push_back(abort);
     }
     for (const wire::Left& left : actions.left) {
       const auto group = groups.by_id.find(left.communicator);
@@ -234,6 +242,21 @@ void Monitor::tell_groups(const Membership::Actions& actions) {
         groups.lefts.push_back(left);
     }
   });
+}
+
+Failure Monitor::told_by(const wire::Abort& abort) const {
+  Failure failure = abort.failure;
+  if (abort.origin != rank_) failure.text += str(" (reported by rank ", abort.origin, ")");
+  return failure;
+}
+
+// Links between ranks that disagree about the members would carry one rank's data as another's.
+void Monitor::deliver(Group& group, Arrival arrival) {
+  const Rank from = arrival.intro.from;
+  if (group.deliver(std::move(arrival))) return;
+  const Failure failure = members_differ(rank_, group.made_by, from, "");
+  report({group.id, 0, rank_, failure});
+  group.fail(failure);
 }
 
 void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
@@ -258,7 +281,7 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
   groups_.with([&](Groups& groups) {
     const auto group = groups.by_id.find(intro.communicator);
     if (group != groups.by_id.end())
-      group->second->deliver(std::move(arrival));
+      deliver(*group->second, std::move(arrival));
     else if (!groups.closed.contains(intro.communicator) && groups.unclaimed.size() < kUnclaimed)
       groups.unclaimed.push_back(std::move(arrival));
   });

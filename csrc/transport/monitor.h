@@ -51,7 +51,8 @@ class Monitor {
     std::vector<Arrival> unclaimed;  // For communicators that this rank has not made yet.
     std::set<std::uint64_t> closed;  // Whoever connects for one of these is turned away.
     std::vector<wire::Lost> gone;
-    std::vector<wire::Left> lefts;  // Of communicators that this rank has not made yet.
+    std::vector<wire::Left> lefts;   // Of communicators that this rank has not made yet.
+    std::deque<wire::Abort> aborts;  // The same, and of those it is no member of.
   };
 
   void run();
@@ -59,6 +60,8 @@ class Monitor {
   void wait();
   void carry_out(Membership::Actions& actions);
   void tell_groups(const Membership::Actions& actions);
+  Failure told_by(const wire::Abort& abort) const;
+  void deliver(Group& group, Arrival arrival);
   void take_arrival(Arrival arrival, Membership::Actions& actions);
   void send_away(Fd newcomer) const;
   void connect(Rank peer);

@@ -82,8 +82,9 @@ std::string World::describe(Rank rank) const {
   return str("rank ", rank, " (", member(rank).tcp_address, ")");
 }
 
-std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> members) {
-  auto group = std::make_shared<Group>(id, std::move(members));
+std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> members,
+                                         std::string made_by) {
+  auto group = std::make_shared<Group>(id, std::move(members), std::move(made_by));
   const auto here =
       std::count_if(members_.begin(), members_.end(), [&](const wire::Member& member) {
         return member.host_key == members_[static_cast<std::size_t>(rank())].host_key;
@@ -181,7 +182,7 @@ std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane)
   const Time deadline = Clock::now() + kConnectTime;
   const bool is_local = shares_memory(rank(), peer);
   const Purpose purpose = is_local ? Purpose::kSharedLink : Purpose::kLink;
-  Fd fd = open(group, peer, {purpose, lane, rank(), peer, group.id, session_}, deadline);
+  Fd fd = open(group, peer, {purpose, lane, rank(), peer, group.id, session_, group.members_hash}, deadline);
   if (!is_local) return std::make_unique<TcpLink>(std::move(fd));
   SharedMemory memory = SharedMemory::create(ShmLink::kMemoryBytes);
   or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
@@ -199,7 +200,7 @@ std::unique_ptr<Link> World::accept(Group& group, Arrival arrival) const {
 void World::give_segment(Group& group, Rank peer, const SharedMemory& memory) {
   const Time deadline = Clock::now() + kConnectTime;
   const Fd fd =
-      open(group, peer, {Purpose::kSegment, 0, rank(), peer, group.id, session_}, deadline);
+      open(group, peer, {Purpose::kSegment, 0, rank(), peer, group.id, session_, group.members_hash}, deadline);
   or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
 }
 

@@ -40,7 +40,8 @@ class World {
   // What to tell those who ask for this rank's record. Called on the scribe's thread.
   void set_report(std::function<std::string()> report);
 
-  std::shared_ptr<Group> make_group(std::uint64_t id, std::vector<Rank> members);
+  std::shared_ptr<Group> make_group(std::uint64_t id, std::vector<Rank> members,
+                                    std::string made_by = {});
   void drop_group(std::uint64_t id);
   void report(const wire::Abort& abort);
   void request_shrink(const wire::ShrinkRequest& request);

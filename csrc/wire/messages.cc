@@ -117,6 +117,8 @@ struct Encoder {
       out.put(state.seq);
       out.put(static_cast<std::uint8_t>(state.in_progress));
       put(out, state.call);
+      out.put(state.members_hash);
+      out.put_text(state.made_by);
     }
   }
   void operator()(const Lost& m) const {
@@ -166,6 +168,8 @@ Heartbeat get_heartbeat(Reader& in) {
     state.seq = in.get<std::uint64_t>();
     state.in_progress = in.get<std::uint8_t>() != 0;
     state.call = get_call(in);
+    state.members_hash = in.get<std::uint64_t>();
+    state.made_by = in.get_text();
   }
   return m;
 }

@@ -33,6 +33,8 @@ struct CallState {
   std::uint64_t seq = 0;
   bool in_progress = false;
   Call call;
+  std::uint64_t members_hash = 0;
+  std::string made_by;  // The call that named its members, as errors show it; "": none did.
 };
 
 struct Join {  // Follower -> coordinator, first.

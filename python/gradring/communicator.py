@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import hashlib
 import math
 import operator
 import os
@@ -231,10 +230,12 @@ class Communicator(Reductions, Exchanges, Messages):
         Raises:
             InvalidArgument: A rank is none of ours or listed twice, or this one is not listed.
             Closed: This communicator has failed or was closed.
+
+        Where the ranks do not give the same ranks in the same order, the group's first call in
+        which two of them meet raises `Mismatch`.
         """
-        digest = hashlib.sha256(name.encode()).digest()
         members = calling.whole_numbers("subgroup: ranks", ranks)
-        return Communicator(self._core.subgroup(members, int.from_bytes(digest[:8], "big")))
+        return Communicator(self._core.subgroup(members, name))
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Go on without the ranks that were lost; every surviving rank calls it.

@@ -33,6 +33,8 @@ CallState some_state(std::uint64_t seed) {
                 static_cast<Rank>(seed) - 1,
                 seed << 40,
                 ~seed};
+  state.members_hash = seed << 56;
+  state.made_by = std::string(seed % 3, 'x');
   return state;
 }
 
@@ -89,6 +91,8 @@ TEST_CASE("a decoded message has the fields that were encoded") {
   CHECK(std::get<Heartbeat>(beat).calls[0].call == some_state(4).call);
   CHECK(std::get<Heartbeat>(beat).calls[0].seq == some_state(4).seq);
   CHECK(std::get<Heartbeat>(beat).calls[0].in_progress);
+  CHECK(std::get<Heartbeat>(beat).calls[0].members_hash == some_state(4).members_hash);
+  CHECK(std::get<Heartbeat>(beat).calls[0].made_by == some_state(4).made_by);
 }
 
 TEST_CASE("a message cut anywhere is refused, and so is one with more behind it") {

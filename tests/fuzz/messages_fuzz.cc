@@ -28,6 +28,8 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
   state.seq = 42;
   state.in_progress = true;
   state.call = {.op = OpKind::kAllReduce, .dtype = DType::kFloat32, .count = 1000};
+  state.members_hash = 99;
+  state.made_by = "subgroup([0, 1], 'a')";
 
   const std::vector<wire::Message> messages{
       wire::Join{.world_size = 4, .member = member},

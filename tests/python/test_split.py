@@ -208,6 +208,44 @@ def test_a_subgroup_is_made_by_its_members_alone(world: GetWorld, transport: str
     assert world(3, transport).run(make) == [(1, [2, 0]), None, (0, [2, 0])]
 
 
+# What each rank gives, None where it calls nothing.
+DIFFERENT_RANKS: dict[str, list[list[int] | None]] = {
+    "order": [[0, 1], [1, 0], None],
+    "one more": [[0, 1], [0, 1, 2], None],
+    "one more, that waits": [[0, 1], [0, 1], [0, 1, 2]],
+    "others": [[0, 2], [1, 2], [2, 0]],
+}
+
+
+@pytest.mark.parametrize("ranks", DIFFERENT_RANKS.values(), ids=DIFFERENT_RANKS)
+@pytest.mark.parametrize("count", [3, 30_000])
+def test_a_subgroup_of_different_ranks_is_a_mismatch_and_no_data_of_others(
+    fresh_world: FreshWorld, transport: str, ranks: list[list[int] | None], count: int
+) -> None:
+    agreed = all(given in (None, ranks[0]) for given in ranks[:2])
+
+    def call(comm: Any) -> None:
+        given = ranks[comm.rank]
+        if given is None:
+            return
+        sub = comm.subgroup(given, "a")
+        turn = 0
+        while True:  # Who has heard only of the first two is told in a later call.
+            gathered = sub.all_gather(np.full(count, comm.rank))
+            assert agreed
+            assert gathered[:, 0].tolist() == given
+            turn += 1
+            assert turn < 100_000
+
+    for rank, error in enumerate(fresh_world(3, transport).errors(call)):
+        if ranks[rank] is None:
+            assert error is None
+            continue
+        assert type(error) is gr.Mismatch, error
+        assert "subgroup with one name but different ranks" in str(error)
+        assert any(f"called subgroup({one}, 'a')" in str(error) for one in ranks)
+
+
 Call = Callable[[Any, Any], Any]
 
 
