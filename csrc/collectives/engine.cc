@@ -155,6 +155,7 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
     before = {record->sent(), 0, record->received(), 0};
     record->expect(run.traffic().to_send, run.traffic().to_receive);
   }
+  mesh_.set_timeout(idle.timeout());
   try {
     while (!run.advance(mesh_)) {
       if (run.has_moved()) idle.reset();
@@ -234,14 +235,15 @@ transport::SharedMemory Engine::meet_segment(std::size_t bytes, Idle& idle) {
   if (rank_ == 0) {
     auto memory = transport::SharedMemory::create(bytes);
     for (Rank peer = 1; peer < ranks; ++peer)
-      world_->give_segment(*group_, group_->members[static_cast<std::size_t>(peer)], memory);
+      world_->give_segment(*group_, group_->members[static_cast<std::size_t>(peer)], memory,
+                           idle.timeout());
     return memory;
   }
   const Rank leader = group_->members[0];
   while (true) {
     const auto left = group_->left(leader);
     if (auto arrival = group_->take(transport::Purpose::kSegment, 0, leader))
-      return world_->take_segment(*group_, std::move(*arrival), bytes);
+      return world_->take_segment(*group_, std::move(*arrival), bytes, idle.timeout());
     if (left) throw PeerLost(leader, *left);
     waited_for_ = str("; waiting for ", describe(0), " to share its memory");
     idle.on_links({});

@@ -106,6 +106,7 @@ Failure find_cause(World& world, Group& group, const Call& call, std::uint64_t s
     Failure failure = Failure::from(other);
     // A mismatch text names both calls already.
     if (failure.kind != ErrorKind::kMismatch) failure.text = str(operation, ": ", failure.text);
+    if (failure.kind == ErrorKind::kTimedOut) failure.text += progress;
     return report(world, group, seq, failure);
   }
 }

@@ -87,6 +87,7 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
         if (interruptible) transport::run_interrupt_check();
         continue;
       }
+      mesh_.set_timeout(timeout);
       while (!is_done(*transfer)) {
         if (drive_once()) {
           idle.reset();
@@ -130,6 +131,7 @@ void PointToPoint::run_background() {
     if (!seat.owns_lock()) continue;
     transport::Idle idle(*group_, kForGood,
                          false);  // Whoever waits for a transfer brings the deadline.
+    mesh_.set_timeout(kForGood);
     try {
       while (true) {
         const bool moved = drive_once();

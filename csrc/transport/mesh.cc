@@ -16,7 +16,7 @@ Link* Mesh::link(Rank peer) {
     return slot.get();
   const Rank theirs = group_->members[static_cast<std::size_t>(peer)];
   if (world_->rank() < theirs) {
-    slot = world_->connect(*group_, theirs, lane_);
+    slot = world_->connect(*group_, theirs, lane_, timeout_);
     return slot.get();
   }
   const auto left = group_->left(theirs);  // Asked first: its connections came before its goodbye.
@@ -33,7 +33,7 @@ Link* Mesh::accepted(Rank peer) {
   const Purpose purpose =
       world_->shares_memory(world_->rank(), theirs) ? Purpose::kSharedLink : Purpose::kLink;
   if (auto arrival = group_->take(purpose, lane_, theirs))
-    slot = world_->accept(*group_, std::move(*arrival));
+    slot = world_->accept(*group_, std::move(*arrival), timeout_);
   return slot.get();
 }
 

@@ -23,6 +23,8 @@ class Mesh final : public Peers {
   Mesh(std::shared_ptr<World> world, std::shared_ptr<Group> group, std::uint8_t lane);
 
   Link* link(Rank peer) override;
+  // Of the operation that drives now: no new connection is waited for any longer.
+  void set_timeout(Millis timeout) { timeout_ = timeout; }
   // The link if there is one, or if the other side has connected; never connects.
   Link* accepted(Rank peer);
   // The links there are already, by group rank; never connects.
@@ -34,6 +36,7 @@ class Mesh final : public Peers {
   std::shared_ptr<World> world_;
   std::shared_ptr<Group> group_;
   std::uint8_t lane_;
+  Millis timeout_ = kForGood;
   std::vector<std::unique_ptr<Link>> links_;
 };
 

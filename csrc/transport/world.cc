@@ -145,13 +145,20 @@ auto World::or_lost(Rank peer, const Talk& talk) const {
   }
 }
 
+World::Limit::Limit(Millis most, Millis timeout)
+    : deadline(Clock::now() + std::min(most, timeout)),
+      text(timeout < most ? str("not finished within its timeout of ",
+                                seconds_between(Time{}, Time{timeout}), " s: ")
+                          : str("after ", seconds_between(Time{}, Time{most}), " s ")) {}
+
 // Waits until `entry` is ready. What the group hears meanwhile ends the wait: a frozen rank answers
 // nothing, and the heartbeat knows that long before the deadline does.
-void World::await(Group& group, Rank peer, pollfd entry, Time deadline) const {
+void World::await(Group& group, Rank peer, pollfd entry, const Limit& limit) const {
   while (true) {
     std::array<pollfd, 2> polls{entry, {group.wake_fd(), POLLIN, 0}};
-    const int ready =
-        ::poll(polls.data(), polls.size(), static_cast<int>(limits::kSleepSlice.count()));
+    const auto left = std::chrono::duration_cast<Millis>(limit.deadline - Clock::now()) + Millis{1};
+    const Millis slice = std::clamp(left, Millis{0}, limits::kSleepSlice);
+    const int ready = ::poll(polls.data(), polls.size(), static_cast<int>(slice.count()));
     if (ready < 0) {
       run_interrupt_check();
     } else if (polls[0].revents != 0) {
@@ -159,13 +166,14 @@ void World::await(Group& group, Rank peer, pollfd entry, Time deadline) const {
     }
     group.clear_wake();
     if (group.is_failed()) group.failure().raise();
-    if (const auto left = group.left(peer)) throw PeerLost(peer, *left);
-    if (Clock::now() >= deadline)
-      throw TimedOut(str("no answer from ", describe(peer), " to a new connection"));
+    if (const auto text = group.left(peer)) throw PeerLost(peer, *text);
+    if (Clock::now() >= limit.deadline)
+      throw TimedOut(str(limit.text, "no answer from ", describe(peer), " to a new connection"));
   }
 }
 
-Fd World::open(Group& group, Rank peer, const Intro& intro, Time deadline) const {
+Fd World::open(Group& group, const Intro& intro, const Limit& limit) const {
+  const Rank peer = intro.to;
   Knock knock(member(peer), options_.secret, intro);
   while (true) {
     const Knock::Outcome outcome = knock.advance();
@@ -174,44 +182,45 @@ Fd World::open(Group& group, Rank peer, const Intro& intro, Time deadline) const
       const auto left = group.left(peer);
       throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", knock.why()));
     }
-    await(group, peer, knock.wants(), deadline);
+    await(group, peer, knock.wants(), limit);
   }
 }
 
-std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane) {
-  const Time deadline = Clock::now() + kConnectTime;
+std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane, Millis timeout) {
+  const Limit limit(kConnectTime, timeout);
   const bool is_local = shares_memory(rank(), peer);
   const Purpose purpose = is_local ? Purpose::kSharedLink : Purpose::kLink;
-  Fd fd = open(group, peer, {purpose, lane, rank(), peer, group.id, session_, group.members_hash}, deadline);
+  Fd fd = open(group, {purpose, lane, rank(), peer, group.id, session_, group.members_hash}, limit);
   if (!is_local) return std::make_unique<TcpLink>(std::move(fd));
   SharedMemory memory = SharedMemory::create(ShmLink::kMemoryBytes);
-  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
+  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), limit.deadline); });
   return std::make_unique<ShmLink>(std::move(memory), std::move(fd), true);
 }
 
-std::unique_ptr<Link> World::accept(Group& group, Arrival arrival) const {
+std::unique_ptr<Link> World::accept(Group& group, Arrival arrival, Millis timeout) const {
   if (arrival.intro.purpose == Purpose::kLink)
     return std::make_unique<TcpLink>(std::move(arrival.fd));
-  Fd memory = receive_memory(group, arrival);
+  Fd memory = receive_memory(group, arrival, timeout);
   return std::make_unique<ShmLink>(SharedMemory::attach(std::move(memory), ShmLink::kMemoryBytes),
                                    std::move(arrival.fd), false);
 }
 
-void World::give_segment(Group& group, Rank peer, const SharedMemory& memory) {
-  const Time deadline = Clock::now() + kConnectTime;
-  const Fd fd =
-      open(group, peer, {Purpose::kSegment, 0, rank(), peer, group.id, session_, group.members_hash}, deadline);
-  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), deadline); });
+void World::give_segment(Group& group, Rank peer, const SharedMemory& memory, Millis timeout) {
+  const Limit limit(kConnectTime, timeout);
+  const Fd fd = open(
+      group, {Purpose::kSegment, 0, rank(), peer, group.id, session_, group.members_hash}, limit);
+  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), limit.deadline); });
 }
 
-SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t bytes) const {
-  return SharedMemory::attach(receive_memory(group, arrival), bytes);
+SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t bytes,
+                                 Millis timeout) const {
+  return SharedMemory::attach(receive_memory(group, arrival, timeout), bytes);
 }
 
-Fd World::receive_memory(Group& group, const Arrival& arrival) const {
-  const Time deadline = Clock::now() + kPassTime;
-  await(group, arrival.intro.from, {arrival.fd.get(), POLLIN, 0}, deadline);
-  return or_lost(arrival.intro.from, [&] { return recv_fd(arrival.fd.get(), deadline); });
+Fd World::receive_memory(Group& group, const Arrival& arrival, Millis timeout) const {
+  const Limit limit(kPassTime, timeout);
+  await(group, arrival.intro.from, {arrival.fd.get(), POLLIN, 0}, limit);
+  return or_lost(arrival.intro.from, [&] { return recv_fd(arrival.fd.get(), limit.deadline); });
 }
 
 }  // namespace gradring::transport

@@ -51,13 +51,14 @@ class World {
   void leave();
 
   // The pair's lower rank connects, the higher one waits for the arrival. Both block until the
-  // other side's monitor has answered, the group has failed (its failure is thrown) or `peer` has
-  // left (PeerLost).
-  std::unique_ptr<Link> connect(Group& group, Rank peer, std::uint8_t lane);
-  std::unique_ptr<Link> accept(Group& group, Arrival arrival) const;
+  // other side's monitor has answered, the group has failed (its failure is thrown), `peer` has
+  // left (PeerLost) or the operation's timeout, or what is plenty for any connection, has passed
+  // (TimedOut).
+  std::unique_ptr<Link> connect(Group& group, Rank peer, std::uint8_t lane, Millis timeout);
+  std::unique_ptr<Link> accept(Group& group, Arrival arrival, Millis timeout) const;
   // Passes a segment's descriptor to a rank on this host / takes one.
-  void give_segment(Group& group, Rank peer, const SharedMemory& memory);
-  SharedMemory take_segment(Group& group, Arrival arrival, std::size_t bytes) const;
+  void give_segment(Group& group, Rank peer, const SharedMemory& memory, Millis timeout);
+  SharedMemory take_segment(Group& group, Arrival arrival, std::size_t bytes, Millis timeout) const;
 
   // Throws Closed in a process forked from the one that joined: its threads and turns belong to the
   // parent.
@@ -65,9 +66,16 @@ class World {
 
  private:
   World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);
-  void await(Group& group, Rank peer, pollfd entry, Time deadline) const;
-  Fd open(Group& group, Rank peer, const Intro& intro, Time deadline) const;
-  Fd receive_memory(Group& group, const Arrival& arrival) const;
+  // Until when a connection is waited for, and what is said of it then.
+  struct Limit {
+    Limit(Millis most, Millis timeout);
+
+    Time deadline;
+    std::string text;
+  };
+  void await(Group& group, Rank peer, pollfd entry, const Limit& limit) const;
+  Fd open(Group& group, const Intro& intro, const Limit& limit) const;
+  Fd receive_memory(Group& group, const Arrival& arrival, Millis timeout) const;
   void answer(Fd guest);
   template <typename Talk>
   auto or_lost(Rank peer, const Talk& talk) const;

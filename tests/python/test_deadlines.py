@@ -104,6 +104,20 @@ def test_a_wait_with_a_timeout_says_what_the_work_waits_for(
     fresh_world(2, transport).run(call)
 
 
+def test_a_timeout_counts_also_while_the_first_connections_are_made(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(2, transport=transport, timeout=1.0, heartbeat_timeout=60.0)
+    frozen = ranks.ranks[1].freeze()
+    ranks.ranks[0].begin("comm.all_reduce(np.ones(10_000))")
+    outcome = ranks.ranks[0].outcome()
+    assert outcome.error == "TimedOut", outcome
+    assert outcome.text.startswith("all_reduce #1 ("), outcome
+    assert "not finished within its timeout of 1 s" in outcome.text, outcome
+    assert "rank 1 (" in outcome.text, outcome
+    assert outcome.at - frozen < 1.0 + SLACK
+
+
 @pytest.mark.parametrize("operation", ["send", "recv"])
 def test_a_message_that_has_no_partner_times_out_and_says_who_and_which_tag(
     fresh_world: FreshWorld, transport: str, operation: str
