@@ -78,6 +78,10 @@ std::string objection(const JoinOptions& options, const wire::Join& join,
                options.world_size);
   if (rank <= 0 || rank >= options.world_size)
     return str("rank ", rank, " does not exist in a world of ", options.world_size);
+  // Two of one host would look for each other in different places.
+  if (join.mode != options.mode)
+    return str("rank ", rank, " was started with transport ", wire::name(join.mode),
+               ", rank 0 with ", wire::name(options.mode), "; all ranks need the same");
   if (members[static_cast<std::size_t>(rank)].rank >= 0)
     return str("two processes were started as rank ", rank, ": ",
                members[static_cast<std::size_t>(rank)].tcp_address, " and ",
@@ -213,7 +217,8 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   const wire::Member self = describe_self(options, to_text({host, local_port(listener.get())}));
   Meeting meeting;
   meeting.door = open_door(options, std::move(listener), self);
-  send_frame(control.get(), wire::Join{static_cast<std::uint32_t>(options.world_size), self},
+  send_frame(control.get(),
+             wire::Join{static_cast<std::uint32_t>(options.world_size), self, options.mode},
              deadline);
 
   while (!wait_readable(control.get(), std::min(deadline, Clock::now() + Millis{100}))) {

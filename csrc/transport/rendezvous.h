@@ -17,7 +17,7 @@
 
 namespace gradring::transport {
 
-enum class TransportMode : std::uint8_t { kAuto, kShm, kTcp };
+using wire::TransportMode;
 
 struct JoinOptions {
   Rank rank = 0;

@@ -95,6 +95,7 @@ struct Encoder {
   void operator()(const Join& m) const {
     out.put(m.world_size);
     put(out, m.member);
+    out.put(m.mode);
   }
   void operator()(const Welcome& m) const {
     out.put_bytes(m.session);
@@ -192,6 +193,7 @@ Message get_message(Reader& in, std::uint8_t type) {
       Join m;
       m.world_size = in.get<std::uint32_t>();
       m.member = get_member(in);
+      m.mode = in.get_enum<TransportMode>(kTransportModeCount);
       return m;
     }
     case 1: return get_welcome(in);
@@ -234,6 +236,15 @@ Message get_message(Reader& in, std::uint8_t type) {
 }
 
 }  // namespace
+
+std::string_view name(TransportMode mode) {
+  switch (mode) {
+    case TransportMode::kAuto: return "auto";
+    case TransportMode::kShm: return "shm";
+    case TransportMode::kTcp: return "tcp";
+  }
+  return "unknown transport";
+}
 
 std::vector<std::byte> encode(const Message& message) {
   Writer out;

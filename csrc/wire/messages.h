@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -37,9 +38,15 @@ struct CallState {
   std::string made_by;  // The call that named its members, as errors show it; "": none did.
 };
 
+// The values are part of the wire format: append, never renumber.
+enum class TransportMode : std::uint8_t { kAuto = 0, kShm = 1, kTcp = 2 };
+inline constexpr std::size_t kTransportModeCount = 3;
+std::string_view name(TransportMode mode);  // "auto", ...: as users write it.
+
 struct Join {  // Follower -> coordinator, first.
   std::uint32_t world_size = 0;
   Member member;
+  TransportMode mode = TransportMode::kAuto;
 };
 struct Welcome {  // Coordinator -> follower, when everybody has joined.
   SessionId session{};

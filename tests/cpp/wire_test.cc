@@ -48,7 +48,7 @@ std::vector<Message> all_messages() {
   Heartbeat beat;
   for (std::uint64_t i = 0; i < 256; ++i) beat.calls.push_back(some_state(i));
   return {
-      Join{4, some_member(3)},
+      Join{4, some_member(3), TransportMode::kTcp},
       welcome,
       Refused{"two processes were started as rank 3", true},
       Heartbeat{},

@@ -116,6 +116,20 @@ TEST_CASE("a rank with another world size is refused and told both sizes") {
   CHECK(contains(text_of(errors[1]), "rank 0 with 2"));
 }
 
+TEST_CASE("a rank with another transport is refused and told both") {
+  using transport::TransportMode;
+  for (const TransportMode mode : {TransportMode::kTcp, TransportMode::kAuto}) {
+    std::vector<JoinOptions> options =
+        options_for({.ranks = 2, .mode = TransportMode::kShm, .timeout = Millis{500}});
+    options[1].mode = mode;
+    const auto errors = join_all(options);
+    REQUIRE(errors[1]);
+    CHECK_THROWS_AS(std::rethrow_exception(errors[1]), InvalidArgument);
+    CHECK(contains(text_of(errors[1]), mode == TransportMode::kTcp ? "transport tcp" : "auto"));
+    CHECK(contains(text_of(errors[1]), "rank 0 with shm"));
+  }
+}
+
 TEST_CASE("of two processes with one rank the second is refused, and the job goes on") {
   std::vector<JoinOptions> options = options_for({.ranks = 3});
   options.push_back(options[1]);

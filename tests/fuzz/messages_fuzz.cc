@@ -32,7 +32,7 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
   state.made_by = "subgroup([0, 1], 'a')";
 
   const std::vector<wire::Message> messages{
-      wire::Join{.world_size = 4, .member = member},
+      wire::Join{.world_size = 4, .member = member, .mode = wire::TransportMode::kTcp},
       wire::Welcome{.session = {},
                     .members = {member, member},
                     .costs = {.tcp = LinkCosts{40, 2, 10, 1}, .shared_memory = {}}},
