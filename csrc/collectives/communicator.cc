@@ -4,6 +4,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "collectives/turn_wait.h"
 #include "transport/forks.h"
 
 namespace gradring::collectives {
@@ -120,20 +121,31 @@ void Communicator::check_usable(const Call& next) const {
   throw Closed(str("this communicator is closed since: ", failure.text), failure);
 }
 
-Communicator::DriveLock Communicator::lock_drive() {
+void Communicator::raise_no_turn(const Operation& operation, Millis timeout) const {
+  const wire::CallState running = group_->call();
+  throw TimedOut(str(gradring::describe(call_of(operation)), ": did not get its turn within ",
+                     seconds_between(Time{}, Time{timeout}), " s behind ",
+                     running.in_progress ? gradring::describe(running.call, running.seq)
+                                         : "operations that were there before",
+                     "; nothing was sent, and this communicator is still open"));
+}
+
+Communicator::DriveLock Communicator::lock_drive(const Operation& operation, Millis timeout) {
   DriveLock lock(drive_, std::try_to_lock);
-  // Somebody else's operation is running; it has a deadline, and so has this wait.
-  while (!lock.owns_lock()) {
-    lock.try_lock_for(limits::kSleepSlice);
-    if (!lock.owns_lock()) transport::run_interrupt_check();
+  if (lock.owns_lock()) [[likely]]
+    return lock;
+  TurnWait wait(*group_, timeout);
+  while (!lock.try_lock_for(wait.slice())) {
+    transport::run_interrupt_check();
+    if (wait.is_over()) raise_no_turn(operation, timeout);
   }
   return lock;
 }
 
 void Communicator::run(const Operation& operation, Millis timeout) {
   world_->check_process();
-  if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(operation);
-  const DriveLock lock = lock_drive();
+  if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(operation, timeout);
+  const DriveLock lock = lock_drive(operation, timeout);
   execute(operation, timeout);
 }
 
@@ -172,14 +184,16 @@ std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
 
 // Waits until all that was queued before has been taken up. The progress thread runs it, never the
 // caller: a user's thread has a deadline of its own, and a Ctrl-C to notice.
-void Communicator::let_queue_go_first(const Operation& operation) {
+void Communicator::let_queue_go_first(const Operation& operation, Millis timeout) {
+  TurnWait wait(*group_, timeout);
   std::unique_lock lock(queue_mutex_);
   const std::uint64_t before = submitted_;
   while (taken_ < before) {
-    queue_moved_.wait_for(lock, limits::kSleepSlice);
+    queue_moved_.wait_for(lock, wait.slice());
     lock.unlock();
     check_usable(call_of(operation));
     transport::run_interrupt_check();
+    if (wait.is_over()) raise_no_turn(operation, timeout);
     lock.lock();
   }
 }
@@ -331,7 +345,7 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
     throw InvalidArgument(str("empty: ", sizes.size(), " ranks ask for ", bytes,
                               " bytes each; all arrays together are at most ", kLargestShared,
                               " bytes"));
-  const DriveLock lock = lock_drive();
+  const DriveLock lock = lock_drive(exchange, timeout);
   const Call call = call_of(exchange);
   check_usable(call);
   transport::Idle idle(*group_, timeout, true);

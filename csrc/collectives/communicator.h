@@ -106,8 +106,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   using DriveLock = std::unique_lock<Turn>;
 
   std::shared_ptr<Work> enqueue(std::shared_ptr<Work> work);
-  DriveLock lock_drive();
-  void let_queue_go_first(const Operation& operation);
+  // Throw TimedOut, with nothing sent and nothing closed, where what comes before `operation` does
+  // not move on for `timeout`.
+  DriveLock lock_drive(const Operation& operation, Millis timeout);
+  void let_queue_go_first(const Operation& operation, Millis timeout);
+  [[noreturn]] void raise_no_turn(const Operation& operation, Millis timeout) const;
   void execute(const Operation& operation, Millis timeout, Ticks queued = 0);
   void execute(const Call& call, ForeignOperation& operation, Millis timeout, Ticks queued);
   void execute(const Call& call, Composition& operation, Millis timeout, Ticks queued);

@@ -84,6 +84,14 @@ class Group {
   // The operation this rank is in, for the heartbeat. Starting one costs one store; what it is, is
   // said only when it has to wait.
   void begin_call(std::uint64_t seq) { seq_.store(seq, std::memory_order_relaxed); }
+  // The operation moves on. Only whoever drives it says so.
+  void note_progress() {
+    progress_.store(progress_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  // Changes whenever an operation begins or moves on.
+  std::uint64_t progress() const {
+    return seq_.load(std::memory_order_relaxed) + progress_.load(std::memory_order_relaxed);
+  }
   void publish_call(const Call& call, std::uint64_t seq);
   void end_call();
   wire::CallState call() const;
@@ -115,8 +123,9 @@ class Group {
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.
   std::atomic<bool> is_told_{false};      // Guards nothing.
   std::atomic<bool> has_leavers_{false};  // The same for state_.leavers.
-  std::atomic<std::uint64_t> seq_{0};     // A statistic: relaxed.
-  Fd wake_;                               // Readable: something above changed.
+  std::atomic<std::uint64_t> seq_{0};     // A statistic: relaxed, as is the next.
+  std::atomic<std::uint64_t> progress_{0};
+  Fd wake_;  // Readable: something above changed.
 };
 
 }  // namespace gradring::transport

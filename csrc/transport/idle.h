@@ -58,6 +58,7 @@ class Idle {
     if (record_ != nullptr) record_->stamp();
     yields_ = 0;
     deadline_ = {};
+    if (call_ != nullptr) group_.note_progress();
   }
 
   // Waits a little. Throws the group's failure, DeadlinePassed or Interrupted.

@@ -51,6 +51,7 @@ class Reductions(calling.Caller):
             deterministic: ``"rank_order"`` adds x[0] + x[1] + ...; of floats ``ring doubling
                 halving``, which have orders of their own, are refused with it.
             timeout: Seconds without progress before giving up; ``None`` is the communicator's.
+                Counts also while the call waits for its turn behind others.
             stream: Of a device array (docs/gpu.md): what was put on it before has made ``x``. A
                 number, or a stream of torch, CuPy or any library with ``__cuda_stream__``;
                 ``None``: torch's current stream, else what the array says. Ignored for arrays on
@@ -65,7 +66,8 @@ class Reductions(calling.Caller):
                 from here.
             Mismatch: Ranks called different things; nothing was reduced.
             PeerLost: A rank died, froze or left.
-            TimedOut: No progress within the timeout.
+            TimedOut: No progress within the timeout; the communicator is closed. Or no turn: what
+                came before made no progress, nothing was sent, and the communicator is open.
             Closed: The communicator had failed or was closed before.
         """
         options = calling.reduction(op, algorithm, deterministic)

@@ -104,6 +104,39 @@ def test_a_wait_with_a_timeout_says_what_the_work_waits_for(
     fresh_world(2, transport).run(call)
 
 
+AHEAD: dict[str, Callable[[Any], Any]] = {
+    "a work": lambda comm: comm.all_reduce(np.ones(3), async_op=True),
+    "several works": lambda comm: [comm.all_reduce(np.ones(3), async_op=True) for _ in range(3)],
+}
+
+
+@pytest.mark.parametrize("begin", AHEAD.values(), ids=AHEAD)
+def test_a_call_that_does_not_get_its_turn_in_time_leaves_everything_as_it_was(
+    fresh_world: FreshWorld, transport: str, begin: Callable[[Any], Any]
+) -> None:
+    gave_up = threading.Event()
+
+    def call(comm: Any) -> None:
+        if comm.rank == 0:
+            begin(comm)
+            began = time.monotonic()
+            with pytest.raises(gr.TimedOut) as error:
+                comm.barrier(timeout=0.3)
+            assert str(error.value) == (
+                "barrier(): did not get its turn within 0.3 s behind all_reduce #1 "
+                "(float64 x 3, sum); nothing was sent, and this communicator is still open"
+            )
+            assert 0.3 <= time.monotonic() - began < 0.3 + SLACK
+            assert not comm.is_closed
+            gave_up.set()
+        else:
+            assert gave_up.wait(20)
+            begin(comm)
+        comm.barrier()
+
+    fresh_world(2, transport).run(call)
+
+
 def test_a_timeout_counts_also_while_the_first_connections_are_made(
     job: StartJob, transport: str
 ) -> None:
