@@ -31,6 +31,17 @@ std::uint64_t hash_of_name(const std::string& name) {
   return hash;
 }
 
+// "": not known yet.
+std::string who_is_awaited(const transport::Group& group) {
+  const wire::ShrinkWait wait = group.shrink_awaits();
+  if (wait.missing.empty()) return "";
+  std::string text;
+  for (const Rank rank : wait.missing) text += str(text.empty() ? "; rank " : ", ", rank);
+  if (wait.count > wait.missing.size())
+    text += str(" and ", wait.count - wait.missing.size(), " more");
+  return str(text, " had not");
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64_t key,
@@ -94,7 +105,8 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   // Whoever is still in an operation here must come out of it, or the survivors would wait for that
   // rank.
   const Failure cause{ErrorKind::kClosed, -1,
-                      "this communicator was shrunk; use the one that shrink() returned"};
+                      "this communicator was shrunk: use the one that shrink() returned, or call "
+                      "shrink() again where it returned none"};
   if (!group_->is_failed()) {
     world_->report({group_->id, seq_, world_->rank(), cause});
     group_->fail(cause);
@@ -109,7 +121,8 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
     }
     if (Clock::now() >= deadline)
       throw TimedOut(str("shrink: not all living ranks called it within ",
-                         seconds_between(Time{}, Time{timeout}), " s"));
+                         seconds_between(Time{}, Time{timeout}), " s", who_is_awaited(*group_),
+                         "; call it again to go on waiting"));
     std::this_thread::sleep_for(Millis{1});
     transport::run_interrupt_check();
   }

@@ -127,6 +127,14 @@ wire::CallState Group::call() const {
   });
 }
 
+void Group::note_shrink_awaits(wire::ShrinkWait wait) {
+  state_.with([&](State& state) { state.shrink_awaits = std::move(wait); });
+}
+
+wire::ShrinkWait Group::shrink_awaits() const {
+  return state_.with([](const State& state) { return state.shrink_awaits; });
+}
+
 void Group::settle_shrink(std::vector<Rank> survivors) {
   state_.with([&](State& state) { state.survivors = std::move(survivors); });
   wake();

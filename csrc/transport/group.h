@@ -96,6 +96,8 @@ class Group {
   void end_call();
   wire::CallState call() const;
 
+  void note_shrink_awaits(wire::ShrinkWait wait);
+  wire::ShrinkWait shrink_awaits() const;  // Whom it waits for, as far as this rank has heard.
   void settle_shrink(std::vector<Rank> survivors);
   std::optional<std::vector<Rank>> survivors() const;
 
@@ -109,6 +111,7 @@ class Group {
     std::map<Rank, std::string> leavers;
     std::vector<Arrival> arrivals;
     wire::CallState call;  // The last published.
+    wire::ShrinkWait shrink_awaits;
     std::optional<std::vector<Rank>> survivors;
     std::function<void(const Failure&)> tell;
   };

@@ -112,6 +112,8 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
   } else if (const auto* reply = std::get_if<wire::ShrinkReply>(&message)) {
     settle(*reply, actions);
     settle_shrinks(actions);
+  } else if (const auto* wait = std::get_if<wire::ShrinkWait>(&message)) {
+    actions.awaited.push_back(*wait);
   } else if (const auto* left = std::get_if<wire::Left>(&message)) {
     hear_left(*left, from, actions);
   }
@@ -125,6 +127,7 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
     watch_followers(now, actions);
     check_members(actions);
     check_calls(actions);
+    tell_of_shrinks(actions);
     return;
   }
   const Rank leader = coordinator();
@@ -332,58 +335,6 @@ std::string Membership::who_is_not_in(const wire::Abort& abort) const {
   }
   return missing.empty() ? ""
                          : str("; not in this operation at the last heartbeat: rank ", missing);
-}
-
-void Membership::shrink(const wire::ShrinkRequest& request, Actions& actions) {
-  own_shrinks_.push_back(request);
-  if (is_coordinator())
-    request_shrink(request, settings_.rank, actions);
-  else if (peer(coordinator()).is_connected)
-    actions.send.emplace_back(coordinator(), request);
-}
-
-void Membership::request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions) {
-  // A sender may know before this rank does that this rank leads: the request waits for that.
-  Shrink& shrink = shrinks_[request.communicator];
-  shrink.members = request.members;
-  if (std::find(shrink.asked.begin(), shrink.asked.end(), from) == shrink.asked.end())
-    shrink.asked.push_back(from);
-  settle_shrinks(actions);
-}
-
-void Membership::settle_shrinks(Actions& actions) {
-  if (!is_coordinator()) return;
-  for (auto entry = shrinks_.begin(); entry != shrinks_.end();) {
-    const Shrink& shrink = entry->second;
-    wire::ShrinkReply reply{entry->first, {}};
-    bool is_complete = true;
-    for (const Rank rank : shrink.members) {
-      if (rank < 0 || rank >= settings_.world_size || !is_alive(rank)) continue;
-      reply.survivors.push_back(rank);
-      if (std::find(shrink.asked.begin(), shrink.asked.end(), rank) == shrink.asked.end())
-        is_complete = false;
-    }
-    // What a coordinator before this one has answered stands, even if somebody has died since.
-    const auto known = settled_.find(entry->first);
-    if (known != settled_.end()) reply = known->second;
-    if (!is_complete && known == settled_.end()) {
-      ++entry;
-      continue;
-    }
-    for (const Rank rank : shrink.asked)
-      if (rank != settings_.rank && is_alive(rank)) actions.send.emplace_back(rank, reply);
-    entry = shrinks_.erase(entry);
-    settle(reply, actions);
-  }
-}
-
-void Membership::settle(const wire::ShrinkReply& reply, Actions& actions) {
-  std::erase_if(own_shrinks_,
-                [&](const auto& own) { return own.communicator == reply.communicator; });
-  if (settled_.contains(reply.communicator)) return;
-  if (settled_.size() >= limits::kCommunicators) settled_.erase(settled_.begin());
-  settled_.emplace(reply.communicator, reply);
-  actions.shrunk.push_back(reply);
 }
 
 void Membership::leave_group(const wire::Left& left, Actions& actions) {

@@ -40,6 +40,7 @@ class Membership {
         gone;  // For the user: these ranks died or left. May name this rank itself.
     std::vector<wire::Abort> aborted;       // For the user: these communicators are over.
     std::vector<wire::ShrinkReply> shrunk;  // For the user: these groups agreed on their survivors.
+    std::vector<wire::ShrinkWait> awaited;  // For the user: whom its shrinks wait for.
     std::vector<wire::Left> left;           // For the user: these ranks closed a communicator.
   };
 
@@ -92,6 +93,8 @@ class Membership {
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);
   void request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions);
   void settle_shrinks(Actions& actions);
+  std::vector<Rank> who_has_not_asked(const Shrink& shrink) const;
+  void tell_of_shrinks(Actions& actions);
   void settle(const wire::ShrinkReply& reply, Actions& actions);
   void hear_left(const wire::Left& left, Rank from, Actions& actions);
   void tell_members(const wire::Left& left, Rank except, Actions& actions);

@@ -16,22 +16,11 @@ namespace {
 
 constexpr Millis kGoodbyeTime{200};
 constexpr Millis kNewcomerTime{200};  // It has proved that it knows the secret, and writes at once.
-constexpr std::size_t kUnclaimed = 4096;  // Of each kind.
 
 std::vector<std::string> addresses_of(const std::vector<wire::Member>& members) {
   std::vector<std::string> addresses;
   for (const wire::Member& member : members) addresses.push_back(member.tcp_address);
   return addresses;
-}
-
-Failure to_failure(const wire::Lost& lost, Rank self) {
-  if (lost.rank == self)
-    return {ErrorKind::kPeerLost, self, str("this rank was given up by the others: ", lost.text)};
-  return {ErrorKind::kPeerLost, lost.rank, lost.text};
-}
-
-void mark_left(Group& group, const wire::Left& left) {
-  group.mark_left(left.rank, str("rank ", left.rank, " has left: it closed this communicator"));
 }
 
 }  // namespace
@@ -59,49 +48,6 @@ void Monitor::stop() {
   orders_.with([](Orders& orders) { orders.is_leaving = true; });
   wake();
   thread_.join();
-}
-
-void Monitor::add(std::shared_ptr<Group> group) {
-  groups_.with([&](Groups& groups) {
-    if (!groups.by_id.emplace(group->id, group).second)
-      throw InvalidArgument("a communicator with this name and these ranks is open already");
-    for (const wire::Lost& lost : groups.gone) {
-      if (!group->has_member(lost.rank)) continue;
-      lost.has_left ? group->mark_left(lost.rank, lost.text) : group->fail(to_failure(lost, rank_));
-    }
-    std::erase_if(groups.lefts, [&](const wire::Left& left) {
-      if (left.communicator == group->id) mark_left(*group, left);
-      return left.communicator == group->id;
-    });
-    std::erase_if(groups.aborts, [&](const wire::Abort& abort) {
-      if (abort.communicator == group->id) group->fail(told_by(abort));
-      return abort.communicator == group->id;
-    });
-    for (auto arrival = groups.unclaimed.begin(); arrival != groups.unclaimed.end();) {
-      if (arrival->intro.communicator != group->id) {
-        ++arrival;
-        continue;
-      }
-      deliver(*group, std::move(*arrival));
-      arrival = groups.unclaimed.erase(arrival);
-    }
-  });
-}
-
-void Monitor::remove(std::uint64_t group_id) {
-  std::vector<Rank> members;
-  groups_.with([&](Groups& groups) {
-    groups.closed.insert(group_id);
-    const auto group = groups.by_id.find(group_id);
-    if (group == groups.by_id.end()) return;
-    members = group->second->members;
-    group->second->turn_away_arrivals();
-    groups.by_id.erase(group);
-  });
-  if (members.size() < 2) return;
-  // Who waits for a connection of this rank's there would not see it close.
-  orders_.with([&](Orders& orders) { orders.lefts.push_back({group_id, rank_, members}); });
-  wake();
 }
 
 void Monitor::report(const wire::Abort& abort) {
@@ -206,57 +152,10 @@ void Monitor::carry_out(Membership::Actions& actions) {
     }
     const bool is_done = more.send.empty() && more.disconnect.empty() && !more.connect &&
                          more.gone.empty() && more.aborted.empty() && more.shrunk.empty() &&
-                         more.left.empty();
+                         more.awaited.empty() && more.left.empty();
     if (is_done) return;
     actions = std::move(more);
   }
-}
-
-void Monitor::tell_groups(const Membership::Actions& actions) {
-  groups_.with([&](Groups& groups) {
-    groups.gone.insert(groups.gone.end(), actions.gone.begin(), actions.gone.end());
-    for (const auto& [id, group] : groups.by_id) {
-      for (const wire::Lost& lost : actions.gone) {
-        if (!group->has_member(lost.rank)) continue;
-        lost.has_left ? group->mark_left(lost.rank, lost.text)
-                      : group->fail(to_failure(lost, rank_));
-      }
-      for (const wire::Abort& abort : actions.aborted) {
-        if (abort.communicator == id) group->fail(told_by(abort));
-      }
-      for (const wire::ShrinkReply& reply : actions.shrunk)
-        if (reply.communicator == id) group->settle_shrink(reply.survivors);
-    }
-    for (const wire::Abort& abort : actions.aborted) {
-      const bool is_here =
-          groups.by_id.contains(abort.communicator) || groups.closed.contains(abort.communicator);
-      if (is_here) continue;
-      if (groups.aborts.size() >= kUnclaimed) groups.aborts.pop_front();  // Or of others.
-      groups.aborts.push_back(abort);
-    }
-    for (const wire::Left& left : actions.left) {
-      const auto group = groups.by_id.find(left.communicator);
-      if (group != groups.by_id.end())
-        mark_left(*group->second, left);
-      else if (!groups.closed.contains(left.communicator) && groups.lefts.size() < kUnclaimed)
-        groups.lefts.push_back(left);
-    }
-  });
-}
-
-Failure Monitor::told_by(const wire::Abort& abort) const {
-  Failure failure = abort.failure;
-  if (abort.origin != rank_) failure.text += str(" (reported by rank ", abort.origin, ")");
-  return failure;
-}
-
-// Links between ranks that disagree about the members would carry one rank's data as another's.
-void Monitor::deliver(Group& group, Arrival arrival) {
-  const Rank from = arrival.intro.from;
-  if (group.deliver(std::move(arrival))) return;
-  const Failure failure = members_differ(rank_, group.made_by, from, "");
-  report({group.id, 0, rank_, failure});
-  group.fail(failure);
 }
 
 void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
@@ -278,13 +177,7 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
     membership_.on_connected(intro.from, Clock::now(), actions);
     return;
   }
-  groups_.with([&](Groups& groups) {
-    const auto group = groups.by_id.find(intro.communicator);
-    if (group != groups.by_id.end())
-      deliver(*group->second, std::move(arrival));
-    else if (!groups.closed.contains(intro.communicator) && groups.unclaimed.size() < kUnclaimed)
-      groups.unclaimed.push_back(std::move(arrival));
-  });
+  hand_over(std::move(arrival));
 }
 
 // Somebody wants to join who comes too late, or too early: for what this rank will join after this.

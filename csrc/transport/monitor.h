@@ -61,6 +61,7 @@ class Monitor {
   void carry_out(Membership::Actions& actions);
   void tell_groups(const Membership::Actions& actions);
   Failure told_by(const wire::Abort& abort) const;
+  void hand_over(Arrival arrival);
   void deliver(Group& group, Arrival arrival);
   void take_arrival(Arrival arrival, Membership::Actions& actions);
   void send_away(Fd newcomer) const;

@@ -149,6 +149,11 @@ struct Encoder {
     out.put(m.rank);
     put(out, m.members);
   }
+  void operator()(const ShrinkWait& m) const {
+    out.put(m.communicator);
+    out.put(m.count);
+    put(out, m.missing);
+  }
 };
 
 Welcome get_welcome(Reader& in) {
@@ -229,6 +234,13 @@ Message get_message(Reader& in, std::uint8_t type) {
       m.communicator = in.get<std::uint64_t>();
       m.rank = in.get<Rank>();
       m.members = get_ranks(in);
+      return m;
+    }
+    case 10: {
+      ShrinkWait m;
+      m.communicator = in.get<std::uint64_t>();
+      m.count = in.get<std::uint32_t>();
+      m.missing = get_ranks(in);
       return m;
     }
     default: throw ProtocolError(str("control message of unknown type ", int{type}));

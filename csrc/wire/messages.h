@@ -84,13 +84,18 @@ struct ShrinkRequest {
   std::uint64_t communicator = 0;
   std::vector<Rank> members;  // World ranks of the communicator, as its creator listed them.
 };
+struct ShrinkWait {  // Coordinator -> those who have asked, now and then: it is not settled yet.
+  std::uint64_t communicator = 0;
+  std::uint32_t count = 0;    // How many living members have not asked for it.
+  std::vector<Rank> missing;  // The first of them.
+};
 struct ShrinkReply {  // Coordinator -> every survivor.
   std::uint64_t communicator = 0;
   std::vector<Rank> survivors;
 };
 
 using Message = std::variant<Join, Welcome, Refused, Heartbeat, Lost, Abort, Bye, ShrinkRequest,
-                             ShrinkReply, Left>;
+                             ShrinkReply, Left, ShrinkWait>;
 
 std::vector<std::byte> encode(const Message& message);
 // Throws ProtocolError.

@@ -248,7 +248,7 @@ class Communicator(Reductions, Exchanges, Messages):
 
         Raises:
             InvalidArgument: This is a world of one, or ``timeout`` is not positive.
-            TimedOut: Some survivor did not call it in time.
+            TimedOut: Some survivors did not call it in time; names them. It may be called again.
         """
         is_kept = any(other is self for other in kept)
         smaller = Communicator(self._core.shrink(milliseconds(timeout)))

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "support/cluster.h"
@@ -298,6 +299,24 @@ TEST_CASE("survivors who ask for it agree on who they are, and wait for each oth
     REQUIRE(cluster.seat(rank).shrunk.size() == 1);
     CHECK(cluster.seat(rank).shrunk[0].survivors == Ranks{0, 2, 3});
   }
+}
+
+TEST_CASE("survivors hear whom their shrink waits for") {
+  Cluster cluster(40);
+  cluster.kill(1);
+  Ranks members(40);
+  std::iota(members.begin(), members.end(), 0);
+  cluster.shrink(3, 7, members);
+  cluster.shrink(0, 7, members);
+  cluster.pass(Cluster::kHeartbeatTimeout);
+  for (const Rank rank : {0, 3}) {
+    CAPTURE(rank);
+    REQUIRE_FALSE(cluster.seat(rank).awaited.empty());
+    CHECK(cluster.seat(rank).awaited.back().count == 37);
+    CHECK(cluster.seat(rank).awaited.back().missing.size() < 37);
+    CHECK(cluster.seat(rank).awaited.back().missing.front() == 2);
+  }
+  CHECK(cluster.seat(2).awaited.empty());
 }
 
 TEST_CASE("a rank that dies while the others wait for it is not waited for") {

@@ -60,6 +60,7 @@ std::vector<Message> all_messages() {
       ShrinkRequest{9, {0, 1, 2, 5}},
       ShrinkReply{9, {}},
       Left{9, 2, {0, 2, 5}},
+      ShrinkWait{9, 20, {1, 5}},
   };
 }
 
@@ -129,8 +130,9 @@ TEST_CASE("a count over its limit is refused before memory is taken for it") {
     std::size_t at;  // Of the count.
   };
   const Lie lies[] = {
-      {Welcome{}, 1 + 16},      {Refused{}, 1},         {Heartbeat{}, 1},
-      {ShrinkRequest{}, 1 + 8}, {ShrinkReply{}, 1 + 8}, {Left{}, 1 + 8 + 4},
+      {Welcome{}, 1 + 16},       {Refused{}, 1},         {Heartbeat{}, 1},
+      {ShrinkRequest{}, 1 + 8},  {ShrinkReply{}, 1 + 8}, {Left{}, 1 + 8 + 4},
+      {ShrinkWait{}, 1 + 8 + 4},
   };
   for (const Lie& lie : lies) {
     CAPTURE(lie.message.index());

@@ -47,6 +47,7 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
       wire::ShrinkRequest{.communicator = 7, .members = {0, 1, 3}},
       wire::ShrinkReply{.communicator = 7, .survivors = {0, 3}},
       wire::Left{.communicator = 7, .rank = 1, .members = {0, 1, 3}},
+      wire::ShrinkWait{.communicator = 7, .count = 20, .missing = {1, 2}},
   };
   std::vector<std::vector<std::byte>> found;
   for (const auto& message : messages) found.push_back(wire::encode(message));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,24 @@ def test_shrink_ends_the_operations_of_ranks_that_still_wait(
         with comm.shrink() as smaller:
             with pytest.raises(gr.Closed, match="use the one that it returned"):
                 comm.shrink()  # Two of one name would take each other's messages.
+            return int(smaller.all_reduce(np.array([1]))[0])
+
+    assert fresh_world(3, transport).run(shrink) == [3] * 3
+
+
+def test_a_shrink_names_who_did_not_call_it_and_may_be_called_again(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    told = threading.Barrier(3)
+
+    def shrink(comm: Any) -> int:
+        if comm.rank != 2:
+            with pytest.raises(gr.TimedOut, match=r"1\.5 s; rank 2 had not; call it again"):
+                comm.shrink(timeout=1.5)
+            with pytest.raises(gr.Closed, match=r"call shrink\(\) again"):
+                comm.barrier()
+        told.wait(30)
+        with comm.shrink() as smaller:
             return int(smaller.all_reduce(np.array([1]))[0])
 
     assert fresh_world(3, transport).run(shrink) == [3] * 3

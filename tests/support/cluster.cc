@@ -17,6 +17,7 @@ Cluster::Cluster(Rank ranks) {
                       .gone = {},
                       .aborted = {},
                       .shrunk = {},
+                      .awaited = {},
                       .left = {}});
   for (Rank rank = 1; rank < ranks; ++rank) connect(rank, 0);
 }
@@ -32,6 +33,7 @@ void Cluster::carry_out(Rank rank, Actions actions) {
   mine.gone.insert(mine.gone.end(), actions.gone.begin(), actions.gone.end());
   mine.aborted.insert(mine.aborted.end(), actions.aborted.begin(), actions.aborted.end());
   mine.left.insert(mine.left.end(), actions.left.begin(), actions.left.end());
+  mine.awaited.insert(mine.awaited.end(), actions.awaited.begin(), actions.awaited.end());
   mine.shrunk.insert(mine.shrunk.end(), actions.shrunk.begin(), actions.shrunk.end());
   for (const auto& [to, message] : actions.send)
     if (are_connected(rank, to)) say(rank, to, message);

@@ -27,6 +27,7 @@ class Cluster {
     std::vector<wire::Lost> gone;
     std::vector<wire::Abort> aborted;
     std::vector<wire::ShrinkReply> shrunk;
+    std::vector<wire::ShrinkWait> awaited;
     std::vector<wire::Left> left;
   };
 
