@@ -319,8 +319,8 @@ void Communicator::execute(const Call& call, Composition& operation, Millis time
 
 void Communicator::fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
                         Millis timeout) {
-  const Failure failure =
-      find_cause(*world_, *group_, call, seq, error, engine_.waited_for(), timeout);
+  const Failure failure = find_cause(*world_, *group_, gradring::describe(call, seq), seq, error,
+                                     engine_.waited_for(), timeout);
   group_->fail(failure);
   group_->note_told();
   logbook_->noted(failure).raise();

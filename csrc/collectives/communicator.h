@@ -151,7 +151,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
 // What to tell the other ranks, and the user, about an error in one operation. Waits a moment for
 // the monitor's verdict where the local view cannot tell the cause from an echo of it.
-Failure find_cause(transport::World& world, transport::Group& group, const Call& call,
+// `operation` is what the text begins with; `seq` is 0 where not all ranks count it.
+Failure find_cause(transport::World& world, transport::Group& group, const std::string& operation,
                    std::uint64_t seq, const std::exception_ptr& error, const std::string& progress,
                    Millis timeout);
 

@@ -67,9 +67,8 @@ Failure from_link(World& world, Group& group, const LinkClosed& link, std::uint6
 
 }  // namespace
 
-Failure find_cause(World& world, Group& group, const Call& call, std::uint64_t seq,
+Failure find_cause(World& world, Group& group, const std::string& operation, std::uint64_t seq,
                    const std::exception_ptr& error, const std::string& progress, Millis timeout) {
-  const std::string operation = describe(call, seq);
   try {
     std::rethrow_exception(error);
   } catch (const LinkClosed& link) {

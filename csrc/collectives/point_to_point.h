@@ -104,6 +104,8 @@ class PointToPoint {
   Failure give_up(const Transfer& transfer, const std::exception_ptr& error, Millis timeout,
                   std::unique_lock<Turn>& seat);
   std::shared_ptr<const Transfer> oldest() const;
+  static std::uint64_t moved(const Peer& peer, const Transfer& transfer);
+  std::string describe_moved(const Transfer& transfer) const;
   std::string describe_wait(const Transfer& transfer) const;
   void collect_interests();
   bool has_active() const;
