@@ -336,21 +336,24 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
   exchange.input = reinterpret_cast<const std::byte*>(&sizes[static_cast<std::size_t>(rank_)]);
   exchange.output = reinterpret_cast<std::byte*>(sizes.data());
   run(exchange, timeout);
-  for (std::size_t rank = 0; rank < sizes.size(); ++rank)
-    if (sizes[rank] != bytes)
-      throw Mismatch(str("empty: this rank asks for ", bytes, " bytes of shared memory, ",
-                         describe(static_cast<Rank>(rank)), " for ", sizes[rank]));
+  const auto other = static_cast<std::size_t>(
+      std::find_if(sizes.begin(), sizes.end(), [&](auto size) { return size != bytes; }) -
+      sizes.begin());
   // All ranks know the same numbers: all of them refuse it, and nothing has begun.
-  if (bytes > kLargestShared / sizes.size())
+  if (other == sizes.size() && bytes > kLargestShared / sizes.size())
     throw InvalidArgument(str("empty: ", sizes.size(), " ranks ask for ", bytes,
                               " bytes each; all arrays together are at most ", kLargestShared,
                               " bytes"));
-  const DriveLock lock = lock_drive(exchange, timeout);
+  const DriveLock lock = lock_drive(exchange, kForGood);  // Something was sent.
   const Call call = call_of(exchange);
   check_usable(call);
   transport::Idle idle(*group_, timeout, true);
   idle.waits_in(call, seq_);
   try {
+    if (other != sizes.size())
+      throw Mismatch(str("empty: ", describe(rank_), " asks for ", bytes,
+                         " bytes of shared memory, ", describe(static_cast<Rank>(other)), " for ",
+                         sizes[other]));
     return engine_.share_memory(bytes, idle);
   } catch (...) {
     fail(call, seq_, std::current_exception(), timeout);

@@ -85,6 +85,11 @@ def test_a_size_that_no_host_has_is_refused_and_nothing_is_lost(
 
 
 def test_ranks_that_ask_for_different_sizes_are_told(fresh_world: Any) -> None:
-    errors = fresh_world(2, "shm").errors(lambda comm: comm.empty(3 + comm.rank))
+    world = fresh_world(2, "shm")
+    errors = world.errors(lambda comm: comm.empty(3 + comm.rank))
     assert [type(error) for error in errors] == [gr.Mismatch, gr.Mismatch]
-    assert "12 bytes" in str(errors[0])
+    for error in errors:
+        assert "12 bytes" in str(error) or "for 12" in str(error)
+        assert "16 bytes" in str(error) or "for 16" in str(error)
+    closed = world.errors(lambda comm: comm.barrier())  # As after every mismatch.
+    assert [type(error) for error in closed] == [gr.Closed, gr.Closed]
