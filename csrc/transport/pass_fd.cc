@@ -5,11 +5,31 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "base/error.h"
 #include "transport/socket.h"
 
 namespace gradring::transport {
+namespace {
+
+// All that came, whether it was asked for or not: the kernel has opened every one of them here.
+std::vector<Fd> passed_with(msghdr& message) {
+  std::vector<Fd> passed;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      passed.emplace_back(fd);
+    }
+  }
+  return passed;
+}
+
+}  // namespace
 
 void send_fd(int socket, int fd, Time deadline) {
   std::byte carrier{1};
@@ -49,13 +69,10 @@ Fd recv_fd(int socket, Time deadline) {
     if (errno != EAGAIN) throw ProtocolError(str("receiving a descriptor: ", errno_text(errno)));
     if (!wait_readable(socket, deadline)) throw TimedOut("receiving a descriptor: no answer");
   }
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS ||
-      header->cmsg_len != CMSG_LEN(sizeof(int)))
-    throw ProtocolError("a message that should carry a descriptor does not");
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-  return Fd(fd);
+  std::vector<Fd> passed = passed_with(message);
+  if (passed.size() != 1 || (message.msg_flags & MSG_CTRUNC) != 0)
+    throw ProtocolError("a message that should carry one descriptor does not");
+  return std::move(passed.front());
 }
 
 }  // namespace gradring::transport
