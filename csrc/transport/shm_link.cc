@@ -23,7 +23,7 @@ Io ShmLink::send_some(std::span<const std::byte> head, std::span<const std::byte
   std::size_t sent = put(head);
   if (sent == head.size()) sent += put(body);
   if (sent > 0 && out_->reader_sleeps.load(std::memory_order_seq_cst) != 0) ring_doorbell();
-  return {sent, false};
+  return {sent, sent == 0 && peer_gone_};
 }
 
 Io ShmLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
@@ -46,8 +46,9 @@ void ShmLink::hang_up() {
 std::size_t ShmLink::put(std::span<const std::byte> bytes) {
   const std::uint64_t written = out_->written.load(std::memory_order_relaxed);
   const std::uint64_t used = written - out_->read.load(std::memory_order_acquire);
-  // A peer that writes nonsense into the counters can only stop its own link, never make us write
+  // A peer that writes nonsense into the counters can only end its own link, never make us write
   // outside the ring.
+  if (used > limits::kRingBytes) peer_gone_ = true;
   if (used > limits::kRingBytes) return 0;
   const std::size_t count = std::min<std::size_t>(bytes.size(), limits::kRingBytes - used);
   if (count == 0) return 0;
@@ -62,6 +63,8 @@ std::size_t ShmLink::put(std::span<const std::byte> bytes) {
 std::size_t ShmLink::take(std::span<std::byte> bytes) {
   const std::uint64_t read = in_->read.load(std::memory_order_relaxed);
   const std::uint64_t ready = in_->written.load(std::memory_order_acquire) - read;
+  // Left alone it would always look as if there were something to read, and nobody could sleep.
+  if (ready > limits::kRingBytes) peer_gone_ = true;
   if (ready > limits::kRingBytes) return 0;
   const std::size_t count = std::min<std::size_t>(bytes.size(), ready);
   if (count == 0) return 0;

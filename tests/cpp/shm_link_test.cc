@@ -168,6 +168,19 @@ TEST_CASE("a peer's nonsense in the counters stops its link and writes nowhere e
   }
 }
 
+TEST_CASE(
+    "a peer that writes nonsense into a counter is gone: its link ends, and nobody spins on it") {
+  for (const bool is_reading : {true, false}) {
+    Pair pair = make_pair();
+    auto* rings = reinterpret_cast<ShmRing*>(pair.memory.data());
+    (is_reading ? rings[0].written : rings[1].read).store(std::uint64_t{1} << 40);
+    Bytes bytes(64);
+    const Io io = is_reading ? pair.b->recv_some({}, bytes) : pair.b->send_some({}, bytes);
+    CHECK(io.bytes == 0);
+    CHECK(io.closed);
+  }
+}
+
 TEST_CASE("memory of another size than agreed, or unsealed, is refused") {
   const SharedMemory memory = SharedMemory::create(4096);
   CHECK_THROWS_AS(SharedMemory::attach(Fd(::dup(memory.fd())), ShmLink::kMemoryBytes),
