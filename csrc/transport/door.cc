@@ -1,5 +1,7 @@
 #include "transport/door.h"
 
+#include <cerrno>
+
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -9,6 +11,7 @@ namespace gradring::transport {
 namespace {
 
 constexpr Millis kGrace{100};  // Before a guest may have to make room.
+constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
 
 void refuse(Rank rank, int fd, const std::string& why) {
   const std::string from = peer_text(fd);
@@ -26,8 +29,9 @@ Door::Door(Fd tcp, Fd unix_socket, std::string secret, Rank rank)
       rank_(rank) {}
 
 void Door::add_polls(std::vector<pollfd>& polls) const {
-  polls.push_back({tcp_.get(), POLLIN, 0});
-  if (unix_) polls.push_back({unix_.get(), POLLIN, 0});
+  // Who cannot be taken would wake its poller for nothing, again and again.
+  if (!is_resting_) polls.push_back({tcp_.get(), POLLIN, 0});
+  if (!is_resting_ && unix_) polls.push_back({unix_.get(), POLLIN, 0});
   for (const Guest& guest : guests_) {
     const auto events = static_cast<short>(guest.out.empty() ? POLLIN : POLLIN | POLLOUT);
     polls.push_back({guest.fd.get(), events, 0});
@@ -35,8 +39,9 @@ void Door::add_polls(std::vector<pollfd>& polls) const {
 }
 
 std::vector<Arrival> Door::work(Time now) {
-  accept_all(tcp_.get(), now);
-  if (unix_) accept_all(unix_.get(), now);
+  is_resting_ = now < rests_until_;
+  if (!is_resting_) accept_all(tcp_.get(), now);
+  if (!is_resting_ && unix_) accept_all(unix_.get(), now);
   std::vector<Arrival> arrivals;
   for (auto guest = guests_.begin(); guest != guests_.end();) {
     const Outcome outcome = advance(*guest, now);
@@ -53,7 +58,9 @@ void Door::accept_all(int listener, Time now) {
     // guest. Nor must a crowd of ranks that all start at once: those behind wait in the listener.
     const bool is_full = guests_.size() >= limits::kHandshakesPending;
     if (is_full && now < guests_.front().deadline - limits::kHandshakeTime + kGrace) return;
-    Fd fd = accept_one(listener);
+    int error = 0;
+    Fd fd = accept_one(listener, &error);
+    if (!fd && (error == EMFILE || error == ENFILE)) rest(now, error);
     if (!fd) return;
     if (is_full) {
       refuse(rank_, guests_.front().fd.get(),
@@ -66,6 +73,14 @@ void Door::accept_all(int listener, Time now) {
                        {},
                        {}});
   }
+}
+
+void Door::rest(Time now, int error) {
+  is_resting_ = true;
+  rests_until_ = now + kRest;
+  log_warning_once(rank_, "door rests",
+                   str("takes no connections for now: ", errno_text(error),
+                       "; raise the limit of open files (ulimit -n)"));
 }
 
 Door::Outcome Door::advance(Guest& guest, Time now) const {

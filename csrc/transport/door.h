@@ -40,6 +40,7 @@ class Door {
   };
   enum class Outcome : std::uint8_t { kWaiting, kThrough, kGone };
   void accept_all(int listener, Time now);
+  void rest(Time now, int error);
   Outcome advance(Guest& guest, Time now) const;
 
   Fd tcp_;
@@ -47,6 +48,8 @@ class Door {
   std::string secret_;  // Before guests_, whose handshakes point to it.
   Rank rank_;
   std::list<Guest> guests_;
+  Time rests_until_{};  // Takes nobody: this process is out of descriptors.
+  bool is_resting_ = false;
 };
 
 }  // namespace gradring::transport

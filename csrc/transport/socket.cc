@@ -193,12 +193,11 @@ std::string peer_text(int fd) {
   return to_text(to_host_port(address));
 }
 
-Fd accept_one(int listener) {
+Fd accept_one(int listener, int* error) {
   while (true) {
     Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    // Out of descriptors and aborted connections look the same to the caller: nobody there right
-    // now.
     if (!fd && errno == EINTR) continue;
+    if (!fd && error != nullptr) *error = errno;
     if (!fd) return fd;
     set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
     // The listener could not know where it would come from.

@@ -35,11 +35,13 @@ int local_port(int fd);
 HostPort local_address(int fd);
 std::string peer_text(int fd);  // "10.0.0.3:41822" or "a local process"; never throws.
 
-// Accepts one connection, or returns an empty Fd if none is waiting. Sets NODELAY on TCP.
-Fd accept_one(int listener);
+// Accepts one connection, or returns an empty Fd if none is waiting or none can be had; `error` is
+// why, for who asks. Sets NODELAY on TCP.
+Fd accept_one(int listener, int* error = nullptr);
 
 // Connects, waiting until `deadline`. An empty Fd means "nobody listens there (yet)"; `why` says
-// what happened.
+// what happened. Of a name's addresses, each has its share of what is left: the first may lead
+// nowhere, as an IPv6 address does behind many a firewall.
 Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
 Fd connect_unix(const std::string& name, Time deadline, std::string& why);
 // The same without waiting, to a numeric address: the connection is there, or has failed, when the

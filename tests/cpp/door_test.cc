@@ -3,6 +3,8 @@
 #include "transport/door.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -187,6 +189,42 @@ TEST_CASE("a crowd of strangers has a limit, and shuts nobody out") {
   CHECK(admits_one(house) == 6);
   CHECK(house.hangs_up(crowd.front().get(), Clock::now()));
   CHECK_FALSE(recv_some(crowd.back().get(), std::span(&byte, 1), {}).closed);
+}
+
+// This process opens nothing more while this lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    rlimit none = before_;
+    none.rlim_cur = static_cast<rlim_t>(Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)).get());
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_CASE("out of descriptors, the door does not wake its poller, and soon it tries again") {
+  House house;
+  const Fd fd = house.call();
+  const Time now = Clock::now();
+  std::vector<pollfd> polls;
+  {
+    const NoDescriptors none;
+    house.door.work(now);
+    house.door.add_polls(polls);
+    CHECK(polls.empty());
+  }
+  house.door.work(now + Millis{99});
+  house.door.add_polls(polls);
+  CHECK(polls.empty());
+  house.door.work(now + Millis{100});
+  house.door.add_polls(polls);
+  CHECK(polls.size() == 2);  // The listener and who was waiting.
 }
 
 }  // namespace
