@@ -6,8 +6,8 @@
 //   server: answer = server nonce, HMAC("server", client nonce, server nonce)         64 bytes
 //   client: proof  = intro, HMAC("client", client nonce, server nonce, intro)         96 bytes
 //   server: accept = HMAC("accept", client nonce, server nonce, intro)                32 bytes
-// TLS will wrap the socket below this (docs/decisions/0003-authentication.md); the handshake stays
-// as it is.
+// Nothing is encrypted (docs/launchers.md). TLS would wrap the socket below this and leave the
+// handshake as it is.
 #pragma once
 
 #include <array>

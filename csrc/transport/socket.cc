@@ -212,11 +212,18 @@ Fd connect_tcp(const HostPort& to, Time deadline, std::string& why) {
     why = str("the name '", to.host, "' does not resolve");
     return {};
   }
-  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+  return connect_to_one_of(list.get(), deadline, why);
+}
+
+Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why) {
+  int left = 0;
+  for (const addrinfo* entry = addresses; entry != nullptr; entry = entry->ai_next) ++left;
+  for (const addrinfo* entry = addresses; entry != nullptr; entry = entry->ai_next, --left) {
     Fd fd;
     int error = start_connecting(*entry, fd);
     if (error == EINPROGRESS) {
-      if (!wait_writable(fd.get(), deadline)) {
+      const Time now = Clock::now();
+      if (!wait_writable(fd.get(), now + (deadline - now) / left)) {
         why = "no answer";
         continue;
       }

@@ -9,6 +9,8 @@
 #include "base/clock.h"
 #include "transport/fd.h"
 
+struct addrinfo;
+
 namespace gradring::transport {
 
 // What a non-blocking transfer did. `closed`: the other end is gone; bytes that came before were
@@ -43,6 +45,7 @@ Fd accept_one(int listener, int* error = nullptr);
 // what happened. Of a name's addresses, each has its share of what is left: the first may lead
 // nowhere, as an IPv6 address does behind many a firewall.
 Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
+Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why);
 Fd connect_unix(const std::string& name, Time deadline, std::string& why);
 // The same without waiting, to a numeric address: the connection is there, or has failed, when the
 // socket is writable; connect_error then says which (0: it is there).

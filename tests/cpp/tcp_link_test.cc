@@ -2,6 +2,7 @@
 #include "transport/tcp_link.h"
 
 #include <doctest/doctest.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -205,6 +206,37 @@ TEST_CASE("a connection can be told to end when its peer's host has gone silent"
   CHECK(option(IPPROTO_TCP, TCP_KEEPIDLE) == 5);
   CHECK(option(IPPROTO_TCP, TCP_KEEPINTVL) == 5);
   CHECK(option(IPPROTO_TCP, TCP_USER_TIMEOUT) == 20'000);
+}
+
+// The address of a listener, as a name's would come.
+struct Address {
+  explicit Address(int listener) {
+    socklen_t length = sizeof storage;
+    REQUIRE(::getsockname(listener, reinterpret_cast<sockaddr*>(&storage), &length) == 0);
+    entry.ai_family = AF_INET;
+    entry.ai_addr = reinterpret_cast<sockaddr*>(&storage);
+    entry.ai_addrlen = length;
+  }
+  sockaddr_in storage{};
+  addrinfo entry{};
+};
+
+TEST_CASE("a name's first address that never answers leaves its second one time to") {
+  const Fd mute = listen_tcp("127.0.0.1", 0, 0);
+  const Fd good = listen_tcp("127.0.0.1", 0, 4);
+  std::string why;
+  std::vector<Fd> crowd;  // Fills the queue of one that nobody accepts from: then it is silent.
+  for (const auto until = Clock::now() + Millis{10'000}; Clock::now() < until;) {
+    crowd.push_back(connect_tcp(local_address(mute.get()), Clock::now() + Millis{50}, why));
+    if (!crowd.back()) break;
+  }
+  REQUIRE_FALSE(crowd.back());
+  Address first(mute.get());
+  Address second(good.get());
+  first.entry.ai_next = &second.entry;
+  const Fd fd = connect_to_one_of(&first.entry, Clock::now() + Millis{400}, why);
+  REQUIRE_MESSAGE(fd, why);
+  CHECK(peer_text(fd.get()) == to_text(local_address(good.get())));
 }
 
 }  // namespace
