@@ -54,6 +54,7 @@ std::deque<Bytes> Shard::Impl::front_of_snapshot() const {
   layout.put(options.shard);
   layout.put(options.shards);
   layout.put(lineage);
+  layout.put(std::uint64_t{store.told_tick()});
   put_record(front, RecordKind::kLayout, 0, layout.take());
   Bytes windows;
   clients.save(windows);
@@ -169,6 +170,9 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
       const auto shards = in.get<std::uint32_t>();
       loading->is_same_layout = shard == options.shard && shards == options.shards;
       in.get<std::uint64_t>();  // The lineage of who wrote it.
+      // Files of before have no tick here.
+      if (in.left() > 0)
+        loading->store.note_tick(static_cast<std::uint32_t>(in.get<std::uint64_t>()));
       if (loading->is_same_layout) loading->domains.clear();
       return;
     }

@@ -61,6 +61,7 @@ class Store {
   std::uint32_t tick() const;
   // A tick of all tables, those included that are made later.
   void note_tick(std::uint32_t tick) { told_tick_ = std::max(told_tick_, tick); }
+  std::uint32_t told_tick() const { return told_tick_; }
   // Throws InvalidArgument that says what there is.
   Table& require(std::uint64_t id, TableKind kind);
   Table& require(std::uint64_t id);

@@ -234,7 +234,7 @@ TEST_CASE("clients that make no sense are refused before anything is taken over"
   ShardRig rig;
   train(rig, 0, 1);
   auto saved = rig.snapshot();
-  constexpr std::size_t kHead = 24, kLayout = 16;  // Of a record; what the first one holds.
+  constexpr std::size_t kHead = 24, kLayout = 24;  // Of a record; what the first one holds.
   REQUIRE(saved[kHead + kLayout] == std::byte{2});
   for (std::size_t i = 0; i < 4; ++i) saved[2 * kHead + kLayout + i] = std::byte{0xff};
   ShardRig other;
