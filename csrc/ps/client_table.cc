@@ -1,7 +1,9 @@
 #include "ps/client_table.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 
@@ -127,6 +129,24 @@ void ClientTable::restore(wire::Reader& in) {
 void ClientTable::add(ClientTable others) {
   newest_incarnation_ = std::max(newest_incarnation_, others.newest_incarnation_);
   clients_.merge(others.clients_);
+  if (clients_.size() > limits::kPsClients) shed(clients_.size() - limits::kPsClients);
+}
+
+// More than can be saved would end all checkpoints and logs. Who is least likely to come again goes
+// first: the given up, those of a file before those that were here, and workers last.
+void ClientTable::shed(std::size_t count) {
+  const auto staying = [](const auto& entry) {
+    const ClientState& state = entry->second;
+    return std::tuple(entry->first < kFirstNobody, !state.is_given_up, state.away_since,
+                      state.incarnation);
+  };
+  std::vector<std::map<std::uint32_t, ClientState>::iterator> away;
+  for (auto entry = clients_.begin(); entry != clients_.end(); ++entry)
+    if (!entry->second.connection) away.push_back(entry);
+  std::sort(away.begin(), away.end(),
+            [&](const auto& a, const auto& b) { return staying(a) < staying(b); });
+  away.resize(std::min(away.size(), count));
+  for (const auto& entry : away) clients_.erase(entry);
 }
 
 }  // namespace gradring::ps

@@ -52,11 +52,14 @@ class ClientTable {
   static void note_answer(ClientState& state, std::uint64_t seq, SmallAnswer answer);
 
   void save(Bytes& out) const;
-  // Adds what is saved; whom we know already stays as it is, here and in `add`.
+  // Adds what is saved; whom we know already stays as it is, here and in `add`, which forgets as
+  // many who are away as are too many.
   void restore(wire::Reader& in);
   void add(ClientTable others);
 
  private:
+  void shed(std::size_t count);
+
   std::map<std::uint32_t, ClientState> clients_;
   std::uint64_t newest_incarnation_ = 0;  // Also of those that were forgotten.
 };

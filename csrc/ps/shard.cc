@@ -146,7 +146,7 @@ std::string Shard::stats() const {
 
 void Shard::Impl::hello(Connection connection, Guest& guest, const Frame& frame, Answers& answers) {
   const Hello hello = decode_hello(frame.payload);
-  if (const auto oldest = clients.in_the_way_of(hello.client)) make_room(*oldest);
+  while (const auto oldest = clients.in_the_way_of(hello.client)) make_room(*oldest);
   try {
     ClientState& state = clients.enter(hello.client, hello.incarnation);
     guest.client = hello.client;

@@ -1,0 +1,58 @@
+// What a shard remembers of its clients has a bound, and whatever is within it can be saved and
+// read back.
+#include "ps/client_table.h"
+
+#include <doctest/doctest.h>
+
+#include "base/config.h"
+
+namespace gradring::ps::client_table_test {
+namespace {
+
+constexpr std::uint32_t kFirstNobody = 1u << 31;
+constexpr std::uint32_t kMany = 10'000;  // Fits once, and not twice.
+
+// Clients with a change each, from `first` on.
+ClientTable table_of(std::uint32_t first, std::uint32_t count) {
+  ClientTable table;
+  for (std::uint32_t i = 0; i < count; ++i) table.enter(first + i, 1).seq = 1;
+  return table;
+}
+
+std::size_t saved_and_restored(const ClientTable& table) {
+  Bytes saved;
+  table.save(saved);
+  wire::Reader in(saved);
+  ClientTable again;
+  again.restore(in);
+  return again.all().size();
+}
+
+TEST_CASE("after a checkpoint with many clients there are no more than can be saved") {
+  static_assert(kMany < limits::kPsClients && 2 * kMany > limits::kPsClients);
+  ClientTable table = table_of(kFirstNobody, kMany);
+  for (auto& [client, state] : table.all()) {
+    state.is_given_up = client % 2 == 0;
+    state.away_since = Time{} + Millis{1};
+    if (client % 10 == 0) state.connection = client;
+  }
+  table.enter(3, 1).seq = 1;  // A worker.
+  table.add(table_of(kFirstNobody + kMany, kMany));
+  CHECK(table.all().size() == limits::kPsClients);
+  CHECK(saved_and_restored(table) == limits::kPsClients);
+  CHECK(table.find(3) != nullptr);
+  std::size_t missing = 0;
+  for (std::uint32_t client = kFirstNobody; client < kFirstNobody + kMany; ++client)
+    if (client % 2 != 0 || client % 10 == 0) missing += table.find(client) == nullptr ? 1 : 0;
+  CHECK(missing == 0);  // Whoever is here, or may come back.
+}
+
+TEST_CASE("workers of a checkpoint stay, and nobodies make room for them") {
+  ClientTable table = table_of(kFirstNobody, kMany);
+  table.add(table_of(0, kMany));
+  CHECK(table.all().size() == limits::kPsClients);
+  for (std::uint32_t worker = 0; worker < kMany; ++worker) REQUIRE(table.find(worker) != nullptr);
+}
+
+}  // namespace
+}  // namespace gradring::ps::client_table_test
