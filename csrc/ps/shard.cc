@@ -277,6 +277,11 @@ Frame Shard::Impl::changed_of(const Frame& request, std::uint32_t client) {
   const std::size_t most = std::min<std::size_t>(
       request.header.b, std::max<std::size_t>(1, limits::kPsPartBytes * 8 / row_bytes));
   const auto changed = table.sparse->changed(request.header.a, client, most);
+  if (changed.ids.size() > limits::kPsPayloadBytes / row_bytes)
+    throw InvalidArgument(str("changed rows of table '", table.spec.name, "': one call changed ",
+                              changed.ids.size(), " rows, of ", row_bytes,
+                              " bytes each, and one answer has at most ", limits::kPsPayloadBytes,
+                              " bytes; push fewer rows in a call"));
   Frame answer = answer_to(request.header, PsType::kChanged);
   answer.header.a = changed.since;
   answer.header.b = changed.more ? 1 : 0;

@@ -1,6 +1,7 @@
 // A sparse table's rows through time: how they are admitted, made and removed, and which changed.
 #include <algorithm>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "ps/sparse_table_impl.h"
 
@@ -144,13 +145,32 @@ void SparseTable::Impl::forget_candidates(IsOver&& is_over) {
   }
 }
 
-// What was pushed before there were ticks counts as of the tick `first`.
-void SparseTable::Impl::date(std::uint32_t first) {
+// The rows that were pushed before there were ticks, in an order that does not depend on where they
+// lie: a table that was restored, and its log played again, dates them alike.
+std::vector<RowChange> SparseTable::Impl::undated() const {
+  std::vector<RowChange> found;
   for (std::uint64_t row = 0; row < rows.end(); ++row) {
     if (rows.notes(row).stamp == 0 || rows.notes(row).tick != 0) continue;
-    keep(row);
-    rows.notes(row).tick = first;
-    rows.notes(row).stamp = stamp;  // The next incremental checkpoint has it.
+    found.push_back({rows.notes(row).stamp, row});
+  }
+  std::sort(found.begin(), found.end(), [this](const RowChange& a, const RowChange& b) {
+    return a.stamp != b.stamp ? a.stamp < b.stamp : rows.id(a.row) < rows.id(b.row);
+  });
+  return found;
+}
+
+// What was pushed before there were ticks counts as of the tick `first`. In portions with a stamp
+// each: what one stamp has is one answer to who asks for changes, and may not be a whole table.
+void SparseTable::Impl::date(std::uint32_t first) {
+  const std::size_t portion =
+      std::max<std::size_t>(1, limits::kPsPartBytes / (dim * sizeof(float)));
+  std::size_t dated = 0;
+  for (const RowChange& before : undated()) {
+    if (dated > 0 && dated % portion == 0) ++stamp;
+    ++dated;
+    keep(before.row);
+    rows.notes(before.row).tick = first;
+    rows.notes(before.row).stamp = stamp;  // The next incremental checkpoint has it.
   }
   changes.forget(stamp);
   std::vector<std::pair<std::uint64_t, Candidate>> found;

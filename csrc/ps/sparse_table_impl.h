@@ -86,6 +86,7 @@ struct SparseTable::Impl {
   std::size_t remove_where(IsOver&& is_over);
   template <typename IsOver>  // (id, tick of the last push)
   void forget_candidates(IsOver&& is_over);
+  std::vector<RowChange> undated() const;
   void date(std::uint32_t first);
   void scan_for_changes(std::uint64_t since) const;
 
