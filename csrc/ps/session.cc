@@ -125,6 +125,7 @@ void Session::begin(Item& item) {
   out_is_first_try_ = item.request == 0;
   header.request = item.request = ++last_request_;
   header.seq = item.seq != 0 ? item.seq : item.after;
+  begun_ = std::max(begun_, item.seq);
   header.payload_bytes =
       tail.size() + head.size() + out_body_.first.size() + out_body_.second.size();
   out_head_.clear();
@@ -283,6 +284,12 @@ void Session::take_welcome(const wire::PsHeader& header, std::span<const std::by
                 str("the server has lost its state: it knows ", header.b, " of the ", acknowledged_,
                     " changes that it had acknowledged to this client (it was started again "
                     "without its log). Restore a checkpoint and connect anew"));
+  // Our next changes would be taken for those that were done, and never be done.
+  if (header.b > begun_)
+    return fail(ErrorKind::kMismatch,
+                str("the server knows ", header.b, " changes of this client, which has sent ",
+                    begun_, ": two processes use client number ", options_.hello.client,
+                    ", or this one was restored from an image. Connect anew"));
   options_.incarnation = header.a;
   state_ = State::kUp;
   was_welcome_ = true;

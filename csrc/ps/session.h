@@ -130,6 +130,7 @@ class Session {
   std::uint64_t flight_bytes_ = 0;
   std::map<std::uint64_t, std::uint64_t> abandoned_;  // Dropped under way: request -> bytes.
   std::uint64_t last_seq_ = 0;
+  std::uint64_t begun_ = 0;  // The highest of those that went out.
   std::uint64_t acknowledged_ = 0;
   std::uint64_t last_request_ = 0;
   std::uint64_t hello_request_ = 0;

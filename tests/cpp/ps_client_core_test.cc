@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "ps/partition.h"
 #include "support/ps_net.h"
+#include "support/ps_requests.h"
 
 namespace gradring::testing::ps_client_core_test {
 
@@ -207,6 +208,34 @@ TEST_CASE("a server that comes back without its state is an error that says so, 
   REQUIRE(push->is_done());
   CHECK(push->failure().kind == ErrorKind::kPeerLost);
   CHECK(push->failure().text.find("has lost its state") != std::string::npos);
+}
+
+TEST_CASE(
+    "a server that knows more changes than the client has sent is a mismatch, not a done push") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 8));
+  // Another copy of this very process, as of an image that was started twice.
+  std::vector<Answer> answers;
+  Frame hello;
+  hello.payload = encode(Hello{7, 1});
+  net.disconnect(0);
+  net.shard(0).connected(1000, net.now());
+  net.shard(0).receive(1000, std::move(hello), net.now(), answers);
+  const testing::Request made = testing::nothing();
+  Frame change{made.header, {}};
+  change.header.seq = net.core().session(0).last_seq() + 1;
+  put(change.payload, wire::Tail{change.header.seq});
+  net.shard(0).receive(1000, std::move(change), net.now(), answers);
+  REQUIRE(answers.size() == 2);
+  CHECK(answers.back().frame.header.type == wire::PsType::kDone);
+  net.shard(0).disconnected(1000, net.now());
+  const Batch batch = batch_of(10, 10, 8);
+  const auto push = push_of(table, batch);
+  net.submit(push);
+  net.pass(Millis{50});
+  REQUIRE(push->is_done());
+  CHECK(push->failure().kind == ErrorKind::kMismatch);
+  CHECK(push->failure().text.find("client number 7") != std::string::npos);
 }
 
 TEST_CASE("a client that does nothing comes back to a shard it had reached, and only to that") {
