@@ -61,7 +61,10 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
       if (!who_asked_for(cut_id) && std::none_of(ended.begin(), ended.end(), [&](const Ended& end) {
             return end.cut == cut_id;
           }))
-        throw Closed("this shard knows nothing of it: the server was started again meanwhile");
+        throw PeerLost(-1,
+                       "this shard knows nothing of it: the server was started again meanwhile. A "
+                       "checkpoint that was being saved is not there: save again; one that was "
+                       "being loaded may be loaded in part: load again");
       waiting.push_back({connection, frame.header, cut_id});
       answer_job(waiting.back(), answers);
       return;

@@ -381,7 +381,7 @@ TEST_CASE("a cut, a load and a job that are asked for again after a lost answer 
 TEST_CASE("a job that a restarted server knows nothing of is an error, not a wait") {
   ShardRig rig;
   Guest saver = rig.enter(5);
-  CHECK(error_of(rig.ask(saver, job(7))) == ErrorKind::kClosed);
+  CHECK(error_of(rig.ask(saver, job(7))) == ErrorKind::kPeerLost);
 }
 
 TEST_CASE("the saver's own changes do not keep its cut from happening") {

@@ -27,8 +27,7 @@ bool PsWorld::has_succeeded(const PsClient& client, const ps::Call& call) {
     case ErrorKind::kPeerLost:
     case ErrorKind::kTimedOut: break;
     case ErrorKind::kClosed:
-      if (!is_checkpoint && !was_given_up(client.number()))
-        complain(str("closed, and nobody was given up: ", about));
+      if (!was_given_up(client.number())) complain(str("closed, and nobody was given up: ", about));
       break;
     case ErrorKind::kProtocolError:
       // Behind a freeze it is refused later, and its connection stays.

@@ -70,7 +70,7 @@ def save(
             connection's timeout and some seconds), or waited in vain for a worker's push at the
             cut.
         DeviceError: A file could not be written.
-        PeerLost: A server was lost; there is no checkpoint.
+        PeerLost: A server was lost or started again; there is no checkpoint. Save again.
     """
     place = files.absolute(url)
     where = files.folder(place)
@@ -170,7 +170,8 @@ def load(
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file could not be read.
         TimedOut: A server was not done in time.
-        PeerLost: A server was lost; the others may have loaded or not. Load again.
+        PeerLost: A server was lost or started again; the others may have loaded or not. Load
+            again.
     """
     core = server.calls.core
     chain = manifest.read_chain(files.absolute(url))
