@@ -43,7 +43,10 @@ class DenseTable:
 
     @property
     def version(self) -> int:
-        """How often it had been updated when this client last pulled it."""
+        """How many pushes and rounds it had seen when this client last pulled it.
+
+        Those that were refused because they were not finite count too.
+        """
         return self._version
 
     def pull(self, out: Any = None, *, async_op: bool = False, timeout: float | None = None) -> Any:
