@@ -139,9 +139,105 @@ def test_a_state_of_another_rule_is_refused() -> None:
         table = optimizer.sparse_table("rows", 3, rule)
         optimizer.step(rows=[(table, [1], np.ones((1, 3)))])
         states.append(optimizer.state_dict())
-    with pytest.raises(gr.InvalidArgument, match="exp_avg"):
+    with pytest.raises(gr.InvalidArgument, match="is of Adam, the rule is Adagrad"):
         optimizer.load_state_dict(states[0])
     with pytest.raises(gr.InvalidArgument, match="tables"):
         optimizer.load_state_dict({"dense": [], "rows": {}})
     optimizer.load_state_dict(states[1])
+    optimizer.abandon()
+
+
+def after_a_step(rule: Any) -> tuple[gr.GeoOptimizer, Any, Any]:
+    param = np.zeros((2, 3), np.float32)
+    optimizer = gr.GeoOptimizer([param], rule, make_servers("exact").client(0), workers=1)
+    first, second = (optimizer.sparse_table(name, 3, rule) for name in ("first", "second"))
+    ones = np.ones((2, 3), np.float32)
+    optimizer.step([ones], rows=[(first, [1, 2], ones), (second, [1, 2], ones)])
+    return optimizer, first, second
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "saved without names"])
+@pytest.mark.parametrize(
+    "rule",
+    [gr.optim.SGD(lr=1, momentum=0.5), gr.optim.Adagrad(), gr.optim.RMSprop()],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_a_dense_state_of_another_rule_is_refused(rule: Any, is_named: bool) -> None:
+    other, *_ = after_a_step(gr.optim.Adam())
+    optimizer, *_ = after_a_step(rule)
+    saved = {**optimizer.state_dict(), "dense": other.state_dict()["dense"]}
+    if is_named:
+        saved["rules"] = other.state_dict()["rules"]
+    else:
+        del saved["rules"]
+    with pytest.raises(gr.InvalidArgument, match="Adam" if is_named else "parameter 0 has no"):
+        optimizer.load_state_dict(saved)
+    for each in (optimizer, other):
+        each.abandon()
+
+
+WRONG_ROWS: dict[str, Any] = {
+    "no step": {"step": ...},
+    "no updates": {"updates": ...},
+    "no field": {"exp_avg": ...},
+    "half of the rows": {"exp_avg": np.zeros((1, 3), np.float32)},
+    "ragged": {"exp_avg": [[1.0], [1.0, 2.0]]},
+    "text": {"exp_avg": np.full((2, 3), "a")},
+    "one step for all": {"step": 3},
+    "less than no step": {"step": np.array([1, -1])},
+    "half an update": {"updates": 1.5},
+    "a row twice": {"ids": [1, 1]},
+    "ids of floats": {"ids": np.array([1.0, 2.0])},
+    "another rule": {"rule": "AdamW"},
+}
+
+
+@pytest.mark.parametrize("change", WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_rows_of_a_state_that_do_not_fit_are_refused_before_anything_is_loaded(change: Any) -> None:
+    optimizer, first, second = after_a_step(gr.optim.Adam())
+    saved, rows = optimizer.state_dict(), np.ones((2, 3), np.float32)
+    changed = {**saved["rows"]["second"], **change}
+    saved["rows"]["second"] = {name: each for name, each in changed.items() if each is not ...}
+    optimizer.step([rows], rows=[(first, [1, 2], rows), (second, [1, 2], rows)])
+    with pytest.raises(gr.InvalidArgument, match="table 'second'"):
+        optimizer.load_state_dict(saved)
+    kept = optimizer.state_dict()
+    assert kept["dense"][0]["step"] == 2
+    for name in ("first", "second"):
+        np.testing.assert_array_equal(kept["rows"][name]["step"], [2, 2])
+    optimizer.abandon()
+
+
+@pytest.mark.parametrize(
+    "change", [{"exp_avg": "x"}, {"exp_avg": np.zeros(3, np.float32)}, {"step": None}], ids=str
+)
+def test_a_dense_state_that_does_not_fit_is_refused_and_the_old_one_stays(change: Any) -> None:
+    optimizer, *_ = after_a_step(gr.optim.Adam())
+    saved = optimizer.state_dict()
+    saved["dense"][0].update(change)
+    with pytest.raises(gr.InvalidArgument, match="parameter 0"):
+        optimizer.load_state_dict(saved)
+    optimizer.step([np.ones((2, 3), np.float32)])
+    assert optimizer.state_dict()["dense"][0]["step"] == 2
+    optimizer.abandon()
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        None,
+        {},
+        {"rows": {}},
+        {"rule": "Adam", "state": [{}]},
+        {"dense": {}, "rows": {}},
+        {"dense": [3], "rows": {}},
+        {"dense": [{}], "rows": None},
+        {"dense": [{}], "rows": {"first": {}, "second": {}}},
+    ],
+    ids=str,
+)
+def test_what_is_no_saved_state_is_refused(saved: Any) -> None:
+    optimizer, *_ = after_a_step(gr.optim.Adam())
+    with pytest.raises(gr.InvalidArgument, match="saved state"):
+        optimizer.load_state_dict(saved)
     optimizer.abandon()

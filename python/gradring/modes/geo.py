@@ -18,6 +18,7 @@ from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.outer import OuterRounds
 from gradring.modes.replica import DenseReplica, SparseReplica
 from gradring.modes.rows import Slots
+from gradring.modes.saved import dense_states, ids_of, names_of, parts_of
 from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.waiting import after_the_local_step
@@ -267,11 +268,13 @@ class GeoOptimizer(ModeOptimizer):
         """Return a copy of the local optimizer's state; the values are the servers' (`flush`).
 
         Returns:
-            ``dense``: for each parameter a dict under the names of `torch.optim`; ``rows``: for
-            each table ``ids``, ``step``, ``updates`` and an array for each of the rule's names.
+            ``dense``: for each parameter a dict under the names of `torch.optim`; ``rules``: the
+            rules' names; ``rows``: for each table ``ids``, ``rule``, ``step``, ``updates`` and an
+            array for each of the rule's names.
         """
         return {
             "dense": copy.deepcopy(self._state),
+            "rules": names_of(self.rules),
             "rows": {
                 name: {
                     "ids": replica.ids.copy(),
@@ -285,16 +288,26 @@ class GeoOptimizer(ModeOptimizer):
         """Go on from a saved state of this worker; make the tables first.
 
         Raises:
-            InvalidArgument: It is of other parameters, tables or rules.
+            InvalidArgument: It is of other parameters, tables or rules, or is none; nothing was
+                changed.
+            TimedOut: Servers did not bring rows that are new here; nothing was changed.
+            Closed: After `close`.
         """
-        if len(saved["dense"]) != len(self.params) or set(saved["rows"]) != set(self._sparse):
+        dense, rows = parts_of(saved)
+        if len(dense) != len(self.params) or set(rows) != set(self._sparse):
             raise InvalidArgument(
-                f"the state is of {len(saved['dense'])} parameters and tables "
-                f"{sorted(saved['rows'])}, there are {len(self.params)} and {sorted(self._sparse)}"
+                f"the state is of {len(dense)} parameters and tables {sorted(rows, key=str)}, "
+                f"there are {len(self.params)} and {sorted(self._sparse)}"
             )
-        for name, rows in saved["rows"].items():
-            self._local_rows[name].load_state(self._sparse[name].slots(rows["ids"]), rows)
-        self._state = copy.deepcopy(list(saved["dense"]))
+        self.require_open()
+        states = dense_states(saved, self.params, self.rules)
+        ids = {name: ids_of(name, each) for name, each in rows.items()}
+        for name, each in rows.items():
+            self._local_rows[name].require_fitting(len(ids[name]), each, f"table {name!r}")
+        slots = {name: self._sparse[name].slots(flat) for name, flat in ids.items()}
+        for name, each in rows.items():
+            self._local_rows[name].load_state(slots[name], each)
+        self._state = states
 
     def flush(self) -> None:
         """Bring all progress of all workers together: call it on every worker.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gradring import _core
 from gradring.errors import InvalidArgument
+from gradring.optim.state import as_array, whole_steps
 
 Array = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int64]
@@ -21,7 +22,7 @@ Slots = npt.NDArray[np.int64]
 # From which step on a rule does the same in every step, where that is ever.
 _SETTLED = {"sgd": 2, "rmsprop": 1}
 
-_BESIDE_FIELDS = {"ids", "step", "updates"}
+_BESIDE_FIELDS = {"ids", "rule", "step", "updates"}
 
 
 def _settled(core_rule: Mapping[str, Any]) -> int:
@@ -117,13 +118,14 @@ class LocalRows:
             self._steps[slots] = steps
 
     def state(self, slots: Slots) -> dict[str, Any]:
-        """Return a copy of the states of some rows: arrays by name, and steps.
+        """Return a copy of the states of some rows: arrays by name, steps, and the rule's name.
 
         Args:
             slots: The rows.
         """
         self._reach(slots)
         return {
+            "rule": type(self.rule).__name__,
             "step": self._steps[slots],
             "updates": self._updates,
             **{
@@ -138,15 +140,46 @@ class LocalRows:
         Raises:
             InvalidArgument: It is of another rule or another number of rows; nothing was changed.
         """
-        shapes = {name: (len(slots), floats) for name, floats, _ in self._layout}
-        given = {name: np.shape(saved[name]) for name in saved if name not in _BESIDE_FIELDS}
-        if given != shapes:
-            raise InvalidArgument(f"the state of rows has {given}, the rule needs {shapes}")
+        self.require_fitting(len(slots), saved, "the rows")
         self._reach(slots)
         self._updates = int(saved["updates"])
         self._steps[slots] = saved["step"]
         for (name, _, _), field in zip(self._layout, self._fields, strict=True):
             field[slots] = saved[name]
+
+    def require_fitting(self, count: int, saved: Mapping[str, Any], owner: str) -> None:
+        """Refuse what `load_state` would refuse.
+
+        Args:
+            count: Rows.
+            saved: What `state` returned.
+            owner: What to call the rows in errors.
+
+        Raises:
+            InvalidArgument: It is of another rule or another number of rows.
+        """
+        name = type(self.rule).__name__
+        if saved.get("rule", name) != name:  # Those that were saved earlier say none.
+            raise InvalidArgument(f"the state of {owner} is of {saved['rule']}, the rule is {name}")
+        missing = {"step", "updates"} - saved.keys()
+        if missing:
+            raise InvalidArgument(f"the state of {owner} has no {', '.join(sorted(missing))}")
+        wanted = {name: (count, floats) for name, floats, _ in self._layout}
+        given = {
+            name: as_array(value, f"{name} of {owner}")
+            for name, value in saved.items()
+            if name not in _BESIDE_FIELDS
+        }
+        shapes = {name: array.shape for name, array in given.items()}
+        if shapes != wanted:
+            raise InvalidArgument(f"the state of {owner} has {shapes}, the rule needs {wanted}")
+        for name, array in given.items():
+            if not np.can_cast(array.dtype, np.float32, "same_kind"):
+                raise InvalidArgument(f"{name} of {owner} is {array.dtype}, not float32")
+        steps = as_array(saved["step"], f"step of {owner}")
+        if steps.shape != (count,) or steps.dtype.kind not in "iu" or steps.min(initial=0) < 0:
+            raise InvalidArgument(f"step of {owner}: a number of steps for each of {count} rows")
+        whole_steps(saved["updates"], f"updates of {owner}")
 
     def _reach(self, slots: Slots) -> None:
         count = int(slots.max(initial=-1)) + 1

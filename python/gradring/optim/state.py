@@ -65,8 +65,8 @@ def require_kept(rule: CoreRule, param: Array, state: Entry, owner: str) -> None
     """
     fields = fields_of(rule, 2)
     missing = [name for name in fields if name not in state]
-    if len(missing) == len(fields):
-        missing = []  # No step was done yet.
+    if len(missing) == len(fields) and (not fields or state.keys() <= {"step"}):
+        missing = []  # No step was done yet; else what is there is another rule's.
     elif rule.counts_steps and "step" not in state:
         missing.append("step")
     if missing:
@@ -75,7 +75,7 @@ def require_kept(rule: CoreRule, param: Array, state: Entry, owner: str) -> None
         if name not in state:
             continue
         shape = param.shape if floats_of_two == 2 else param.shape[:-1]
-        value = _as_array(state[name], f"{name} of {owner}")
+        value = as_array(state[name], f"{name} of {owner}")
         if value.shape != shape:
             raise InvalidArgument(
                 f"{name} of {owner} has shape {value.shape}, not {shape}: the parameter has "
@@ -84,18 +84,28 @@ def require_kept(rule: CoreRule, param: Array, state: Entry, owner: str) -> None
         if not np.can_cast(value.dtype, param.dtype, "same_kind"):
             raise InvalidArgument(f"{name} of {owner} is {value.dtype}, not {param.dtype}")
     if "step" in state:
-        state["step"] = _whole_steps(state["step"], f"step of {owner}")
+        state["step"] = whole_steps(state["step"], f"step of {owner}")
 
 
-def _as_array(value: Any, what: str) -> Array:
+def as_array(value: Any, what: str) -> Array:
+    """Return what was saved as an array.
+
+    Raises:
+        InvalidArgument: It makes none.
+    """
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"{what} makes no array: {error}") from error
 
 
-def _whole_steps(value: Any, what: str) -> int:
-    number = _as_array(value, what)
+def whole_steps(value: Any, what: str) -> int:
+    """Return a saved number of steps, maybe an array of one number, as Python's.
+
+    Raises:
+        InvalidArgument: It is none.
+    """
+    number = as_array(value, what)
     is_number = number.shape == () and number.dtype.kind in "iuf"
     if not is_number or not 0 <= number < 2**53 or number != int(number):
         raise InvalidArgument(f"{what} is {value!r}, not a number of steps")
