@@ -87,6 +87,8 @@ class Held {
       dtype_ = tensor->dtype;
       return;
     }
+    // A class written in Python may be more than its memory, as NumPy's masked arrays are.
+    if (PyType_HasFeature(Py_TYPE(array), Py_TPFLAGS_HEAPTYPE)) return;
     const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (is_written ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(array, &view_, flags) != 0) {
       PyErr_Clear();

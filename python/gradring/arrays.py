@@ -127,7 +127,8 @@ def view(x: Any, name: str, *, writes: bool) -> View:
         writes: The operation writes it: it must be writable, and a packed copy is written back.
 
     Raises:
-        InvalidArgument: No array, a dtype that cannot be sent, or read-only where it is written.
+        InvalidArgument: No array, a masked one, a dtype that cannot be sent, or read-only where it
+            is written.
         DeviceError: It lives on a device.
     """
     array, code = _as_numpy(x, name)
@@ -204,16 +205,40 @@ def as_float32(x: Any, name: str) -> Array:
         except (TypeError, ValueError) as error:
             what = f"{name} is a {type(x).__name__} that makes no array of float32"
             raise InvalidArgument(f"{what}: {error}") from error
-    _require_no_mask(x, name)
     array, code = _as_numpy(x, name)
     if code == BFLOAT16:
-        widened: Array = np.asarray(array, np.uint32, order="C")  # A copy: of another dtype.
-        np.left_shift(widened, np.uint32(16), out=widened)
-        return widened.view(np.float32)
+        return _widened(array)
     if array.dtype.kind != "f":
         raise InvalidArgument(f"{name} has dtype {array.dtype}; use float32, float16 or bfloat16")
     # Not ascontiguousarray: that makes a number an array of one.
     return np.asarray(array, np.float32, order="C")
+
+
+def as_reals(x: Any, name: str) -> Array:
+    """See numbers as a NumPy array of their own dtype; a tensor of bfloat16 as float32, a copy.
+
+    Of which numbers NumPy's array is, the caller looks.
+
+    Raises:
+        InvalidArgument: It makes no array, has a mask, or is a tensor that is not dense or real.
+        DeviceError: It is a tensor on a device.
+    """
+    if type(x) is np.ndarray:
+        return x
+    _require_no_mask(x, name)
+    if is_torch(x):
+        array, code = _from_torch(x, name)
+        return _widened(array) if code == BFLOAT16 else array
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} makes no array: {error}") from error
+
+
+def _widened(bfloat16: Array) -> Array:
+    widened: Array = np.asarray(bfloat16, np.uint32, order="C")  # A copy: of another dtype.
+    np.left_shift(widened, np.uint32(16), out=widened)
+    return widened.view(np.float32)
 
 
 def new_float32(like: Any, shape: tuple[int, ...]) -> Any:
@@ -267,6 +292,8 @@ def _unpacker(target: Array, packed: Array) -> Callable[[], None]:
 
 def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
     if isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray:
+            _require_no_mask(x, name)
         return _coded(x, name)
     if is_torch(x):
         return _from_torch(x, name)

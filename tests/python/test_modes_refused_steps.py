@@ -44,6 +44,53 @@ def test_a_refused_step_has_done_nothing(
         assert not second.pull([1, 2]).any()
 
 
+REFUSED_GRADIENTS: dict[str, tuple[Any, str]] = {
+    "masked": ([np.ma.masked_array(DENSE, [0, 1, 0])], "gradient 0 is a masked array"),
+    "complex": ([np.ones(3, np.complex64)], "gradient 0 is complex64"),
+    "objects": ([np.array([1, None, 2])], "gradient 0 is object"),
+    "text": ([["a", "b", "c"]], "gradient 0 is <U1"),
+    "ragged": ([[[1.0], [1.0, 2.0], [1.0]]], "gradient 0 makes no array"),
+    "a generator": ((each for each in [DENSE]), "grads is a generator"),
+    "a number": (1.0, "grads is a float"),
+}
+
+
+@pytest.mark.parametrize(("grads", "complaint"), REFUSED_GRADIENTS.values(), ids=REFUSED_GRADIENTS)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_what_is_no_dense_gradient_is_refused_and_nothing_is_trained(
+    world: GetWorld, mode: Any, grads: Any, complaint: str
+) -> None:
+    param, comm = np.zeros(3, np.float32), world(1, "tcp").comms[0]
+    ps = ExactServer().client(0)
+    with gr.distributed([param], SGD, mode, ps=ps, comm=comm) as optimizer:
+        with pytest.raises(gr.InvalidArgument, match=complaint):
+            optimizer.step(grads)
+        optimizer.flush()
+        assert not param.any()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_tensors_are_gradients_and_those_that_are_not_dense_are_refused(
+    world: GetWorld, mode: Any
+) -> None:
+    torch = pytest.importorskip("torch")
+    param, comm = np.zeros(3, np.float32), world(1, "tcp").comms[0]
+    sparse = torch.sparse_coo_tensor([[1]], torch.ones(1), (3,), check_invariants=True)
+    complex_ones = torch.ones(3, dtype=torch.complex64)
+    ps = ExactServer().client(0)
+    with gr.distributed([param], SGD, mode, ps=ps, comm=comm) as optimizer:
+        for refused in (sparse, complex_ones):
+            with pytest.raises(gr.InvalidArgument, match="gradient 0 "):
+                optimizer.step([refused])
+        optimizer.step([torch.ones(3, requires_grad=True)])
+        optimizer.step([torch.ones(3, dtype=torch.bfloat16)])
+        optimizer.flush()
+        if isinstance(mode, gr.Geo) and isinstance(mode.outer, gr.Nesterov):
+            assert param.any()
+        else:
+            assert (param == -2).all()
+
+
 @pytest.mark.parametrize("sparse", [gr.Async(), gr.Sync(via="ps")], ids=str)
 def test_a_weight_that_makes_no_sense_is_refused_before_rows_are_sent(
     world: GetWorld, sparse: Any

@@ -14,6 +14,11 @@ from conftest import GetWorld
 SIZE = 3
 Call = Callable[[Any, Any], Any]
 
+
+def masked(x: Any) -> Any:
+    return np.ma.masked_array(x, [True, *[False] * (len(x) - 1)])
+
+
 # Each with three float32.
 WRONG: dict[str, tuple[str, Call]] = {
     "broadcast from None": ("root", lambda comm, x: comm.broadcast(x, None)),
@@ -47,6 +52,25 @@ WRONG: dict[str, tuple[str, Call]] = {
     "empty of None": ("shape", lambda comm, _: comm.empty(None)),
     "empty of objects": ("objects", lambda comm, _: comm.empty(3, object)),
     "empty of nothing known": ("float99", lambda comm, _: comm.empty(3, "float99")),
+    "all_reduce of what is masked": ("masked array", lambda comm, x: comm.all_reduce(masked(x))),
+    "all_reduce to what is masked": (
+        "out is a masked array",
+        lambda comm, x: comm.all_reduce(x, out=masked(x)),
+    ),
+    "broadcast of what is masked": ("masked array", lambda comm, x: comm.broadcast(masked(x))),
+    "all_gather of what is masked": (
+        "masked array",
+        lambda comm, x: comm.all_gather(masked(x), np.empty(3 * SIZE, np.float32)),
+    ),
+    "reduce_scatter of what is masked": (
+        "masked array",
+        lambda comm, x: comm.reduce_scatter(masked(x), np.empty(1, np.float32)),
+    ),
+    "many of which one is masked": (
+        r"xs\[1\] is a masked array",
+        lambda comm, x: comm.all_reduce_many([x, masked(x)]),
+    ),
+    "send what is masked": ("masked array", lambda comm, x: comm.send(masked(x), 1)),
     "no op of no arrays": ("op", lambda comm, _: comm.all_reduce_many([], "foo")),
 }
 

@@ -16,6 +16,7 @@ import numpy as np
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes.store import Array, Gate, Pull, Push, Store
 from gradring.optim import Sum
+from gradring.optim.gradients import fitting_gradients
 from gradring.optim.state import Entry
 
 _POLL_SECONDS = 0.01
@@ -44,6 +45,8 @@ class DenseParameters:
         self.names = [f"{name}/{index}" for index in range(len(self.params))]
         for own_name, param in zip(self.names, self.params, strict=True):
             _require_servable(own_name, param)
+        self._shapes = [param.shape for param in self.params]
+        self._dtypes = [param.dtype for param in self.params]
         self.tables: list[Any] = []
         self.seen: list[Any] = []
         self._ready_name = f"{name}/ready"
@@ -102,22 +105,14 @@ class DenseParameters:
         """Return the gradients as contiguous float32 arrays, the user's own where they are.
 
         Raises:
-            InvalidArgument: Their number or a shape does not fit.
+            InvalidArgument: Their number, a shape or a dtype does not fit.
+            DeviceError: One lives on a device.
         """
         if grads is None:
             return [None] * len(self.params)
-        if len(grads) != len(self.params):
-            raise InvalidArgument(
-                f"{len(grads)} gradients for {len(self.params)} parameters; use None where there "
-                "is none"
-            )
-        for index, (grad, param) in enumerate(zip(grads, self.params, strict=True)):
-            if grad is not None and np.shape(grad) != param.shape:
-                raise InvalidArgument(
-                    f"gradient {index} has shape {np.shape(grad)}, its parameter {param.shape}"
-                )
+        fitting = fitting_gradients(grads, self._shapes, self._dtypes)
         # Not ascontiguousarray: that makes a number an array of one.
-        return [None if grad is None else np.asarray(grad, np.float32, "C") for grad in grads]
+        return [None if grad is None else np.asarray(grad, np.float32, "C") for grad in fitting]
 
     def pushes(self, grads: Sequence[Any] | None) -> list[Push]:
         """Return a push for each parameter that has a gradient; see `checked`."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.fusion import assign_buckets
+from gradring.optim.gradients import fitting_gradients
 
 Array = npt.NDArray[Any]
 
@@ -129,29 +130,6 @@ class Averager:
 
         Raises:
             InvalidArgument: Their number, a shape or a dtype does not fit the parameters.
+            DeviceError: One lives on a device.
         """
-        if len(grads) != len(self._shapes):
-            raise InvalidArgument(
-                f"{len(grads)} gradients for {len(self._shapes)} parameters; use None where there "
-                "is none"
-            )
-        return [
-            None if grad is None else self._checked_one(index, grad)
-            for index, grad in enumerate(grads)
-        ]
-
-    def _checked_one(self, index: int, grad: Any) -> Array:
-        try:
-            array = np.asarray(grad)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"gradient {index} makes no array: {error}") from error
-        shape, dtype = self._shapes[index], self._dtypes[index]
-        if array.shape != shape:
-            raise InvalidArgument(
-                f"gradient {index} has shape {array.shape}, its parameter {shape}"
-            )
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise InvalidArgument(
-                f"gradient {index} is {array.dtype}, its parameter {dtype}; convert it first"
-            )
-        return array
+        return fitting_gradients(grads, self._shapes, self._dtypes)
