@@ -91,18 +91,19 @@ def test_tensors_are_gradients_and_those_that_are_not_dense_are_refused(
             assert (param == -2).all()
 
 
-@pytest.mark.parametrize("sparse", [gr.Async(), gr.Sync(via="ps")], ids=str)
-def test_a_weight_that_makes_no_sense_is_refused_before_rows_are_sent(
-    world: GetWorld, sparse: Any
+@pytest.mark.parametrize("weight", [-1, float("nan"), "nonsense", None], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_weight_that_makes_no_sense_is_refused_before_anything_is_done(
+    world: GetWorld, mode: Any, weight: Any
 ) -> None:
     param, comm = np.zeros(3, np.float32), world(1, "tcp").comms[0]
     server = ExactServer()
-    mode = gr.Hybrid(gr.Sync(), sparse)
     with gr.distributed([param], SGD, mode, ps=server.client(0), comm=comm) as optimizer:
         table = optimizer.sparse_table("t", 2, SGD)
-        with pytest.raises(gr.InvalidArgument, match="weight -1"):
-            optimizer.step([DENSE], -1, [(table, [1, 2], ROWS)])
+        with pytest.raises(gr.InvalidArgument, match=f"weight '?{weight}"):
+            optimizer.step([DENSE], weight, [(table, [1, 2], ROWS)])
         optimizer.flush()
+        assert not param.any()
         assert not table.pull([1, 2]).any()
 
 

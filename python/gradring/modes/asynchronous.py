@@ -19,6 +19,7 @@ from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.staleness import Histogram
 from gradring.modes.store import Array, Push
 from gradring.modes.tables import RowGradients
+from gradring.optim.averaging import require_weight
 
 # Whose the second copy is.
 _OURS, _BEING_FILLED, _FULL = range(3)
@@ -69,18 +70,20 @@ class AsyncOptimizer(ModeOptimizer):
     def step(
         self,
         grads: Sequence[Any] | None = None,
-        weight: float = 1.0,  # noqa: ARG002 - one signature for all modes
+        weight: float = 1.0,
         rows: Iterable[RowGradients] = (),
     ) -> None:
         """Hand the gradients to the sender, and take over what the receiver has brought.
 
         Raises:
-            InvalidArgument: Gradients do not fit; nothing was handed over.
+            InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing was handed
+                over.
             TimedOut: The queue of steps to be sent stayed full, and this one is not in it: it can
                 be repeated.
             Error: A push or pull in the background failed; as it did.
         """
         self.require_open()
+        require_weight(weight)
         self._receiver.require_well()
         pushes = self.dense.pushes(grads)
         copies = self._copies()

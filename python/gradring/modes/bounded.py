@@ -15,6 +15,7 @@ from gradring.modes.store import Array, Domain, Gate, Pending, Pull, Push
 from gradring.modes.tables import Prefetched, RowGradients
 from gradring.modes.waiting import after_the_push, before_the_push
 from gradring.optim import Sum
+from gradring.optim.averaging import require_weight
 
 # A row holds a clock in two floats, each a whole number below 2^24, to which float32 counts.
 _CARRY = 1 << 20
@@ -90,18 +91,19 @@ class BoundedOptimizer(ModeOptimizer):
     def step(
         self,
         grads: Sequence[Any] | None = None,
-        weight: float = 1.0,  # noqa: ARG002 - one signature for all modes
+        weight: float = 1.0,
         rows: Iterable[RowGradients] = (),
     ) -> None:
         """Push, and take the servers' values once no living worker is too far behind.
 
         Raises:
-            InvalidArgument: Gradients do not fit; nothing was sent.
+            InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing was sent.
             TimedOut: A worker is too far behind for too long; says who. The step is done: its
                 gradients were sent, so do not repeat it. Call `flush`, or the next `step`, which
                 waits for this one before it sends anything.
         """
         self.require_open()
+        require_weight(weight)
         pushes = self.dense.pushes(grads) + self.row_pushes(rows)
         self.finish_step()
         kept = self.take_kept_prefetches()

@@ -23,6 +23,7 @@ from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.waiting import after_the_local_step
 from gradring.optim import SGD, LocalRows, State, Sum
+from gradring.optim.averaging import require_weight
 
 
 class GeoOptimizer(ModeOptimizer):
@@ -165,19 +166,21 @@ class GeoOptimizer(ModeOptimizer):
     def step(
         self,
         grads: Sequence[Any] | None = None,
-        weight: float = 1.0,  # noqa: ARG002 - one signature for all modes
+        weight: float = 1.0,
         rows: Iterable[RowGradients] = (),
     ) -> None:
         """Do a local step; exchange if it is time.
 
         Raises:
-            InvalidArgument: Gradients do not fit; nothing has changed.
+            InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing has
+                changed.
             TimedOut: Servers did not bring rows that are new here, and nothing has changed; or an
                 exchange was late, and the message says that the local step is done: do not repeat
                 it.
             Error: An exchange in the background failed; as it did.
         """
         self.require_open()
+        require_weight(weight)
         checked, local = self.dense.checked(grads), self._local(rows)
         for rule, param, grad, state in zip(
             self.rules, self.params, checked, self._state, strict=True
