@@ -245,3 +245,48 @@ def test_ids_of_a_modes_table_are_those_of_any_table(world: GetWorld, mode: Any)
             rows = table.pull(ids)
             assert rows.shape == (*np.shape(ids), 2)
             optimizer.step(rows=[(table, ids, np.ones_like(rows))])
+
+
+NO_RULES: dict[str, Any] = {
+    "a class": gr.optim.SGD, "None": None, "a dict": {"lr": 0.1}, "a number": 0.1,
+    "a list of classes": [gr.optim.SGD],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", NO_RULES.values(), ids=NO_RULES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_what_is_no_rule_is_refused_before_anybody_is_asked(mode: Any, rule: Any) -> None:
+    def nobody(*_: Any) -> Any:
+        raise AssertionError
+
+    with pytest.raises(gr.InvalidArgument, match="use a rule of"):
+        gr.distributed([np.zeros(3, np.float32)], rule, mode, ps=nobody)
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Geo(), gr.Async()], ids=str)
+def test_an_optimizer_of_torch_is_no_rule(mode: Any) -> None:
+    torch = pytest.importorskip("torch")
+    rule = torch.optim.SGD([torch.zeros(3)], lr=0.1)
+    with pytest.raises(gr.InvalidArgument, match="a SGD of torch"):
+        gr.distributed([np.zeros(3, np.float32)], rule, mode)
+
+
+def test_a_geo_optimizer_without_a_rule_leaves_the_dense_steps_to_the_caller() -> None:
+    param = np.zeros(3, np.float32)
+    with gr.GeoOptimizer([param], None, ExactServer().client(0), workers=1) as optimizer:
+        with pytest.raises(gr.InvalidArgument, match="without a rule"):
+            optimizer.step([np.ones(3, np.float32)])
+        param += 1
+        optimizer.advance()
+        optimizer.flush()
+    assert (param == 1).all()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_table_whose_rule_was_none_can_be_made_with_another(world: GetWorld, mode: Any) -> None:
+    comm, ps = world(1, "tcp").comms[0], ExactServer().client(0)
+    with gr.distributed([], SGD, mode, ps=ps, comm=comm) as optimizer:
+        for rule in (gr.optim.SGD, None):
+            with pytest.raises(gr.InvalidArgument, match="use a rule of"):
+                optimizer.sparse_table("t", 2, rule)
+        assert not optimizer.sparse_table("t", 2, SGD).pull([1]).any()

@@ -15,6 +15,7 @@ from gradring.modes.hybrid import HybridOptimizer
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.store import Array
+from gradring.optim.rules import require_rule
 
 
 def distributed(
@@ -35,7 +36,7 @@ def distributed(
 
     Args:
         params: Float32 arrays of the same shapes on every worker; written in place.
-        rule: Update rule of `gradring.optim`.
+        rule: Update rule of `gradring.optim`, or a sequence with one for each parameter.
         mode: `Sync`, the default, `BoundedStaleness`, `Async`, `Geo` or `Hybrid`.
         ps: What `gradring.ps.connect` returned; ``None`` connects where servers are needed.
         comm: The ranks, which are the workers; ``None`` is the communicator that `init` made, or
@@ -46,10 +47,13 @@ def distributed(
             30.
 
     Raises:
-        InvalidArgument: A parameter cannot be trained, the mode is none, or the timeout makes no
-            sense.
+        InvalidArgument: A parameter cannot be trained, the rule or the mode is none, or the timeout
+            makes no sense.
         TimedOut: Others did not come.
     """
+    params = list(params)
+    if params and rule is None:
+        require_rule(rule)
     mode = Sync() if mode is None else mode
     if isinstance(mode, Sync) and mode.via == "all_reduce":
         mode = Hybrid(dense=mode, sparse=Sync(via="ps"))

@@ -24,6 +24,7 @@ from gradring.modes.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.waiting import after_the_local_step
 from gradring.optim import SGD, LocalRows, State, Sum
 from gradring.optim.averaging import require_weight
+from gradring.optim.rules import require_rule
 
 
 class GeoOptimizer(ModeOptimizer):
@@ -51,7 +52,7 @@ class GeoOptimizer(ModeOptimizer):
 
         Args:
             params: As there.
-            rule: The local one; unused if the caller does the dense steps (`advance`).
+            rule: The local one; ``None`` if the caller does the dense steps (`advance`).
             ps: As there.
             k_steps: Local steps between two exchanges, or ``"auto"``.
             outer: What servers make of the progress; ``None`` is `Sum`.
@@ -88,6 +89,11 @@ class GeoOptimizer(ModeOptimizer):
         """With `Nesterov`."""
         return self.is_in_step
 
+    def require_rule(self, rule: Any) -> None:
+        """Take any that steps here, and ``None`` from a caller who does the dense steps."""
+        if rule is not None:
+            require_rule(rule)
+
     def server_rule(self, rule: Any) -> Any:  # noqa: ARG002 - servers only add up
         """Return the outer rule."""
         outer = self.mode.outer
@@ -101,19 +107,14 @@ class GeoOptimizer(ModeOptimizer):
         """Make or find a table, and a replica of those of its rows that are asked for.
 
         Raises:
-            InvalidArgument: The rule has no local steps, or there are other settings: rows that
-                servers leave out, drop or round would not be those of the replicas.
+            InvalidArgument: The rule is none, or there are other settings: rows that servers leave
+                out, drop or round would not be those of the replicas.
             Mismatch: There is a table of that name with other settings.
         """
         if settings:
             raise InvalidArgument(
                 f"table {name!r}: {', '.join(settings)}: not with GEO, whose replicas are to be "
                 "equal to the servers' rows; use gradring.Async() for it"
-            )
-        if not hasattr(rule, "update"):
-            raise InvalidArgument(
-                f"table {name!r}: {type(rule).__name__} has no local steps; GEO needs a rule with "
-                "update(), such as gr.optim.SGD"
             )
         if name not in self._sparse:
             self._settle()  # An exchange under way knows the tables that it began with.
@@ -182,6 +183,12 @@ class GeoOptimizer(ModeOptimizer):
         self.require_open()
         require_weight(weight)
         checked, local = self.dense.checked(grads), self._local(rows)
+        for rule, grad in zip(self.rules, checked, strict=True):
+            if grad is not None and rule is None:
+                raise InvalidArgument(
+                    "this optimizer was made without a rule, so the dense steps are the caller's: "
+                    "give step() rows alone, or call train_rows() and advance()"
+                )
         for rule, param, grad, state in zip(
             self.rules, self.params, checked, self._state, strict=True
         ):

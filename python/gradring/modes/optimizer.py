@@ -21,6 +21,7 @@ from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients, listed
+from gradring.optim.rules import require_rule
 from gradring.optim.state import Entry, require_successor
 from gradring.ps.requests import push_request
 from gradring.uneven import dealt_out, require_parts
@@ -69,16 +70,18 @@ class ModeOptimizer:
                 `gradring.optim.state`; worker 0's counts, where servers do not have the tables yet.
 
         Raises:
-            InvalidArgument: A parameter is no contiguous float32 array, a state is not its rule's,
-                or the timeout makes no sense.
+            InvalidArgument: A parameter is no contiguous float32 array, a rule is none, a state is
+                not its rule's, or the timeout makes no sense.
             TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)
         self.name = name
         self.timeout = config.timeout_in_force(os.environ, timeout)
+        self.rules = self._one_for_each(rule)
+        for each in self.rules:
+            self.require_rule(each)
         self.workers = self._number_of_workers() if workers is None else workers
         self.store: Store = store_of(ps, self.timeout)
-        self.rules = self._one_for_each(rule)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._process = os.getpid()
@@ -125,6 +128,7 @@ class ModeOptimizer:
         if known is not None:
             known.require_same(dim, rule, given)
             return known
+        require_rule(rule, "to_core")
         table = ModeTable(self, name, dim, rule, given)
         on_servers = self.server_rule(rule)
         table.table = self.store.sparse_table(name, dim, on_servers, init, seed, **settings)
@@ -292,6 +296,10 @@ class ModeOptimizer:
 
     def join(self) -> None:
         """Tell servers that this worker takes part; before tables are made."""
+
+    def require_rule(self, rule: Any) -> None:
+        """Refuse a rule of a dense parameter that the mode cannot use."""
+        require_rule(rule, "to_core")
 
     def server_rule(self, rule: Any) -> Any:
         """Return the rule that servers apply where the user gave ``rule``."""

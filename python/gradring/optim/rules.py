@@ -9,6 +9,7 @@ follow a schedule.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Protocol
 
@@ -119,6 +120,27 @@ class CoreRule:
         if self.counts_steps:
             step = state["step"] = int(state.get("step", 0)) + 1
         return step
+
+
+def require_rule(rule: Any, method: str = "update") -> None:
+    """Refuse what is no update rule.
+
+    Args:
+        rule: Anything.
+        method: What it has to have: ``update`` to step here, ``to_core`` to be told to servers.
+
+    Raises:
+        InvalidArgument: It is none.
+    """
+    if isinstance(rule, CoreRule):
+        return
+    if isinstance(rule, (type, Mapping)) or not callable(getattr(rule, method, None)):
+        kind = rule if isinstance(rule, type) else type(rule)
+        what = f"the class {kind.__qualname__}" if kind is rule else f"a {kind.__qualname__}"
+        raise InvalidArgument(
+            f"rule is {what} of {kind.__module__}; use a rule of gradring.optim, such as "
+            "gr.optim.Adagrad(lr=0.05)"
+        )
 
 
 def _require_sense(name: str, field: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.joining import current
 from gradring.optim.averaging import Averager
-from gradring.optim.rules import CoreRule, Rule, State
+from gradring.optim.rules import CoreRule, Rule, State, require_rule
 from gradring.optim.state import require_kept
 from gradring.same_shapes import require_same_shapes
 from gradring.uneven import dealt_out, until_all_end
@@ -71,10 +71,13 @@ class SyncOptimizer:
             bucket_bytes: Most bytes of gradients in one operation.
 
         Raises:
-            InvalidArgument: A parameter cannot be trained, or ``bucket_bytes`` is not positive.
+            InvalidArgument: A parameter cannot be trained, ``rule`` is none, or ``bucket_bytes`` is
+                not positive.
             Mismatch: The parameters' number, shapes or dtypes differ between ranks.
         """
         self.params = list(params)
+        if self.params:
+            require_rule(rule)
         self.rule = rule
         self.comm = current() if comm is None else comm
         self._state: list[State] = [{} for _ in self.params]
