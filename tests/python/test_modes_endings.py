@@ -11,9 +11,17 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
+from exact_server import ExactServer
 from mode_servers import Servers
 
-MODES = [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=3), gr.Hybrid()]
+MODES = [
+    gr.Sync(),
+    gr.Sync(via="ps"),
+    gr.BoundedStaleness(1),
+    gr.Async(),
+    gr.Geo(k_steps=3),
+    gr.Hybrid(),
+]
 SGD = gr.optim.SGD(lr=1.0)
 ONE = np.ones(1, np.float32)
 
@@ -52,6 +60,23 @@ def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
         with pytest.raises(gr.Closed, match="'model' is closed"):
             optimizer.step([ONE], rows=[(table, [3], ONE[None])])
         assert params[0] == values
+        with pytest.raises(gr.Closed, match="closed"):
+            optimizer.set_rule(gr.optim.SGD(lr=2.0))
+        for name in ("t", "another"):
+            with pytest.raises(gr.Closed, match="'model' is closed"):
+                optimizer.sparse_table(name, 1, SGD)
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Hybrid(gr.Async(), gr.Async())], ids=str)
+def test_a_hybrid_that_was_closed_without_a_table_connects_for_none(
+    world: GetWorld, mode: Any
+) -> None:
+    comm, store = world(1, "tcp").comms[0], ExactServer().client(0)
+    optimizer = gr.distributed([np.zeros(1, np.float32)], SGD, mode, ps=store, comm=comm)
+    optimizer.close()
+    with pytest.raises(gr.Closed, match="'model' is closed"):
+        optimizer.sparse_table("t", 1, SGD)
+    assert optimizer.sparse_side is None
 
 
 def test_who_forgot_to_close_hears_it_while_connections_are_open() -> None:

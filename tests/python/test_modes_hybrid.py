@@ -69,3 +69,44 @@ def test_dense_parameters_end_well_where_rows_do_not(end: str) -> None:
     assert param == -1
     assert optimizer.dense_side.is_closed == (end == "close")
     optimizer.abandon()
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_in_step"),
+    [
+        (gr.Hybrid(gr.Async(), gr.Sync(via="ps")), True),
+        (gr.Hybrid(gr.Geo(), gr.BoundedStaleness(1)), True),
+        (gr.Hybrid(gr.BoundedStaleness(1), gr.Async()), True),
+        (gr.Hybrid(gr.Async(), gr.Geo(k_steps=3, outer=gr.Nesterov())), True),
+        (gr.Hybrid(gr.Async(), gr.Geo()), False),
+        (gr.Sync(), True),
+    ],
+    ids=str,
+)
+def test_a_hybrid_is_what_its_mode_says_before_and_after_its_first_table(
+    world: GetWorld, mode: Any, is_in_step: bool
+) -> None:
+    first = ExactServer().client(0)
+    comm: Any = world(1, "tcp").comms[0] if mode == gr.Sync() else SimpleNamespace(world_size=2)
+    optimizer = gr.distributed([np.zeros(1, np.float32)], FAST, mode, ps=first, comm=comm)
+    assert optimizer.is_in_step == is_in_step
+    mine = list(optimizer.hand_out("before", 4))
+    optimizer.sparse_table("t", 1, FAST)
+    assert optimizer.is_in_step == is_in_step
+    assert list(optimizer.hand_out("after", 4)) == mine
+    if mode != gr.Sync():
+        assert mine == ([0, 2] if is_in_step else [0, 1, 2, 3])
+    optimizer.abandon()
+
+
+def test_workers_of_a_hybrid_in_rounds_go_round_equally_often_before_the_first_table(
+    world: GetWorld,
+) -> None:
+    servers, mode = ExactServer(), gr.Hybrid(gr.Async(), gr.Sync(via="ps"))
+
+    def go_round(comm: Any) -> int:
+        store = servers.client(comm.rank)
+        with gr.distributed([np.zeros(1, np.float32)], FAST, mode, ps=store, comm=comm) as own:
+            return len(list(own.uneven(range(3 if comm.rank else 1))))
+
+    assert world(2, "tcp").run(go_round) == [3, 3]

@@ -202,6 +202,13 @@ class Hybrid:
 Mode: TypeAlias = Sync | BoundedStaleness | Async | Geo | Hybrid
 
 
+def is_in_step(mode: Mode) -> bool:
+    """Tell whether a mode's workers do equally many steps."""
+    if isinstance(mode, Hybrid):
+        return is_in_step(mode.dense) or is_in_step(mode.sparse)
+    return isinstance(mode, BoundedStaleness) or begins_together(mode)
+
+
 def begins_together(mode: Mode) -> bool:
     """Tell whether a mode's workers are there from the start: none joins later, or comes back."""
     if isinstance(mode, Hybrid):

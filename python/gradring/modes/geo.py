@@ -110,7 +110,9 @@ class GeoOptimizer(ModeOptimizer):
             InvalidArgument: The rule is none, or there are other settings: rows that servers leave
                 out, drop or round would not be those of the replicas.
             Mismatch: There is a table of that name with other settings.
+            Closed: After `close`.
         """
+        self.require_open()  # Before an exchange is settled.
         if settings:
             raise InvalidArgument(
                 f"table {name!r}: {', '.join(settings)}: not with GEO, whose replicas are to be "

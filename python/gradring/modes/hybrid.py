@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 from gradring import config
 from gradring.communicator import Communicator
 from gradring.errors import Error, InvalidArgument
-from gradring.modes.contracts import Hybrid, Sync
+from gradring.modes.contracts import Hybrid, Sync, is_in_step
 from gradring.modes.lost_ranks import close_beside
 from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.rounds import uneven_rounds
 from gradring.modes.store import Array
 from gradring.modes.tables import ModeTable, RowGradients, listed
 from gradring.modes.waiting import StepTimedOut
 from gradring.optim.averaging import require_weight
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
+from gradring.uneven import dealt_out
 
 Batch = TypeVar("Batch")
 
@@ -65,8 +67,7 @@ class HybridOptimizer(ModeOptimizer):
     @property
     def is_in_step(self) -> bool:
         """Whether one of the two modes has workers do equally many steps."""
-        sparse = self.sparse_side
-        return self.dense_side.is_in_step or (sparse is not None and sparse.is_in_step)
+        return is_in_step(self.mode)
 
     def _over_servers(self, mode: Any, params: list[Array], rule: Any, name: str) -> ModeOptimizer:
         from gradring.modes.factory import over_servers
@@ -86,9 +87,11 @@ class HybridOptimizer(ModeOptimizer):
         Raises:
             InvalidArgument: As there; or there are several ranks and no servers.
             Mismatch: There is a table of that name with other settings.
+            Closed: After `close`.
             PeerLost: As `gradring.ps.connect`, and so for AuthError.
             TimedOut: Servers or other workers did not answer.
         """
+        self.require_open()
         if self.sparse_side is None:
             self.sparse_side = self._over_servers(self.mode.sparse, [], None, f"{self.name}/rows")
         table = self.sparse_side.sparse_table(name, dim, rule, init=init, seed=seed, **settings)
@@ -102,8 +105,10 @@ class HybridOptimizer(ModeOptimizer):
 
         Raises:
             InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+            Closed: After `close`.
             TimedOut: Servers did not answer, where they step.
         """
+        self.require_open()
         if isinstance(self.dense_side, SyncOptimizer):
             rule = _only_rule(rule, self.dense_side.rule, len(self.params))
             require_successor(self.dense_side.rule, rule)
@@ -163,16 +168,18 @@ class HybridOptimizer(ModeOptimizer):
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round as often as the stricter of the two modes wants; see `ModeOptimizer.uneven`."""
-        if self.sparse_side is not None and not isinstance(self.mode.dense, Sync):
-            return self.sparse_side.uneven(batches)
-        return self.dense_side.uneven(batches)
+        dense = self.dense_side
+        if isinstance(self.mode.sparse, Sync) and isinstance(dense, ModeOptimizer):
+            return uneven_rounds(self.comm, dense.workers, batches)
+        return dense.uneven(batches)
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Hand out as the stricter of the two modes wants; see `ModeOptimizer.hand_out`."""
         self.require_open()
-        if self.sparse_side is not None and not self.dense_side.is_in_step:
-            return self.sparse_side.hand_out(name, count)
-        return self.dense_side.hand_out(name, count)
+        dense = self.dense_side
+        if self.is_in_step and isinstance(dense, ModeOptimizer):
+            return dealt_out(name, count, dense.store.rank, dense.workers)
+        return dense.hand_out(name, count)
 
     def flush(self) -> None:
         """Flush both, the rows first.

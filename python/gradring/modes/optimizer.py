@@ -20,10 +20,9 @@ from gradring.modes.dense import DenseParameters, require_same_place
 from gradring.modes.parts import Parts
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
-from gradring.modes.tables import ModeTable, Prefetched, RowGradients, listed
+from gradring.modes.tables import ModeTable, Prefetched, RowGradients, joined, listed
 from gradring.optim.rules import require_rule
 from gradring.optim.state import Entry, require_successor
-from gradring.ps.requests import push_request
 from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
@@ -121,8 +120,10 @@ class ModeOptimizer:
 
         Raises:
             InvalidArgument: A setting makes no sense, or not in this mode.
+            Closed: After `close`.
             Mismatch: There is a table of that name with other settings.
         """
+        self.require_open()
         given = {"init": init, "seed": seed, **settings}
         known = self.tables.get(name)
         if known is not None:
@@ -186,8 +187,10 @@ class ModeOptimizer:
 
         Raises:
             InvalidArgument: It is another rule, or keeps another state; nothing was sent.
+            Closed: After `close`.
             TimedOut: Servers did not answer.
         """
+        self.require_open()
         rules = self._one_for_each(rule)
         for before, after in zip(self.rules, rules, strict=True):
             require_successor(before, after)
@@ -382,18 +385,10 @@ class ModeOptimizer:
             InvalidArgument: Shapes or dtypes do not fit, or a table is another optimizer's.
             DeviceError: An array lives on a device.
         """
-        entries: dict[str, list[RowGradients]] = {}
-        for entry in listed(rows):
-            self.require_own(entry[0])
-            entries.setdefault(entry[0].name, []).append(entry)
-        result = []
-        for each in entries.values():
-            table = each[0][0]
-            checked = [push_request(table.name, table.dim, ids, grads) for _, ids, grads in each]
-            if any(len(flat) for flat, _ in checked):
-                flats, grads = zip(*checked, strict=True)
-                result.append((table, np.concatenate(flats), np.concatenate(grads)))
-        return result
+        entries = listed(rows)
+        for table, *_ in entries:
+            self.require_own(table)
+        return joined(entries)
 
     def row_pushes(self, rows: Iterable[RowGradients]) -> list[Push]:
         """Return one push for each table; see `by_table`."""

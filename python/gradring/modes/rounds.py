@@ -142,14 +142,7 @@ class RoundOptimizer(ModeOptimizer):
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round equally often on every worker; see `ModeOptimizer.uneven`."""
-        if self.workers == 1:
-            return iter(batches)
-        comm = current() if self.comm is None else self.comm
-        if comm.world_size != self.workers:
-            raise InvalidArgument(
-                f"uneven: the job has {comm.world_size} ranks and the rounds {self.workers} workers"
-            )
-        return until_all_end(comm, batches)
+        return uneven_rounds(self.comm, self.workers, batches)
 
     def flush(self) -> None:
         """Wait until the last step's round is applied, and take the result.
@@ -160,3 +153,24 @@ class RoundOptimizer(ModeOptimizer):
         """
         self._wait_for_all_rounds()
         self.dense.pull(self.store)
+
+
+def uneven_rounds(comm: Any, workers: int, batches: Iterable[Batch]) -> Iterator[Batch | None]:
+    """Go round equally often on every worker.
+
+    Args:
+        comm: The workers as ranks; ``None``: those of `init`.
+        workers: Their number.
+        batches: This worker's.
+
+    Raises:
+        InvalidArgument: There are more ranks than workers, or fewer.
+    """
+    if workers == 1:
+        return iter(batches)
+    comm = current() if comm is None else comm
+    if comm.world_size != workers:
+        raise InvalidArgument(
+            f"uneven: the job has {comm.world_size} ranks and the rounds {workers} workers"
+        )
+    return until_all_end(comm, batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from gradring.errors import Error, InvalidArgument, Mismatch
 from gradring.modes.background import Background
 from gradring.modes.store import Array, Ids, Pull, Store
 from gradring.optim.state import require_successor
+from gradring.ps.requests import push_request
 
 
 class Owner(Protocol):
@@ -191,3 +192,23 @@ def listed(rows: Iterable[RowGradients]) -> list[RowGradients]:
             "rows: entries (table, ids, gradients) are wanted, one for each table that was used; "
             f"got {type(rows).__name__}: {rows!r:.80}"
         ) from None
+
+
+def joined(rows: Sequence[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
+    """Return one entry for each table that has gradients, in arrays of its own.
+
+    Raises:
+        InvalidArgument: Shapes or dtypes do not fit.
+        DeviceError: An array lives on a device.
+    """
+    entries: dict[str, list[RowGradients]] = {}
+    for entry in rows:
+        entries.setdefault(entry[0].name, []).append(entry)
+    result = []
+    for each in entries.values():
+        table = each[0][0]
+        checked = [push_request(table.name, table.dim, ids, grads) for _, ids, grads in each]
+        if any(len(flat) for flat, _ in checked):
+            flats, grads = zip(*checked, strict=True)
+            result.append((table, np.concatenate(flats), np.concatenate(grads)))
+    return result
