@@ -183,6 +183,30 @@ def test_schedulers_of_torch_work_in_every_mode(
     servers.close()
 
 
+@pytest.mark.parametrize("mode", [gr.Sync(via="ps"), gr.BoundedStaleness(0), gr.Async()], ids=str)
+def test_a_schedule_of_sparse_adam_may_end_at_zero(
+    world: GetWorld, servers: Servers, mode: Any
+) -> None:
+    def work(comm: Any) -> list[Any]:
+        param, seen = torch.nn.Parameter(torch.ones(4)), []
+        inner = torch.optim.SparseAdam([param], lr=0.5)
+        optimizer = gt.distributed(inner, mode, comm=comm, ps=servers.client(0))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2, eta_min=0)
+        for _ in range(3):  # With learning rates 0.5, 0.25 and 0.
+            param.grad = torch.ones(4)
+            optimizer.step()
+            schedule.step()
+            optimizer.flush()
+            seen.append(param.detach().numpy().copy())
+        optimizer.close()
+        return seen
+
+    ((first, second, third),) = world(1, "tcp").run(work)
+    assert (first < 1).all()
+    assert (second < first).all()
+    np.testing.assert_array_equal(third, second)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_workers_with_a_scheduler_are_one_process_bit_for_bit(
     world: GetWorld, servers: Servers, schedule: str

@@ -130,7 +130,7 @@ def test_the_core_refuses_arrays_that_do_not_fit() -> None:
         lambda: gr.optim.Adagrad(initial_accumulator_value=-1),
         lambda: gr.optim.RMSprop(alpha=-0.1),
         lambda: gr.optim.RMSprop(eps=float("nan")),
-        lambda: gr.optim.SparseAdam(lr=0),
+        lambda: gr.optim.SparseAdam(lr=-1),
         lambda: gr.optim.SparseAdam(eps=0),
         lambda: gr.optim.RowWiseAdam(betas=(1.0, 0.9)),
         lambda: gr.optim.FTRL(lr=0),

@@ -107,7 +107,7 @@ class SparseAdam(CoreRule):
     corrected as if they were as old as the table.
 
     Attributes:
-        lr: Learning rate; positive.
+        lr: Learning rate; 0, where a schedule ends, moves nothing.
         betas: Decay of the running means of the gradient and of its square.
         eps: Added to the denominator; positive.
         clip_value: Gradients are cut to between plus and minus this first.
@@ -115,7 +115,7 @@ class SparseAdam(CoreRule):
     """
 
     _kind: ClassVar[str] = "sparse_adam"
-    _positive: ClassVar[tuple[str, ...]] = ("lr", "eps")
+    _positive: ClassVar[tuple[str, ...]] = ("eps",)
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
