@@ -43,6 +43,21 @@ def secret_bytes(secret: str | bytes) -> Hidden:
         raise InvalidArgument("the secret holds half a character (a lone surrogate)") from None
 
 
+def require_secret(secret: str | bytes, source: str) -> None:
+    """Refuse a secret that everybody knows: one of nothing, or of white space alone.
+
+    Args:
+        secret: The secret.
+        source: The argument or variable it came from, for the message.
+
+    Raises:
+        InvalidArgument: It is empty or blank, or no secret at all.
+    """
+    known = secret_bytes(secret)
+    if not (known if isinstance(secret, bytes) else secret).strip():
+        raise InvalidArgument(f"{source}: the secret is empty or blank, which keeps nobody out")
+
+
 def path_bytes(path: str | os.PathLike[str]) -> bytes:
     """Return a path as the system knows it, whatever its encoding."""
     return os.fsencode(path)

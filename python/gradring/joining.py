@@ -18,6 +18,7 @@ from gradring.core_arguments import (
     MOST_RANKS,
     path_bytes,
     plain_text,
+    require_secret,
     secret_bytes,
     whole_number,
 )
@@ -105,7 +106,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
 
     Raises:
         InvalidArgument: The role is incomplete or makes no sense; two processes have one rank; the
-            profile is none; this process has joined the same job and not closed that communicator.
+            secret is empty or blank; the profile is none; this process has joined the same job and
+            not closed that communicator.
         AuthError: The secrets differ.
         TimedOut: Names the ranks that did not come.
         PeerLost: Rank 0 ended, or gave up, before everybody had come.
@@ -121,6 +123,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     )
     if secret is None:
         secret = job_secret.secret_for(role, os.environ)
+    else:
+        require_secret(secret, "init: secret")
     place = Place(0, 1, "", secret)
     if role is not None:
         place = Place(role.rank, role.world_size, role.rendezvous, secret)

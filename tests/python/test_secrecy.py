@@ -117,3 +117,23 @@ def test_an_error_of_the_core_may_name_a_file_by_any_bytes() -> None:
             log_directory=b"/proc/caf\xe9",  # type: ignore[arg-type]
             fsync="none",
         )  # fmt: skip
+
+
+BLANKS = ["", b"", "\n", " \t", b"\r\n", "\u3000"]
+
+
+@pytest.mark.parametrize("secret", BLANKS, ids=repr)
+def test_a_secret_of_nothing_is_refused(secret: str | bytes) -> None:
+    with pytest.raises(InvalidArgument, match="init: secret: the secret is empty or blank"):
+        gr.init(rank=0, world_size=2, rendezvous="127.0.0.1:1", secret=secret)
+    for servers in (None, "127.0.0.1:1"):
+        with pytest.raises(InvalidArgument, match="connect: secret: the secret is empty or blank"):
+            gr.ps.connect(servers, secret=secret)
+
+
+def test_a_blank_secret_of_servers_in_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADRING_SECRET", "\n")
+    with pytest.raises(InvalidArgument, match="GRADRING_SECRET: the secret is empty or blank"):
+        gr.ps.connect("127.0.0.1:1")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gradring import _core, config, roles, server_addresses
-from gradring.core_arguments import secret_bytes
+from gradring.core_arguments import require_secret, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.calls import Calls
@@ -52,7 +52,8 @@ def connect(
             in any call.
 
     Raises:
-        InvalidArgument: There are several ranks but no servers, or an argument makes no sense.
+        InvalidArgument: There are several ranks but no servers, or an argument makes no sense, such
+            as a secret that is empty or blank.
         AuthError: The secrets differ.
         PeerLost: A server could not be reached in time; names its address.
     """
@@ -65,6 +66,8 @@ def connect(
     )
     if client is not None:
         client = whole("client", client)
+    if secret is not None:
+        require_secret(secret, "connect: secret")
     if found is None:
         return _embedded(role, settings, client)
     known = secret or os.environ.get("GRADRING_SECRET")
@@ -73,6 +76,7 @@ def connect(
             f"the secret of the parameter servers at {','.join(found)} is not known; give them and "
             f"their clients the same: {HOW_TO_MAKE_ONE}"
         )
+    require_secret(known, "GRADRING_SECRET")
     number = _client_number(role) if client is None else client
     return _open(found, known, number, settings)
 
