@@ -33,6 +33,9 @@ _MOST_FD = (1 << 31) - 1
 # What init() made, and where: rendezvous and rank.
 _joined: weakref.WeakKeyDictionary[Communicator, tuple[str, int]] = weakref.WeakKeyDictionary()
 
+# Those of them that `current` has made, until an init() of the script returns them.
+_implicit: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
 
 class WithInitializers(Protocol[_P, _R_co]):
     """A function that has the initializers of tables as attributes."""
@@ -89,6 +92,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     The role is found in the launcher's variables (``gradring run``, torchrun, Open MPI, MPICH,
     Intel MPI, Slurm: docs/launchers.md); alone it is a world of one. Explicit arguments win. Blocks
     until every rank has come. Several ranks may live in one process, each with a thread of its own.
+    Where `gradring.distributed` or another call has joined the job by itself, the first ``init()``
+    without arguments returns that communicator.
 
     Args:
         rank: This rank, from 0.
@@ -112,6 +117,10 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         TimedOut: Names the ranks that did not come.
         PeerLost: Rank 0 ended, or gave up, before everybody had come.
     """
+    given = (
+        rank, world_size, rendezvous, secret, transport, timeout, heartbeat_timeout, interface,
+        listen_fd, profile,
+    )  # fmt: skip
     role = roles.discover(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
     settings = config.Settings.from_environ(
         os.environ,
@@ -128,6 +137,9 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     place = Place(0, 1, "", secret)
     if role is not None:
         place = Place(role.rank, role.world_size, role.rendezvous, secret)
+    made = _take_implicit(place) if all(each is None for each in given) else None
+    if made is not None:
+        return made
     _require_left(place)
     if listen_fd is None and role is not None and role.listen_fd is not None:
         # The launcher's socket stays, for an init() after this communicator was closed.
@@ -138,17 +150,34 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     return communicator
 
 
+def _take_implicit(place: Place) -> Communicator | None:
+    # For the first init() of a script, where a call before it has made the communicator already.
+    for communicator in kept:
+        is_here = _joined.get(communicator) == (place.rendezvous, place.rank)
+        if communicator in _implicit and is_here and not communicator.is_closed:
+            _implicit.discard(communicator)
+            return communicator
+    return None
+
+
 def _require_left(place: Place) -> None:
     # Two worlds with one rendezvous would take each other's connections.
     if place.world_size == 1:
         return
     for communicator, where in list(_joined.items()):
-        if where == (place.rendezvous, place.rank) and not communicator.is_closed:
+        if where != (place.rendezvous, place.rank) or communicator.is_closed:
+            continue
+        if communicator in _implicit:
             raise InvalidArgument(
-                f"this process is rank {place.rank} at {place.rendezvous} already: use the "
-                "communicator that init() returned (split() makes further ones), or close it on "
-                "all ranks first"
+                f"this process is rank {place.rank} at {place.rendezvous} already: "
+                "gr.distributed() or another call that needs the ranks has joined the job by "
+                "itself; call init() with its arguments before it, and give it comm=..."
             )
+        raise InvalidArgument(
+            f"this process is rank {place.rank} at {place.rendezvous} already: use the "
+            "communicator that init() returned (split() makes further ones), or close it on "
+            "all ranks first"
+        )
 
 
 def _copy_of_launchers(listen_fd: int) -> int:
@@ -205,7 +234,10 @@ def current() -> Communicator:
         InvalidArgument: This process joined several times, so it must say which one is meant.
     """
     found = current_if_any()
-    return init() if found is None else found
+    if found is None:
+        found = init()
+        _implicit.add(found)
+    return found
 
 
 def current_if_any() -> Communicator | None:

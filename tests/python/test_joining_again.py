@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,34 @@ def test_two_worlds_at_a_time_are_refused_and_the_first_goes_on(start: Start) ->
     assert (code, err) == (0, "")
     assert len(lines) == 2
     assert all("already: use the communicator that init() returned" in line for line in lines)
+
+
+def test_init_after_a_call_that_has_joined_by_itself_returns_what_that_made(start: Start) -> None:
+    program = PROGRAM + (
+        "optimizer = gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=1.0), gr.Sync())\n"
+        "try: gr.init(timeout=5)\n"
+        "except gr.InvalidArgument as error: print(error)\n"
+        "comm = gr.init()\n"
+        "assert comm is optimizer.dense_side.comm\n"
+        "assert comm.all_reduce(np.ones(1))[0] == 2\n"
+        "try: gr.init()\n"
+        "except gr.InvalidArgument as error: print(error)\n"
+    )
+    code, lines, err = start(program, "-n", "2", "--no-prefix").finish()
+    assert (code, err) == (0, "")
+    assert sum("call init() with its arguments before it" in line for line in lines) == 2
+    assert sum("use the communicator that init() returned" in line for line in lines) == 2
+
+
+def test_a_program_alone_has_one_communicator_whoever_asks_first() -> None:
+    program = PROGRAM + (
+        "optimizer = gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=1.0))\n"
+        "assert gr.init() is optimizer.dense_side.comm\n"
+        "gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=1.0))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_who_comes_when_all_have_joined_is_told_so(start: Start) -> None:
