@@ -234,6 +234,10 @@ class Communicator(Reductions, Exchanges, Messages):
         Where the ranks do not give the same ranks in the same order, the group's first call in
         which two of them meet raises `Mismatch`.
         """
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise InvalidArgument(f"subgroup: name is UTF-8 text, got {name!r}") from None
         members = calling.whole_numbers("subgroup: ranks", ranks)
         return Communicator(self._core.subgroup(members, name))
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gradring import _core, arrays
+from gradring.dtypes import DTYPE_CODES, name_of
 from gradring.errors import InvalidArgument
 
 _KINDS = {"bf16": 0, "fp16": 1, "int8": 2}
@@ -52,6 +53,26 @@ def code_of(compress: Compression) -> tuple[int, float]:
         known = ", ".join(repr(name) for name in _KINDS)
         raise InvalidArgument(f"compress {compress!r} is none of {known}, TopK(ratio)")
     return _KINDS[compress], 1.0
+
+
+def require_float32(what: str, values: Any, residual: Any) -> None:
+    """Refuse views that cannot be encoded: of another dtype, or a residual of another size.
+
+    Args:
+        what: The operation, for the message.
+        values: View of what is encoded.
+        residual: View of what is left out, or ``None``.
+
+    Raises:
+        InvalidArgument: Names the argument and what it is.
+    """
+    for name, view in (("x", values), ("residual", residual)):
+        if view is not None and view.dtype != DTYPE_CODES["float32"]:
+            raise InvalidArgument(f"{what}: {name} has dtype {name_of(view.dtype)}, not float32")
+    if residual is not None and residual.count != values.count:
+        raise InvalidArgument(
+            f"{what}: residual has {residual.count} elements, x has {values.count}"
+        )
 
 
 def encode(x: Any, compress: Compression, residual: Any = None) -> bytes:

@@ -202,6 +202,8 @@ def _record(text: str) -> str:
 
 
 def _interface(source: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{source} is a {type(text).__name__}, not the name of one or a CIDR")
     # A name cannot hold a slash, so one that does must be a network.
     if "/" not in plain_text(text, source):
         return text

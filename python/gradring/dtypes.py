@@ -38,6 +38,11 @@ def code_of(dtype: np.dtype[Any]) -> int | None:
     return code
 
 
+def name_of(code: int) -> str:
+    """Return the name of a code."""
+    return next(name for name, known in DTYPE_CODES.items() if known == code)
+
+
 def stored_as(code: int) -> np.dtype[Any]:
     """Return the NumPy dtype that holds elements of a code: bfloat16 in uint16."""
     return _STORED[code]

@@ -45,6 +45,16 @@ def assign_buckets(
     return buckets
 
 
+def require_bucket_bytes(bucket_bytes: Any) -> None:
+    """Refuse what is no size of a bucket.
+
+    Raises:
+        InvalidArgument: It is no number, or not positive.
+    """
+    if not isinstance(bucket_bytes, (int, float, np.integer, np.floating)) or not bucket_bytes > 0:
+        raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes!r}")
+
+
 def reduce_many(
     comm: Reductions,
     xs: Sequence[Any],
@@ -56,8 +66,7 @@ def reduce_many(
 ) -> list[Any]:
     """Do the work of `Communicator.all_reduce_many`."""
     calling.reduction(op, "auto", None)
-    if bucket_bytes <= 0:
-        raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
+    require_bucket_bytes(bucket_bytes)
     results = list(xs)
     views = [
         arrays.operand(x, f"xs[{index}]", writes=True, stream=stream)

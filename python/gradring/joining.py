@@ -254,6 +254,19 @@ def current_if_any() -> Communicator | None:
     return open_ones[0] if open_ones else None
 
 
+def require_ranks(comm: object) -> None:
+    """Refuse what an optimizer was given for ``comm`` and is none.
+
+    Raises:
+        InvalidArgument: It is neither a communicator nor ``None``.
+    """
+    if comm is not None and not hasattr(comm, "world_size"):
+        raise InvalidArgument(
+            f"comm is a {type(comm).__name__}; give the communicator that gr.init() returned, or "
+            "None"
+        )
+
+
 def rank_and_world_size() -> tuple[int, int]:
     """Return what this process is in its job, without joining: a restarted one could not.
 

@@ -272,6 +272,7 @@ class Reductions(calling.Caller):
         rest = None if residual is None else arrays.operand(residual, "residual", writes=True)
         if values.unpack is not None or (rest is not None and rest.unpack is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
+        compression.require_float32("all_reduce_compressed", values, rest)
         compression.require_apart(values, rest)
         codec, timeout_ms = compression.code_of(compress), milliseconds(timeout)
         if isinstance(values, DeviceView):

@@ -87,6 +87,11 @@ def discover(
         "GRADRING_WORLD_SIZE": world_size,
         "GRADRING_RENDEZVOUS": rendezvous,
     }
+    for argument, value in (("rank", rank), ("world_size", world_size)):
+        if value is not None and not (str(value).isascii() and str(value).isdigit()):
+            raise InvalidArgument(f"{argument}={value!r}: not a whole number of at least 0")
+    if rendezvous and world_size != 1:
+        parse_address(str(rendezvous), "rendezvous")
     given = {name: str(value) for name, value in explicit.items() if value is not None}
     variables = Variables({**environ, **given})
     launcher = launchers.find(variables)

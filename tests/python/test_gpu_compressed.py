@@ -177,7 +177,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(world: GetWorld)
     def run(comm: Any) -> None:
         x, host = to_device(np.ones(12, np.float32)), np.ones(12, np.float32)
         for residual in (np.ones(11, np.float32), np.ones(12, np.float16)):
-            with pytest.raises(gr.InvalidArgument, match="float32, and as many"):
+            with pytest.raises(gr.InvalidArgument, match="residual has"):
                 comm.all_reduce_compressed(x, "int8", to_device(residual))
         with pytest.raises(gr.InvalidArgument, match="float32"):
             comm.all_reduce_compressed(to_device(np.ones(12, np.float64)), "int8")

@@ -7,6 +7,7 @@ from typing import Any
 
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
+from gradring.joining import require_ranks
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.contracts import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
@@ -51,6 +52,7 @@ def distributed(
             makes no sense.
         TimedOut: Others did not come.
     """
+    require_ranks(comm)
     params = list(params)
     if params and rule is None:
         require_rule(rule)

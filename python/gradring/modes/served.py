@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring.errors import Error
+from gradring.errors import Error, InvalidArgument
 from gradring.modes.store import (
     Array,
     Changed,
@@ -57,12 +57,23 @@ def store_of(ps: Any, timeout: float) -> Store:
         ps: What `gradring.ps.connect` returned, ``None`` for the connection that there is or can
             be made, or a `Store`.
         timeout: Seconds that a pull may wait for other workers.
+
+    Raises:
+        InvalidArgument: It is none of these.
     """
     if ps is None:
         from gradring.ps.connecting import current
 
         ps = current()
-    return ServedStore(ps, timeout) if hasattr(ps, "calls") else ps
+    if hasattr(ps, "calls"):
+        return ServedStore(ps, timeout)
+    if not hasattr(ps, "dense_table"):
+        raise InvalidArgument(
+            f"ps is a {type(ps).__name__}; give what gr.ps.connect(...) returned, or None to have "
+            "it connect"
+        )
+    store: Store = ps
+    return store
 
 
 class ServedStore:

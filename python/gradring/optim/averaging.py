@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
-from gradring.fusion import assign_buckets
+from gradring.fusion import assign_buckets, require_bucket_bytes
 from gradring.optim.gradients import fitting_gradients
 
 Array = npt.NDArray[Any]
@@ -51,8 +51,7 @@ class Averager:
 
     def __init__(self, params: Sequence[Array], comm: Communicator, bucket_bytes: int) -> None:
         """Lay out the buckets; nothing is sent."""
-        if bucket_bytes <= 0:
-            raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
+        require_bucket_bytes(bucket_bytes)
         self._comm = comm
         self._shapes = [param.shape for param in params]
         self._dtypes = [param.dtype for param in params]

@@ -55,7 +55,7 @@ class CoreRule:
             value = getattr(self, field.name)
             try:
                 _require_sense(name, field.name, value)
-            except TypeError:
+            except (TypeError, ValueError):  # An array of several is neither true nor false.
                 raise InvalidArgument(f"{name}: {field.name} is no number: {value!r}") from None
         for zero in (field for field in self._positive if getattr(self, field) == 0):
             raise InvalidArgument(f"{name}: {zero} must be positive")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument
-from gradring.joining import current
+from gradring.joining import current, require_ranks
 from gradring.optim.averaging import Averager
 from gradring.optim.rules import CoreRule, Rule, State, require_rule
 from gradring.optim.state import require_kept
@@ -75,6 +75,7 @@ class SyncOptimizer:
                 not positive.
             Mismatch: The parameters' number, shapes or dtypes differ between ranks.
         """
+        require_ranks(comm)
         self.params = list(params)
         if self.params:
             require_rule(rule)

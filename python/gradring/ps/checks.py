@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from gradring.core_arguments import is_plain_text
 from gradring.errors import InvalidArgument
 
 U32 = (1 << 32) - 1
@@ -57,10 +58,12 @@ def table_name(value: Any) -> str:
     """Return a table's name.
 
     Raises:
-        InvalidArgument: It is no string.
+        InvalidArgument: It is no string, or holds half a character (a lone surrogate).
     """
     if not isinstance(value, str):
         raise InvalidArgument(f"a table's name is a string, got {value!r}")
+    if not is_plain_text(value):
+        raise InvalidArgument(f"a table's name is UTF-8 text, got {value!r}")
     return value
 
 

@@ -32,7 +32,12 @@ def entries(what: str, given: Iterable[Any], parts: Sequence[str]) -> list[Any]:
     Raises:
         InvalidArgument: One has another length, or is none.
     """
-    found = list(given)
+    try:
+        found = list(given)
+    except TypeError:
+        raise InvalidArgument(
+            f"{what} takes a list of ({', '.join(parts)}), not {_shown(given)}"
+        ) from None
     for entry in found:
         if not isinstance(entry, (tuple, list)) or len(entry) != len(parts):
             raise InvalidArgument(

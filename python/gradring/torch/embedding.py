@@ -26,6 +26,8 @@ from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
 from gradring.torch.row_cache import RowCache
 
+_SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
+
 
 class Embedding(torch.nn.Module):
     """`torch.nn.Embedding`, or `EmbeddingBag` with ``pooling``, over any number of ids.
@@ -94,12 +96,24 @@ class Embedding(torch.nn.Module):
                 `gradring.ps.ParameterServer.sparse_table`.
 
         Raises:
-            InvalidArgument: There is no such pooling, or the cache makes no sense.
+            InvalidArgument: There is no such pooling or setting, or the cache makes no sense.
         """
         super().__init__()
         if pooling not in (None, "sum", "mean"):
             raise InvalidArgument(
                 f"Embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}"
+            )
+        unknown = settings.keys() - _SETTINGS
+        if unknown:
+            raise InvalidArgument(
+                f"Embedding {name!r}: {', '.join(sorted(unknown))}: there is no such setting; rows "
+                "are always sparse, bags are added up with pooling='sum' or averaged with 'mean', "
+                f"and a table takes {', '.join(sorted(_SETTINGS))}"
+            )
+        if device is None and cache_age != 1:
+            raise InvalidArgument(
+                f"Embedding {name!r}: cache_age={cache_age} is for rows that a device keeps, and "
+                "without device= none does"
             )
         self.name = name
         self.dim = dim

@@ -16,7 +16,8 @@ from gradring import config
 from gradring.communicator import Communicator
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
-from gradring.joining import current, current_if_any
+from gradring.fusion import require_bucket_bytes
+from gradring.joining import current, current_if_any, require_ranks
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
 from gradring.torch import parameters
@@ -87,8 +88,9 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         Mismatch: The ranks have different models, or the same in another order, or with
             other parameters frozen; names the first parameter that differs.
     """
+    require_ranks(comm)
     _require_ready(optimizer, mode, bucket_bytes)
-    _require_usable(compress, clip_norm)
+    _require_usable(model, compress, clip_norm)
     is_averaged = mode is None or _is_all_reduce(mode)
     if compress is not None and not is_averaged:
         raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
@@ -173,12 +175,17 @@ def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
         raise InvalidArgument(
             f"mode {mode!r} is none of gradring's Sync, BoundedStaleness, Async, Geo and Hybrid"
         )
-    if bucket_bytes <= 0:
-        raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes}")
+    require_bucket_bytes(bucket_bytes)
 
 
-def _require_usable(compress: Compression | None, clip_norm: float | None) -> None:
+def _require_usable(model: Any, compress: Compression | None, clip_norm: float | None) -> None:
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise InvalidArgument(f"model is a {type(model).__name__}, not a torch.nn.Module")
     if compress is not None:
         code_of(compress)
-    if clip_norm is not None and not clip_norm > 0:
-        raise InvalidArgument(f"clip_norm must be positive, got {clip_norm}")
+    try:
+        is_norm = clip_norm is None or clip_norm > 0
+    except TypeError:
+        is_norm = False
+    if not is_norm:
+        raise InvalidArgument(f"clip_norm must be positive, got {clip_norm!r}")
