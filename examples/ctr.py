@@ -54,7 +54,10 @@ def parse() -> argparse.Namespace:
     add("--threads", type=int, default=1, help="of a worker")
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.examples < 1:
+        parser.error(f"--examples is at least 1, got {options.examples}")
+    return options
 
 
 def main() -> None:

@@ -209,3 +209,12 @@ def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "| geo, 2 workers | 1,234 |" in shown.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("count", ["0", "-5"])
+def test_training_on_no_examples_is_refused_by_name(count: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "ctr.py"), "--examples", count]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"--examples is at least 1, got {count}" in done.stderr
+    assert "Traceback" not in done.stderr
