@@ -20,8 +20,7 @@ Level::Level(std::shared_ptr<transport::World> world, const transport::Group& pa
     : world_(std::move(world)), parent_ranks_(std::move(ranks)) {
   const std::vector<Rank> members = members_of(parent, parent_ranks_);
   const auto at = std::find(members.begin(), members.end(), world_->rank()) - members.begin();
-  group_ = world_->make_group(transport::derive_id(parent.id, nth, salt), members,
-                              parent.made_by);
+  group_ = world_->make_group(transport::derive_id(parent.id, nth, salt), members, parent.made_by);
   engine_ = std::make_unique<Engine>(world_, group_, static_cast<Rank>(at));
 }
 

@@ -70,18 +70,23 @@ std::string who_is_missing(const Meeting& meeting) {
 }
 
 // Why a join makes no sense, or nothing.
-std::string objection(const JoinOptions& options, const wire::Join& join,
-                      const std::vector<wire::Member>& members) {
+std::string objection(const JoinOptions& options, const wire::Join& join, const Meeting& meeting) {
   const Rank rank = join.member.rank;
+  const std::vector<wire::Member>& members = meeting.members;
   if (join.world_size != static_cast<std::uint32_t>(options.world_size))
     return str("rank ", rank, " was started with world size ", join.world_size, ", rank 0 with ",
                options.world_size);
   if (rank <= 0 || rank >= options.world_size)
     return str("rank ", rank, " does not exist in a world of ", options.world_size);
-  // Two of one host would look for each other in different places.
-  if (join.mode != options.mode)
-    return str("rank ", rank, " was started with transport ", wire::name(join.mode),
-               ", rank 0 with ", wire::name(options.mode), "; all ranks need the same");
+  for (std::size_t other = 0; other < members.size(); ++other) {
+    const TransportMode mode = meeting.modes[other];
+    // They would look for each other in different places.
+    if (members[other].rank >= 0 && members[other].host_key == join.member.host_key &&
+        (mode == TransportMode::kTcp) != (join.mode == TransportMode::kTcp))
+      return str("rank ", rank, " was started with transport ", wire::name(join.mode), ", rank ",
+                 other, " of the same host with ", wire::name(mode),
+                 "; all ranks of a host use tcp, or none of them does");
+  }
   if (members[static_cast<std::size_t>(rank)].rank >= 0)
     return str("two processes were started as rank ", rank, ": ",
                members[static_cast<std::size_t>(rank)].tcp_address, " and ",
@@ -102,13 +107,14 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     const wire::Message message = recv_frame(arrival.fd.get(), deadline);
     const auto* join = std::get_if<wire::Join>(&message);
     if (join == nullptr) throw ProtocolError("expected a join");
-    const std::string reason = objection(options, *join, meeting.members);
+    const std::string reason = objection(options, *join, meeting);
     if (!reason.empty()) {
       log_warning(options.rank, str("refused a rank: ", reason));
       send_frame(arrival.fd.get(), wire::Refused{reason, false}, deadline);
       return;
     }
     meeting.members[static_cast<std::size_t>(join->member.rank)] = join->member;
+    meeting.modes[static_cast<std::size_t>(join->member.rank)] = join->mode;
     meeting.controls[join->member.rank] = std::move(arrival.fd);
   } catch (const Error& error) {
     log_warning(options.rank, str("a rank did not join properly: ", error.what()));
@@ -146,6 +152,7 @@ Meeting host_meeting(const JoinOptions& options) {
   meeting.session = random_session();
   meeting.costs = options.costs;
   meeting.members.resize(static_cast<std::size_t>(options.world_size));
+  meeting.modes.resize(meeting.members.size(), options.mode);
   meeting.members[0] = describe_self(options, to_text(address));
   meeting.door = open_door(options, std::move(listener), meeting.members[0]);
 

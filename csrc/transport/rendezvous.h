@@ -41,6 +41,7 @@ struct Meeting {
   std::unique_ptr<Door> door;
   std::map<Rank, Fd> controls;        // Rank 0: one from each other rank. Others: to rank 0.
   std::vector<wire::Member> members;  // By rank.
+  std::vector<TransportMode> modes;   // The same; rank 0's knowledge.
   wire::SessionId session{};
   CostProfile costs;                  // Rank 0's.
   std::vector<Arrival> early;         // Connections that came while we were still meeting.
