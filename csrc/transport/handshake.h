@@ -41,7 +41,7 @@ struct Intro {
   Rank from = -1;         // World ranks.
   Rank to = -1;           // kParameters, kSharedParameters: the shard.
   std::uint64_t communicator = 0;
-  wire::SessionId session{};  // Zero while joining.
+  wire::SessionId session{};       // Zero while joining.
   std::uint64_t members_hash = 0;  // kLink, kSharedLink, kSegment: whom it counts as members.
 };
 

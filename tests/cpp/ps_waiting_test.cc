@@ -148,8 +148,8 @@ TEST_CASE("a freeze ends however much was given up behind the changes that it ho
   for (std::size_t at = 0; at < ids.size(); ++at) ids[at] = at;
   std::vector<float> rows(ids.size());
   for (std::size_t bytes = 0; bytes <= limits::kPsHeldBytes; bytes += ids.size() * sizeof ids[0]) {
-    const auto pull = std::make_shared<PullCall>(
-        std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{});
+    const auto pull =
+        std::make_shared<PullCall>(std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{});
     net.submit(pull);
     net.settle();
     net.core().cancel(*pull, {ErrorKind::kInterrupted, -1, "Ctrl-C"});
