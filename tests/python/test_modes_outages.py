@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradring as gr
+from conftest import GetWorld
 from flaky_proxy import FlakyProxy
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.rounds import RoundOptimizer
@@ -144,12 +145,13 @@ def test_progress_of_geo_that_could_not_be_pushed_is_not_forgotten(
 
 
 def test_a_hybrid_step_whose_exchange_is_late_is_done_in_both_parts(
-    real_servers: RealServers, proxies: list[FlakyProxy]
+    world: GetWorld, real_servers: RealServers, proxies: list[FlakyProxy]
 ) -> None:
     far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=20)
     [param] = full(0)
     mode = gr.Hybrid(dense=gr.Sync(), sparse=gr.Geo(k_steps=2))
-    optimizer = gr.distributed([param], SGD, mode, ps=far, timeout=SHORT)
+    comm = world(1, "tcp").comms[0]
+    optimizer = gr.distributed([param], SGD, mode, ps=far, comm=comm, timeout=SHORT)
     table = optimizer.sparse_table("rows", 2, SGD)
     ids, ones = [1, 2], np.ones((2, 2), np.float32)
     table.pull(ids)

@@ -77,5 +77,5 @@ def test_embeddings_have_settings_of_tables(servers: RealServers) -> None:
                         device="cpu", cache_age=9)  # fmt: skip
     kept(torch.tensor([5])).sum().backward()
     assert not kept(torch.tensor([5])).any()  # What servers only counted is not taken off here.
-    with pytest.raises(TypeError, match="size"):
+    with pytest.raises(gr.InvalidArgument, match="size: there is no such setting"):
         gt.Embedding("f", 4, optimizer=SGD, size=3, ps=servers.client(1)).table  # noqa: B018
