@@ -7,12 +7,14 @@ ended in between, before any client was let in: what it left is removed, and it 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from gradring.errors import InvalidArgument
+from gradring.errors import DeviceError, InvalidArgument
 from gradring.ps import files
 
 
@@ -46,27 +48,47 @@ class LoadNote:
             self._require_none()
         return False
 
+    def require_whole(self) -> None:
+        """Check that the log is none of a load that was cut short.
+
+        Raises:
+            InvalidArgument: It is: shards may have parts of it.
+        """
+        if self._loading.exists():
+            raise InvalidArgument(
+                f"serve: the log in {self._log} was to begin with the checkpoint "
+                f"{self._loading.read_text().strip()}, and loading that was cut short; give --load "
+                "again, or remove the log"
+            )
+
     def begin(self, url: str) -> None:
         """Write that the checkpoint is about to be loaded; what a try before has left goes.
 
         Raises:
             InvalidArgument: Another server has the log.
+            DeviceError: It cannot be written.
         """
-        for folder in self._folders:
-            if folder.is_dir():
-                _require_free(folder)
-                shutil.rmtree(folder)
-        self._log.mkdir(parents=True, exist_ok=True)
-        with self._loading.open("w") as file:
-            file.write(f"{url}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._sync_folder()
+        with self._writing():
+            for folder in self._folders:
+                if folder.is_dir():
+                    _require_free(folder)
+                    shutil.rmtree(folder)
+            self._log.mkdir(parents=True, exist_ok=True)
+            with self._loading.open("w") as file:
+                file.write(f"{url}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._sync_folder()
 
     def end(self) -> None:
-        """Write that all of it is on the disk."""
-        self._loading.rename(self._loaded)
-        self._sync_folder()
+        """Write that all of it is on the disk.
+
+        Raises:
+            DeviceError: It cannot be written.
+        """
+        with self._writing():
+            self._loading.rename(self._loaded)
+            self._sync_folder()
 
     @property
     def _loading(self) -> Path:
@@ -104,6 +126,13 @@ class LoadNote:
                     f"serve: there is a log in {folder}, which --load would replace; leave out "
                     "--load to go on from it, or remove it"
                 )
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DeviceError(f"log: {self._log} cannot be written: {error.strerror}") from error
 
     def _sync_folder(self) -> None:
         descriptor = os.open(self._log, os.O_RDONLY | os.O_DIRECTORY)

@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(options)
     note = _load_note(options)
     is_to_load = options.load is not None and (note is None or not note.has_loaded(options.load))
+    if options.load is None and note is not None:
+        note.require_whole()
     secret = _secret(os.environ)
     signals = _Signals()  # Before anything takes time: a launcher that gives up at once is heard.
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import pytest
 import gradring as gr
 from frozen import freeze
 from gradring.cli import main
-from gradring.errors import TimedOut
+from gradring.errors import DeviceError, TimedOut
+from gradring.load_note import LoadNote
 from gradring.ps import checkpoint
 from ps_servers import SECRET, connected, join
 
@@ -145,8 +145,7 @@ def test_a_load_that_was_cut_short_begins_again(
     options = ("--log", str(log), "--load", url)
 
     def killed(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(30)
+        signal.raise_signal(signal.SIGTERM)
         pytest.fail("the signal was not heard")
 
     monkeypatch.setenv("GRADRING_SECRET", SECRET)
@@ -163,6 +162,10 @@ def test_a_load_that_was_cut_short_begins_again(
         "loading-00000-of-00001",
         "shard-00000-of-00001",
     ]
+    assert main(["serve", "--log", str(log)]) == 2
+    assert f"begin with the checkpoint {url}, and loading that was cut short" in (
+        capsys.readouterr().err
+    )
     with (log / "shard-00000-of-00001" / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["serve", *options]) == 2
@@ -270,3 +273,12 @@ def test_without_a_secret_it_says_how_to_make_one(
         monkeypatch.setenv("GRADRING_SECRET", unset)
         assert main(["serve"]) == 2
         assert "export GRADRING_SECRET=" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_is_named_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    note = LoadNote(tmp_path / "file" / "log", 0, 1, 1)
+    with pytest.raises(DeviceError, match=r"file/log cannot be written: Not a directory"):
+        note.begin("nowhere")

@@ -8,7 +8,7 @@ workers. When that wait fails the step is done, and only its wait is left: the n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from gradring.errors import TimedOut
 
@@ -30,37 +30,36 @@ def lateness_of(step: Callable[[], object]) -> StepTimedOut | None:
     return None
 
 
-@contextmanager
-def after_the_push(clock: int) -> Iterator[None]:
+def after_the_push(clock: int) -> AbstractContextManager[None]:
     """Wait for what the step has pushed that made the clock ``clock``.
 
     Raises:
         StepTimedOut: What timed out inside, and that the step is done.
     """
-    try:
-        yield
-    except TimedOut as error:
-        raise StepTimedOut(
-            f"{error}. Step {clock} is done all the same: its gradients were sent, so do "
-            "not repeat it. Call flush() to wait again, or go on with the next step, which "
-            "first waits for this one"
-        ) from error
+    return _after(
+        f"Step {clock} is done all the same: its gradients were sent, so do not repeat it. Call "
+        "flush() to wait again, or go on with the next step, which first waits for this one"
+    )
 
 
-@contextmanager
-def after_the_local_step() -> Iterator[None]:
+def after_the_local_step() -> AbstractContextManager[None]:
     """Wait for other workers, or for servers, behind a local step.
 
     Raises:
         StepTimedOut: What timed out inside, and that the step is done.
     """
+    return _after(
+        "The local step is done all the same: do not repeat it. The next one waits for the "
+        "exchange again"
+    )
+
+
+@contextmanager
+def _after(what_is_done: str) -> Iterator[None]:
     try:
         yield
     except TimedOut as error:
-        raise StepTimedOut(
-            f"{error}. The local step is done all the same: do not repeat it. The next one waits "
-            "for the exchange again"
-        ) from error
+        raise StepTimedOut(f"{error}. {what_is_done}") from error
 
 
 @contextmanager
