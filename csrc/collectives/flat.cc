@@ -31,15 +31,21 @@ void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
   if (bytes != 0 && dst != src) std::memcpy(dst, src, bytes);
 }
 
-// A watch that stands still while others are waited for.
+// A watch that stands still while others are waited for, and where nobody wants to know.
 class Lap {
  public:
-  void stop() { took_ += Clock::now() - since_; }
-  void go_on() { since_ = Clock::now(); }
+  explicit Lap(bool is_wanted) : is_wanted_(is_wanted) { go_on(); }
+  void stop() {
+    if (is_wanted_) took_ += Clock::now() - since_;
+  }
+  void go_on() {
+    if (is_wanted_) since_ = Clock::now();
+  }
   FlatWays::Took took() const { return took_; }
 
  private:
-  Time since_ = Clock::now();
+  const bool is_wanted_;
+  Time since_{};
   FlatWays::Took took_{0};
 };
 
@@ -111,15 +117,15 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
 // After this rank's post. False, on all ranks, if one of them could not: then the slots must do.
 bool Flat::read_others(const Request& request, const std::byte* input, std::byte* output,
                        transport::Idle& idle) {
-  Lap lap;
+  const bool is_try = ways_.is_try(request.op, shape_.bytes());
+  Lap lap(is_try);
   direct_.begin(shape_, request, input, output);
   lap.stop();
   check_posts(idle);
   lap.go_on();
   was_direct_ = direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle);
   lap.stop();
-  if (was_direct_ && ways_.is_try(request.op, shape_.bytes()))
-    ways_.note(request.op, shape_.bytes(), true, lap.took());
+  if (was_direct_ && is_try) ways_.note(request.op, shape_.bytes(), true, lap.took());
   return was_direct_;
 }
 
@@ -127,7 +133,8 @@ bool Flat::read_others(const Request& request, const std::byte* input, std::byte
 void Flat::gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
                   transport::Idle& idle) {
   // Made now: an attempt to read has moved the counters on.
-  Lap lap;
+  const bool is_try = is_unread && ways_.is_try(request.op, shape_.bytes());
+  Lap lap(is_try);
   FlatGather slots(side_, shape_, request, input, output);
   slots.begin(idle);
   lap.stop();
@@ -137,8 +144,7 @@ void Flat::gather(const Request& request, bool is_unread, const std::byte* input
   lap.stop();
   was_direct_ = false;
   const bool could_be_direct = is_unread && direct_.is_agreed(round_);
-  if (could_be_direct && ways_.is_try(request.op, shape_.bytes()))
-    ways_.note(request.op, shape_.bytes(), false, lap.took());
+  if (could_be_direct && is_try) ways_.note(request.op, shape_.bytes(), false, lap.took());
 }
 
 // Posts, and waits for those whose posts this rank needs.

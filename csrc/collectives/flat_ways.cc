@@ -5,37 +5,33 @@
 
 namespace gradring::collectives {
 
-FlatWays::Length& FlatWays::length(OpKind op, std::size_t bytes) {
+std::size_t FlatWays::place(OpKind op, std::size_t bytes) {
   const auto bits = static_cast<std::size_t>(std::bit_width(bytes));
-  return lengths_[op == OpKind::kBroadcast ? 1 : 0][std::min(bits, kLengths - 1)];
-}
-
-const FlatWays::Length& FlatWays::length(OpKind op, std::size_t bytes) const {
-  return const_cast<FlatWays*>(this)->length(op, bytes);
+  return std::min(bits, kLengths - 1) + (op == OpKind::kBroadcast ? kLengths : 0);
 }
 
 bool FlatWays::is_try(OpKind op, std::size_t bytes) const {
-  return length(op, bytes).operations < 2 * kTries;
+  return lengths_[place(op, bytes)].operations < 2 * kTries;
 }
 
 bool FlatWays::is_direct(OpKind op, std::size_t bytes) const {
-  const Length& of = length(op, bytes);
+  const Length& of = lengths_[place(op, bytes)];
   return of.operations < 2 * kTries ? of.operations < kTries : of.is_direct;
 }
 
 bool FlatWays::prefers_direct(OpKind op, std::size_t bytes) const {
-  const Length& of = length(op, bytes);
+  const Length& of = lengths_[place(op, bytes)];
   return of.direct < of.slots;
 }
 
 void FlatWays::note(OpKind op, std::size_t bytes, bool was_direct, Took took) {
-  Length& of = length(op, bytes);
+  Length& of = lengths_[place(op, bytes)];
   Took& best = was_direct ? of.direct : of.slots;
   best = std::min(best, took);
 }
 
 void FlatWays::count(OpKind op, std::size_t bytes, bool prefers_direct) {
-  Length& of = length(op, bytes);
+  Length& of = lengths_[place(op, bytes)];
   of.is_direct = prefers_direct;
   if (++of.operations < kUntilNextTries) return;
   of.operations = 0;

@@ -44,10 +44,9 @@ class FlatWays {
   };
   static constexpr std::size_t kLengths = 64;  // By the number of bits.
 
-  Length& length(OpKind op, std::size_t bytes);
-  const Length& length(OpKind op, std::size_t bytes) const;
+  static std::size_t place(OpKind op, std::size_t bytes);  // In lengths_.
 
-  std::array<std::array<Length, kLengths>, 2> lengths_;  // All_gathers, broadcasts.
+  std::array<Length, 2 * kLengths> lengths_;  // Of all_gathers, and of broadcasts.
 };
 
 }  // namespace gradring::collectives
