@@ -29,6 +29,12 @@ Failure no_memory() {
           "the server has not the memory for this answer: ask for less at once, or give it more"};
 }
 
+Closed domain_is_over() {
+  return Closed(
+      "the domain is over: its workers have left, or were given up when they had no connection for "
+      "too long");
+}
+
 Shard::Shard(const ShardOptions& options, Journal& journal)
     : impl_(std::make_unique<Impl>(options, journal)) {}
 Shard::~Shard() = default;
@@ -51,6 +57,22 @@ void Shard::disconnected(Connection connection, Time now) {
 bool Shard::takes_from(Connection connection) const {
   const auto guest = impl_->guests.find(connection);
   return guest != impl_->guests.end() && guest->second.held_bytes < impl_->options.held_bytes;
+}
+
+bool Shard::has_more(Connection connection) const {
+  const auto guest = impl_->guests.find(connection);
+  return guest != impl_->guests.end() && guest->second.is_kept_back;
+}
+
+void Shard::go_on(Connection connection, Time now, std::vector<Answer>& answers) {
+  const auto found = impl_->guests.find(connection);
+  if (found == impl_->guests.end()) return;
+  Impl::Guest& guest = found->second;
+  guest.released_bytes = 0;
+  guest.is_kept_back = false;
+  impl_->release_held_of(connection, guest, now, answers);
+  impl_->settle_advance(answers);
+  impl_->open_gates(now, answers);
 }
 
 void Shard::receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers) {
@@ -108,7 +130,8 @@ Time Shard::next_tick() const {
   if (impl_->frozen)
     next = std::min(
         next, impl_->frozen->advancing ? impl_->frozen->advancing->until : impl_->frozen->until);
-  for (const auto& one : impl_->parked) next = std::min(next, one.until);
+  for (const auto& one : impl_->parked)
+    if (!one.is_let_through) next = std::min(next, one.until);
   return next;
 }
 
@@ -209,35 +232,36 @@ void Shard::Impl::read(Connection connection, std::uint32_t client, Frame frame,
 }
 
 void Shard::Impl::pull(Connection connection, Frame frame, Time now, Answers& answers) {
-  const PsHeader header = frame.header;
+  if ((frame.header.flags & wire::kHasGate) == 0) {
+    answers.push_back(answer_pull(connection, frame, 0));
+    return;
+  }
+  wire::Reader in(frame.payload);
+  const wire::Gate gate = get_gate(in);
+  const std::size_t ids_at = frame.payload.size() - in.left();
+  const auto domain = domains.find(gate.domain);
+  if (domain == domains.end() && gate.clock > 0) throw domain_is_over();
+  if (domain == domains.end() || domain->second.is_open(gate)) {
+    answers.push_back(answer_pull(connection, frame, ids_at));
+    return;
+  }
+  if (domain->second.is_hopeless(gate)) domain->second.why_closed(gate).raise();
+  // What makes no sense is this connection's fault, not that of whoever opens the gate.
+  if (frame.header.type == PsType::kPull) get_pull_ids(frame, ids_at);
+  guests.at(connection).held_bytes += bytes_of(frame);
+  parked.push_back({connection, std::move(frame), gate, ids_at, now + Millis{gate.wait_ms}});
+}
+
+Answer Shard::Impl::answer_pull(Connection connection, const Frame& frame, std::size_t ids_at) {
   try {
-    std::size_t ids_at = 0;
-    if ((header.flags & wire::kHasGate) != 0) {
-      wire::Reader in(frame.payload);
-      const wire::Gate gate = get_gate(in);
-      ids_at = frame.payload.size() - in.left();
-      const auto domain = domains.find(gate.domain);
-      if (domain == domains.end() && gate.clock > 0)
-        throw Closed(
-            "the domain is over: its workers have left, or were given up when they had no "
-            "connection for too long");
-      if (domain != domains.end() && !domain->second.is_open(gate)) {
-        if (domain->second.is_hopeless(gate)) domain->second.why_closed(gate).raise();
-        // What makes no sense is this connection's fault, not that of whoever opens the gate.
-        if (header.type == PsType::kPull) get_pull_ids(frame, ids_at);
-        guests.at(connection).held_bytes += bytes_of(frame);
-        parked.push_back({connection, std::move(frame), gate, now + Millis{gate.wait_ms}});
-        return;
-      }
-    }
-    answers.push_back(header.type == PsType::kPull ? Answer{connection, rows_of(frame, ids_at)}
-                                                   : dense_of(connection, frame));
+    if (frame.header.type == PsType::kPullDense) return dense_of(connection, frame);
+    return {connection, rows_of(frame, ids_at)};
   } catch (const ProtocolError&) {
     throw;
   } catch (const Error& error) {
-    answers.push_back({connection, error_to(header, Failure::from(error))});
+    return {connection, error_to(frame.header, Failure::from(error))};
   } catch (const std::bad_alloc&) {
-    answers.push_back({connection, error_to(header, no_memory())});
+    return {connection, error_to(frame.header, no_memory())};
   }
 }
 

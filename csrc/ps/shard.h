@@ -60,6 +60,7 @@ struct ShardOptions {
   std::string host_key;           // Told to clients, so that they find the shared memory.
   std::string unix_name;          // "" if there is none.
   std::size_t held_bytes = limits::kPsHeldBytes;
+  std::size_t answer_bytes = limits::kPsAnswerBytes;
 };
 
 // What the shard's owner has to do outside: write or read a part of a checkpoint.
@@ -88,6 +89,11 @@ class Shard {
   void disconnected(Connection connection, Time now);
   // Whether a frame of this connection may be handed in now; false holds its sender back.
   bool takes_from(Connection connection) const;
+  // Answers are kept back, of requests that had waited for a gate or for the end of a freeze: a few
+  // bytes that ask for very much may wait in great number. go_on() lets out as many as one client
+  // is told at once; to be called when it has taken what it was told.
+  bool has_more(Connection connection) const;
+  void go_on(Connection connection, Time now, std::vector<Answer>& answers);
   // Throws ProtocolError if the frame makes no sense: drop the connection.
   void receive(Connection connection, Frame frame, Time now, std::vector<Answer>& answers);
   // What payloads are made of: its owner takes memory for requests and gives back that of answers.

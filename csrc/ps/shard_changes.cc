@@ -273,22 +273,35 @@ void Shard::Impl::forget(std::uint32_t client) {
   std::erase_if(domains, [](const auto& entry) { return entry.second.is_over(); });
 }
 
+bool Shard::Impl::may_answer(Guest& guest) {
+  guest.is_kept_back |= guest.released_bytes >= options.answer_bytes;
+  return !guest.is_kept_back;
+}
+
 void Shard::Impl::open_gates(Time at, Answers& answers) {
   std::vector<Parked> before = std::move(parked);
   parked.clear();
   for (Parked& one : before) {
-    const auto domain = domains.find(one.gate.domain);
-    const bool is_open = domain == domains.end() || domain->second.is_open(one.gate);
-    const bool is_over = is_open || one.until <= at || domain->second.is_hopeless(one.gate);
-    if (is_over) guests.at(one.connection).held_bytes -= bytes_of(one.frame);
-    if (is_open) {
-      pull(one.connection, std::move(one.frame), at, answers);
-    } else if (is_over) {
-      answers.push_back(
-          {one.connection, error_to(one.frame.header, domain->second.why_closed(one.gate))});
-    } else {
-      parked.push_back(std::move(one));
+    Guest& guest = guests.at(one.connection);
+    Failure failure;
+    if (!one.is_let_through) {
+      const auto domain = domains.find(one.gate.domain);
+      if (domain == domains.end())
+        failure = Failure::from(domain_is_over());
+      else if (domain->second.is_open(one.gate))
+        one.is_let_through = true;
+      else if (one.until <= at || domain->second.is_hopeless(one.gate))
+        failure = domain->second.why_closed(one.gate);
     }
+    const bool is_over = failure || (one.is_let_through && may_answer(guest));
+    if (!is_over) {
+      parked.push_back(std::move(one));
+      continue;
+    }
+    guest.held_bytes -= bytes_of(one.frame);
+    answers.push_back(failure ? Answer{one.connection, error_to(one.frame.header, failure)}
+                              : answer_pull(one.connection, one.frame, one.ids_at));
+    guest.released_bytes += answers.back().payload().size();
   }
 }
 

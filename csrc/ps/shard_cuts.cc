@@ -236,22 +236,27 @@ void Shard::Impl::hold(Guest& guest, Frame frame) {
 }
 
 void Shard::Impl::release_held(Time now, Answers& answers) {
-  for (auto& [connection, guest] : guests) {
-    while (!guest.held.empty() && !is_held(guest.held.front(), *guest.client)) {
-      Frame frame = std::move(guest.held.front());
-      guest.held.pop_front();
-      guest.held_bytes -= bytes_of(frame);
-      const PsHeader header = frame.header;
-      try {
-        if (wire::is_numbered(header.type))
-          change(connection, *guest.client, std::move(frame), answers);
-        else
-          read(connection, *guest.client, std::move(frame), now, answers);
-      } catch (const ProtocolError& error) {
-        // Not the fault of whoever ends the freeze.
-        answers.push_back({connection, error_to(header, Failure::from(error))});
-      }
+  for (auto& [connection, guest] : guests) release_held_of(connection, guest, now, answers);
+}
+
+void Shard::Impl::release_held_of(Connection connection, Guest& guest, Time now, Answers& answers) {
+  while (!guest.held.empty() && !is_held(guest.held.front(), *guest.client) && may_answer(guest)) {
+    Frame frame = std::move(guest.held.front());
+    guest.held.pop_front();
+    guest.held_bytes -= bytes_of(frame);
+    const PsHeader header = frame.header;
+    const std::size_t before = answers.size();
+    try {
+      if (wire::is_numbered(header.type))
+        change(connection, *guest.client, std::move(frame), answers);
+      else
+        read(connection, *guest.client, std::move(frame), now, answers);
+    } catch (const ProtocolError& error) {
+      // Not the fault of whoever ends the freeze.
+      answers.push_back({connection, error_to(header, Failure::from(error))});
     }
+    for (std::size_t at = before; at < answers.size(); ++at)
+      guest.released_bytes += answers[at].payload().size();
   }
 }
 

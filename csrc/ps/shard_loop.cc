@@ -266,6 +266,10 @@ bool ShardLoop::read_from(Connection connection, Guest& guest, Time now) {
   // Bounded work, so that nobody waits for long while one client pours.
   bool moved = false;
   const std::size_t answers_before = answers_.size();
+  if (guest.out_bytes < limits::kPsAnswerBytes && shard_.has_more(connection)) {
+    shard_.go_on(connection, now, answers_);
+    moved = has_news_ = true;
+  }
   for (int reads = 0; reads < kReadsPerTurn; ++reads) {
     if (guest.is_gone || !may_read(connection, guest)) return moved;
     try {

@@ -39,13 +39,17 @@ struct Shard::Impl {
     std::optional<std::uint32_t> client;  // After its hello.
     std::deque<Frame> held;               // Wait for the end of a freeze, and what follows those.
     std::size_t held_bytes = 0;           // Of these, and of its pulls that wait for gates.
+    std::size_t released_bytes = 0;       // Answers to what had waited, since go_on().
+    bool is_kept_back = false;            // Something of it only waits for go_on().
   };
   // A pull that waits for a gate.
   struct Parked {
     Connection connection = 0;
     Frame frame;
     wire::Gate gate;
+    std::size_t ids_at = 0;  // In the frame's payload.
     Time until{};
+    bool is_let_through = false;  // And waits for room: a domain may go on, or end, meanwhile.
   };
   // A freeze: what changes something waits, except what belongs to the cut.
   struct Freeze {
@@ -95,6 +99,7 @@ struct Shard::Impl {
   void hello(Connection connection, Guest& guest, const Frame& frame, Answers& answers);
   void read(Connection connection, std::uint32_t client, Frame frame, Time now, Answers& answers);
   void pull(Connection connection, Frame frame, Time now, Answers& answers);
+  Answer answer_pull(Connection connection, const Frame& frame, std::size_t ids_at);
   Frame rows_of(const Frame& request, std::size_t ids_at);
   Answer dense_of(Connection connection, const Frame& request);
   Frame changed_of(const Frame& request, std::uint32_t client);
@@ -131,6 +136,8 @@ struct Shard::Impl {
   void thaw(Time now, Answers& answers);
   void hold(Guest& guest, Frame frame);
   void release_held(Time now, Answers& answers);
+  void release_held_of(Connection connection, Guest& guest, Time now, Answers& answers);
+  bool may_answer(Guest& guest);  // One that had waited; what is kept back waits for go_on().
   void answer_job(const Waiting& one, Answers& answers);
 
   // shard_snapshot.cc
@@ -172,6 +179,8 @@ Frame answer_to(const wire::PsHeader& request, wire::PsType type);
 Frame error_to(const wire::PsHeader& request, const Failure& failure);
 // Reading changes nothing: who asks for too much hears it, and nobody else.
 Failure no_memory();
+// For a gate of a domain that is not there.
+Closed domain_is_over();
 // That its client's number has another connection by now.
 Frame replaced_to(const wire::PsHeader& request);
 

@@ -349,25 +349,5 @@ TEST_CASE("workers that a gate lets through at once are told of one copy of a de
   CHECK(copy.expired());
 }
 
-TEST_CASE("pulls that wait at a gate are bounded, and make room when it opens") {
-  Team team(2, false);
-  Guest& waiting = team.guests[0];
-  const Ids ids((1 << 20) / sizeof(std::uint64_t), 5);
-  std::size_t sent = 0;
-  for (; team.rig.shard().takes_from(waiting.connection) && sent < 100; ++sent)
-    CHECK(team.rig.send(waiting, pull("rows", ids, bound_at(1))).empty());
-  CHECK(sent == limits::kPsHeldBytes >> 20);
-  CHECK(team.rig.shard().takes_from(team.guests[1].connection));
-  SUBCASE("because the others have come") {
-    team.rig.ask(team.guests[1], clock(kDomain, 1, kBoundOfTwo));
-    Guest again = team.rig.enter(0);
-    CHECK(team.rig.send(again, clock(kDomain, 1, kBoundOfTwo)).size() == sent + 1);
-  }
-  SUBCASE("because their time is up") {
-    CHECK(team.rig.tick_after(Millis{600}).size() == sent);
-  }
-  CHECK(team.rig.shard().takes_from(waiting.connection));
-}
-
 }  // namespace
 }  // namespace gradring::testing::ps_domain_test

@@ -45,7 +45,9 @@ ps::ShardOptions PsServer::options_of(std::uint32_t shard) const {
           .client_grace = scenario_.client_grace,
           .host_key = "host",
           .unix_name = "",
-          .held_bytes = scenario_.flight_bytes};
+          .held_bytes = scenario_.flight_bytes,
+          // So little that answers are kept back now and then.
+          .answer_bytes = scenario_.flight_bytes / 16};
 }
 
 std::unique_ptr<ps::Shard> PsServer::blank(std::uint32_t shard, ps::Journal& journal) const {
@@ -133,7 +135,8 @@ bool PsServer::turn(std::size_t at, Time now) {
 }
 
 bool PsServer::read_from(Living& living, ps::Connection connection, Guest& guest, Time now) {
-  bool moved = false;
+  bool moved = guest.out.empty() && living.shard->has_more(connection);
+  if (moved) living.shard->go_on(connection, now, living.answers);
   for (std::uint64_t reads = 1 + dice_.below(12); reads > 0; --reads) {
     const bool may_be_control =
         !guest.reader.has_header() || ps::is_control(guest.reader.header().type);

@@ -101,7 +101,7 @@ bool PsNet::step(std::uint32_t number) {
     return true;
   }
   bool moved = take_output(number);
-  if (seat.connection != 0) moved |= hand_in(number);
+  if (seat.connection != 0) moved |= hand_in(number) || let_out(number);
   if (seat.connection != 0) moved |= hand_out(number);
   return moved;
 }
@@ -136,6 +136,15 @@ bool PsNet::hand_in(std::uint32_t number) {
   seat.to_shard.pop_front();
   std::vector<ps::Answer> given;
   seat.shard->receive(seat.connection, std::move(frame), now_, given);
+  give_answers(number, given);
+  return true;
+}
+
+bool PsNet::let_out(std::uint32_t number) {
+  Seat& seat = seats_[number];
+  if (!seat.to_client.empty() || !seat.shard->has_more(seat.connection)) return false;
+  std::vector<ps::Answer> given;
+  seat.shard->go_on(seat.connection, now_, given);
   give_answers(number, given);
   return true;
 }

@@ -63,6 +63,7 @@ class PsNet {
   bool step(std::uint32_t number);
   bool take_output(std::uint32_t number);
   bool hand_in(std::uint32_t number);
+  bool let_out(std::uint32_t number);  // Answers that the shard keeps back.
   bool hand_out(std::uint32_t number);
   void give_answers(std::uint32_t number, std::vector<ps::Answer>& given);
 
