@@ -52,22 +52,35 @@ std::string arguments(const Call& call) {
   if (call.root >= 0) text += str(", root ", call.root);
   if (call.counts_hash != 0)
     text += str(", counts of hash ", std::hex, call.counts_hash & 0xffff, std::dec);
-  const auto algorithm = static_cast<Algorithm>(call.algorithm & ~kInRankOrder);
+  const auto algorithm = static_cast<Algorithm>(call.algorithm & kAlgorithmBits);
   if (algorithm != Algorithm::kAuto) text += str(", algorithm ", name(algorithm));
   if ((call.algorithm & kInRankOrder) != 0) text += ", rank_order";
   return text;
 }
 
+// As the user knows it, and what of that this is.
+std::string title(const Call& call) {
+  switch (static_cast<StepOf>((call.algorithm & kStepOfBits) >> kStepOfShift)) {
+    case StepOf::kNothing: return std::string(name(call.op));
+    case StepOf::kSplit: return str("split: ", name(call.op));
+    case StepOf::kEmpty: return str("empty: ", name(call.op));
+    case StepOf::kAllReduceCompressed:
+      if (call.op == OpKind::kAllReduce) return "all_reduce_compressed";  // All of it.
+      return str("all_reduce_compressed: ", name(call.op));
+  }
+  return str("a step of an unknown operation: ", name(call.op));
+}
+
 }  // namespace
 
 std::string describe(const Call& call) {
-  return str(name(call.op), "(", arguments(call), ")");
+  return str(title(call), "(", arguments(call), ")");
 }
 
 std::string describe(const Call& call, std::uint64_t seq) {
   const std::string inside = arguments(call);
-  if (inside.empty()) return str(name(call.op), " #", seq);
-  return str(name(call.op), " #", seq, " (", inside, ")");
+  if (inside.empty()) return str(title(call), " #", seq);
+  return str(title(call), " #", seq, " (", inside, ")");
 }
 
 }  // namespace gradring

@@ -44,14 +44,28 @@ enum class Algorithm : std::uint8_t {
   kHierarchical = 7,
 };
 std::string_view name(Algorithm algorithm);
-// In Call::algorithm, beside one of these: additions in rank order.
-inline constexpr std::uint8_t kInRankOrder = 0x80;
+// What the user called where a collective is only a step of that.
+enum class StepOf : std::uint8_t {
+  kNothing = 0,
+  kSplit = 1,
+  kEmpty = 2,
+  kAllReduceCompressed = 3,
+};
+// In Call::algorithm, beside an Algorithm: what the collective is a step of, and additions in rank
+// order.
+inline constexpr unsigned kAlgorithmBits = 0x0f;
+inline constexpr unsigned kStepOfShift = 4;
+inline constexpr unsigned kStepOfBits = 0x70;
+inline constexpr unsigned kInRankOrder = 0x80;
+constexpr std::uint8_t step_of(StepOf what) {
+  return static_cast<std::uint8_t>(static_cast<unsigned>(what) << kStepOfShift);
+}
 
 struct Call {
   OpKind op = OpKind::kBarrier;
   DType dtype = DType::kUInt8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  std::uint8_t algorithm = 0;  // What the caller has chosen: an Algorithm, and kInRankOrder.
+  std::uint8_t algorithm = 0;  // What the caller has chosen: an Algorithm, and more.
   Rank root = -1;              // -1 where the operation has none.
   std::uint64_t count = 0;     // Elements.
   std::uint64_t counts_hash =

@@ -333,6 +333,7 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
   exchange.request.op = OpKind::kAllGather;
   exchange.request.dtype = DType::kInt64;
   exchange.request.count = sizes.size();
+  exchange.step_of = StepOf::kEmpty;
   exchange.input = reinterpret_cast<const std::byte*>(&sizes[static_cast<std::size_t>(rank_)]);
   exchange.output = reinterpret_cast<std::byte*>(sizes.data());
   run(exchange, timeout);

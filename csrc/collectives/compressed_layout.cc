@@ -43,6 +43,7 @@ Operation CompressedLayout::exchange() const {
   Operation exchange;
   exchange.request.op = OpKind::kAllToAll;
   exchange.request.dtype = DType::kUInt8;
+  exchange.step_of = StepOf::kAllReduceCompressed;
   for (Rank part = 0; part < ranks_; ++part) {
     exchange.request.counts.push_back(part == rank_ ? 0 : bytes(part));
     exchange.request.recv_counts.push_back(part == rank_ ? 0 : bytes(rank_));
@@ -54,8 +55,13 @@ Operation CompressedLayout::spread() const {
   Operation spread;
   spread.request.op = OpKind::kAllGather;
   spread.request.dtype = DType::kUInt8;
+  spread.step_of = StepOf::kAllReduceCompressed;
   for (Rank part = 0; part < ranks_; ++part) spread.request.counts.push_back(bytes(part));
   return spread;
+}
+
+std::string CompressedLayout::text() const {
+  return Header::of(codec_, is_divided_, count_).text();
 }
 
 void CompressedLayout::write_header(std::byte* out) const {

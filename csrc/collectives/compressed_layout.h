@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "collectives/compressed.h"
@@ -46,6 +47,7 @@ class CompressedLayout {
   Operation exchange() const;
   Operation spread() const;
 
+  std::string text() const;  // What this rank has chosen, for people.
   void write_header(std::byte* out) const;
   // Throws Mismatch if `from` has chosen another codec, or does another thing.
   void check_header(const std::byte* in, Rank from) const;

@@ -91,6 +91,7 @@ GpuCompressedWork GpuCompressed::submit(const Compressed& what, const Place& pla
   call.op = OpKind::kAllReduce;
   call.dtype = DType::kFloat32;
   call.count = what.count;
+  call.algorithm = step_of(StepOf::kAllReduceCompressed);
   ranks_->check_usable(call);
   const auto used = lane(place.device);
   const CompressedLayout layout(what, ranks_->rank(), ranks_->world_size());

@@ -53,6 +53,7 @@ std::shared_ptr<Communicator> Communicator::split(std::int64_t color, std::int64
   exchange.request.op = OpKind::kAllGather;
   exchange.request.dtype = DType::kInt64;
   exchange.request.count = 2 * ranks;
+  exchange.step_of = StepOf::kSplit;
   exchange.input = reinterpret_cast<const std::byte*>(&entries[static_cast<std::size_t>(rank_)]);
   exchange.output = reinterpret_cast<std::byte*>(entries.data());
   run(exchange, timeout);

@@ -19,6 +19,7 @@ Call call_of(const Operation& operation) {
   call.dtype = request.dtype;
   call.reduce_op = request.reduce_op;
   call.algorithm = static_cast<std::uint8_t>(static_cast<unsigned>(operation.algorithm) |
+                                             step_of(operation.step_of) |
                                              (operation.is_rank_ordered ? kInRankOrder : 0u));
   const bool has_root = request.op == OpKind::kBroadcast || request.op == OpKind::kReduce ||
                         request.op == OpKind::kGather || request.op == OpKind::kScatter;

@@ -13,6 +13,7 @@ struct Operation {
   Algorithm algorithm = Algorithm::kAuto;
   // deterministic="rank_order": x[0] + x[1] + ..., whatever the algorithm.
   bool is_rank_ordered = false;
+  StepOf step_of = StepOf::kNothing;
   bool has_order = false;  // A part of a larger operation: request.order is that one's.
   // avg: where the divisor comes from if it is only known when the operation's turn has come, from
   // an earlier one of the same communicator. Whole numbers from 1 to 2^24 count; else the sum stays

@@ -1,6 +1,7 @@
 // Communicator: several collectives in a row, and what lies between them, as one.
 #include "base/error.h"
 #include "collectives/communicator.h"
+#include "collectives/compressed_layout.h"
 
 namespace gradring::collectives {
 
@@ -9,14 +10,18 @@ std::shared_ptr<Work> Communicator::submit(const Compressed& what, Millis timeou
   call.op = OpKind::kAllReduce;
   call.dtype = DType::kFloat32;
   call.count = what.count;
+  call.algorithm = step_of(StepOf::kAllReduceCompressed);
   check_usable(call);
   const Ticks now = ticks_now();
   const auto carry_out = [this, what, call, timeout, now] {
     try {
       all_reduce_compressed(what, rank_, world_size(),
                             [&](const Operation& operation) { execute(operation, timeout, now); });
-    } catch (const Mismatch&) {
-      if (group_->is_failed()) throw;
+    } catch (const Mismatch& error) {
+      // Found by a step, which knows of bytes only.
+      if (group_->is_failed())
+        throw Mismatch(str(error.what(), "; this rank compresses with ",
+                           CompressedLayout(what, rank_, world_size()).text()));
       fail(call, seq_, std::current_exception(), timeout);
     }
   };

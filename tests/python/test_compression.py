@@ -156,7 +156,11 @@ def test_an_average_is_the_sum_divided_once(world: GetWorld) -> None:
 
 
 def test_ranks_that_compress_differently_are_told(fresh_world: Any) -> None:
-    for codecs in (["bf16", "fp16"], ["bf16", "int8"], [gr.TopK(0.5), gr.TopK(0.5001)]):
+    for codecs, names in (
+        (["bf16", "fp16"], ["bf16", "fp16"]),
+        (["bf16", "int8"], ["bf16", "int8"]),
+        ([gr.TopK(0.5), gr.TopK(0.9)], ["top-k (ratio 0.5)", "top-k (ratio 0.9)"]),
+    ):
         ranks = fresh_world(2, "shm")
         errors = ranks.errors(
             lambda comm, codecs=codecs: comm.all_reduce_compressed(
@@ -164,7 +168,9 @@ def test_ranks_that_compress_differently_are_told(fresh_world: Any) -> None:
             )
         )
         assert all(isinstance(error, gr.Error) for error in errors), errors
-        assert any(isinstance(error, gr.Mismatch) for error in errors), errors
+        told = {rank: str(e) for rank, e in enumerate(errors) if isinstance(e, gr.Mismatch)}
+        assert told, errors
+        assert all(names[rank] in text for rank, text in told.items()), told
 
 
 @pytest.mark.parametrize(

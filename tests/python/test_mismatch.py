@@ -17,7 +17,7 @@ ODD_RANK = 1
 SHORT, LONG = 1000, 900_000
 
 FreshWorld = Callable[..., ThreadWorld]
-Call = Callable[[Any, Any], Any]
+Call = Callable[..., Any]
 
 
 def all_reduce(**options: Any) -> Call:
@@ -177,3 +177,30 @@ def test_a_mismatch_in_one_communicator_leaves_another_alone(
         return total
 
     assert fresh_world(SIZE, transport).run(call) == [3.0] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("split", lambda comm: comm.split(0)),
+        ("empty", lambda comm: comm.empty(3)),
+        (
+            "all_reduce_compressed",
+            lambda comm: comm.all_reduce_compressed(np.ones(8, "f4"), "bf16"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_step_of_a_call_is_told_under_the_name_that_was_called(
+    fresh_world: FreshWorld, name: str, call: Call, transport: str
+) -> None:
+    def different(comm: Any) -> None:
+        if comm.rank == ODD_RANK:
+            comm.all_gather(np.zeros(SIZE - 1, np.int64))  # What a step of the others' is.
+        else:
+            call(comm)
+
+    errors = fresh_world(SIZE - 1, transport).errors(different)
+    texts = [str(error) for error in errors if isinstance(error, gr.Mismatch)]
+    assert texts, errors
+    assert all(f"{name}: " in text for text in texts), texts
