@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/copy_bytes.h"
 #include "base/error.h"
 #include "collectives/flat_gather.h"
 #include "collectives/flat_reduce.h"
@@ -28,7 +29,7 @@ std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank r
 }
 
 void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
-  if (bytes != 0 && dst != src) std::memcpy(dst, src, bytes);
+  if (dst != src) copy_bytes(dst, src, bytes);
 }
 
 // A watch that stands still while others are waited for, and where nobody wants to know.
@@ -180,7 +181,7 @@ void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, s
   Post& mine = side_.memory.post(side_.rank, round_);
   mine.seq = seq;
   mine.call = call;
-  if (bytes != 0) std::memcpy(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
+  if (bytes != 0) copy_bytes(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
   FlatSide::publish(mine.round, round_);
 }
 

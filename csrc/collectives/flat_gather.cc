@@ -1,7 +1,8 @@
 #include "collectives/flat_gather.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "base/copy_bytes.h"
 
 namespace gradring::collectives {
 
@@ -83,9 +84,7 @@ void FlatGather::stage() {
   const FlatPart from = piece(side_.rank, staged_);
   const std::size_t part_begin = root_ < 0 ? shape_.part(side_.rank).begin : 0;
   const std::byte* const source = input_ + (from.begin - part_begin);
-  if (from.bytes != 0) {
-    std::memcpy(side_.memory.slot(side_.rank, counted(staged_)), source, from.bytes);
-  }
+  copy_bytes(side_.memory.slot(side_.rank, counted(staged_)), source, from.bytes);
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
   if (source != output_ + from.begin) copy_out_(output_ + from.begin, source, from.bytes);

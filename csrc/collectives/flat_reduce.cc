@@ -1,7 +1,8 @@
 #include "collectives/flat_reduce.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "base/copy_bytes.h"
 
 namespace gradring::collectives {
 namespace {
@@ -104,8 +105,8 @@ void FlatReduce::stage() {
   for (Rank owner = side_.next(side_.rank); owner != side_.rank; owner = side_.next(owner)) {
     const FlatPart from = piece(owner, staged_);
     if (from.bytes != 0)
-      std::memcpy(side_.memory.entry(side_.rank, counted(staged_), owner), input_ + from.begin,
-                  from.bytes);
+      copy_bytes(side_.memory.entry(side_.rank, counted(staged_), owner), input_ + from.begin,
+                 from.bytes);
   }
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));

@@ -1,8 +1,8 @@
 // PointToPoint's matching: which recv a message goes to, and where it waits until one is posted.
 #include <algorithm>
-#include <cstring>
 
 #include "base/config.h"
+#include "base/copy_bytes.h"
 #include "base/error.h"
 #include "collectives/point_to_point.h"
 
@@ -123,7 +123,7 @@ void PointToPoint::deliver(Peer& peer, Transfer& transfer) {
     finish(transfer, Failure::from(error));  // It is on no list any more.
     throw;
   }
-  if (transfer.bytes > 0) std::memcpy(transfer.data, message.data.data(), transfer.bytes);
+  copy_bytes(transfer.data, message.data.data(), transfer.bytes);
   finish(transfer);
   peer.unexpected_bytes -= cost_of(message.data.size());
   found->second.pop_front();

@@ -1,9 +1,9 @@
 #include "collectives/shared_array.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "base/copy_bytes.h"
 #include "base/error.h"
 
 namespace gradring::collectives {
@@ -96,7 +96,7 @@ void SharedArray::reduce_in_place(FlatSide& side, FlatShape& shape, std::size_t 
       const std::size_t place = offset + whole.begin + at;
       shape.reduce(part(0) + place, bytes, owner, [&](Rank rank) { return part(rank) + place; });
       for (Rank rank = 1; rank < ranks_; ++rank)
-        std::memcpy(part(rank) + place, part(0) + place, bytes);
+        copy_bytes(part(rank) + place, part(0) + place, bytes);
     }
     // Pairs with has_reached below; seq_cst with the sleepers' count, as FlatSide::publish.
     control_->finished.value.fetch_add(1, std::memory_order_seq_cst);

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <string>
 
+#include "base/copy_bytes.h"
 #include "kernels/reduce.h"
 
 #if defined(__SSE2__)
@@ -19,7 +19,7 @@ namespace gradring::kernels {
 namespace {
 
 void plain(std::byte* dst, const std::byte* src, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(dst, src, bytes);
+  copy_bytes(dst, src, bytes);
 }
 
 #if defined(__SSE2__)

@@ -1,7 +1,8 @@
 #include "ps/changed_call.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "base/copy_bytes.h"
 
 namespace gradring::ps {
 
@@ -50,8 +51,8 @@ void ChangedCall::take(std::size_t part, const wire::PsHeader& answer,
                             " rows of ", row_bytes()));
   pages_[part] = {answer.count, answer.a, answer.b == 1, payload.size()};
   std::byte* place = room_.data() + part * share_bytes_;
-  if (!payload.empty() && payload.size() <= share_bytes_ && payload.data() != place)
-    std::memcpy(place, payload.data(), payload.size());
+  if (payload.size() <= share_bytes_ && payload.data() != place)
+    copy_bytes(place, payload.data(), payload.size());
 }
 
 std::size_t ChangedCall::missing_share_bytes() const {

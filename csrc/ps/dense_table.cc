@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy_bytes.h"
 #include "base/error.h"
 #include "ps/initial.h"
 #include "ps/records.h"
@@ -128,10 +129,10 @@ void DenseTable::load_piece(std::span<const std::byte> piece) {
     if (begin >= end) continue;
     const std::byte* from = record.body.data() + sizeof head + (begin - head.begin) * sizeof(float);
     const std::size_t bytes = (end - begin) * sizeof(float);
-    std::memcpy(weights_.data() + (begin - range_.begin), from, bytes);
+    copy_bytes(weights_.data() + (begin - range_.begin), from, bytes);
     for (std::size_t field = 1; field < fields; ++field)
-      std::memcpy(state_.data() + (field - 1) * count() + (begin - range_.begin),
-                  from + field * taken * sizeof(float), bytes);
+      copy_bytes(state_.data() + (field - 1) * count() + (begin - range_.begin),
+                 from + field * taken * sizeof(float), bytes);
   }
 }
 

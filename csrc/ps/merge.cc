@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 
+#include "base/copy_bytes.h"
 #include "base/error.h"
 #include "kernels/clones.h"
 #include "ps/partition.h"
@@ -202,7 +203,7 @@ void Distinct::Found::order_by_shard(std::span<const std::uint64_t> distinct, st
 void Distinct::fan_out(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
                        float* out) const {
   if (is_identity()) {
-    if (count > 0) std::memcpy(out + first * dim, rows, count * dim * sizeof(float));
+    copy_bytes(out + first * dim, rows, count * dim * sizeof(float));
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
@@ -214,7 +215,7 @@ void Distinct::fan_out(std::size_t first, std::size_t count, const float* rows, 
 void Distinct::sum(std::size_t first, std::size_t count, const float* rows, std::size_t dim,
                    float* sums) const {
   if (is_identity()) {
-    if (count > 0) std::memcpy(sums, rows + first * dim, count * dim * sizeof(float));
+    copy_bytes(sums, rows + first * dim, count * dim * sizeof(float));
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {

@@ -1,9 +1,9 @@
 #include "ps/payloads.h"
 
 #include <bit>
-#include <cstring>
 
 #include "base/config.h"
+#include "base/copy_bytes.h"
 
 namespace gradring::ps {
 namespace {
@@ -84,7 +84,7 @@ void put(Bytes& out, const kernels::Rule& rule) {
 void put_bytes(Bytes& out, std::span<const std::byte> bytes) {
   const std::size_t at = out.size();
   out.resize(at + bytes.size());
-  if (!bytes.empty()) std::memcpy(out.data() + at, bytes.data(), bytes.size());
+  copy_bytes(out.data() + at, bytes.data(), bytes.size());
 }
 
 Bytes encode(const Hello& hello) {

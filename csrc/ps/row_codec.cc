@@ -1,7 +1,6 @@
 #include "ps/row_codec.h"
 
-#include <cstring>
-
+#include "base/copy_bytes.h"
 #include "kernels/codec.h"
 
 namespace gradring::ps {
@@ -30,7 +29,7 @@ void encode_rows(wire::RowCodec codec, std::size_t dim, std::size_t rows, const 
   if (codec == wire::RowCodec::kFloat32) {
     float* floats = reinterpret_cast<float*>(out);
     if (residual == nullptr) {
-      std::memcpy(floats, values, rows * dim * sizeof(float));
+      copy_bytes(floats, values, rows * dim * sizeof(float));
       return;
     }
     for (std::size_t i = 0; i < rows * dim; ++i) {
@@ -54,7 +53,7 @@ void decode_rows(wire::RowCodec codec, std::size_t dim, std::size_t rows, const 
                  float* out) {
   if (rows == 0 || dim == 0) return;
   if (codec == wire::RowCodec::kFloat32) {
-    std::memcpy(out, from, rows * dim * sizeof(float));
+    copy_bytes(out, from, rows * dim * sizeof(float));
     return;
   }
   const kernels::Codec kind = codec_of(codec);

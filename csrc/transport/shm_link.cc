@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
+
+#include "base/copy_bytes.h"
 
 namespace gradring::transport {
 
@@ -54,8 +55,8 @@ std::size_t ShmLink::put(std::span<const std::byte> bytes) {
   if (count == 0) return 0;
   const std::size_t at = written % limits::kRingBytes;
   const std::size_t first = std::min(count, limits::kRingBytes - at);
-  std::memcpy(out_->bytes + at, bytes.data(), first);
-  std::memcpy(out_->bytes, bytes.data() + first, count - first);
+  copy_bytes(out_->bytes + at, bytes.data(), first);
+  copy_bytes(out_->bytes, bytes.data() + first, count - first);
   out_->written.store(written + count, std::memory_order_seq_cst);
   return count;
 }
@@ -70,8 +71,8 @@ std::size_t ShmLink::take(std::span<std::byte> bytes) {
   if (count == 0) return 0;
   const std::size_t at = read % limits::kRingBytes;
   const std::size_t first = std::min(count, limits::kRingBytes - at);
-  std::memcpy(bytes.data(), in_->bytes + at, first);
-  std::memcpy(bytes.data() + first, in_->bytes, count - first);
+  copy_bytes(bytes.data(), in_->bytes + at, first);
+  copy_bytes(bytes.data() + first, in_->bytes, count - first);
   in_->read.store(read + count, std::memory_order_seq_cst);
   return count;
 }
