@@ -34,9 +34,15 @@ if TYPE_CHECKING:
 _QUICK = (
     Reductions.all_reduce,
     Reductions.reduce_scatter,
+    Reductions.reduce,
     Exchanges.all_gather,
     Exchanges.broadcast,
+    Exchanges.gather,
+    Exchanges.scatter,
+    Exchanges.all_to_all,
     Exchanges.barrier,
+    Messages.send,
+    Messages.recv,
 )
 
 _LARGEST_BYTES = 1 << 47  # Of one host's memory; the core's own limit.

@@ -34,8 +34,9 @@ def test_arguments_by_name_need_no_python_unless_they_say_something_special(
             out[:] = 99.0
             assert call() is out
             assert out == comm.rank
+        assert quick(x, op="max").tolist() == [comm.rank]
         assert asked == []
-        special = ({"op": "max"}, {"out": out, "timeout": 1.0}, {"out": out, "what": 0})
+        special = ({"op": "none"}, {"out": out, "timeout": 1.0}, {"out": out, "what": 0})
         for named in special:
             quick(x, **named)
         assert asked == list(special)
@@ -74,6 +75,169 @@ def test_an_all_reduce_into_another_array_needs_no_python(world: GetWorld, trans
         assert [len(each) for each in asked] == [1, 1, 3, 2, 1]
 
     world(SIZE, transport).run(reduce)
+
+
+DTYPES: list[Any] = [np.float32, np.float64, np.int64, np.uint8, np.float16]
+
+
+def test_results_that_nobody_gave_memory_for_need_no_python_either(
+    world: GetWorld, transport: str
+) -> None:
+    def run(comm: Any) -> None:
+        asked: list[Any] = []
+        gather, scatter = (
+            _core.quick(comm._core, name, lambda x, *_, **__: asked.append(x))
+            for name in ("all_gather", "reduce_scatter")
+        )
+        for dtype in DTYPES:
+            for shape in ((), (2,), (2, 3), (0,), (2, 0)):
+                x = np.full(shape, comm.rank, dtype)
+                got = gather(x)
+                assert (got.dtype, got.shape) == (x.dtype, (SIZE, *shape))
+                for rank in range(SIZE):
+                    assert (got[rank] == rank).all()
+                part = scatter(x)
+                begin, end = (rank * x.size // SIZE for rank in (comm.rank, comm.rank + 1))
+                assert (part.dtype, part.shape) == (x.dtype, (end - begin,))
+                assert (part == SUM_OF_RANKS).all()
+            assert (scatter(np.ones(SIZE, dtype), None, "max") == 1).all()
+        assert asked == []
+        # The method makes what is special: of a class's own kind, or of no library at all.
+        special = [np.ones(2).view(np.matrix), bytearray(8), np.ones(2, ">f4"), np.ones(4)[::2]]
+        for odd in special:
+            gather(odd)
+        assert all(x is odd for x, odd in zip(asked, special, strict=True))
+
+    world(SIZE, transport).run(run)
+
+
+@pytest.mark.parametrize("root", range(SIZE))
+def test_calls_with_a_root_and_exchanges_need_no_python(
+    world: GetWorld, transport: str, root: int
+) -> None:
+    def run(comm: Any) -> None:
+        asked: list[Any] = []
+        names = ("reduce", "gather", "scatter", "all_to_all")
+        reduce, gather, scatter, all_to_all = (
+            _core.quick(comm._core, name, lambda x, *_, **__: asked.append(x)) for name in names
+        )
+        is_root = comm.rank == root
+        x = np.arange(6.0).reshape(2, 3) + comm.rank
+        sums = SIZE * np.arange(6.0).reshape(2, 3) + SUM_OF_RANKS
+
+        out = np.empty_like(x)
+        assert reduce(x, root, out=out) is (out if is_root else x)
+        assert not is_root or (out == sums).all()
+        in_place = x.copy()
+        assert reduce(in_place, op="max", root=root) is in_place
+        assert (in_place == (x - comm.rank + SIZE - 1 if is_root else x)).all()
+
+        parts = gather(x, root)
+        assert (parts is not None) == is_root
+        into = np.empty((SIZE, 2, 3))
+        assert gather(x, root=root, out=into) is (into if is_root else None)
+        for given in (parts, into) if is_root else ():
+            assert given.shape == (SIZE, 2, 3)
+            assert (given == np.arange(6.0).reshape(2, 3) + np.arange(SIZE)[:, None, None]).all()
+
+        rows = np.arange(SIZE * 4.0).reshape(SIZE, 4)
+        row = np.empty(4)
+        assert scatter(rows if is_root else None, root, out=row) is row
+        assert (row == rows[comm.rank]).all()
+
+        sent = np.arange(SIZE, dtype=np.int32) + 10 * comm.rank
+        got, taken = all_to_all(sent), np.empty_like(sent)
+        assert all_to_all(sent, out=taken) is taken
+        for each in (got, taken):
+            assert each.tolist() == [10 * rank + comm.rank for rank in range(SIZE)]
+        assert asked == []
+
+    world(SIZE, transport).run(run)
+
+
+def test_what_is_wrong_with_an_exchange_is_the_method_s_to_say(
+    world: GetWorld, transport: str
+) -> None:
+    def run(comm: Any) -> None:
+        x, read_only = np.zeros(SIZE), np.zeros(SIZE)
+        read_only.flags.writeable = False
+        for wrong in (
+            lambda: comm.reduce(x, SIZE),
+            lambda: comm.reduce(x, -1),
+            lambda: comm.reduce(x, 1.0),
+            lambda: comm.reduce(x, comm.rank, "most"),
+            lambda: comm.reduce(x, comm.rank, out=np.empty(SIZE + 1)),
+            lambda: comm.reduce(read_only, comm.rank),
+            lambda: comm.gather(x, 1 << 40),
+            lambda: comm.gather(x, comm.rank, out=np.empty(SIZE)),
+            lambda: comm.scatter(x, comm.rank, out=np.empty(2)),
+            lambda: comm.scatter(None, comm.rank, out=np.empty(1)),
+            lambda: comm.scatter(np.zeros(SIZE + 1)),
+            lambda: comm.all_to_all(np.zeros(SIZE + 1)),
+            lambda: comm.all_to_all(x, x),
+            lambda: comm.all_to_all(x, np.empty(SIZE, np.float32)),
+        ):
+            with pytest.raises(gr.InvalidArgument):
+                wrong()
+        assert comm.all_reduce(np.ones(1))[0] == SIZE  # Nothing of all that was sent.
+
+    world(SIZE, transport).run(run)
+
+
+def test_messages_need_no_python_unless_they_say_something_special(
+    world: GetWorld, transport: str
+) -> None:
+    def run(comm: Any) -> None:
+        asked: list[Any] = []
+        send, recv = (
+            _core.quick(comm._core, name, lambda *given, **_: asked.append(given[1:]))
+            for name in ("send", "recv")
+        )
+        x, into = np.arange(4.0) + comm.rank, np.empty(4)
+        after, before = (comm.rank + 1) % SIZE, (comm.rank - 1) % SIZE
+        for tag in ({}, {"tag": 5}):
+            if comm.rank == 0:
+                assert send(x, after, **tag) is None
+                assert recv(into, src=before, **tag) is into
+            else:
+                assert recv(into, before, **tag) is into
+                assert send(x, dst=after, **tag) is None
+            assert (into == np.arange(4.0) + before).all()
+        assert asked == []
+        for odd in ((None,), (SIZE,), (-1,), (1 << 40,), (0.0,), (after, 1 << 31), (after, None)):
+            recv(into, *odd)
+        assert len(asked) == 7
+        into.flags.writeable = False
+        for wrong in (
+            lambda: comm.recv(into, before),
+            lambda: comm.recv(x, -1),
+            lambda: comm.send(x, SIZE),
+            lambda: comm.send(x, None),
+            lambda: comm.send(x, after, 1 << 31),
+        ):
+            with pytest.raises(gr.InvalidArgument):
+                wrong()
+
+    world(SIZE, transport).run(run)
+
+
+def test_a_tensor_s_results_are_tensors(world: GetWorld, transport: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def run(comm: Any) -> None:
+        comm.barrier()
+        comm.all_reduce(torch.ones(1))  # From here on tensors are known.
+        asked: list[Any] = []
+        gather = _core.quick(comm._core, "all_gather", lambda x, *_, **__: asked.append(x))
+        for dtype in (torch.float32, torch.bfloat16):
+            weights = torch.nn.Parameter(torch.full((2, 3), float(comm.rank), dtype=dtype))
+            got = gather(weights)
+            assert type(got) is torch.Tensor
+            assert (got.dtype, tuple(got.shape), got.requires_grad) == (dtype, (SIZE, 2, 3), False)
+            assert got[:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+        assert asked == []
+
+    world(SIZE, transport).run(run)
 
 
 @pytest.mark.parametrize("size", [1, SIZE])
