@@ -18,23 +18,10 @@
 #include "base/error.h"
 #include "transport/idle.h"
 #include "transport/pacing.h"
+#include "transport/resolve.h"
 
 namespace gradring::transport {
 namespace {
-
-using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-AddressList resolve(const HostPort& address, int flags) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  addrinfo* list = nullptr;
-  const std::string port = str(address.port);
-  const int status = ::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &list);
-  if (status != 0) return {nullptr, &::freeaddrinfo};
-  return {list, &::freeaddrinfo};
-}
 
 void set_option(int fd, int level, int option, int value) {
   // Tuning only: where the kernel refuses, the connection still works.
@@ -207,11 +194,8 @@ Fd accept_one(int listener, int* error) {
 }
 
 Fd connect_tcp(const HostPort& to, Time deadline, std::string& why) {
-  const AddressList list = resolve(to, 0);
-  if (!list) {
-    why = str("the name '", to.host, "' does not resolve");
-    return {};
-  }
+  const AddressList list = resolve_by(to, deadline, why);
+  if (!list) return {};
   return connect_to_one_of(list.get(), deadline, why);
 }
 
