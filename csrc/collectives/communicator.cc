@@ -363,6 +363,7 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
 
 void Communicator::close() {
   world_->check_process();
+  point_to_point_.linger();
   group_->fail({ErrorKind::kClosed, -1, "this communicator is closed: close() was called"});
   std::thread progress;
   {

@@ -57,6 +57,8 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
       transfer->record->expect(transfer->is_recv ? 0 : transfer->bytes,
                                transfer->is_recv ? transfer->bytes : 0);
     }
+    transfer->is_given = in_background && !transfer->is_recv;
+    if (transfer->is_given) ++given_;
     if (in_background) {
       ++background_;
       if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
@@ -222,6 +224,7 @@ bool PointToPoint::push(Rank rank, Peer& peer) {
   const transport::Io io = link->send_some(head, body);
   if (io.closed) throw LinkClosed{rank, false, of_body, transfer.bytes};
   peer.sent += io.bytes;
+  pushed_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
   if (transfer.record != nullptr && peer.sent >= wire::kOpHeaderBytes)
     transfer.record->set_moved(peer.sent - wire::kOpHeaderBytes, 0);
   if (peer.sent == wire::kOpHeaderBytes + transfer.bytes) {
@@ -284,6 +287,7 @@ void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
   if (transfer.is_done) return;
   transfer.failure = failure;
   transfer.is_done = true;
+  if (transfer.is_given) --given_;
   if (transfer.record != nullptr && !failure)
     transfer.record->set_moved(transfer.is_recv ? 0 : transfer.bytes,
                                transfer.is_recv ? transfer.bytes : 0);

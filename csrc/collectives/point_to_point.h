@@ -4,6 +4,7 @@
 // through or the driver's seat is free.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -38,6 +39,7 @@ struct Transfer {
 
   // Guarded by PointToPoint::mutex_.
   OperationRing::Slot* record = nullptr;
+  bool is_given = false;  // A send in the background.
   bool is_done = false;
   Failure failure;
 };
@@ -52,6 +54,9 @@ class PointToPoint {
   // Until it is done. A failure or a deadline closes the communicator. Throws any public error.
   void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout, bool interruptible = true);
   bool is_done(const Transfer& transfer) const;
+  // Before a communicator is closed well: sends in the background that are under way still go, for
+  // as long as their receivers take them; a second without progress, or ten in all.
+  void linger();
   // Before the communicator goes, when its group has failed: ends all transfers and the background
   // thread.
   void stop();
@@ -109,6 +114,7 @@ class PointToPoint {
   std::string describe_wait(const Transfer& transfer) const;
   void collect_interests();
   bool has_active() const;
+  bool linger_a_moment();
   void run_background();
 
   std::shared_ptr<transport::World> world_;
@@ -123,10 +129,13 @@ class PointToPoint {
   std::uint64_t posted_count_ = 0;
   std::vector<transport::Interest> interests_;
 
+  std::atomic<std::uint64_t> pushed_bytes_{0};  // By sends; counted under the seat.
+
   mutable std::mutex mutex_;  // Guards posted_, flags of transfers and the background thread's.
   std::condition_variable changed_;
   std::vector<std::shared_ptr<Transfer>> posted_;
   Failure ended_;               // Why none is taken up any more.
+  std::size_t given_ = 0;       // Sends in the background that are not done.
   std::size_t background_ = 0;  // Transfers that the background thread has to see through.
   bool is_stopping_ = false;
   std::thread thread_;

@@ -278,7 +278,11 @@ class Communicator(Reductions, Exchanges, Messages):
         return self._core.describe(rank)
 
     def close(self) -> None:
-        """Leave. Operations that run or wait raise `Closed`; calling it again does nothing."""
+        """Leave. Operations that run or wait raise `Closed`; calling it again does nothing.
+
+        What ``send(..., async_op=True)`` was given and nobody waited for still goes for as long as
+        the receiver takes it: until a second passes without progress, or ten in all.
+        """
         self._core.close()
         self._devices.clear()
         _open.discard(self)

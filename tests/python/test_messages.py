@@ -188,3 +188,40 @@ def test_a_message_from_any_rank_says_who_sent_it(world: GetWorld, transport: st
         return sorted(got)
 
     assert world(3, transport).run(exchange) == [[], [], [(0, 0), (1, 1)]]
+
+
+def test_what_was_sent_without_waiting_still_arrives_when_its_sender_closes(
+    fresh_world: Any, transport: str
+) -> None:
+    count = 3_000_000  # More than there is room for on the way.
+
+    def talk(comm: Any) -> None:
+        x, got = np.arange(count, dtype=np.int32), np.empty(count, np.int32)
+        comm.barrier()
+        if comm.rank == 0:
+            comm.send(x, 1, async_op=True)
+            comm.close()
+        else:
+            assert comm.recv(got, 0) is got
+            assert (got == x).all()
+
+    fresh_world(2, transport).run(talk)
+
+
+@pytest.mark.timeout(30)
+def test_a_receiver_that_does_not_come_does_not_keep_who_closes(
+    fresh_world: Any, transport: str
+) -> None:
+    def talk(comm: Any) -> None:
+        x = np.zeros(9_000_000, np.int32)
+        comm.barrier()
+        if comm.rank == 0:
+            work = comm.send(x, 1, async_op=True)
+            comm.close()
+            with pytest.raises(gr.Closed):
+                work.wait()
+        else:
+            with pytest.raises(gr.PeerLost, match=r"rank 0 .* has left"):
+                comm.barrier(timeout=20)
+
+    fresh_world(2, transport).run(talk)
