@@ -1,9 +1,8 @@
 // copy_bytes: memcpy, but for places where a processor's own copy instruction is twenty times
-// slower. On AMD's Zen 3 and Zen 4 `rep movsb`, which C libraries use for more than some 2 KiB,
-// needs a cycle and more for each byte when the destination lies up to 31 bytes behind the source
-// within their pages (measured: 2 instead of 45 GB/s; glibc's bug 30994 has the same of another
-// machine). malloc puts large arrays 16 bytes behind a page, shared memory begins with one: that is
-// such a pair.
+// slower. On AMD's Zen 3 `rep movsb`, which C libraries use for more than some 2 KiB, needs a cycle
+// and more for each byte when the destination lies 1 to 31 bytes behind the source within their
+// pages (measured: 2 instead of 45 GB/s; glibc's bug 30994 reports the same of Zen 4). malloc puts
+// large arrays 16 bytes behind a page, shared memory begins with one: that is such a pair.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +18,7 @@ void copy_in_vectors(void* dst, const void* src, std::size_t bytes);
 inline void copy_bytes(void* dst, const void* src, std::size_t bytes) {
   constexpr std::size_t kLongBytes = 2048;  // Below it C libraries use vectors.
   constexpr std::uintptr_t kPageBytes = 4096;
-  constexpr std::uintptr_t kCloseBytes = 64;
+  constexpr std::uintptr_t kCloseBytes = 64;  // 32 and a margin: vectors are as fast there.
   const std::uintptr_t apart =
       (reinterpret_cast<std::uintptr_t>(dst) - reinterpret_cast<std::uintptr_t>(src)) % kPageBytes;
   if (bytes >= kLongBytes && apart != 0 && apart < kCloseBytes)

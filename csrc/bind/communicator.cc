@@ -19,7 +19,6 @@ namespace {
 namespace py = pybind11;
 using collectives::Communicator;
 using collectives::Operation;
-using collectives::Transfer;
 
 py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
                const py::object& input, const py::object& output, int dtype,
@@ -54,15 +53,7 @@ py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
     throw InvalidArgument(str(is_recv ? "recv" : "send", ": rank ", peer, " is not a rank of 0..",
                               self->world_size() - 1));
   Buffer buffer(array, dtype, is_recv);
-  auto message = std::make_shared<Transfer>();
-  message->is_recv = is_recv;
-  message->peer = peer;
-  message->tag = tag;
-  message->call.op = is_recv ? OpKind::kRecv : OpKind::kSend;
-  message->call.dtype = buffer.dtype();
-  message->call.count = buffer.count();
-  message->data = buffer.data();
-  message->bytes = buffer.count() * item_bytes(buffer.dtype());
+  const auto message = message_of(is_recv, peer, tag, buffer);
   self->check_usable(message->call);
   self->point_to_point().start(message, in_background);
   if (in_background)
@@ -142,7 +133,7 @@ void register_communicator(py::module_& module) {
             return std::string(collectives::name(self.algorithm_for(operation)));
           },
           py::arg("op"), py::arg("dtype"), py::arg("count"))
-      .def("close", &Communicator::close, py::call_guard<WithoutGil>());
+      .def("close", &Communicator::close, py::arg("linger") = true, py::call_guard<WithoutGil>());
 }
 
 }  // namespace gradring::bind

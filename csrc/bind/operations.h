@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "collectives/point_to_point.h"
 
 namespace gradring::bind {
 
@@ -26,5 +28,22 @@ struct Extent {
 void check_operation(const collectives::Communicator& communicator,
                      const collectives::Operation& operation, const Extent& input,
                      const Extent& output);
+
+// To or from `peer`; `array` is anything with data(), count() and dtype(), and is kept by the
+// caller until the message is over.
+template <typename Array>
+std::shared_ptr<collectives::Transfer> message_of(bool is_recv, Rank peer, std::int32_t tag,
+                                                  const Array& array) {
+  auto message = std::make_shared<collectives::Transfer>();
+  message->is_recv = is_recv;
+  message->peer = peer;
+  message->tag = tag;
+  message->call.op = is_recv ? OpKind::kRecv : OpKind::kSend;
+  message->call.dtype = array.dtype();
+  message->call.count = array.count();
+  message->data = array.data();
+  message->bytes = array.count() * item_bytes(array.dtype());
+  return message;
+}
 
 }  // namespace gradring::bind

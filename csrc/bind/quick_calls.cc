@@ -5,6 +5,7 @@
 
 #include "bind/arrays.h"
 #include "bind/gil.h"
+#include "bind/operations.h"
 #include "bind/results.h"
 #include "bind/tensors.h"
 
@@ -263,15 +264,7 @@ PyObject* transfer(Communicator& communicator, const Arguments& arguments, bool 
   const auto tag = tag_number == nullptr ? 0 : whole_number(tag_number);
   const Held array(x, is_recv);
   if (!peer || !tag || !array) return nullptr;
-  const auto message = std::make_shared<collectives::Transfer>();
-  message->is_recv = is_recv;
-  message->peer = *peer;
-  message->tag = *tag;
-  message->call.op = is_recv ? OpKind::kRecv : OpKind::kSend;
-  message->call.dtype = array.dtype();
-  message->call.count = array.count();
-  message->data = array.data();
-  message->bytes = array.count() * item_bytes(array.dtype());
+  const auto message = message_of(is_recv, *peer, *tag, array);
   communicator.check_usable(message->call);
   communicator.point_to_point().start(message, false);
   {

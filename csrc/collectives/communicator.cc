@@ -361,9 +361,9 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
   }
 }
 
-void Communicator::close() {
+void Communicator::close(bool is_lingering) {
   world_->check_process();
-  point_to_point_.linger();
+  if (is_lingering) point_to_point_.linger();
   group_->fail({ErrorKind::kClosed, -1, "this communicator is closed: close() was called"});
   std::thread progress;
   {

@@ -98,7 +98,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Before the call `next`: throws what has ended this communicator, once; then Closed with that
   // cause.
   void check_usable(const Call& next) const;
-  void close();
+  // Lingering: for messages in the background that nobody waits for (see PointToPoint::linger).
+  void close(bool is_lingering = true);
   bool is_closed() const { return group_->is_failed(); }
   Failure failure() const { return group_->failure(); }  // Why it is closed.
 

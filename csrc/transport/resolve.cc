@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/text.h"
@@ -15,6 +16,7 @@ namespace {
 struct Answer {
   bool has_come = false;
   AddressList list;
+  std::string problem;  // Why nobody looks it up; empty: somebody does.
 };
 
 // All look-ups of this process that somebody may still ask for. Never freed: a thread that hangs in
@@ -38,15 +40,22 @@ std::shared_ptr<Answer> begin(const HostPort& address, const Lookup& look_up) {
   if (const auto known = all.under_way.find(name); known != all.under_way.end())
     return known->second;
   auto answer = std::make_shared<Answer>();
-  std::thread([address, look_up, name, answer] {
+  const auto work = [address, look_up, name, answer] {
     AddressList list = look_up(address);
     const std::lock_guard lock(lookups().mutex);
     answer->list = std::move(list);
     answer->has_come = true;
     lookups().under_way.erase(name);
     lookups().changed.notify_all();
-  }).detach();
-  all.under_way.emplace(name, answer);
+  };
+  try {
+    std::thread(work).detach();
+    all.under_way.emplace(name, answer);
+  } catch (const std::system_error& error) {
+    answer->has_come = true;
+    answer->problem =
+        str("no thread to look the name '", address.host, "' up with: ", error.what());
+  }
   return answer;
 }
 
@@ -71,6 +80,8 @@ AddressList resolve_by(const HostPort& address, Time deadline, std::string& why,
   all.changed.wait_until(lock, deadline, [&] { return answer->has_come; });
   if (!answer->has_come)
     why = str("looking up the name '", address.host, "' takes too long: is its name server there?");
+  else if (!answer->problem.empty())
+    why = answer->problem;
   else if (!answer->list)
     why = str("the name '", address.host, "' does not resolve");
   return answer->list;

@@ -277,13 +277,15 @@ class Communicator(Reductions, Exchanges, Messages):
             raise InvalidArgument(f"rank {rank} is not one of 0..{self.world_size - 1}")
         return self._core.describe(rank)
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         """Leave. Operations that run or wait raise `Closed`; calling it again does nothing.
 
-        What ``send(..., async_op=True)`` was given and nobody waited for still goes for as long as
-        the receiver takes it: until a second passes without progress, or ten in all.
+        Args:
+            linger: What ``send(..., async_op=True)`` was given and nobody waited for still goes for
+                as long as the receiver takes it: until a second passes without progress, or ten in
+                all. ``False`` drops it.
         """
-        self._core.close()
+        self._core.close(linger)
         self._devices.clear()
         _open.discard(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -209,15 +210,18 @@ def test_what_was_sent_without_waiting_still_arrives_when_its_sender_closes(
 
 
 @pytest.mark.timeout(30)
+@pytest.mark.parametrize("linger", [True, False])
 def test_a_receiver_that_does_not_come_does_not_keep_who_closes(
-    fresh_world: Any, transport: str
+    fresh_world: Any, transport: str, linger: bool
 ) -> None:
     def talk(comm: Any) -> None:
         x = np.zeros(9_000_000, np.int32)
         comm.barrier()
         if comm.rank == 0:
             work = comm.send(x, 1, async_op=True)
-            comm.close()
+            before = time.monotonic()
+            comm.close(linger=linger)
+            assert (time.monotonic() - before >= 1) == linger
             with pytest.raises(gr.Closed):
                 work.wait()
         else:

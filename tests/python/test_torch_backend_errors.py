@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +61,25 @@ def test_a_late_rank_is_named() -> None:
     text = on_ranks(3, late)[0]
     assert "barrier #1: not finished within its timeout of 0.5 s; waiting for rank" in text
     assert "rank 1, 2" in text
+
+
+def abort_with_a_message_under_way() -> float:
+    group: Any = dist.group.WORLD
+    work = dist.isend(torch.zeros(9_000_000), 1) if dist.get_rank() == 0 else None
+    if work is None:
+        with pytest.raises(gr.PeerLost, match=r"rank 0 .* has left"):
+            dist.barrier()
+        return 0.0
+    before = time.monotonic()
+    group.abort()
+    seconds = time.monotonic() - before
+    with pytest.raises(gr.Closed):
+        work.wait()
+    return seconds
+
+
+def test_abort_waits_for_no_message() -> None:
+    assert on_ranks(2, abort_with_a_message_under_way)[0] < 1  # As long as shutdown() would wait.
 
 
 def variables_that_are_no_seconds() -> None:

@@ -111,10 +111,10 @@ class MonitoredBarrier:
         work: Work = self._side.recv(buffer, rank, self._count, async_op=True)
         return work, buffer
 
-    def close(self) -> None:
-        """Leave."""
+    def close(self, *, linger: bool) -> None:
+        """Leave; `linger` as in `Communicator.close`."""
         if self._side is not None:
-            self._side.close()
+            self._side.close(linger=linger)
 
 
 def _is_done_by(work: Work, deadline: float) -> bool:

@@ -89,14 +89,20 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         self._timeout = timeout.total_seconds()
 
     def abort(self) -> None:
-        """Close; operations that run or wait fail, here and on the other ranks."""
-        self.shutdown()
+        """Close at once; operations that run or wait fail, here and on the other ranks."""
+        self._leave(linger=False)
 
     def shutdown(self) -> None:
-        """Leave in good order; operations that still run here fail with `Closed`."""
-        self._sparse.close()
-        self._monitored.close()
-        self.comm.close()
+        """Leave in good order; operations that still run here fail with `Closed`.
+
+        Messages of ``isend`` that nobody waited for still go, as `Communicator.close` says.
+        """
+        self._leave(linger=True)
+
+    def _leave(self, *, linger: bool) -> None:
+        self._sparse.close(linger=linger)
+        self._monitored.close(linger=linger)
+        self.comm.close(linger=linger)
         self._completion.stop()
 
     def getBackendName(self) -> str:  # noqa: N802 - C++ looks for these names

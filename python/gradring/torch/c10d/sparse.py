@@ -67,11 +67,11 @@ class SparseReducer:
         job.wait()
         return None
 
-    def close(self) -> None:
-        """Leave."""
+    def close(self, *, linger: bool) -> None:
+        """Leave; `linger` as in `Communicator.close`."""
         self._lane.stop()
         if self._side is not None:
-            self._side.close()
+            self._side.close(linger=linger)
 
 
 def _reduce(comm: Communicator, tensor: Tensor, mine: Tensor, op: Operator, timeout: float) -> None:
