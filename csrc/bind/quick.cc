@@ -1,11 +1,12 @@
 // The calls that small arrays take. pybind11's dispatch and a Python frame cost more than a
 // shared-memory collective of 4 bytes, so the plain forms (arguments in place or by name,
-// contiguous buffers or tensors, everything else at its default) go straight through the C API; the
-// rest is handed to the Python method, which also words every complaint.
+// contiguous buffers or tensors, a timeout, everything else at its default) go straight through the
+// C API; the rest is handed to the Python method, which also words every complaint.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -21,7 +22,7 @@ using collectives::Communicator;
 
 constexpr const char* kCapsule = "gradring.quick";
 
-using Plain = PyObject* (*)(Communicator&, const quick::Arguments&);
+using Plain = PyObject* (*)(const quick::Caller&, const quick::Arguments&);
 
 struct Named {
   const char* name;
@@ -37,31 +38,63 @@ struct Quick {
   const Named* named;
 };
 
-// Nothing where an argument has no place here.
-std::optional<quick::Arguments> arrange(const Named& named, PyObject* const* values,
-                                        Py_ssize_t count, PyObject* names) {
+struct Given {
   quick::Arguments arguments{};
-  if (count > named.most_in_place) return std::nullopt;
-  std::copy_n(values, count, arguments.begin());
+  Millis timeout;
+};
+
+bool is_called(PyObject* name, const char* wanted) {
+  return PyUnicode_CompareWithASCIIString(name, wanted) == 0;
+}
+
+// As gradring/timeouts.py has it: above 0, and finite.
+std::optional<Millis> milliseconds(PyObject* seconds) {
+  constexpr double kLongestSeconds = 1e9;
+  double value = 0;
+  if (PyFloat_CheckExact(seconds))
+    value = PyFloat_AS_DOUBLE(seconds);
+  else if (PyLong_CheckExact(seconds))
+    value = PyLong_AsDouble(seconds);
+  if (!(value > 0 && value <= kLongestSeconds)) {
+    PyErr_Clear();  // Of a whole number beyond all doubles.
+    return std::nullopt;
+  }
+  return Millis{std::max(1LL, std::llrint(value * 1000))};
+}
+
+// Nothing where an argument has no place here.
+std::optional<Given> arrange(const Quick& quick, PyObject* const* values, Py_ssize_t count,
+                             PyObject* names) {
+  const auto& parameters = quick.named->parameters;
+  Given given{.timeout = quick.communicator->timeout()};
+  if (count > quick.named->most_in_place) return std::nullopt;
+  std::copy_n(values, count, given.arguments.begin());
   const Py_ssize_t by_name = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   for (Py_ssize_t i = 0; i < by_name; ++i) {
     PyObject* const name = PyTuple_GET_ITEM(names, i);
+    PyObject* const value = values[count + i];
+    if (is_called(name, "timeout")) {
+      const auto timeout = value == Py_None ? given.timeout : milliseconds(value);
+      if (!timeout) return std::nullopt;
+      given.timeout = *timeout;
+      continue;
+    }
     std::size_t place = 0;
-    while (place < arguments.size() &&
-           (named.parameters[place] == nullptr ||
-            PyUnicode_CompareWithASCIIString(name, named.parameters[place]) != 0))
+    while (place < parameters.size() &&
+           (parameters[place] == nullptr || !is_called(name, parameters[place])))
       ++place;
-    if (place == arguments.size() || arguments[place] != nullptr) return std::nullopt;
-    arguments[place] = values[count + i];
+    if (place == parameters.size() || given.arguments[place] != nullptr) return std::nullopt;
+    given.arguments[place] = value;
   }
-  return arguments;
+  return given;
 }
 
 PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* names) {
   const auto* quick = static_cast<const Quick*>(PyCapsule_GetPointer(self, kCapsule));
-  if (const auto arguments = arrange(*quick->named, values, count, names)) {
+  if (const auto given = arrange(*quick, values, count, names)) {
     try {
-      if (PyObject* result = quick->named->plain(*quick->communicator, *arguments)) return result;
+      const quick::Caller caller{*quick->communicator, given->timeout};
+      if (PyObject* result = quick->named->plain(caller, given->arguments)) return result;
     } catch (...) {
       set_python_error(std::current_exception());
       return nullptr;

@@ -13,7 +13,6 @@ namespace gradring::bind::quick {
 namespace {
 
 namespace py = pybind11;
-using collectives::Communicator;
 using collectives::Operation;
 
 constexpr std::array<const char*, kReduceOpCount> kOps = {"sum", "avg",  "prod", "min",
@@ -42,13 +41,13 @@ std::optional<std::int32_t> whole_number(PyObject* argument) {
   return static_cast<std::int32_t>(value);
 }
 
-std::optional<Rank> rank_of(PyObject* argument, const Communicator& communicator) {
+std::optional<Rank> rank_of(PyObject* argument, const Caller& caller) {
   const auto rank = whole_number(argument);
-  return rank && *rank >= 0 && *rank < communicator.world_size() ? rank : std::nullopt;
+  return rank && *rank >= 0 && *rank < caller.world_size() ? rank : std::nullopt;
 }
 
-std::optional<Rank> root_of(PyObject* argument, const Communicator& communicator) {
-  return argument == nullptr ? std::optional<Rank>(0) : rank_of(argument, communicator);
+std::optional<Rank> root_of(PyObject* argument, const Caller& caller) {
+  return argument == nullptr ? std::optional<Rank>(0) : rank_of(argument, caller);
 }
 
 // Memory held for the length of a call; empty where the object has none that can be sent as it is.
@@ -92,12 +91,11 @@ class Held {
   std::optional<DType> dtype_;
 };
 
-PyObject* run(Communicator& communicator, const Operation& operation, PyObject* result) {
-  if (collectives::overlaps_wrongly(operation, communicator.rank(), communicator.world_size()))
-    return nullptr;
+PyObject* run(const Caller& caller, const Operation& operation, PyObject* result) {
+  if (collectives::overlaps_wrongly(operation, caller.rank(), caller.world_size())) return nullptr;
   {
     const WithoutGil no_gil;
-    communicator.run(operation, communicator.timeout());
+    caller.communicator.run(operation, caller.timeout);
   }
   Py_INCREF(result);
   return result;
@@ -116,7 +114,7 @@ Operation operation_of(OpKind op, const Held& input, const Held& output, std::ui
 }  // namespace
 
 // all_reduce(x[, op][, out=])
-PyObject* all_reduce(Communicator& communicator, const Arguments& arguments) {
+PyObject* all_reduce(const Caller& caller, const Arguments& arguments) {
   const auto [x, op_text, out, none] = arguments;
   const bool is_in_place = !is_given(out);
   const auto op = op_of(op_text);
@@ -128,38 +126,37 @@ PyObject* all_reduce(Communicator& communicator, const Arguments& arguments) {
   Operation operation =
       operation_of(OpKind::kAllReduce, input, is_in_place ? input : apart, input.count());
   operation.request.reduce_op = *op;
-  return run(communicator, operation, is_in_place ? x : out);
+  return run(caller, operation, is_in_place ? x : out);
 }
 
 // broadcast(x[, root])
-PyObject* broadcast(Communicator& communicator, const Arguments& arguments) {
+PyObject* broadcast(const Caller& caller, const Arguments& arguments) {
   const auto [x, root_number, none, nothing] = arguments;
-  const auto root = root_of(root_number, communicator);
+  const auto root = root_of(root_number, caller);
   if (!root) return nullptr;
-  const Held array(x, *root != communicator.rank());
+  const Held array(x, *root != caller.rank());
   if (!array) return nullptr;
   Operation operation = operation_of(OpKind::kBroadcast, array, array, array.count());
   operation.request.root = *root;
-  return run(communicator, operation, x);
+  return run(caller, operation, x);
 }
 
 // all_gather(x[, out])
-PyObject* all_gather(Communicator& communicator, const Arguments& arguments) {
+PyObject* all_gather(const Caller& caller, const Arguments& arguments) {
   const auto [x, out, none, nothing] = arguments;
   const Held input(x, false);
   if (!input) return nullptr;
-  const py::object made =
-      is_given(out) ? py::object{} : make_gathered(x, communicator.world_size());
+  const py::object made = is_given(out) ? py::object{} : make_gathered(x, caller.world_size());
   PyObject* const result = is_given(out) ? out : made.ptr();
   const Held output(result, true);
-  const auto ranks = static_cast<std::uint64_t>(communicator.world_size());
+  const auto ranks = static_cast<std::uint64_t>(caller.world_size());
   if (!output || input.dtype() != output.dtype() || output.count() != input.count() * ranks)
     return nullptr;
-  return run(communicator, operation_of(OpKind::kAllGather, input, output, output.count()), result);
+  return run(caller, operation_of(OpKind::kAllGather, input, output, output.count()), result);
 }
 
 // reduce_scatter(x[, out[, op]])
-PyObject* reduce_scatter(Communicator& communicator, const Arguments& arguments) {
+PyObject* reduce_scatter(const Caller& caller, const Arguments& arguments) {
   const auto [x, out, op_text, none] = arguments;
   const auto op = op_of(op_text);
   const Held input(x, false);
@@ -167,23 +164,23 @@ PyObject* reduce_scatter(Communicator& communicator, const Arguments& arguments)
   Operation operation = operation_of(OpKind::kReduceScatter, input, input, input.count());
   operation.request.reduce_op = *op;
   const auto extents =
-      collectives::extents_of(operation.request, communicator.rank(), communicator.world_size());
+      collectives::extents_of(operation.request, caller.rank(), caller.world_size());
   const py::object made = is_given(out) ? py::object{} : make_flat(x, extents.output);
   PyObject* const result = is_given(out) ? out : made.ptr();
   const Held output(result, true);
   if (!output || input.dtype() != output.dtype() || output.count() != extents.output)
     return nullptr;
   operation.output = output.data();
-  return run(communicator, operation, result);
+  return run(caller, operation, result);
 }
 
 // reduce(x[, root[, op]][, out=])
-PyObject* reduce(Communicator& communicator, const Arguments& arguments) {
+PyObject* reduce(const Caller& caller, const Arguments& arguments) {
   const auto [x, root_number, op_text, out] = arguments;
-  const auto root = root_of(root_number, communicator);
+  const auto root = root_of(root_number, caller);
   const auto op = op_of(op_text);
   if (!root || !op) return nullptr;
-  const bool is_root = *root == communicator.rank();
+  const bool is_root = *root == caller.rank();
   const bool is_apart = is_root && is_given(out);
   const Held input(x, is_root && !is_apart);
   if (!input || !is_defined(input.dtype(), *op)) return nullptr;
@@ -195,54 +192,53 @@ PyObject* reduce(Communicator& communicator, const Arguments& arguments) {
   operation.request.reduce_op = *op;
   operation.request.root = *root;
   if (!is_root) operation.output = nullptr;
-  return run(communicator, operation, is_apart ? out : x);
+  return run(caller, operation, is_apart ? out : x);
 }
 
 // gather(x[, root][, out=])
-PyObject* gather(Communicator& communicator, const Arguments& arguments) {
+PyObject* gather(const Caller& caller, const Arguments& arguments) {
   const auto [x, root_number, out, none] = arguments;
-  const auto root = root_of(root_number, communicator);
+  const auto root = root_of(root_number, caller);
   const Held input(x, false);
   if (!root || !input) return nullptr;
   Operation operation = operation_of(OpKind::kGather, input, input, input.count());
   operation.request.root = *root;
   operation.output = nullptr;
-  if (*root != communicator.rank()) return run(communicator, operation, Py_None);
-  const py::object made =
-      is_given(out) ? py::object{} : make_gathered(x, communicator.world_size());
+  if (*root != caller.rank()) return run(caller, operation, Py_None);
+  const py::object made = is_given(out) ? py::object{} : make_gathered(x, caller.world_size());
   PyObject* const result = is_given(out) ? out : made.ptr();
   const Held output(result, true);
-  const auto ranks = static_cast<std::uint64_t>(communicator.world_size());
+  const auto ranks = static_cast<std::uint64_t>(caller.world_size());
   if (!output || output.dtype() != input.dtype() || output.count() != input.count() * ranks)
     return nullptr;
   operation.output = output.data();
-  return run(communicator, operation, result);
+  return run(caller, operation, result);
 }
 
 // scatter(x, root, out=)
-PyObject* scatter(Communicator& communicator, const Arguments& arguments) {
+PyObject* scatter(const Caller& caller, const Arguments& arguments) {
   const auto [x, root_number, out, none] = arguments;
-  const auto root = root_of(root_number, communicator);
+  const auto root = root_of(root_number, caller);
   if (!root || !is_given(out)) return nullptr;
   const Held output(out, true);
   if (!output) return nullptr;
   Operation operation = operation_of(OpKind::kScatter, output, output, output.count());
   operation.request.root = *root;
   operation.input = nullptr;
-  if (*root != communicator.rank()) return run(communicator, operation, out);
+  if (*root != caller.rank()) return run(caller, operation, out);
   const Held input(x, false);
-  const auto ranks = static_cast<std::uint64_t>(communicator.world_size());
+  const auto ranks = static_cast<std::uint64_t>(caller.world_size());
   if (!input || input.dtype() != output.dtype() || input.count() != output.count() * ranks)
     return nullptr;
   operation.input = input.data();
-  return run(communicator, operation, out);
+  return run(caller, operation, out);
 }
 
 // all_to_all(x[, out])
-PyObject* all_to_all(Communicator& communicator, const Arguments& arguments) {
+PyObject* all_to_all(const Caller& caller, const Arguments& arguments) {
   const auto [x, out, none, nothing] = arguments;
   const Held input(x, false);
-  const auto ranks = static_cast<std::uint64_t>(communicator.world_size());
+  const auto ranks = static_cast<std::uint64_t>(caller.world_size());
   if (!input || input.count() % ranks != 0) return nullptr;
   const py::object made = is_given(out) ? py::object{} : make_like(x);
   PyObject* const result = is_given(out) ? out : made.ptr();
@@ -251,25 +247,25 @@ PyObject* all_to_all(Communicator& communicator, const Arguments& arguments) {
   Operation operation = operation_of(OpKind::kAllToAll, input, output, 0);
   operation.request.counts.assign(ranks, input.count() / ranks);
   operation.request.recv_counts = operation.request.counts;
-  return run(communicator, operation, result);
+  return run(caller, operation, result);
 }
 
 namespace {
 
 // One message, as communicator.cc starts those that are special.
-PyObject* transfer(Communicator& communicator, const Arguments& arguments, bool is_recv) {
+PyObject* transfer(const Caller& caller, const Arguments& arguments, bool is_recv) {
   const auto [x, peer_number, tag_number, none] = arguments;
   if (!is_given(peer_number)) return nullptr;
-  const auto peer = rank_of(peer_number, communicator);
+  const auto peer = rank_of(peer_number, caller);
   const auto tag = tag_number == nullptr ? 0 : whole_number(tag_number);
   const Held array(x, is_recv);
   if (!peer || !tag || !array) return nullptr;
   const auto message = message_of(is_recv, *peer, *tag, array);
-  communicator.check_usable(message->call);
-  communicator.point_to_point().start(message, false);
+  caller.communicator.check_usable(message->call);
+  caller.communicator.point_to_point().start(message, false);
   {
     const WithoutGil no_gil;
-    communicator.point_to_point().wait(message, communicator.timeout());
+    caller.communicator.point_to_point().wait(message, caller.timeout);
   }
   PyObject* const result = is_recv ? x : Py_None;
   Py_INCREF(result);
@@ -279,21 +275,21 @@ PyObject* transfer(Communicator& communicator, const Arguments& arguments, bool 
 }  // namespace
 
 // send(x, dst[, tag])
-PyObject* send(Communicator& communicator, const Arguments& arguments) {
-  return transfer(communicator, arguments, false);
+PyObject* send(const Caller& caller, const Arguments& arguments) {
+  return transfer(caller, arguments, false);
 }
 
 // recv(x, src[, tag])
-PyObject* recv(Communicator& communicator, const Arguments& arguments) {
-  return transfer(communicator, arguments, true);
+PyObject* recv(const Caller& caller, const Arguments& arguments) {
+  return transfer(caller, arguments, true);
 }
 
 // barrier()
-PyObject* barrier(Communicator& communicator, const Arguments&) {
+PyObject* barrier(const Caller& caller, const Arguments&) {
   Operation operation;
   operation.request.op = OpKind::kBarrier;
   operation.request.dtype = DType::kUInt8;
-  return run(communicator, operation, Py_None);
+  return run(caller, operation, Py_None);
 }
 
 }  // namespace gradring::bind::quick

@@ -36,12 +36,39 @@ def test_arguments_by_name_need_no_python_unless_they_say_something_special(
             assert out == comm.rank
         assert quick(x, op="max").tolist() == [comm.rank]
         assert asked == []
-        special = ({"op": "none"}, {"out": out, "timeout": 1.0}, {"out": out, "what": 0})
+        special = ({"op": "none"}, {"out": out, "timeout": 0}, {"out": out, "what": 0})
         for named in special:
             quick(x, **named)
         assert asked == list(special)
 
     world(SIZE, transport).run(scatter)
+
+
+def test_timeouts_need_no_python_and_are_those_of_the_method(
+    fresh_world: Any, transport: str
+) -> None:
+    def reduce(comm: Any) -> None:
+        asked: list[Any] = []
+        all_reduce, barrier = (
+            _core.quick(comm._core, name, lambda *_, timeout: asked.append(timeout))
+            for name in ("all_reduce", "barrier")
+        )
+        x = np.full(3, comm.rank)
+        for timeout in (20, 20.5, 1e9, None):
+            assert all_reduce(x, timeout=timeout) is x
+            x[:] = comm.rank
+            barrier(timeout=timeout)
+        assert asked == []
+        # Nothing of these is sent: the method words what is wrong with them.
+        wrong = [0, -1, 0.0, float("nan"), float("inf"), 1e9 + 1, 10**400, "1", True, np.float64(1)]
+        for timeout in wrong:
+            all_reduce(x, timeout=timeout)
+        assert [str(each) for each in asked] == [str(each) for each in wrong]
+        if comm.rank == 0:
+            with pytest.raises(gr.TimedOut, match=r"within its timeout of 0\.05 s"):
+                comm.barrier(timeout=0.05)
+
+    fresh_world(SIZE, transport).run(reduce)
 
 
 def test_an_all_reduce_into_another_array_needs_no_python(world: GetWorld, transport: str) -> None:
