@@ -4,6 +4,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/threads.h"
 #include "collectives/turn_wait.h"
 #include "transport/forks.h"
 
@@ -174,10 +175,11 @@ std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
   if (queue_.size() >= limits::kQueuedWorks)
     throw InvalidArgument(
         str(limits::kQueuedWorks, " asynchronous operations are waiting already; wait() for some"));
+  // First, as it may fail: nobody would take up what is queued already.
+  if (!progress_.joinable()) progress_ = start_thread("progress", [this] { run_progress(); });
   queue_.push_back(work);
   ++submitted_;
   has_queue_.store(true, std::memory_order_relaxed);
-  if (!progress_.joinable()) progress_ = std::thread([this] { run_progress(); });
   queue_filled_.notify_one();
   return work;
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/threads.h"
 #include "collectives/communicator.h"
 
 namespace gradring::collectives {
@@ -26,13 +28,15 @@ PointToPoint::PointToPoint(std::shared_ptr<transport::World> world,
       peers_(group->members.size()) {}
 
 void PointToPoint::stop() {
+  std::thread thread;  // Of several that close, one takes it.
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
+    thread = std::move(thread_);
     changed_.notify_all();
   }
   group_->wake();
-  if (thread_.joinable()) thread_.join();
+  if (thread.joinable()) thread.join();
   const std::lock_guard seat(drive_);
   fail_all(group_->failure());
   mesh_.hang_up();
@@ -46,6 +50,9 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
       transfer->is_done = true;
       return;
     }
+    // First, as it may fail: nobody would see through what is posted already.
+    if (in_background && !thread_.joinable() && !is_stopping_)
+      thread_ = start_thread("messages", [this] { run_background(); });
     posted_.push_back(transfer);
     transfer->record = logbook_->messages.begin(transfer->call, 0);
     if (transfer->record != nullptr) {
@@ -59,13 +66,15 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
     }
     transfer->is_given = in_background && !transfer->is_recv;
     if (transfer->is_given) ++given_;
-    if (in_background) {
-      ++background_;
-      if (!thread_.joinable()) thread_ = std::thread([this] { run_background(); });
-    }
+    if (in_background) ++background_;
     changed_.notify_all();
   }
   group_->wake();  // Whoever drives may be asleep and has to look at the new transfer.
+}
+
+std::uint64_t PointToPoint::moved_bytes() const {
+  return pushed_bytes_.load(std::memory_order_relaxed) +
+         pulled_bytes_.load(std::memory_order_relaxed);
 }
 
 bool PointToPoint::is_done(const Transfer& transfer) const {
@@ -76,6 +85,7 @@ bool PointToPoint::is_done(const Transfer& transfer) const {
 void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeout,
                         bool interruptible) {
   transport::Idle idle(*group_, timeout, interruptible);
+  std::uint64_t seen_bytes = moved_bytes();
   while (!is_done(*transfer)) {
     std::unique_lock seat(drive_, std::try_to_lock);
     try {
@@ -85,6 +95,8 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
         changed_.wait_for(lock, Millis{5}, [&] { return transfer->is_done; });
         if (transfer->is_done) break;
         lock.unlock();
+        // Who has the seat moves everybody's messages.
+        if (std::exchange(seen_bytes, moved_bytes()) != seen_bytes) idle.reset();
         idle.check();
         if (interruptible) transport::run_interrupt_check();
         continue;
@@ -258,6 +270,7 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
   const transport::Io io =
       link->recv_some({}, std::span(data + peer.received, std::min(left, kMessageTurnBytes)));
   peer.received += io.bytes;
+  pulled_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
   if (peer.target && peer.target->record != nullptr)
     peer.target->record->set_moved(0, peer.received);
   if (peer.received == peer.arriving.bytes)
@@ -271,6 +284,7 @@ bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
   const transport::Io io =
       link.recv_some(std::span(peer.in_header).subspan(peer.in_header_bytes), {});
   peer.in_header_bytes += io.bytes;
+  pulled_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
   if (io.closed) peer.is_closed = true;
   if (peer.in_header_bytes < wire::kOpHeaderBytes) return io.bytes > 0;
   peer.arriving = wire::decode_op_header(peer.in_header);
@@ -334,37 +348,6 @@ std::shared_ptr<const Transfer> PointToPoint::oldest() const {
   none->is_recv = true;
   none->call.op = OpKind::kRecv;
   return none;
-}
-
-// Of a transfer's payload. Under the seat.
-std::uint64_t PointToPoint::moved(const Peer& peer, const Transfer& transfer) {
-  if (transfer.is_recv) return peer.target.get() == &transfer ? peer.received : 0;
-  const bool is_next = !peer.sends.empty() && peer.sends.front().get() == &transfer;
-  return is_next ? peer.sent - std::min<std::uint64_t>(peer.sent, wire::kOpHeaderBytes) : 0;
-}
-
-// What can be told while another thread has the seat.
-std::string PointToPoint::describe_moved(const Transfer& transfer) const {
-  const std::lock_guard lock(mutex_);
-  if (transfer.is_done || transfer.record == nullptr) return "";
-  return str("; ", transfer.is_recv ? transfer.record->received() : transfer.record->sent(), " of ",
-             transfer.bytes, " bytes ", transfer.is_recv ? "received" : "sent", ", tag ",
-             transfer.tag);
-}
-
-std::string PointToPoint::describe_wait(const Transfer& transfer) const {
-  if (transfer.peer < 0)
-    return transfer.is_recv ? str("; from any rank, tag ", transfer.tag) : std::string();
-  const Peer& peer = peers_[static_cast<std::size_t>(transfer.peer)];
-  const Rank member = group_->members[static_cast<std::size_t>(transfer.peer)];
-  std::string text = str("; ", moved(peer, transfer), " of ", transfer.bytes, " bytes ",
-                         transfer.is_recv ? "received from " : "sent to ", world_->describe(member),
-                         ", tag ", transfer.tag);
-  if (transfer.is_recv && is_stuck(peer))
-    text +=
-        str("; its next message has tag ", peer.arriving.tag, ", nobody has asked for that, and ",
-            peer.unexpected_bytes, " bytes of earlier ones wait already");
-  return text;
 }
 
 void PointToPoint::collect_interests() {

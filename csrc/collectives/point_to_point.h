@@ -114,6 +114,7 @@ class PointToPoint {
   std::string describe_wait(const Transfer& transfer) const;
   void collect_interests();
   bool has_active() const;
+  std::uint64_t moved_bytes() const;
   bool linger_a_moment();
   void run_background();
 
@@ -129,7 +130,9 @@ class PointToPoint {
   std::uint64_t posted_count_ = 0;
   std::vector<transport::Interest> interests_;
 
-  std::atomic<std::uint64_t> pushed_bytes_{0};  // By sends; counted under the seat.
+  // By sends, and by receives; headers too. Counted under the seat.
+  std::atomic<std::uint64_t> pushed_bytes_{0};
+  std::atomic<std::uint64_t> pulled_bytes_{0};
 
   mutable std::mutex mutex_;  // Guards posted_, flags of transfers and the background thread's.
   std::condition_variable changed_;

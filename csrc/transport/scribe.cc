@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "base/log.h"
+#include "base/threads.h"
+
 namespace gradring::transport {
 namespace {
 
@@ -12,8 +15,14 @@ constexpr std::size_t kJobsWaiting = 256;
 void Scribe::post(std::function<void()> job) {
   const std::lock_guard lock(mutex_);
   if (is_stopping_ || jobs_.size() >= kJobsWaiting) return;
+  try {
+    if (!thread_.joinable()) thread_ = start_thread("scribe", [this] { run(); });
+  } catch (const DeviceError& error) {
+    // A record is lost. It is the monitor that posts most of them, and the job needs that.
+    log_warning_once(-1, "scribe", error.what());
+    return;
+  }
   jobs_.push_back(std::move(job));
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   changed_.notify_one();
 }
 
