@@ -10,20 +10,26 @@ namespace {
 
 constexpr Millis kLocalTime{2000};  // For a member of this host whose queue is full.
 
+Knock::Outcome outcome_of(int error) {
+  if (error == ECONNREFUSED) return Knock::Outcome::kRefused;
+  return is_shortage(error) ? Knock::Outcome::kHere : Knock::Outcome::kBroken;
+}
+
 }  // namespace
 
 Knock::Knock(const wire::Member& member, const std::string& secret, const Intro& intro)
     : to_(intro.to), handshake_(secret, random_nonce(), intro), out_(handshake_.hello()) {
   if (intro.purpose == Purpose::kSharedLink || intro.purpose == Purpose::kSegment) {
     std::string why;
-    fd_ = connect_unix(member.unix_name, Clock::now() + kLocalTime, why);
+    int error = 0;
+    fd_ = connect_unix(member.unix_name, Clock::now() + kLocalTime, why, &error);
     is_connected_ = static_cast<bool>(fd_);
-    if (!fd_) fail(Outcome::kBroken, why);
+    if (!fd_) fail(is_shortage(error) ? Outcome::kHere : Outcome::kBroken, why);
     return;
   }
   int error = 0;
   fd_ = begin_connect_tcp(parse_host_port(member.tcp_address), error);
-  if (!fd_) fail(error == ECONNREFUSED ? Outcome::kRefused : Outcome::kBroken, errno_text(error));
+  if (!fd_) fail(outcome_of(error), errno_text(error));
 }
 
 Knock::Outcome Knock::fail(Outcome outcome, const std::string& why) {
@@ -43,8 +49,7 @@ Knock::Outcome Knock::advance() {
     pollfd entry = wants();
     if (::poll(&entry, 1, 0) <= 0) return outcome_;
     const int error = connect_error(fd_.get());
-    if (error == ECONNREFUSED) return fail(Outcome::kRefused, errno_text(error));
-    if (error != 0) return fail(Outcome::kBroken, errno_text(error));
+    if (error != 0) return fail(outcome_of(error), errno_text(error));
     is_connected_ = true;
   }
   try {

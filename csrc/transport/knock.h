@@ -20,6 +20,7 @@ class Knock {
     kWaiting,
     kThrough,
     kRefused,  // Nobody of this job listens there: that process has ended.
+    kHere,     // This process has no descriptor or memory left for one; why() says which.
     kBroken,   // Anything else; why() says what. Another try may do better.
   };
 

@@ -70,6 +70,8 @@ Fd recv_fd(int socket, Time deadline) {
     if (!wait_readable(socket, deadline)) throw TimedOut("receiving a descriptor: no answer");
   }
   std::vector<Fd> passed = passed_with(message);
+  if (passed.empty() && (message.msg_flags & MSG_CTRUNC) != 0)
+    throw DeviceError("this process can take no descriptor that is passed to it; see ulimit -n");
   if (passed.size() != 1 || (message.msg_flags & MSG_CTRUNC) != 0)
     throw ProtocolError("a message that should carry one descriptor does not");
   return std::move(passed.front());

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/host.h"
+#include "transport/resolve.h"
 
 namespace gradring::transport {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 constexpr Millis kRetryPause{50};
 constexpr Millis kShortestTry{200};
 constexpr Millis kLookPause{50};
+constexpr int kBacklog = 1024;
 
 std::string hex(const wire::SessionId& session) {
   static constexpr char kDigits[] = "0123456789abcdef";
@@ -142,11 +144,35 @@ void send_payload(int fd, std::span<const std::byte> payload, Time deadline) {
   send_all(fd, payload, deadline);
 }
 
+// `host` is where the rendezvous leads from here. A name may mean loopback on its own host, as
+// Debian's 127.0.1.1, and an address that others reach elsewhere: then all addresses.
+Fd listen_for_ranks(const JoinOptions& options, const std::string& host, int port) {
+  const std::string& name = options.rendezvous.host;
+  const bool is_name = name != "localhost" && !resolve({name, 0}, AI_NUMERICHOST);
+  if (options.interface.empty() && is_name && is_loopback(host))
+    return listen_everywhere(port, kBacklog);
+  return listen_tcp(options.interface.empty() ? host : interface_address(options.interface), port,
+                    kBacklog);
+}
+
+// Ranks that came over loopback are on this host: others reach them where they have reached us.
+void give_outward_addresses(Meeting& meeting) {
+  std::string outward;
+  for (const auto& [rank, control] : meeting.controls)
+    if (const std::string here = local_address(control.get()).host; !is_loopback(here))
+      outward = here;
+  if (outward.empty()) return;
+  for (const auto& [rank, control] : meeting.controls) {
+    std::string& address = meeting.members[static_cast<std::size_t>(rank)].tcp_address;
+    const HostPort own = parse_host_port(address);
+    if (is_loopback(own.host)) address = to_text({outward, own.port});
+  }
+}
+
 Meeting host_meeting(const JoinOptions& options) {
-  const std::string host =
-      options.interface.empty() ? options.rendezvous.host : interface_address(options.interface);
-  Fd listener = options.listen_fd >= 0 ? adopt_listener(options.listen_fd)
-                                       : listen_tcp(host, options.rendezvous.port, 1024);
+  Fd listener = options.listen_fd >= 0
+                    ? adopt_listener(options.listen_fd)
+                    : listen_for_ranks(options, options.rendezvous.host, options.rendezvous.port);
   HostPort address = options.rendezvous;
   address.port = local_port(listener.get());
   Meeting meeting;
@@ -176,6 +202,7 @@ Meeting host_meeting(const JoinOptions& options) {
     forget_dead(meeting);
     next_look = Clock::now() + kLookPause;
   }
+  give_outward_addresses(meeting);
   // Encoded once: it is as long as there are ranks to send it to.
   const std::vector<std::byte> welcome =
       wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
@@ -221,7 +248,7 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   Fd control = find_host(options, deadline);
   const std::string host = options.interface.empty() ? local_address(control.get()).host
                                                      : interface_address(options.interface);
-  Fd listener = listen_tcp(host, 0, 1024);
+  Fd listener = listen_for_ranks(options, host, 0);
   const wire::Member self = describe_self(options, to_text({host, local_port(listener.get())}));
   Meeting meeting;
   meeting.door = open_door(options, std::move(listener), self);

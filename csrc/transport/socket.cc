@@ -84,6 +84,10 @@ std::string errno_text(int error) {
   return std::strerror(error);
 }
 
+bool is_shortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 HostPort parse_host_port(const std::string& text) {
   const auto colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0)
@@ -130,6 +134,7 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
     Fd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) continue;
     set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    if (entry->ai_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
     start_unpaced(fd.get());
     if (::bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(fd.get(), backlog) == 0)
@@ -137,6 +142,14 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
     why = errno_text(errno);
   }
   throw InvalidArgument(str("cannot listen on ", to_text({host, port}), ": ", why));
+}
+
+Fd listen_everywhere(int port, int backlog) {
+  try {
+    return listen_tcp("::", port, backlog);
+  } catch (const InvalidArgument&) {
+    return listen_tcp("0.0.0.0", port, backlog);  // Without IPv6. Or it says what is wrong.
+  }
 }
 
 Fd adopt_listener(int fd) {
@@ -240,15 +253,17 @@ bool has_hung_up(int fd) {
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-Fd connect_unix(const std::string& name, Time deadline, std::string& why) {
+Fd connect_unix(const std::string& name, Time deadline, std::string& why, int* error) {
   socklen_t length = 0;
   const sockaddr_un address = unix_address(name, length);
+  const auto fail = [&](int number) {
+    why = errno_text(number);
+    if (error != nullptr) *error = number;
+    return Fd();
+  };
   // Blocking: a full backlog waits for the acceptor.
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) {
-    why = errno_text(errno);
-    return {};
-  }
+  if (!fd) return fail(errno);
   while (true) {
     const auto left =
         std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
@@ -262,8 +277,7 @@ Fd connect_unix(const std::string& name, Time deadline, std::string& why) {
     if (errno == EINTR) {
       run_interrupt_check();
     } else if (errno != EAGAIN) {
-      why = errno_text(errno);
-      return {};
+      return fail(errno);
     }
   }
   ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);

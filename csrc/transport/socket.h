@@ -31,7 +31,8 @@ bool is_loopback(const std::string& host);  // Resolves to 127.0.0.0/8 or ::1 on
 
 Fd listen_tcp(const std::string& host, int port,
               int backlog);  // Port 0: any. Throws InvalidArgument with the reason.
-Fd adopt_listener(int fd);   // An inherited listening socket; takes ownership.
+Fd listen_everywhere(int port, int backlog);  // On all addresses of this host.
+Fd adopt_listener(int fd);                    // An inherited listening socket; takes ownership.
 Fd listen_unix(const std::string& name, int backlog);  // Abstract name.
 int local_port(int fd);
 HostPort local_address(int fd);
@@ -46,12 +47,14 @@ Fd accept_one(int listener, int* error = nullptr);
 // nowhere, as an IPv6 address does behind many a firewall.
 Fd connect_tcp(const HostPort& to, Time deadline, std::string& why);
 Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why);
-Fd connect_unix(const std::string& name, Time deadline, std::string& why);
+Fd connect_unix(const std::string& name, Time deadline, std::string& why, int* error = nullptr);
 // The same without waiting, to a numeric address: the connection is there, or has failed, when the
 // socket is writable; connect_error then says which (0: it is there).
 Fd begin_connect_tcp(const HostPort& to, int& error);
 int connect_error(int fd);
 std::string errno_text(int error);
+// Whether it says that this process or machine has no descriptors or memory left.
+bool is_shortage(int error);
 // Whether the other end has closed its half, also behind bytes that are still to be read.
 bool has_hung_up(int fd);
 

@@ -178,6 +178,9 @@ Fd World::open(Group& group, const Intro& intro, const Limit& limit) const {
   while (true) {
     const Knock::Outcome outcome = knock.advance();
     if (outcome == Knock::Outcome::kThrough) return knock.take();
+    if (outcome == Knock::Outcome::kHere)
+      throw DeviceError(str(describe(rank()), " can open no connection to ", describe(peer), ": ",
+                            knock.why(), "; see its ulimit -n"));
     if (outcome != Knock::Outcome::kWaiting) {
       const auto left = group.left(peer);
       throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", knock.why()));

@@ -67,7 +67,7 @@ class ProtocolError(Error, ConnectionError):
 
 
 class DeviceError(Error, RuntimeError):
-    """CUDA or NCCL refused a call; the message holds the call and its own text."""
+    """CUDA, NCCL or this machine (descriptors, threads, a disk) refused a call; says which."""
 
 
 class Closed(Error, RuntimeError):

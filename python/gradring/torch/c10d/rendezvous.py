@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import secrets
@@ -65,8 +66,7 @@ def meet(store: Any, key: str, rank: int, world_size: int, timeout: float) -> Co
 
 def _host(store: Any, key: str, world_size: int, settings: config.Settings) -> Communicator:
     host = _listen_host(store, settings.interface, world_size)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as server:
+    with _listening(host) as server:
         address = format_address(host, server.getsockname()[1])
         source = _secret_source(host)
         word = secrets.token_hex(32)
@@ -109,7 +109,23 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
         return _LOOPBACK  # All ranks are on this host.
     if is_loopback(store_host):
         return _LOOPBACK
-    return machine.route_source(store_host, 1) or _LOOPBACK
+    here = machine.route_source(store_host, 1) or _LOOPBACK
+    # The store is on this host, and its name means loopback here (127.0.1.1 on Debian). Elsewhere
+    # it leads to this host.
+    return store_host if is_loopback(here) else here
+
+
+def _listening(host: str) -> socket.socket:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # A name: all addresses.
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        return socket.create_server(
+            ("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual
+        )
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
 
 
 def _store_host(store: Any) -> str | None:
