@@ -98,7 +98,7 @@ def find(variables: Variables) -> Launcher | None:
         return TORCHRUN if variables.has("TORCHELASTIC_RUN_ID") else TORCH_VARIABLES
     if variables.has(OPEN_MPI.rank, OPEN_MPI.world_size):
         return OPEN_MPI
-    if variables.has(PMI.rank, PMI.world_size):
+    if variables.has(PMI.rank, PMI.world_size) and not slurm.speaks_pmi(variables.values):
         return PMI
     if slurm.is_task(variables.values):
         return SLURM
@@ -132,12 +132,17 @@ def _torchrun(variables: Variables, is_single_host: bool) -> tuple[str, int]:
 def _mpi(variables: Variables, is_single_host: bool) -> tuple[str, int]:
     if variables.has("MASTER_ADDR", "MASTER_PORT"):
         return _master(variables, is_single_host)
+    name = job_name(variables, (*OPEN_MPI.job, *PMI.job))
     if is_single_host:
-        identity = job_name(variables, (*OPEN_MPI.job, *PMI.job)) or mpich.launcher_identity()
+        identity = name or mpich.launcher_identity()
         if identity:
             return LOOPBACK, derived_port(identity)
-    if slurm.names_hosts(variables.values):
-        return _slurm_nodes(variables)
+    job = variables.get("SLURM_JOB_ID")
+    # Of the job, not of a step: mpirun starts its daemons with an srun on all nodes but its own,
+    # so on those the ranks see that step, and on the first node they see none.
+    if job and variables.get("SLURM_JOB_NODELIST"):
+        host = slurm.first_host(variables.values, ("SLURM_JOB_NODELIST",))
+        return host, derived_port(f"{job} {name}")
     raise InvalidArgument(
         "this MPI launcher does not say where the ranks can meet; set "
         "GRADRING_RENDEZVOUS=HOST:PORT (or MASTER_ADDR and MASTER_PORT), a free port on rank 0's "

@@ -6,7 +6,7 @@ Pure text and numbers; `gradring.launchers` is the only reader.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gradring.errors import InvalidArgument
 
@@ -23,15 +23,32 @@ _NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 # What `first_host` and `port_offset` read.
 MEETING_VARIABLES = (*_NODE_LISTS, "SLURM_JOB_ID", "SLURM_STEP_ID")
 
+# Slurm's numbers above this (SLURM_MAX_NORMAL_STEP_ID) are of no srun: the batch script, the shell
+# of salloc, the daemon of a job's containers.
+_LAST_STEP_ID = 0xFFFFFFF0
+
 
 def is_task(environ: Mapping[str, str]) -> bool:
     """Tell whether srun started this process.
 
-    A batch script carries SLURM_PROCID=0 too, though nobody started the other tasks; it is not a
-    rank.
+    A batch script carries SLURM_PROCID=0 too, and so does the shell of salloc, though nobody
+    started the other tasks; they are no ranks.
     """
-    is_batch_script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
-    return "SLURM_PROCID" in environ and not is_batch_script
+    step = environ.get("SLURM_STEP_ID", "")
+    is_batch_script = environ.get("ENVIRONMENT") == "BATCH" and not step
+    is_srun = not (step.isdigit() and int(step) > _LAST_STEP_ID)
+    return "SLURM_PROCID" in environ and is_srun and not is_batch_script
+
+
+def speaks_pmi(environ: Mapping[str, str]) -> bool:
+    """Tell whether srun itself has set this task's PMI variables (``--mpi=pmi2``).
+
+    Where MPICH's mpiexec runs inside a job, its proxies are srun's tasks, and what they start
+    inherits their SLURM_PROCID; but that has MPI_LOCALRANKID too.
+    """
+    is_own = environ.get("PMI_RANK") == environ.get("SLURM_PROCID")
+    is_whole = environ.get("PMI_SIZE") == environ.get("SLURM_NTASKS")
+    return is_task(environ) and is_own and is_whole and "MPI_LOCALRANKID" not in environ
 
 
 def local_tasks(environ: Mapping[str, str]) -> int | None:
@@ -64,18 +81,17 @@ def task_counts(text: str) -> list[int]:
     return counts
 
 
-def names_hosts(environ: Mapping[str, str]) -> bool:
-    """Tell whether the variables that `first_host` and `port_offset` read are there."""
-    return any(name in environ for name in _NODE_LISTS) and "SLURM_JOB_ID" in environ
-
-
-def first_host(environ: Mapping[str, str]) -> str:
+def first_host(environ: Mapping[str, str], names: Sequence[str] = _NODE_LISTS) -> str:
     """Return the name of the node that runs task 0.
+
+    Args:
+        environ: The environment.
+        names: The variables with a list of nodes; the first that is set counts.
 
     Raises:
         InvalidArgument: The node list is empty or cannot be read.
     """
-    text = next((environ[name] for name in _NODE_LISTS if name in environ), "")
+    text = next((environ[name] for name in names if name in environ), "")
     hosts = expand_hostlist(text)
     if not hosts:
         raise InvalidArgument(f"SLURM_JOB_NODELIST={text!r} names no host")

@@ -155,10 +155,19 @@ def test_open_mpi_on_several_hosts_says_what_it_lacks() -> None:
 
 
 def test_mpi_inside_a_slurm_job_meets_on_its_first_node() -> None:
-    spread = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", **SLURM}
-    role = discover(spread)
-    assert role is not None
-    assert (role.source, role.rendezvous) == ("Open MPI", "node08:24567")
+    # The batch script's environment, and that of mpirun's daemons: srun started those, on the other
+    # nodes.
+    job = {name: SLURM[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")}
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[09-10]", "SLURM_PROCID": "0"}
+    spread = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", **job}
+    roles = [discover(spread), discover({**spread, **step})]
+    assert [role.source for role in roles if role] == ["Open MPI"] * 2
+    first, other = (role.rendezvous for role in roles if role)
+    assert first == other
+    assert first.startswith("node08:2")
+    another = discover({**spread, "PMIX_NAMESPACE": "prterun-1@2"})
+    assert another is not None
+    assert another.rendezvous != first  # A second mpirun of the job.
 
 
 def test_mpich_ranks_of_one_mpiexec_find_the_same_name_and_others_another(tmp_path: Path) -> None:
@@ -199,7 +208,24 @@ def test_a_slurm_batch_script_is_no_rank_but_its_steps_are() -> None:
     del script["SLURM_STEP_ID"]
     assert discover(script) is None
     assert discover({**script, "SLURM_STEP_ID": "0"}) is not None
-    assert discover({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}) is None  # A shell inside salloc.
+    # Shells inside salloc: as it always was, and where Slurm runs them on the first node.
+    assert discover({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}) is None
+    shell = {**script, "ENVIRONMENT": "INTERACTIVE", "SLURM_STEP_ID": "4294967290"}
+    assert discover(shell) is None
+
+
+def test_srun_that_speaks_pmi_is_slurm_and_mpiexec_inside_a_job_is_not() -> None:
+    tasks = {**SLURM, "PMI_RANK": SLURM["SLURM_PROCID"], "PMI_SIZE": SLURM["SLURM_NTASKS"]}
+    role, plain = discover(tasks), discover(SLURM)
+    assert role is not None
+    assert plain is not None
+    assert (role.source, role.rendezvous) == ("Slurm", plain.rendezvous)
+    assert (role.local_rank, role.local_world_size) == (plain.local_rank, plain.local_world_size)
+    # Of MPICH's: srun started the proxies only.
+    for more in ({"PMI_RANK": "4"}, {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}):
+        hydra = discover({**tasks, **more})
+        assert hydra is not None
+        assert hydra.source == "PMI"
 
 
 def test_precedence_is_ours_torchrun_open_mpi_pmi_slurm() -> None:
