@@ -371,6 +371,8 @@ void ShardLoop::sleep(Time now) {
   bool may_sleep = !has_posted_.load(std::memory_order_acquire);
   for (auto& [connection, guest] : guests_) {
     const bool reads = may_read(connection, guest);
+    // Whose end a poll would tell again and again, and who is heard when it may go on.
+    if (!reads && !guest.is_blocked) continue;
     may_sleep &= guest.link->prepare_sleep(reads, guest.is_blocked);
     polls.push_back({guest.link->fd(), guest.link->poll_events(reads, guest.is_blocked), 0});
   }

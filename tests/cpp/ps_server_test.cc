@@ -5,15 +5,17 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <ctime>
 #include <memory>
 #include <thread>
 
+#include "base/config.h"
 #include "ps/client.h"
 #include "ps/cut.h"
 #include "ps/dense_calls.h"
-#include "ps/partition.h"
 #include "ps/plain_call.h"
 #include "ps/row_calls.h"
+#include "support/ps_service.h"
 #include "transport/handshake.h"
 #include "transport/socket.h"
 
@@ -24,85 +26,8 @@ namespace {
 using namespace gradring::ps;
 using transport::TransportMode;
 
-constexpr Millis kTimeout{20000};
-const std::string kSecret = "of this test";
-
-struct Service {
-  std::vector<std::unique_ptr<Server>> servers;
-  std::vector<std::string> addresses;
-
-  Service(std::uint32_t count, std::uint32_t threads, TransportMode mode = TransportMode::kAuto) {
-    for (std::uint32_t index = 0; index < count; ++index) {
-      ServerOptions options;
-      options.threads = threads;
-      options.index = index;
-      options.servers = count;
-      options.secret = kSecret;
-      options.mode = mode;
-      servers.push_back(std::make_unique<Server>(options));
-      addresses.push_back(servers.back()->address());
-    }
-  }
-
-  std::unique_ptr<Client> connect(std::uint32_t number, TransportMode mode = TransportMode::kAuto,
-                                  Millis timeout = kTimeout) const {
-    ClientOptions options;
-    options.servers = addresses;
-    options.secret = kSecret;
-    options.client = number;
-    options.mode = mode;
-    options.timeout = timeout;
-    return std::make_unique<Client>(options);
-  }
-};
-
-std::shared_ptr<RemoteTable> make_table(Client& client, const TableSpec& spec) {
-  const auto call = std::make_shared<PlainCall>("make table");
-  wire::PsHeader header;
-  header.type = wire::PsType::kMakeTable;
-  Bytes head;
-  put(head, spec);
-  call->add_to_all(client.shards(), header, head);
-  client.run(call, kTimeout);
-  return std::make_shared<RemoteTable>(spec, client.shards());
-}
-
-TableSpec counts(std::uint32_t dim) {
-  TableSpec spec;
-  spec.name = "counts";
-  spec.dim = dim;
-  spec.rule.kind = kernels::RuleKind::kSum;
-  return spec;
-}
-
-std::vector<std::uint64_t> ids_of(std::size_t count, std::uint64_t distinct) {
-  std::vector<std::uint64_t> ids;
-  for (std::size_t at = 0; at < count; ++at) ids.push_back(mix_id(at * 7 % distinct));
-  return ids;
-}
-
-void push_ones(Client& client, const std::shared_ptr<RemoteTable>& table,
-               const std::vector<std::uint64_t>& ids) {
-  const std::vector<float> ones(ids.size() * table->spec.dim, 1.0f);
-  client.run(std::make_shared<PushCall>(
-                 std::vector<PushItem>{{table, ids, ones.data(), nullptr, {}}}, PushOptions{}),
-             kTimeout);
-}
-
-std::vector<float> pull(Client& client, const std::shared_ptr<RemoteTable>& table,
-                        const std::vector<std::uint64_t>& ids) {
-  std::vector<float> rows(ids.size() * table->spec.dim, -1.0f);
-  client.run(
-      std::make_shared<PullCall>(std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{}),
-      kTimeout);
-  return rows;
-}
-
-bool all_are(const std::vector<float>& values, float expected) {
-  for (const float value : values)
-    if (value != expected) return false;
-  return true;
-}
+constexpr Millis kTimeout = kServiceTimeout;
+const std::string kSecret = kServiceSecret;
 
 }  // namespace
 
@@ -360,6 +285,36 @@ TEST_CASE("closing ends what is under way") {
   CHECK(waiting->is_done());
   CHECK(waiting->failure().kind == ErrorKind::kClosed);
   CHECK_THROWS_AS(push_ones(*client, table, {1}), Closed);
+}
+
+TEST_CASE("a client that leaves more behind than is held for it keeps no processor busy") {
+  const Service service(1, 1);
+  auto client = service.connect(0, TransportMode::kShm);
+  const auto table = make_table(*client, counts(1));
+  const auto clock = std::make_shared<PlainCall>("clock");
+  wire::PsHeader header;
+  header.type = wire::PsType::kClock;
+  header.a = 5;
+  Bytes head;
+  put(head, ClockPayload{2, false, 1});
+  clock->add_to_all(client->shards(), header, head);
+  client->run(clock, kTimeout);
+  // At a gate that nobody opens.
+  const auto ids = ids_of(limits::kPsHeldBytes / sizeof(std::uint64_t) * 2 / 3, 1u << 30);
+  std::vector<float> rows(ids.size());
+  for (int nth = 0; nth < 2; ++nth)
+    client->start(std::make_shared<PullCall>(
+                      std::vector<PullItem>{{table, ids, rows.data()}},
+                      PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 60000, false}}),
+                  kTimeout);
+  const auto other = service.connect(1);
+  const auto others = make_table(*other, counts(1));
+  for (int nth = 0; nth < 200; ++nth) pull(*other, others, {1});  // It reads both meanwhile.
+  client.reset();
+  for (int nth = 0; nth < 20; ++nth) pull(*other, others, {1});
+  const std::clock_t before = std::clock();
+  std::this_thread::sleep_for(Millis{200});
+  CHECK(std::clock() - before < CLOCKS_PER_SEC / 10);
 }
 
 TEST_CASE("a cut reaches every shard's owner, and its files end the service") {
