@@ -121,6 +121,7 @@ void LogFolder::replay(Shard& shard) {
     load_snapshot(first);
   }
   const std::uint64_t last = replay_segments(first);
+  if (options_.fsync.kind != FsyncKind::kNone) sync_folder(folder_);
   remove_before(first);
   if (!found_.torn.empty())
     log_warning(
@@ -165,6 +166,7 @@ void LogFolder::load_snapshot(std::uint64_t number) {
                             "; nothing was loaded. Bring the file back, or load a checkpoint into "
                             "a server with an empty log folder"));
   }
+  make_durable(path, checker.bytes(), checker.bytes());
   shard_->commit_load(true);
   found_.next_record = found_.from_snapshot = checker.header().cut;
   last_snapshot_bytes_ = checker.bytes();
@@ -205,10 +207,12 @@ bool LogFolder::replay_segment(std::uint64_t number, bool is_last) {
   // Before the mark is cut off: should this end halfway, only the mark tells the next start that
   // they do not count.
   if (!goes_on) remove_after(number);
-  if (!has_header)
+  if (!has_header) {
     fs::remove(path);
-  else if (!reader.torn().empty() || !goes_on)
-    cut_off(path, good_bytes);
+    return goes_on;
+  }
+  if (!reader.torn().empty() || !goes_on) cut_off(path, good_bytes);
+  make_durable(path, reader.vouched(), good_bytes);
   return goes_on;
 }
 
@@ -316,12 +320,32 @@ void LogFolder::remove_before(std::uint64_t number) {
     if (snapshot < number) fs::remove(snapshot_path(snapshot));
 }
 
-// On the disk at once: a torn tail that came back before a later segment would stop the next start.
 void LogFolder::cut_off(const std::string& path, std::uint64_t bytes) {
   const transport::Fd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (!file || ::ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) fail(path, "cannot be cut");
-  if (options_.fsync.kind != FsyncKind::kNone && ::fsync(file.get()) != 0)
-    fail(path, "cannot be synced");
+}
+
+// Before anything is answered by it: a kill may have left it in the page cache only, or a server
+// without syncs has written it. What was not vouched for is written once more, as after a sync that
+// failed the kernel takes what it has for what is on the disk. Of what was cut off, that it is
+// gone: a torn tail that came back before a later segment would stop the next start.
+void LogFolder::make_durable(const std::string& path, std::uint64_t vouched, std::uint64_t bytes) {
+  if (options_.fsync.kind == FsyncKind::kNone) return;
+  const transport::Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) fail(path, "cannot be opened");
+  std::vector<std::byte> piece(kPieceBytes);
+  for (std::uint64_t at = vouched; at < bytes;) {
+    const std::size_t most = std::min<std::uint64_t>(piece.size(), bytes - at);
+    const ssize_t got = ::pread(file.get(), piece.data(), most, static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) fail(path, "cannot be read");
+    const auto count = static_cast<std::size_t>(got);
+    const ssize_t wrote = ::pwrite(file.get(), piece.data(), count, static_cast<off_t>(at));
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) fail(path, "cannot be written");
+    at += static_cast<std::uint64_t>(wrote);
+  }
+  if (::fdatasync(file.get()) != 0) fail(path, "cannot be synced");
 }
 
 // Segments of a load that is taken back.

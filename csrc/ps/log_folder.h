@@ -70,6 +70,7 @@ class LogFolder final : public Journal {
   void finish_snapshot();
   void remove_before(std::uint64_t number);
   void cut_off(const std::string& path, std::uint64_t bytes);
+  void make_durable(const std::string& path, std::uint64_t vouched, std::uint64_t bytes);
   void remove_after(std::uint64_t number);
   void write_blocks(std::span<const std::byte> bytes);
 

@@ -107,6 +107,7 @@ bool LogReader::read_batch() {
     throw ProtocolError(str("log: ", path_, " is damaged at byte ", at_, ": record ", next_record_,
                             " should come and ", raw.first_record, " does"));
   batch_begin_ = at_;
+  vouched_ = std::min(raw.vouched, at_);
   at_ += sizeof raw + raw.body_bytes;
   next_record_ += raw.records;
   batch_at_ = 0;

@@ -37,6 +37,8 @@ class LogReader {
   // ("" if there are none).
   std::uint64_t good_bytes() const { return at_; }
   const std::string& torn() const { return torn_; }
+  // Of them, how many were as durable as promised before the last good batch was written.
+  std::uint64_t vouched() const { return vouched_; }
   // Where the last record's batch begins in the file.
   std::uint64_t batch_begin() const { return batch_begin_; }
   std::uint64_t next_record() const { return next_record_; }
@@ -61,6 +63,7 @@ class LogReader {
   std::uint64_t next_record_ = 0;
   std::uint64_t batch_begin_ = 0;
   std::uint64_t at_ = 0;  // Behind the last good batch.
+  std::uint64_t vouched_ = 0;
   std::string torn_;
   Bytes batch_;
   std::size_t batch_at_ = 0;
