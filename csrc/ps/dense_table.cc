@@ -124,7 +124,7 @@ void DenseTable::load_piece(std::span<const std::byte> piece) {
                               ", or is another table's"));
     const std::uint64_t begin = std::max(head.begin, range_.begin);
     const std::uint64_t end = std::min(head.begin + taken, range_.end);
-    steps_ = std::max(steps_, head.steps);
+    steps_ = std::max(least_steps_, head.steps);
     stamp_ = std::max(stamp_, head.stamp);
     if (begin >= end) continue;
     const std::byte* from = record.body.data() + sizeof head + (begin - head.begin) * sizeof(float);

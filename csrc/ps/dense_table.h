@@ -38,8 +38,11 @@ class DenseTable {
   void begin_snapshot(std::uint64_t since);
   bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
   void end_snapshot();
-  // Pieces may come from tables with other ranges; what is not ours is left out.
+  // Pieces may come from tables with other ranges; what is not ours is left out. Those of one table
+  // follow each other: the last one's count of steps holds, and of several tables the largest.
   void load_piece(std::span<const std::byte> piece);
+  // The pieces of another table follow.
+  void begin_next_load() { least_steps_ = steps_; }
 
  private:
   TableSpec spec_;
@@ -47,6 +50,7 @@ class DenseTable {
   std::vector<float> weights_;
   std::vector<float> state_;  // Whole fields one after the other, each as long as weights_.
   std::uint64_t steps_ = 0;
+  std::uint64_t least_steps_ = 0;  // Of the tables that were loaded.
   std::uint64_t stamp_ = 0;
   std::vector<std::byte> snapshot_;  // What is still to be read out.
   std::size_t snapshot_at_ = 0;

@@ -135,7 +135,7 @@ void Shard::begin_load(std::uint64_t staging) {
       throw Closed("the client that wanted to load a checkpoint was lost");
   }
   impl_->loading.emplace(Impl::Loading{
-      staging, client, Store(impl_->options.shard, impl_->options.shards), false, {}, {}});
+      staging, client, Store(impl_->options.shard, impl_->options.shards), false, {}, {}, {}, {}});
 }
 
 void Shard::abandon_load(std::uint64_t staging) {
@@ -161,6 +161,16 @@ void Shard::load_piece(std::span<const std::byte> piece, std::uint64_t staging) 
   }
 }
 
+// Steps of a table may go back between two files of a shard, when somebody has written its state.
+void Shard::Impl::begin_source(std::uint32_t shard) {
+  if (loading->source == shard) return;
+  loading->source = shard;
+  for (auto& [id, table] : loading->store.all()) {
+    loading->least_steps[id] = table.steps;
+    if (table.dense) table.dense->begin_next_load();
+  }
+}
+
 void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
                               std::span<const std::byte> payload) {
   wire::Reader in(payload);
@@ -169,6 +179,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
       const auto shard = in.get<std::uint32_t>();
       const auto shards = in.get<std::uint32_t>();
       loading->is_same_layout = shard == options.shard && shards == options.shards;
+      begin_source(shard);
       in.get<std::uint64_t>();  // The lineage of who wrote it.
       // Files of before have no tick here.
       if (in.left() > 0)
@@ -202,7 +213,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
       Table& table = loading->store.make(saved.made);
       loading->store.set_rule(table, saved.rule);
       table.pushes = std::max(table.pushes, before.pushes);
-      table.steps = std::max(table.steps, before.steps);
+      table.steps = std::max(loading->least_steps[table_id(saved.made.name)], before.steps);
       if (!loading->is_same_layout) return;
       table.rows_pushed = before.rows_pushed;
       table.rows_pulled = before.rows_pulled;

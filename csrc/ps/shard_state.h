@@ -74,6 +74,9 @@ struct Shard::Impl {
     std::optional<std::uint32_t> client;  // Whose it is, but for the owner's.
     Store store;
     bool is_same_layout = false;  // Of the file that is being read.
+    // Whose it is. Files of one shard follow each other, and a later one says what holds.
+    std::optional<std::uint32_t> source;
+    std::map<std::uint64_t, std::uint64_t> least_steps;  // By table, of the shards before it.
     // Parsed as they come: what makes no sense is refused before anything is taken over.
     ClientTable clients;
     std::map<std::uint64_t, Domain> domains;
@@ -143,6 +146,7 @@ struct Shard::Impl {
   // shard_snapshot.cc
   std::deque<Bytes> front_of_snapshot() const;
   Loading& loading_of(std::uint64_t staging);
+  void begin_source(std::uint32_t shard);
   void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
 
   ShardOptions options;
