@@ -129,6 +129,12 @@ void register_ps_server(py::module_& module) {
           py::arg("shard"), py::arg("staging"))
       .def("load_piece", &load_piece, py::arg("shard"), py::arg("staging"), py::arg("piece"))
       .def(
+          "prepare_load",
+          [](Server& self, std::uint32_t shard, std::uint64_t staging) {
+            ask(self, shard, [&](Shard& owner) { owner.prepare_load(staging); });
+          },
+          py::arg("shard"), py::arg("staging"))
+      .def(
           "commit_load",
           [](Server& self, std::uint32_t shard, std::uint64_t staging) {
             ask(self, shard, [&](Shard& owner) { owner.commit_load(false, staging); });

@@ -127,10 +127,13 @@ class Shard {
   // workers begin new domains. Throws ProtocolError on nonsense.
   // `staging`: the number of the job (Job::cut) that asked for it, which ends with its client; or
   // kOwnLoad, the owner's. One at a time: begin_load throws InvalidArgument where there is another,
-  // the others throw Closed where there is none (any more).
+  // the others throw Closed where there is none (any more). After prepare_load it outlasts that its
+  // client is away for long: when all shards have said so they can be told to commit. If that
+  // client never comes back, the next begin_load takes its place.
   static constexpr std::uint64_t kOwnLoad = 0;
   void begin_load(std::uint64_t staging = kOwnLoad);
   void load_piece(std::span<const std::byte> piece, std::uint64_t staging = kOwnLoad);
+  void prepare_load(std::uint64_t staging);
   void commit_load(bool is_recovery, std::uint64_t staging = kOwnLoad);
   void abandon_load(std::uint64_t staging = kOwnLoad);
 

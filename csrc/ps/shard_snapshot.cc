@@ -124,22 +124,38 @@ void Shard::Impl::end_snapshot() {
 }
 
 void Shard::begin_load(std::uint64_t staging) {
-  if (impl_->loading && impl_->loading->staging != staging)
+  if (impl_->loading && impl_->loading->staging != staging &&
+      !impl_->is_left_behind(*impl_->loading))
     throw InvalidArgument(
         "another load of a checkpoint is under way: load it once, from one worker");
   std::optional<std::uint32_t> client;
+  std::uint64_t incarnation = 0;
   if (staging != kOwnLoad) {
     client = impl_->who_asked_for(staging);
     const ClientState* state = client ? impl_->clients.find(*client) : nullptr;
     if (state == nullptr || state->is_given_up)
       throw Closed("the client that wanted to load a checkpoint was lost");
+    incarnation = state->incarnation;
   }
-  impl_->loading.emplace(Impl::Loading{
-      staging, client, Store(impl_->options.shard, impl_->options.shards), false, {}, {}, {}, {}});
+  Impl::Loading& fresh = impl_->loading.emplace(Store(impl_->options.shard, impl_->options.shards));
+  fresh.staging = staging;
+  fresh.client = client;
+  fresh.incarnation = incarnation;
+}
+
+void Shard::prepare_load(std::uint64_t staging) {
+  impl_->loading_of(staging).is_prepared = true;
 }
 
 void Shard::abandon_load(std::uint64_t staging) {
   if (impl_->loading && impl_->loading->staging == staging) impl_->loading.reset();
+}
+
+// Whose it is was given up, or is another process by now.
+bool Shard::Impl::is_left_behind(const Loading& load) {
+  if (!load.client) return false;
+  const ClientState* state = clients.find(*load.client);
+  return state == nullptr || state->is_given_up || state->incarnation != load.incarnation;
 }
 
 Shard::Impl::Loading& Shard::Impl::loading_of(std::uint64_t staging) {

@@ -70,8 +70,11 @@ struct Shard::Impl {
   };
   // What came with begin_load, until commit_load.
   struct Loading {
+    explicit Loading(Store empty) : store(std::move(empty)) {}
     std::uint64_t staging = kOwnLoad;
     std::optional<std::uint32_t> client;  // Whose it is, but for the owner's.
+    std::uint64_t incarnation = 0;        // Of that.
+    bool is_prepared = false;
     Store store;
     bool is_same_layout = false;  // Of the file that is being read.
     // Whose it is. Files of one shard follow each other, and a later one says what holds.
@@ -146,6 +149,7 @@ struct Shard::Impl {
   // shard_snapshot.cc
   std::deque<Bytes> front_of_snapshot() const;
   Loading& loading_of(std::uint64_t staging);
+  bool is_left_behind(const Loading& load);
   void begin_source(std::uint32_t shard);
   void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
 

@@ -13,8 +13,8 @@ import pytest
 
 import gradring as gr
 from bare_servers import NEVER, connect, service
-from gradring.errors import Closed, InvalidArgument, ProtocolError
-from gradring.ps import ParameterServer
+from gradring.errors import Closed, InvalidArgument, ProtocolError, TimedOut
+from gradring.ps import ParameterServer, checkpoint_jobs
 from ps_servers import connected, join, serving, together
 
 
@@ -71,6 +71,41 @@ def test_what_rounding_had_kept_is_not_pushed_into_what_was_loaded(tmp_path: Pat
             ps.load(str(tmp_path))
         assert not exact.pull(ids).any()
     assert (pushed[0] == pushed[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("action", "says", "rows"),
+    [
+        # As where the connection was away for longer than the server waits.
+        ("stage", "shard 1: nothing is there to be loaded.*try again$", (2, 2)),
+        ("prepare", "shard 1: nothing is there.*others what they had: load again$", (1, 2)),
+    ],
+)
+def test_a_load_that_one_server_has_lost_is_refused_by_all_or_said_to_be_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, says: str, rows: tuple[int, int]
+) -> None:
+    act = checkpoint_jobs._ACTIONS[action]
+
+    def lose_after_it(task: Any) -> dict[str, Any]:
+        result = act(task)
+        if task.shard == 1:
+            task.core.abandon_load(1, task.wanted.get("staging", task.cut))
+        return result
+
+    ids = np.arange(100)
+    with connected(2) as ps:
+        table = ps.sparse_table("t", 1, gr.optim.Sum())
+        for folder in ("one", "two"):
+            table.push(ids, np.ones((100, 1)))
+            ps.save(tmp_path / folder)
+        with monkeypatch.context() as losing:
+            losing.setitem(checkpoint_jobs._ACTIONS, action, lose_after_it)
+            with pytest.raises(TimedOut, match=says):
+                ps.load(tmp_path / "one")
+        found = table.pull(ids)
+        assert set(found.ravel().tolist()) == set(rows)
+        ps.load(tmp_path / "one")
+        assert (table.pull(ids) == 1).all()
 
 
 def test_a_load_is_its_own_clients_alone_and_ends_with_it() -> None:

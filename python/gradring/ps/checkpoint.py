@@ -166,10 +166,12 @@ def load(
 
     Raises:
         InvalidArgument: There is no checkpoint, or one of its files is missing; names it. Or
-            another connection is loading one. As for every error, the servers are as before.
+            another connection is loading one. As for every error whose message does not say that
+            some servers may hold the checkpoint, they are as before.
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file could not be read.
-        TimedOut: A server was not done in time.
+        TimedOut: A server was not done in time, or had no connection to this client for so long
+            that it has let go of what it had read. Load again.
         PeerLost: A server was lost or started again; the others may have loaded or not. Load
             again.
     """
@@ -182,15 +184,29 @@ def load(
     staging = core.begin_load(jobs)
     try:
         _results(core, staging, timeout)
+        # A server whose connection was away may have let go of it; from here on it does not.
+        _results(core, _tell_all(core, "prepare", staging), timeout)
     except BaseException as error:
-        with contextlib.suppress(errors.Error):  # Who is lost has none any more.
-            abandoned = _tell_all(core, "abandon", staging)
-            if isinstance(error, errors.Error):  # Else somebody wants to be away.
-                _results(core, abandoned, timeout)
+        _abandon(core, staging, error, timeout)
         raise
-    _results(core, _tell_all(core, "commit", staging), timeout)
+    try:
+        _results(core, _tell_all(core, "commit", staging), timeout)
+    except BaseException as error:
+        _abandon(core, staging, error, timeout)
+        if not isinstance(error, errors.Error):
+            raise
+        raise type(error)(
+            f"{error}; some servers may hold the checkpoint, and others what they had: load again"
+        ) from error
     core.forget_residuals()  # They are of gradients that the tables of now have never seen.
     return chain[-1]
+
+
+def _abandon(core: Any, staging: int, error: BaseException, timeout: float) -> None:
+    with contextlib.suppress(errors.Error):  # Who is lost has none any more.
+        abandoned = _tell_all(core, "abandon", staging)
+        if isinstance(error, errors.Error):  # Else somebody wants to be away.
+            _results(core, abandoned, timeout)
 
 
 def load_server(core: Any, url: str, shards: int) -> None:
@@ -241,6 +257,8 @@ def _results(core: Any, number: int, timeout: float) -> list[dict[str, Any]]:
         return found
     kind = getattr(errors, failed[0]["error"], None)
     text = "; ".join(one["text"] for one in failed)
+    if kind is errors.Closed:  # There, and not here: it is this connection that was lost to them.
+        raise errors.TimedOut(f"{text}; try again")
     if isinstance(kind, type) and issubclass(kind, errors.Error) and kind is not errors.PeerLost:
         raise kind(text)
     raise InternalError(f"{failed[0]['error']}: {text}")

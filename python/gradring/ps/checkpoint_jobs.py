@@ -6,6 +6,7 @@ failure is a result too, so that the saver hears of all of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,11 +33,11 @@ def carry_out(core: Any, job: tuple[int, int, bool, str]) -> None:
     try:
         wanted = json.loads(text)
         result = _ACTIONS[wanted["action"]](_Task(core, shard, cut, wanted))
-    except errors.Closed:
-        return  # The server ends; whoever waits hears it from the connection.
     except Exception as error:  # noqa: BLE001 - the saver gets it, whatever it is
         result = {"error": type(error).__name__, "text": f"shard {shard}: {error}"}
-    core.finish_job(shard, cut, json.dumps(result), "")
+    # Where the server ends, whoever waits hears it from the connection.
+    with contextlib.suppress(errors.Closed):
+        core.finish_job(shard, cut, json.dumps(result), "")
 
 
 def _write(task: _Task) -> dict[str, Any]:
@@ -120,6 +121,11 @@ def _stage(task: _Task) -> dict[str, Any]:
     return {}
 
 
+def _prepare(task: _Task) -> dict[str, Any]:
+    task.core.prepare_load(task.shard, task.wanted["staging"])
+    return {}
+
+
 def _commit(task: _Task) -> dict[str, Any]:
     task.core.commit_load(task.shard, task.wanted["staging"])
     return {}
@@ -130,4 +136,10 @@ def _abandon(task: _Task) -> dict[str, Any]:
     return {}
 
 
-_ACTIONS = {"write": _write, "stage": _stage, "commit": _commit, "abandon": _abandon}
+_ACTIONS = {
+    "write": _write,
+    "stage": _stage,
+    "prepare": _prepare,
+    "commit": _commit,
+    "abandon": _abandon,
+}
