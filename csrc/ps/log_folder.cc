@@ -242,7 +242,7 @@ void LogFolder::sync(Time) {
   log_->sync();
   if (was_loaded_) {
     // The records lead to another state from here on: only a snapshot holds this one.
-    writing_.reset();
+    drop_writing();
     shard_->end_snapshot();
     begin_snapshot();
     while (writing_) write_piece();
@@ -270,8 +270,7 @@ void LogFolder::begin_snapshot() {
 
 void LogFolder::write_piece() {
   if (!shard_->has_own_snapshot()) {  // It has given way to a checkpoint.
-    fs::remove(writing_->path);
-    writing_.reset();
+    drop_writing();
     return;
   }
   std::vector<std::byte>& piece = writing_->piece;
@@ -283,6 +282,13 @@ void LogFolder::write_piece() {
   write_blocks(piece);
   piece.clear();
   if (!has_more) finish_snapshot();
+}
+
+void LogFolder::drop_writing() {
+  if (!writing_) return;
+  std::error_code is_left;  // Then the next start removes it.
+  fs::remove(writing_->path, is_left);
+  writing_.reset();
 }
 
 void LogFolder::write_blocks(std::span<const std::byte> bytes) {

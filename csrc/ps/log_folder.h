@@ -67,6 +67,7 @@ class LogFolder final : public Journal {
   void require_fits(const LogReader& reader, std::uint64_t number) const;
   void begin_snapshot();
   void write_piece();
+  void drop_writing();
   void finish_snapshot();
   void remove_before(std::uint64_t number);
   void cut_off(const std::string& path, std::uint64_t bytes);
