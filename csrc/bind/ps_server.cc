@@ -146,10 +146,7 @@ void register_ps_server(py::module_& module) {
             ask(self, shard, [&](Shard& owner) { owner.abandon_load(staging); });
           },
           py::arg("shard"), py::arg("staging"))
-      // A later turn of the shard's thread: what it was asked before is in its journal.
-      .def(
-          "settle", [](Server& self, std::uint32_t shard) { ask(self, shard, [](Shard&) {}); },
-          py::arg("shard"))
+      .def("settle", &Server::settle, py::arg("shard"), release())
       .def(
           "finish_job",
           [](Server& self, std::uint32_t shard, std::uint64_t cut, const std::string& result,

@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;  // Of a snapshot, a turn of the loop.
+constexpr int kPiecesAfterLoad = 16;                         // A turn: somebody waits.
 constexpr std::size_t kReadBytes = std::size_t{4} << 20;
 constexpr const char* kDraft = ".draft";
 
@@ -233,20 +234,19 @@ void LogFolder::append(const wire::PsHeader& header, std::span<const std::byte> 
   if (!log_) return;  // replay() gives the shard what is in the log already.
   if (header.type == wire::PsType::kLoad) {
     log_->sync();  // The mark begins a batch, so that it can be taken back alone.
+    drop_writing();
     was_loaded_ = true;
+    shard_->hold_changes();
   }
   log_->append(header, payload, client, incarnation);
 }
 
 void LogFolder::sync(Time) {
   log_->sync();
+  // The records lead to another state after a load: only a snapshot holds this one.
+  if (was_loaded_ && !writing_) begin_snapshot();
   if (was_loaded_) {
-    // The records lead to another state from here on: only a snapshot holds this one.
-    drop_writing();
-    shard_->end_snapshot();
-    begin_snapshot();
-    while (writing_) write_piece();
-    was_loaded_ = false;
+    for (int pieces = 0; writing_ && pieces < kPiecesAfterLoad; ++pieces) write_piece();
   } else if (writing_) {
     write_piece();
   } else if (old_bytes_ + log_->segment_bytes() >
@@ -316,6 +316,7 @@ void LogFolder::finish_snapshot() {
   remove_before(writing_->number);
   old_bytes_ = 0;
   writing_.reset();
+  if (std::exchange(was_loaded_, false)) shard_->let_changes_go_on();
 }
 
 // What the snapshot of this number covers.

@@ -41,7 +41,8 @@ class LogFolder final : public Journal {
   void append(const wire::PsHeader& header, std::span<const std::byte> payload,
               std::uint32_t client, std::uint64_t incarnation) override;
   // As Log::sync(). Also writes a piece of a snapshot, when the log is to start anew; after the
-  // shard was loaded from a checkpoint, all of it.
+  // shard was loaded from a checkpoint, more than one, and until all are there the shard changes
+  // nothing.
   void sync(Time now);
 
   // What replay() found.
@@ -84,7 +85,7 @@ class LogFolder final : public Journal {
   std::unique_ptr<Writing> writing_;
   std::uint64_t last_snapshot_bytes_ = 0;
   std::uint64_t old_bytes_ = 0;  // Of segments before this one that no snapshot covers.
-  bool was_loaded_ = false;
+  bool was_loaded_ = false;      // And no snapshot has that yet.
 };
 
 }  // namespace gradring::ps

@@ -20,6 +20,7 @@ using transport::Purpose;
 constexpr int kBacklog = 1024;
 constexpr std::size_t kJobsKept = 256;
 constexpr Millis kPurgeTime{100};
+constexpr Millis kLoadLookTime{2};
 
 class LogJournal final : public DurableJournal {
  public:
@@ -223,6 +224,17 @@ ShardLoop& Server::loop_of(std::uint32_t shard) {
 
 void Server::ask(std::uint32_t shard, const ShardLoop::Task& task) {
   loop_of(shard).ask(task);
+}
+
+void Server::settle(std::uint32_t shard) {
+  ShardLoop& loop = loop_of(shard);
+  const auto begun = loop.begin(
+      [](Shard& owner, Time) -> std::optional<Time> {
+        if (!owner.holds_changes()) return std::nullopt;
+        return Clock::now() + kLoadLookTime;
+      },
+      Time{});
+  loop.finish(*begun);
 }
 
 SnapshotWritten Server::write_snapshot(const SnapshotHeader& header, const SnapshotFile& file) {

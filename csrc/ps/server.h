@@ -52,6 +52,9 @@ class Server {
   // On the shard's own thread; shards by their global number. Throws InvalidArgument for one that
   // is not here, Closed after stop().
   void ask(std::uint32_t shard, const ShardLoop::Task& task);
+  // Returns when what the shard was asked before is in its journal; of a load, when the journal has
+  // what came of it. Throws as ask().
+  void settle(std::uint32_t shard);
   // Writes the shard's snapshot into a file; throws as ask() does, and DeviceError.
   SnapshotWritten write_snapshot(const SnapshotHeader& header, const SnapshotFile& file);
   void finish_job(std::uint32_t shard, std::uint64_t cut, const std::string& result,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/config.h"
 #include "ps/shard_state.h"
@@ -105,8 +106,12 @@ void Shard::receive(Connection connection, Frame frame, Time now, std::vector<An
 }
 
 void Shard::tick(Time now, std::vector<Answer>& answers) {
+  if (std::exchange(impl_->has_let_changes_go, false)) {
+    impl_->release_held(now, answers);
+    impl_->settle_advance(answers);
+  }
   for (auto& [client, state] : impl_->clients.all()) {
-    if (state.connection || state.is_given_up) continue;
+    if (state.connection || state.is_given_up || impl_->holds_changes) continue;
     // Restored from a log: it may come back, from now on.
     if (state.away_since == Time{}) state.away_since = now;
     if (now - state.away_since < impl_->options.client_grace) continue;
@@ -121,9 +126,10 @@ Spares& Shard::spares() {
 }
 
 Time Shard::next_tick() const {
+  if (impl_->has_let_changes_go) return Time{};
   Time next = Time::max();
   for (const auto& [client, state] : impl_->clients.all())
-    if (!state.connection && !state.is_given_up)
+    if (!state.connection && !state.is_given_up && !impl_->holds_changes)
       next = std::min(next, state.away_since == Time{}
                                 ? Time{}
                                 : state.away_since + impl_->options.client_grace);

@@ -137,6 +137,12 @@ class Shard {
   void commit_load(bool is_recovery, std::uint64_t staging = kOwnLoad);
   void abandon_load(std::uint64_t staging = kOwnLoad);
 
+  // After a load its owner may have to write down what came of it before anything builds on that:
+  // meanwhile numbered requests wait, nobody is given up, and no checkpoint is taken. Reads go on.
+  void hold_changes();
+  void let_changes_go_on();  // The next tick(), which is due at once, does what has waited.
+  bool holds_changes() const;
+
   std::uint64_t newest_incarnation() const;  // Of all clients that it knows.
   std::string stats() const;                 // JSON: tables, clients, domains.
 

@@ -1,6 +1,7 @@
 // One cut through all shards (promise P11): the saver freezes every shard, finds out how far each
 // client has come on any of them, lets all shards come there, and cuts.
 #include <algorithm>
+#include <utility>
 
 #include "ps/shard_state.h"
 
@@ -28,10 +29,18 @@ bool is_control(PsType type) {
   }
 }
 
+void Shard::Impl::require_no_load() const {
+  if (holds_changes)
+    throw InvalidArgument(
+        "a checkpoint that was just loaded is still being written to this server's disk; wait for "
+        "that");
+}
+
 bool Shard::Impl::is_held(const Frame& frame, std::uint32_t client) {
-  if (!frozen || !wire::is_numbered(frame.header.type)) return false;
+  if ((!frozen && !holds_changes) || !wire::is_numbered(frame.header.type)) return false;
   const ClientState* state = clients.find(client);
   if (state != nullptr && frame.header.seq <= state->seq) return false;  // Done already.
+  if (holds_changes) return true;
   const auto target = frozen->targets.find(client);
   if (target == frozen->targets.end() || state == nullptr) return true;
   return target->second.incarnation != state->incarnation || frame.header.seq > target->second.seq;
@@ -76,6 +85,7 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
   const std::uint64_t cut_id = frame.header.a;
   if (frozen && frozen->cut != cut_id)
     throw InvalidArgument("another checkpoint is just being taken; try again");
+  require_no_load();
   if (snapshot && !snapshot->is_owners)
     throw InvalidArgument("the last checkpoint is still being written; wait for it");
   const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
@@ -155,6 +165,7 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
   }
   if (!frozen || frozen->cut != frame.header.a)
     throw TimedOut("the freeze has melted: the checkpoint took too long to gather; try again");
+  require_no_load();
   // What the base had: only later changes are read out.
   wire::Reader in(frame.payload);
   std::map<std::uint64_t, std::uint64_t> since;
@@ -209,6 +220,19 @@ bool Shard::begin_snapshot() {
   impl_->begin_snapshot({});
   impl_->snapshot->is_owners = true;
   return true;
+}
+
+void Shard::hold_changes() {
+  impl_->holds_changes = true;
+  impl_->has_let_changes_go = false;
+}
+
+void Shard::let_changes_go_on() {
+  impl_->has_let_changes_go = std::exchange(impl_->holds_changes, false);
+}
+
+bool Shard::holds_changes() const {
+  return impl_->holds_changes;
 }
 
 bool Shard::has_own_snapshot() const {

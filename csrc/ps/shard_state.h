@@ -126,6 +126,7 @@ struct Shard::Impl {
   void open_gates(Time now, Answers& answers);
 
   // shard_cuts.cc
+  void require_no_load() const;  // For a checkpoint.
   bool is_held(const Frame& frame, std::uint32_t client);
   void control(Connection connection, const Frame& frame, Time now, Answers& answers);
   void freeze(Connection connection, const Frame& frame, Time now, Answers& answers);
@@ -162,6 +163,8 @@ struct Shard::Impl {
   std::map<Connection, Guest> guests;
   std::vector<Parked> parked;
   std::optional<Freeze> frozen;
+  bool holds_changes = false;       // For its owner, after a load.
+  bool has_let_changes_go = false;  // And they are still to be done.
   std::optional<Snapshot> snapshot;
   std::vector<Job> jobs;
   std::vector<Waiting> waiting;

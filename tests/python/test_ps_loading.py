@@ -108,6 +108,25 @@ def test_a_load_that_one_server_has_lost_is_refused_by_all_or_said_to_be_in_part
         assert (table.pull(ids) == 1).all()
 
 
+def test_a_load_returns_when_the_server_s_own_disk_has_it(tmp_path: Path) -> None:
+    ids, log = np.arange(60_000), tmp_path / "log"  # More than is written in one turn.
+    with connected(log_directory=str(log)) as ps:
+        table = ps.sparse_table("t", 64, gr.optim.Sum())
+        table.push(ids, np.ones((len(ids), 64), np.float32))
+        ps.save(tmp_path / "step")
+        table.push(ids, np.ones((len(ids), 64), np.float32))
+        ps.load(tmp_path / "step")
+        names = [path.name for path in (log / "shard-00000-of-00001").glob("snapshot-*")]
+        assert len(names) == 1
+        assert names[0].endswith(".grps")
+        table.push(ids[:10], np.ones((10, 64), np.float32))
+        assert (table.pull(ids[:20])[:, 0] == [2] * 10 + [1] * 10).all()
+    with connected(log_directory=str(log)) as ps:
+        found = ps.sparse_table("t", 64, gr.optim.Sum()).pull(ids)
+        assert (found[:10] == 2).all()
+        assert (found[10:] == 1).all()
+
+
 def test_a_load_is_its_own_clients_alone_and_ends_with_it() -> None:
     with service(client_grace_ms=50) as [server]:
         shard, first, second = server.first_shard, connect(server, client=1), connect(server)

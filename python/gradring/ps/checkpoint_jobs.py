@@ -128,6 +128,7 @@ def _prepare(task: _Task) -> dict[str, Any]:
 
 def _commit(task: _Task) -> dict[str, Any]:
     task.core.commit_load(task.shard, task.wanted["staging"])
+    task.core.settle(task.shard)  # The log has what came of it: now somebody may be told.
     return {}
 
 
