@@ -198,3 +198,55 @@ def test_rows_in_rounds_have_all_workers_go_round_equally_often(world: GetWorld)
         return seen
 
     assert world(2, "shm").run(train) == [[0, None, None], [0, 1, 2]]
+
+
+class Sign(torch.optim.SGD):
+    """Goes against the sign of each gradient, however large it is."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.sub_(group["lr"] * param.grad.sign())
+
+
+@pytest.mark.parametrize("mode", ALL, ids=str)
+def test_an_optimizer_with_a_step_of_its_own_does_it_or_is_refused_by_name(
+    comm: Any, mode: Any
+) -> None:
+    param, server = nn.Parameter(torch.zeros(2)), ExactServer()
+    options = {"comm": comm, "ps": server.client(0)}
+    if mode in SERVED[:3]:  # Servers step.
+        with pytest.raises(gr.InvalidArgument, match=r"no rule for Sign.*own step\(\) would not"):
+            gt.distributed(Sign([param], lr=1.0), mode, **options)
+        return
+    optimizer = gt.distributed(Sign([param], lr=1.0), mode, **options)
+    param.grad = torch.tensor([5.0, -3.0])
+    optimizer.step()
+    assert param.tolist() == [-1, 1]
+    optimizer.close()
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_subclass_that_only_adds_to_an_optimizer_keeps_its_rule(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, is_wrapped: bool
+) -> None:
+    class Named(torch.optim.SGD):
+        name = "mine"
+
+    param, server = nn.Parameter(torch.zeros(1)), ExactServer()
+    torch.optim.SGD([param])
+    if is_wrapped:  # As torch does it where no SGD was made before.
+        monkeypatch.delattr(torch.optim.SGD.step, "hooked")
+    inner = Named([param], lr=1.0)
+    assert ("step" in vars(Named)) == is_wrapped
+    optimizer = gt.distributed(inner, gr.Async(), comm=comm, ps=server.client(0))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for _ in range(2):
+        param.grad = torch.ones(1)
+        optimizer.step()
+        scheduler.step()
+    optimizer.flush()
+    assert param.item() == -1.5
+    optimizer.close()

@@ -83,7 +83,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self.driver = over_servers(
             dense_mode,
             [_memory_of(param) for param in params],
-            [None] * len(params) if self._is_local else rules_of(self),
+            [None] * len(params) if self._is_local else rules_of(self, super().step),
             ps,
             states=() if self._is_local else [_entry_of(self.state.get(param)) for param in params],
             **options,
@@ -239,7 +239,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     def _tell_changed_settings(self) -> None:
         settings = settings_of(self)
         if settings != self._server_settings:
-            self.driver.set_rule(rules_of(self))
+            self.driver.set_rule(rules_of(self, super().step))
             self._server_settings = settings
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -5,7 +5,8 @@ Servers then do what the optimizer would do: `gradring.optim` follows `torch.opt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,25 +35,51 @@ _IGNORED = {"params", "param_names", "foreach", "fused", "capturable"} | {
 }  # fmt: skip
 
 
-def rules_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+def rules_of(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> list[Any]:
     """Return a rule for each parameter, in the order of the groups.
 
+    Args:
+        optimizer: One of torch's, maybe with settings that have changed.
+        step: What it would do by itself.
+
     Raises:
-        InvalidArgument: Servers have no such rule, or an option that they do not know is on.
+        InvalidArgument: Servers have no such rule, or an option that they do not know is on; or the
+            class has a ``step`` of its own.
     """
     for kind in type(optimizer).__mro__:
         if kind in _TAKEN:
+            _require_step_of(kind, optimizer, step)
             return [
                 rule
                 for group in optimizer.param_groups
                 for rule in [_rule_of(kind, group)] * len(group["params"])
             ]
     known = ", ".join(kind.__name__ for kind in _TAKEN)
-    name = type(optimizer).__name__.removeprefix("Distributed")
     raise InvalidArgument(
-        f"servers have no rule for {name}; use one of torch.optim's {known}, or a mode in "
-        "which workers step: gradring.Sync(), gradring.Geo()"
+        f"servers have no rule for {_name_of(optimizer)}; use one of torch.optim's {known}, or a "
+        "mode in which workers step: gradring.Sync(), gradring.Geo()"
     )
+
+
+def _require_step_of(
+    kind: type[Any], optimizer: torch.optim.Optimizer, step: Callable[..., Any]
+) -> None:
+    # torch wraps the step of a class when its first optimizer is made, also an inherited one.
+    if _unwrapped(step) is not _unwrapped(kind.step):
+        raise InvalidArgument(
+            f"servers have no rule for {_name_of(optimizer)}: its own step() would not run, they "
+            f"would do that of {kind.__name__}; use a mode in which workers step: gradring.Sync(), "
+            "gradring.Geo()"
+        )
+
+
+def _unwrapped(step: Callable[..., Any]) -> Any:
+    function = inspect.unwrap(step)
+    return getattr(function, "__func__", function)
+
+
+def _name_of(optimizer: torch.optim.Optimizer) -> str:
+    return type(optimizer).__name__.removeprefix("Distributed")
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[Any]:
