@@ -250,3 +250,28 @@ def test_a_subclass_that_only_adds_to_an_optimizer_keeps_its_rule(
     optimizer.flush()
     assert param.item() == -1.5
     optimizer.close()
+
+
+@pytest.mark.parametrize("mode", SERVED, ids=str)
+def test_a_parameter_whose_memory_was_replaced_is_named_and_trains_on_when_it_is_back(
+    comm: Any, mode: Any
+) -> None:
+    model, server = nn.Linear(2, 1), ExactServer()
+    nn.init.zeros_(model.weight)
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1.0), mode, model=model, comm=comm,
+        ps=server.client(0),
+    )  # fmt: skip
+    own = [param.data for param in model.parameters()]
+    nn.utils.vector_to_parameters(torch.ones(3), model.parameters())
+    model(torch.ones(2)).backward()
+    for call in (optimizer.step, optimizer.flush):
+        with pytest.raises(gr.InvalidArgument, match=r"^weight: its memory was .* with copy_\(\)"):
+            call()
+    for param, data in zip(model.parameters(), own, strict=True):
+        param.data = data
+    optimizer.step()
+    optimizer.flush()
+    assert model.weight.tolist() == [[-1, -1]]
+    assert server.values("model/0").tolist() == [[-1, -1]]
+    optimizer.close()

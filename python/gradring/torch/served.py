@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
-from gradring import arrays
-from gradring.errors import DeviceError, InvalidArgument
+from gradring.errors import InvalidArgument
 from gradring.joining import current
 from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
@@ -29,6 +28,7 @@ from gradring.torch.embedding import embeddings_of
 from gradring.torch.row_state import load_rows, with_rows
 from gradring.torch.rows import Rows, make_rows
 from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.served_parameters import ServedParameters
 from gradring.torch.server_rules import rules_of, settings_of
 
 Batch = TypeVar("Batch")
@@ -78,14 +78,15 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._weight = 1.0
         self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = settings_of(self)
-        params = [param for group in self.param_groups for param in group["params"]]
-        self._params = params
+        named = parameters.optimizer_parameters(self.param_groups, model)
+        self._parameters = served = ServedParameters(named)
+        self._params = served.params
         self.driver = over_servers(
             dense_mode,
-            [_memory_of(param) for param in params],
-            [None] * len(params) if self._is_local else rules_of(self, super().step),
+            served.memory,
+            [None] * len(named) if self._is_local else rules_of(self, super().step),
             ps,
-            states=() if self._is_local else [_entry_of(self.state.get(param)) for param in params],
+            states=() if self._is_local else served.entries(self.state),
             **options,
         )
         self.rows = None
@@ -116,7 +117,8 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgument: A setting has changed to what the servers' rule cannot be; or a
-                GradScaler was called with a closure, or has unscaled for workers in rounds.
+                GradScaler was called with a closure, or has unscaled for workers in rounds; or a
+                parameter has other memory than when `distributed` was called: it is named.
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
             TimedOut: As in the mode's own step. Where it says that the step is done, this is so
                 for rows and dense parameters.
@@ -126,6 +128,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.set_weight(weight)
         closures = () if closure is None else (closure,)
         with told_by_scaler(self) as told:
+            self._parameters.require_in_place()
             for driver in self._drivers():
                 driver.finish_step()  # Can be repeated, so before anything that cannot.
             if not isinstance(self.driver, GeoOptimizer):
@@ -209,7 +212,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._clip()
         # All that can be refused comes before the rows, which may have a mode of their own.
-        grads = [_gradient_of(param) for param in self._params]
+        grads = self._parameters.gradients()
         self._tell_changed_settings()  # Again: a closure, or a hook, may have changed them.
         if self.rows is not None and self.rows.driver is self.driver:
             late = self.rows.step(self._weight, grads)
@@ -322,7 +325,12 @@ class ServedOptimizer(torch.optim.Optimizer):
         return any(driver.is_in_step for driver in self._drivers())
 
     def flush(self) -> None:
-        """Bring everything to the servers and take their values; see `ModeOptimizer.flush`."""
+        """Bring everything to the servers and take their values; see `ModeOptimizer.flush`.
+
+        Raises:
+            InvalidArgument: As `step`, for a parameter that has other memory; nothing was done.
+        """
+        self._parameters.require_in_place()
         for driver in self._drivers():
             driver.flush()
         if self.rows is not None:
@@ -369,30 +377,3 @@ class ServedOptimizer(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: connections cannot be copied."""
         raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")
-
-
-def _memory_of(param: torch.Tensor) -> Any:
-    if param.device.type != "cpu":
-        raise DeviceError(f"a parameter is on {param.device}; this version trains on the CPU")
-    if param.dtype != torch.float32 or not param.is_contiguous():
-        raise InvalidArgument(
-            f"a parameter is {param.dtype}, of shape {tuple(param.shape)} and strides "
-            f"{param.stride()}; servers hold contiguous float32 arrays"
-        )
-    return arrays.view(param.detach(), "parameter", writes=True).buffer
-
-
-def _entry_of(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what torch keeps for a parameter as an entry of `gradring.optim.state`."""
-    return {
-        name: value.detach().numpy() if torch.is_tensor(value) else value
-        for name, value in (state or {}).items()
-    }
-
-
-def _gradient_of(param: torch.Tensor) -> Any:
-    if param.grad is None:
-        return None
-    if param.grad.is_sparse:
-        raise InvalidArgument("sparse gradients: use gradring.torch.Embedding")
-    return param.grad.detach().resolve_neg().numpy()
