@@ -18,13 +18,13 @@ from torch.nn import functional
 from gradring import arrays, optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
-from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rows import merge
 from gradring.modes.tables import ModeTable, RowGradients
 from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
-from gradring.torch.row_cache import RowCache
+from gradring.torch.row_cache import RowCache, require_allowed_age
+from gradring.torch.row_leaves import RowLeaves
 
 _SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
 
@@ -132,8 +132,7 @@ class Embedding(torch.nn.Module):
         self._driver: ModeOptimizer | None = None
         self._table: ModeTable | None = None
         self._is_alone = False
-        # Ids, which of the leaf's rows are theirs, and the leaf, which gets the gradients.
-        self._ready: list[tuple[Any, Any, torch.Tensor]] = []
+        self._leaves = RowLeaves()
 
     def attach(self, driver: ModeOptimizer) -> None:
         """Train the rows by this optimizer's mode from now on; called by `distributed`.
@@ -147,7 +146,8 @@ class Embedding(torch.nn.Module):
                 f"Embedding {self.name!r} is a copy of a layer that trains its rows; copy a model "
                 "before distributed() to train both"
             )
-        self._require_allowed(driver)
+        if self.cache is not None:
+            require_allowed_age(self.name, self._cache_age, driver)
         self._driver = driver
         self._is_alone = False
         self._table = driver.sparse_table(
@@ -272,15 +272,11 @@ class Embedding(torch.nn.Module):
 
     def gradients(self) -> list[torch.Tensor]:
         """Return what backward has brought since the last time, one tensor for each forward."""
-        return [leaf.grad for _, _, leaf in self._ready if leaf.grad is not None]
+        return self._leaves.gradients()
 
     def row_gradients(self) -> list[RowGradients]:
         """Return what backward has brought since the last step, for the next; see `end_step`."""
-        result: list[RowGradients] = []
-        for ids, chosen, leaf in self._ready:
-            assert leaf.grad is not None
-            result.append((self.table, ids, leaf.grad.cpu().numpy()[chosen]))
-        return result
+        return [(self.table, ids, grads) for ids, grads in self._leaves.arrays()]
 
     def end_step(self, given: list[RowGradients]) -> None:
         """Forget what `row_gradients` gave: a step was done with it, and not to be repeated."""
@@ -303,22 +299,9 @@ class Embedding(torch.nn.Module):
             and rule == optim.SGD(lr=rule.lr)
         )
 
-    def _require_allowed(self, driver: ModeOptimizer) -> None:
-        if self.cache is None or self._cache_age == 1 or isinstance(driver, AsyncOptimizer):
-            return
-        bound = driver.bound + 1 if isinstance(driver, BoundedOptimizer) else 1
-        if self._cache_age > bound:
-            raise InvalidArgument(
-                f"Embedding {self.name!r}: cache_age={self._cache_age}, but the mode allows rows "
-                f"to be used for {bound} step{'s' if bound > 1 else ''}; with gradring.Async() "
-                "they may be as old as you like"
-            )
-
     def forget_gradients(self) -> None:
         """Forget what backward has brought; `zero_grad` does it."""
-        ready, self._ready = self._ready, []
-        for _, _, leaf in ready:
-            leaf.grad = None  # A second backward through the same graph would add to it.
+        self._leaves.forget()
 
     def end_backward(self) -> None:
         """Push, where no optimizer does."""
@@ -345,8 +328,7 @@ class Embedding(torch.nn.Module):
         leaf.requires_grad_()
 
         def listen(trained: torch.Tensor) -> None:
-            if not any(trained is known for _, _, known in self._ready):
-                self._ready.append((ids, chosen, trained))
+            self._leaves.note(trained, ids, chosen)
             if self._is_alone:
                 at_the_end_of_backward(self)
 
@@ -360,7 +342,7 @@ class Embedding(torch.nn.Module):
         # No connection can be copied, and the cache ages with the layer that trains.
         is_reader = self._table is not None
         shared = {"_ps", "_driver", "_table"} | ({"cache"} if is_reader else set())
-        state = vars(self) | {"_ready": [], "_is_reader": is_reader}
+        state = vars(self) | {"_leaves": RowLeaves(), "_is_reader": is_reader}
         for name, value in state.items():
             vars(made)[name] = value if name in shared else copy.deepcopy(value, memo)
         return made

@@ -15,6 +15,9 @@ import numpy as np
 import torch
 
 from gradring.errors import InvalidArgument
+from gradring.modes.asynchronous import AsyncOptimizer
+from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rows import IdIndex, Slots
 from gradring.modes.store import Ids
 
@@ -175,3 +178,25 @@ class RowCache:
 
     def _place(self, slots: Slots) -> torch.Tensor:
         return torch.from_numpy(slots).to(self.weights.device)
+
+
+def require_allowed_age(name: str, age: int, driver: ModeOptimizer) -> None:
+    """Refuse rows that would be older than a mode allows.
+
+    Args:
+        name: Of the layer.
+        age: Steps in which one of its rows may be used.
+        driver: The mode that trains it.
+
+    Raises:
+        InvalidArgument: It allows fewer.
+    """
+    if age == 1 or isinstance(driver, AsyncOptimizer):
+        return
+    bound = driver.bound + 1 if isinstance(driver, BoundedOptimizer) else 1
+    if age > bound:
+        raise InvalidArgument(
+            f"Embedding {name!r}: cache_age={age}, but the mode allows rows to be used for "
+            f"{bound} step{'s' if bound > 1 else ''}; with gradring.Async() they may be as old as "
+            "you like"
+        )

@@ -1,0 +1,59 @@
+"""`RowLeaves`: the rows that an `Embedding` has returned, and the gradients that they got.
+
+Each forward pass makes a leaf of its rows, and backward leaves a gradient in it, which is kept here
+until it is pushed or forgotten. Used by `gradring.torch.embedding`, on the thread that runs
+backward and on the one that steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """A leaf with a gradient.
+
+    Attributes:
+        rows: What is trained.
+        ids: Theirs.
+        chosen: Which of the rows these are.
+    """
+
+    rows: torch.Tensor
+    ids: Any
+    chosen: Any
+
+
+class RowLeaves:
+    """The leaves that have had a gradient, in the order in which they had their first."""
+
+    def __init__(self) -> None:
+        """Keep none."""
+        self._ready: list[_Leaf] = []
+
+    def note(self, rows: torch.Tensor, ids: Any, chosen: Any) -> None:
+        """Keep a leaf that has a gradient now; it may be kept already."""
+        if not any(rows is leaf.rows for leaf in self._ready):
+            self._ready.append(_Leaf(rows, ids, chosen))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients themselves, one for each leaf."""
+        return [leaf.rows.grad for leaf in self._ready if leaf.rows.grad is not None]
+
+    def arrays(self) -> list[tuple[Any, Any]]:
+        """Return ids and their gradients, one pair for each leaf."""
+        result = []
+        for leaf in self._ready:
+            assert leaf.rows.grad is not None
+            result.append((leaf.ids, leaf.rows.grad.cpu().numpy()[leaf.chosen]))
+        return result
+
+    def forget(self) -> None:
+        """Keep none of these any longer."""
+        ready, self._ready = self._ready, []
+        for leaf in ready:
+            leaf.rows.grad = None  # A second backward through the same graph would add to it.
