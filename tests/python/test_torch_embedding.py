@@ -105,3 +105,59 @@ def test_offsets_and_weights_are_refused_where_nothing_is_added_up() -> None:
     for arguments in ({"offsets": torch.tensor([0])}, {"per_sample_weights": torch.ones(2)}):
         with pytest.raises(gr.InvalidArgument, match="offsets and per_sample_weights are for pool"):
             layer(IDS, **arguments)
+
+
+def test_frozen_rows_are_read_and_not_trained_until_they_are_unfrozen() -> None:
+    server = ExactServer()
+    layer = embedding(server)
+    train(layer)
+    before = layer(IDS).sum()
+    assert layer.requires_grad_(False) is layer
+    assert not layer(IDS).requires_grad
+    before.backward(retain_graph=True)  # As of a parameter, nothing comes any more.
+    layer.flush()
+    assert server.tables["e"].pushes == 1
+    layer.requires_grad_(True)
+    before.backward()
+    layer.flush()
+    np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -2))
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Sync(via="ps"), gr.Async(), gr.Geo(k_steps=1)])
+def test_a_model_whose_rows_are_frozen_trains_its_other_parameters(comm: Any, mode: Any) -> None:
+    server = ExactServer()
+    model = torch.nn.Sequential(
+        gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0)), torch.nn.Linear(2, 1)
+    )
+    model.apply(lambda module: module.requires_grad_(False))
+    torch.nn.init.zeros_(model[1].requires_grad_(True).bias)
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1.0), mode, model=model, comm=comm,
+        ps=server.client(0),
+    )  # fmt: skip
+    train(model)
+    optimizer.step()
+    optimizer.flush()
+    np.testing.assert_array_equal(model[0].eval()(IDS), np.zeros((2, 2)))
+    assert model[1].bias.item() == -2
+    optimizer.close()
+
+
+def test_a_copy_is_frozen_as_its_layer_is_and_a_frozen_copy_reads_in_training() -> None:
+    layer = embedding(ExactServer())
+    train(layer)
+    copied = copy.deepcopy(layer)
+    with pytest.raises(gr.InvalidArgument, match=r"only reads.*requires_grad_\(False\)"):
+        copied(IDS)
+    for frozen in (copied.requires_grad_(False), copy.deepcopy(copied)):
+        assert not frozen(IDS).requires_grad
+    other_name = copy.copy(layer)
+    layer.requires_grad_(False)
+    assert not other_name(IDS).requires_grad
+
+
+def test_a_layer_says_how_wide_its_rows_are_as_torch_does() -> None:
+    layer = embedding(ExactServer())
+    assert layer.embedding_dim == layer.dim == 2
+    with pytest.raises(AttributeError):
+        layer.embedding_dim = 3  # type: ignore[misc]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gradring import arrays, optim
+from gradring import arrays
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.optimizer import ModeOptimizer
@@ -23,7 +23,7 @@ from gradring.modes.rows import merge
 from gradring.modes.tables import ModeTable, RowGradients
 from gradring.optim.state import require_successor
 from gradring.torch.backward import at_the_end_of_backward
-from gradring.torch.row_cache import RowCache, require_allowed_age
+from gradring.torch.row_cache import RowCache, is_subtracted, require_allowed_age
 from gradring.torch.row_leaves import RowLeaves
 
 _SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
@@ -36,6 +36,10 @@ class Embedding(torch.nn.Module):
     model=model)``, whose mode then holds for the rows too. Without that, gradients are pushed as
     in `gradring.Async` at the end of each backward pass. In evaluation (``eval()``, or without
     gradients) rows are read only.
+
+    ``layer.requires_grad_(False)`` freezes the rows. What freezes the parameters of a whole model,
+    such as ``model.requires_grad_(False)``, does not reach them, for they are none; this does:
+    ``model.apply(lambda module: module.requires_grad_(False))``.
 
     Example:
         >>> import torch, gradring as gr, gradring.torch as gt
@@ -170,6 +174,22 @@ class Embedding(torch.nn.Module):
             require_successor(self._optimizer, optimizer)
         self._optimizer = optimizer
 
+    def requires_grad_(self, requires_grad: bool = True) -> Embedding:
+        """Freeze the rows, or train them again.
+
+        What backward has brought before is pushed all the same, as of a parameter that is frozen.
+
+        Args:
+            requires_grad: Whether they are trained; False: they are read only.
+        """
+        self._leaves.is_frozen = not requires_grad
+        return super().requires_grad_(requires_grad)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Floats a row, as `torch.nn.Embedding` calls them."""
+        return self.dim
+
     @property
     def table(self) -> ModeTable:
         """The table as the mode reads it."""
@@ -199,7 +219,7 @@ class Embedding(torch.nn.Module):
             InvalidArgument: Offsets or weights without ``pooling``; or gradients are wanted of a
                 copy, which only reads.
         """
-        is_training = self.training and torch.is_grad_enabled()
+        is_training = self.training and torch.is_grad_enabled() and not self._leaves.is_frozen
         self._require_possible(offsets, per_sample_weights, is_training)
         flat = _ids_of(ids)
         is_real = self._is_real(flat)
@@ -229,7 +249,7 @@ class Embedding(torch.nn.Module):
         if is_training and self._is_reader:
             raise InvalidArgument(
                 f"Embedding {self.name!r} is a copy of a layer that trains its rows, and only "
-                "reads them: call eval(), or run it under torch.no_grad()"
+                "reads them: call eval() or requires_grad_(False), or run it under torch.no_grad()"
             )
 
     def prefetch(self, ids: torch.Tensor) -> None:
@@ -282,22 +302,12 @@ class Embedding(torch.nn.Module):
         """Forget what `row_gradients` gave: a step was done with it, and not to be repeated."""
         self.forget_gradients()
         if self.cache is not None:
-            if given and self._sees_own_steps():
+            is_kept_on = self._cache_age > 1 and not self._settings
+            if given and is_kept_on and is_subtracted(self.table.rule, self._driver):
                 ids, grads = (np.concatenate([entry[part] for entry in given]) for part in (1, 2))
                 distinct, sums = merge(ids, grads, self.dim)
                 self.cache.descend(distinct, sums, self.table.rule.lr)
             self.cache.advance()
-
-    def _sees_own_steps(self) -> bool:
-        # Where servers subtract each gradient times a rate, from all workers alike.
-        rule = self.table.rule
-        return (
-            self._cache_age > 1
-            and not self._settings
-            and isinstance(self._driver, AsyncOptimizer)
-            and isinstance(rule, optim.SGD)
-            and rule == optim.SGD(lr=rule.lr)
-        )
 
     def forget_gradients(self) -> None:
         """Forget what backward has brought; `zero_grad` does it."""
@@ -342,7 +352,7 @@ class Embedding(torch.nn.Module):
         # No connection can be copied, and the cache ages with the layer that trains.
         is_reader = self._table is not None
         shared = {"_ps", "_driver", "_table"} | ({"cache"} if is_reader else set())
-        state = vars(self) | {"_leaves": RowLeaves(), "_is_reader": is_reader}
+        state = vars(self) | {"_leaves": self._leaves.emptied(), "_is_reader": is_reader}
         for name, value in state.items():
             vars(made)[name] = value if name in shared else copy.deepcopy(value, memo)
         return made

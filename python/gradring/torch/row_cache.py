@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradring import optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
@@ -200,3 +201,17 @@ def require_allowed_age(name: str, age: int, driver: ModeOptimizer) -> None:
             f"{bound} step{'s' if bound > 1 else ''}; with gradring.Async() they may be as old as "
             "you like"
         )
+
+
+def is_subtracted(rule: Any, driver: ModeOptimizer | None) -> bool:
+    """Tell whether servers subtract each gradient times a rate, from all workers alike.
+
+    Args:
+        rule: Of the rows.
+        driver: The mode that trains them.
+    """
+    return (
+        isinstance(driver, AsyncOptimizer)
+        and isinstance(rule, optim.SGD)
+        and rule == optim.SGD(lr=rule.lr)
+    )

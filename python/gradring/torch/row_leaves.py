@@ -29,15 +29,26 @@ class _Leaf:
 
 
 class RowLeaves:
-    """The leaves that have had a gradient, in the order in which they had their first."""
+    """The leaves that have had a gradient, in the order in which they had their first.
 
-    def __init__(self) -> None:
+    Attributes:
+        is_frozen: No more are kept.
+    """
+
+    def __init__(self, *, is_frozen: bool = False) -> None:
         """Keep none."""
+        self.is_frozen = is_frozen
         self._ready: list[_Leaf] = []
+
+    def emptied(self) -> RowLeaves:
+        """Return what a copy of the layer begins with."""
+        return RowLeaves(is_frozen=self.is_frozen)
 
     def note(self, rows: torch.Tensor, ids: Any, chosen: Any) -> None:
         """Keep a leaf that has a gradient now; it may be kept already."""
-        if not any(rows is leaf.rows for leaf in self._ready):
+        if self.is_frozen:  # Since forward.
+            rows.grad = None
+        elif not any(rows is leaf.rows for leaf in self._ready):
             self._ready.append(_Leaf(rows, ids, chosen))
 
     def gradients(self) -> list[torch.Tensor]:
