@@ -98,3 +98,35 @@ def test_the_kernel_refuses_what_it_would_write_beyond() -> None:
             _core.update_rows(rule, weights, state, slots, numbers, grads)
     assert (weights == 1).all()
     assert not squares.any()
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_row_whose_gradient_is_not_finite_is_left_alone_and_counted(
+    name: str, options: dict[str, Any], wrong: float
+) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    local, spared = gr.optim.LocalRows(rule, 3), gr.optim.LocalRows(rule, 3)
+    weights = np.ones((4, 3), np.float32)
+    expected, every = weights.copy(), np.arange(4)
+    grads = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert local.step(weights, every, grads) == spared.step(expected, every, grads) == 0
+    bad = grads.copy()
+    bad[2, 1] = wrong
+    assert local.step(weights, [0, 2, 2, 3], bad[[0, 2, 1, 3]]) == 1
+    assert spared.step(expected, [0, 3], grads[[0, 3]]) == 0
+    assert same_bits(weights, expected)
+    for field, value in local.state(every).items():
+        np.testing.assert_array_equal(value, spared.state(every)[field])
+
+
+def test_a_step_whose_rows_are_all_refused_writes_nothing_and_large_numbers_are_no_infinity() -> (
+    None
+):
+    local = gr.optim.LocalRows(gr.optim.SGD(lr=1.0, momentum=0.5), 2)
+    weights = np.zeros((3, 2), np.float32)
+    assert local.step(weights, [1, 2], np.full((2, 2), np.inf, np.float32)) == 2
+    assert not weights.any()
+    assert local.step(weights, [1, 1], np.full((2, 2), 3e38, np.float32)) == 1  # Their sum is.
+    assert local.step(weights, [2], np.full((1, 2), 3e38, np.float32)) == 0
+    np.testing.assert_array_equal(weights, np.float32([[0, 0], [0, 0], [-3e38, -3e38]]))

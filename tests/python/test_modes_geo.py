@@ -130,9 +130,13 @@ def test_progress_that_is_not_finite_is_refused_once_and_given_up(
     params = [np.zeros(64, np.float32)]
     with geo(params, real_servers.client(0), 1, k_steps=k_steps) as optimizer:
         table = optimizer.sparse_table("t", 2, IDENTITY)
-        grad = np.zeros(64, np.float32)
-        grad[0] = wrong
-        optimizer.step([grad], rows=[(table, [1, 2], [[-1, 0], [-1, wrong]])])
+        # As a caller's own loop may leave it: a gradient never gets that far.
+        replica, ids = optimizer.replica(table), np.array([1, 2], np.uint64)
+        slots = replica.slots(ids)
+        replica.weights[slots] = [[1, 0], [1, wrong]]
+        replica.mark(slots)
+        params[0][0] = wrong
+        optimizer.advance()
         optimizer.flush()
         assert optimizer.report.refused == 2  # A row, and a shard's part of the parameter.
         optimizer.step([-np.ones(64)], rows=[(table, [2], [[-1, -2]])])

@@ -241,3 +241,31 @@ def test_what_is_no_saved_state_is_refused(saved: Any) -> None:
     with pytest.raises(gr.InvalidArgument, match="saved state"):
         optimizer.load_state_dict(saved)
     optimizer.abandon()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_leaves_no_trace_in_the_local_state(
+    servers: Servers, wrong: float
+) -> None:
+    rule, states, values = gr.optim.Adam(lr=0.1), [], []
+    for name, bad in (("spared", None), ("hit", wrong)):
+        params = [np.ones(3, np.float32), np.ones(2, np.float32)]
+        with gr.GeoOptimizer(
+            params, rule, servers.client(0), workers=1, k_steps=2, name=name
+        ) as optimizer:
+            table = optimizer.sparse_table(name, 2, rule)
+            for step in range(6):
+                dense: list[Any] = [np.full(3, step - 2.0), np.full(2, 3.0 - step)]
+                ids, rows = [5, 7], [[1.0, step], [-1.0, step]]
+                if step == 3 and bad is None:
+                    dense[0], ids, rows = None, [7], rows[1:]
+                elif step == 3:
+                    dense[0][1] = rows[0][1] = bad
+                optimizer.step(dense, rows=[(table, ids, rows)])
+            states.append(optimizer.state_dict())
+            values.append([*params, table.pull([5, 7])])
+            assert optimizer.report.refused == (0 if bad is None else 2)
+    np.testing.assert_equal(states[1] | {"rows": states[1]["rows"]["hit"]},
+                            states[0] | {"rows": states[0]["rows"]["spared"]})  # fmt: skip
+    for one, other in zip(*values, strict=True):
+        np.testing.assert_array_equal(one, other)

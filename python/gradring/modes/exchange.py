@@ -51,7 +51,8 @@ class GeoReport:
         stalled_seconds: Time that steps have waited for an exchange to end.
         pushed_rows: Rows of sparse tables sent so far.
         taken_rows: Rows that others changed, received so far.
-        refused: Rows that servers have refused because they were not finite.
+        refused: Rows, and dense parameters, left alone because they were not finite: gradients by
+            the local rule, progress by servers.
         workers: Living workers as of the last exchange.
     """
 

@@ -24,6 +24,7 @@ from gradring.modes.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.waiting import after_the_local_step
 from gradring.optim import SGD, LocalRows, State, Sum
 from gradring.optim.averaging import require_weight
+from gradring.optim.gradients import is_finite
 from gradring.optim.rules import require_rule
 
 
@@ -174,6 +175,9 @@ class GeoOptimizer(ModeOptimizer):
     ) -> None:
         """Do a local step; exchange if it is time.
 
+        A row, or a dense parameter, whose gradient is not finite is left alone, with its state, and
+        counted in ``report.refused``.
+
         Raises:
             InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing has
                 changed.
@@ -194,8 +198,12 @@ class GeoOptimizer(ModeOptimizer):
         for rule, param, grad, state in zip(
             self.rules, self.params, checked, self._state, strict=True
         ):
-            if grad is not None:
+            if grad is None:
+                continue
+            if is_finite(grad):
                 rule.update(param, grad, state)
+            else:
+                self.report.refused += 1
         self._train(local)
         self.advance()
 
@@ -213,7 +221,7 @@ class GeoOptimizer(ModeOptimizer):
     def _train(self, local: list[tuple[str, Slots, Array]]) -> None:
         for name, slots, grads in local:
             replica = self._sparse[name]
-            self._local_rows[name].step(replica.weights, slots, grads)
+            self.report.refused += self._local_rows[name].step(replica.weights, slots, grads)
             replica.mark(slots)
 
     def make_room(self) -> None:

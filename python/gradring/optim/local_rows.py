@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gradring import _core
 from gradring.errors import InvalidArgument
+from gradring.optim.gradients import is_finite
 from gradring.optim.state import as_array, whole_steps
 
 Array = npt.NDArray[np.float32]
@@ -76,13 +77,18 @@ class LocalRows:
             raise InvalidArgument(f"{rule}: an lr_decay is there from the start or not at all")
         self.rule, self._core_rule = rule, core_rule
 
-    def step(self, weights: Array, slots: Any, grads: Any) -> None:
+    def step(self, weights: Array, slots: Any, grads: Any) -> int:
         """Add up the gradients of equal rows, in the order given, and do one step of each row.
+
+        Rows whose sums are not finite are left alone, with their states.
 
         Args:
             weights: Float32 (rows, dim), contiguous; written in place.
             slots: Rows of it, int64 (n,), as often as there are gradients of them.
             grads: Float32 (n, dim); not written.
+
+        Returns:
+            How many rows were left alone.
 
         Raises:
             InvalidArgument: Shapes or dtypes do not fit, or there is no such row; nothing was
@@ -101,10 +107,14 @@ class LocalRows:
         places, sums = self._places[: len(weights)], self._sums[: len(slots)]
         distinct = np.empty_like(slots)
         count = _core.merge_rows(slots, grads, places, distinct, sums)
-        if count:
-            self._update(weights, distinct[:count], sums[:count])
+        return self._update(weights, distinct[:count], sums[:count]) if count else 0
 
-    def _update(self, weights: Array, slots: Slots, grads: Array) -> None:
+    def _update(self, weights: Array, slots: Slots, grads: Array) -> int:
+        refused = 0
+        if not is_finite(grads):
+            are_finite = np.isfinite(grads).all(axis=1)
+            refused = len(slots) - int(are_finite.sum())
+            slots, grads = slots[are_finite], grads[are_finite]
         if len(self._steps) < len(weights):
             self._grow(len(weights))
         if self._counts_for_table:
@@ -116,6 +126,7 @@ class LocalRows:
         self._updates += 1
         if self._layout and not self._counts_for_table:
             self._steps[slots] = steps
+        return refused
 
     def state(self, slots: Slots) -> dict[str, Any]:
         """Return a copy of the states of some rows: arrays by name, steps, and the rule's name.
