@@ -12,7 +12,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
-from torch_models import are_same, values
+from torch_models import Clicks, are_same, values
 
 ALL = [
     gr.Sync(), gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=2),
@@ -87,6 +87,26 @@ def test_one_worker_in_geo_searches_as_lbfgs_does_alone(comm: Any) -> None:
     assert losses == lbfgs_steps(alone, torch.optim.LBFGS(alone.parameters()))
     assert losses[-1] < losses[0] / 10
     assert are_same(values(model), values(alone))
+    optimizer.close()
+
+
+@pytest.mark.parametrize("mode", [*ALL[:1], *ALL[2:]], ids=str)
+@pytest.mark.parametrize(("row_clip", "moved"), [(None, -4), (2.0, -2)])
+def test_clip_norm_is_of_parameters_and_rows_have_their_rules(
+    comm: Any, mode: Any, row_clip: float | None, moved: float
+) -> None:
+    model, server = Clicks(), ExactServer()
+    rule = gr.optim.SGD(lr=1.0, clip_norm=row_clip)
+    model.rows = gt.Embedding("rows", 1, optimizer=rule)
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1.0), mode, model=model, comm=comm,
+        ps=server.client(0), clip_norm=1.5,
+    )  # fmt: skip
+    model(3, 4).backward()
+    optimizer.step()
+    optimizer.flush()
+    assert optimizer.grad_norm == 3
+    assert model.state() == pytest.approx((-1.5, moved), rel=1e-5)
     optimizer.close()
 
 

@@ -70,8 +70,10 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         overlap: Start buckets during backward. Without it weights may be given to ``step``.
         compress: ``"bf16" "fp16" "int8"`` or ``gradring.TopK(ratio)``: gradients travel in fewer
             bytes. What that leaves out is kept, and travels with the next step's.
-        clip_norm: Largest norm of all averaged gradients together; in `step` they are scaled down
-            to it, after a `torch.amp.GradScaler` has unscaled them. ``grad_norm`` is what it was.
+        clip_norm: Largest norm of all averaged gradients of the optimizer's parameters together; in
+            `step` they are scaled down to it, after a `torch.amp.GradScaler` has unscaled them.
+            ``grad_norm`` is what it was. Rows of embeddings are not in it: their own rule clips
+            each row (``clip_norm=`` or ``clip_value=`` of `gradring.optim`).
         ps: What `gradring.ps.connect` returned; ``None`` connects where the mode needs servers.
         name: Of the model: the first part of its tables' names on the servers.
         timeout: Seconds that a step may wait for other workers, where servers are between them;

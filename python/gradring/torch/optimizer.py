@@ -37,7 +37,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _clip_norm: float | None
     rows: Rows | None = None  # The model's embeddings.
     _weight: float = 1.0
-    grad_norm: torch.Tensor | None = None  # Of the last step, before clipping.
+    grad_norm: torch.Tensor | None = None  # Of the last step, before clipping; without rows.
     is_in_step = True  # Its ranks do equally many steps.
     _scaler_may_have_looked_early = False
 

@@ -67,8 +67,8 @@ class Told:
         if self.is_unscaled:
             raise InvalidArgument(
                 "GradScaler.unscale_() does not see the rows of gradring.torch.Embedding, and "
-                "nobody knows their scale after it; leave it to GradScaler.step(), and clip with "
-                "distributed(..., clip_norm=)"
+                "nobody knows their scale after it; leave it to GradScaler.step(), and clip "
+                "parameters with distributed(..., clip_norm=), rows with their rule's clip_norm="
             )
 
     def unscale(self, grads: Iterable[torch.Tensor | None]) -> None:

@@ -41,7 +41,8 @@ class ServedOptimizer(torch.optim.Optimizer):
     Attributes:
         driver: What carries the mode out: has ``staleness``, ``report`` and the like.
         rows: The model's embeddings; ``None`` if there are none.
-        grad_norm: Norm of the last step's gradients before ``clip_norm`` clipped them.
+        grad_norm: Norm of the last step's gradients of parameters, without those of rows, before
+            ``clip_norm`` clipped them.
     """
 
     driver: ModeOptimizer
