@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.utils.checkpoint import checkpoint
 
 import gradring as gr
 import gradring.torch as gt
@@ -161,3 +162,70 @@ def test_a_layer_says_how_wide_its_rows_are_as_torch_does() -> None:
     assert layer.embedding_dim == layer.dim == 2
     with pytest.raises(AttributeError):
         layer.embedding_dim = 3  # type: ignore[misc]
+
+
+def fails(_: torch.Tensor) -> None:
+    raise RuntimeError("hook")
+
+
+def failing(layer: gt.Embedding) -> torch.Tensor:
+    """A loss whose backward has brought a gradient of rows when it fails."""
+    late, early = layer(IDS), layer(IDS)
+    late.register_hook(fails)
+    return late.sum() + early.sum()
+
+
+def test_a_backward_that_failed_leaves_nothing_to_the_next_one() -> None:
+    server = ExactServer()
+    layer = embedding(server)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="hook"):
+            failing(layer).backward()
+        assert layer.gradients()
+        train(layer)
+    layer.flush()
+    assert server.tables["e"].pushes == 2
+    np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -2))
+
+
+class Within(torch.autograd.Function):
+    """Runs a pass of its own inside backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, run: Any) -> torch.Tensor:  # type: ignore[override]
+        ctx.run = run
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            ctx.run()
+        return grad, None
+
+
+def test_passes_inside_a_pass_push_each_gradient_once_and_drop_only_their_own() -> None:
+    server = ExactServer()
+    layer = embedding(server)
+
+    def fail() -> None:
+        with pytest.raises(RuntimeError, match="hook"):
+            failing(layer).backward()
+
+    for run in (lambda: train(layer), fail):
+        # One leaf gets its gradient before the pass inside, the other one after it.
+        before = Within.apply(layer(IDS), run) + layer(IDS)
+        before.sum().backward()
+        assert not layer.gradients()
+    layer.flush()
+    np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -(3 + 2)))
+
+
+def test_rows_in_a_reentrant_checkpoint_are_pushed_beside_those_outside() -> None:
+    layer = embedding(ExactServer())
+    for step in range(1, 3):
+        inside: Any = checkpoint(lambda rows: rows + 2 * layer(IDS), layer(IDS), use_reentrant=True)
+        (inside + 4 * layer(IDS)).sum().backward()
+        assert not layer.gradients()
+        layer.flush()
+        np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -7 * step))
+        layer.train()

@@ -29,7 +29,7 @@ def at_the_end_of_backward(listener: _Listener) -> None:
 
     Called from a hook. What it raises comes out of ``backward()``.
     """
-    task = torch._C._current_graph_task_id()  # noqa: SLF001
+    task = current_backward()
     if _waiting.get(listener) == task:
         return
     _waiting[listener] = task
@@ -46,6 +46,12 @@ def at_the_end_of_backward(listener: _Listener) -> None:
 def after_all_others(act: Callable[[], None]) -> None:
     """Call ``act`` after the ``end_backward`` of all listeners; called from one of them."""
     _queue(act)
+
+
+def current_backward() -> int:
+    """Return a number that this backward pass shares with no other; for hooks and their ends."""
+    task: int = torch._C._current_graph_task_id()  # noqa: SLF001
+    return task
 
 
 def is_outermost_backward() -> bool:

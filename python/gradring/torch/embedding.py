@@ -34,8 +34,8 @@ class Embedding(torch.nn.Module):
 
     It has no parameters: give the whole model to ``gradring.torch.distributed(optimizer, mode,
     model=model)``, whose mode then holds for the rows too. Without that, gradients are pushed as
-    in `gradring.Async` at the end of each backward pass. In evaluation (``eval()``, or without
-    gradients) rows are read only.
+    in `gradring.Async` at the end of each backward pass; one that fails pushes none. In evaluation
+    (``eval()``, or without gradients) rows are read only.
 
     ``layer.requires_grad_(False)`` freezes the rows. What freezes the parameters of a whole model,
     such as ``model.requires_grad_(False)``, does not reach them, for they are none; this does:
@@ -301,6 +301,9 @@ class Embedding(torch.nn.Module):
     def end_step(self, given: list[RowGradients]) -> None:
         """Forget what `row_gradients` gave: a step was done with it, and not to be repeated."""
         self.forget_gradients()
+        self._age_cache(given)
+
+    def _age_cache(self, given: list[RowGradients]) -> None:
         if self.cache is not None:
             is_kept_on = self._cache_age > 1 and not self._settings
             if given and is_kept_on and is_subtracted(self.table.rule, self._driver):
@@ -316,9 +319,11 @@ class Embedding(torch.nn.Module):
     def end_backward(self) -> None:
         """Push, where no optimizer does."""
         if self._is_alone and self._driver is not None:
-            rows = self.row_gradients()
-            self.end_step(rows)  # Nobody repeats this step: the next backward brings its own.
-            self._driver.step(None, rows=rows)
+            # Nobody repeats this step: the next backward brings its own.
+            rows = [(self.table, *taken) for taken in self._leaves.take_from_backward()]
+            if rows:
+                self._age_cache(rows)
+                self._driver.step(None, rows=rows)
 
     def flush(self) -> None:
         """Wait until the servers have applied all gradients of this worker.

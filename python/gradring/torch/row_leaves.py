@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from gradring.torch.backward import current_backward, is_outermost_backward
+
 
 @dataclass(slots=True)
 class _Leaf:
@@ -21,11 +23,18 @@ class _Leaf:
         rows: What is trained.
         ids: Theirs.
         chosen: Which of the rows these are.
+        backward: The pass that has brought the gradient, or the last part of it.
     """
 
     rows: torch.Tensor
     ids: Any
     chosen: Any
+    backward: int
+
+    def array(self) -> tuple[Any, Any]:
+        """Return ids and their gradients."""
+        assert self.rows.grad is not None
+        return self.ids, self.rows.grad.cpu().numpy()[self.chosen]
 
 
 class RowLeaves:
@@ -48,8 +57,12 @@ class RowLeaves:
         """Keep a leaf that has a gradient now; it may be kept already."""
         if self.is_frozen:  # Since forward.
             rows.grad = None
-        elif not any(rows is leaf.rows for leaf in self._ready):
-            self._ready.append(_Leaf(rows, ids, chosen))
+            return
+        for leaf in self._ready:
+            if leaf.rows is rows:
+                leaf.backward = current_backward()
+                return
+        self._ready.append(_Leaf(rows, ids, chosen, current_backward()))
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients themselves, one for each leaf."""
@@ -57,14 +70,29 @@ class RowLeaves:
 
     def arrays(self) -> list[tuple[Any, Any]]:
         """Return ids and their gradients, one pair for each leaf."""
-        result = []
-        for leaf in self._ready:
-            assert leaf.rows.grad is not None
-            result.append((leaf.ids, leaf.rows.grad.cpu().numpy()[leaf.chosen]))
-        return result
+        return [leaf.array() for leaf in self._ready]
+
+    def take_from_backward(self) -> list[tuple[Any, Any]]:
+        """Return the arrays of the pass that ends now, and forget those leaves.
+
+        Passes around this one (reentrant checkpoints) take theirs when they end. The outermost also
+        forgets what passes that failed have left.
+        """
+        now = current_backward()
+        own = [leaf for leaf in self._ready if leaf.backward == now]
+        self._ready = [leaf for leaf in self._ready if leaf.backward != now]
+        arrays = [leaf.array() for leaf in own]
+        _forget(own)
+        if is_outermost_backward():
+            self.forget()
+        return arrays
 
     def forget(self) -> None:
         """Keep none of these any longer."""
         ready, self._ready = self._ready, []
-        for leaf in ready:
-            leaf.rows.grad = None  # A second backward through the same graph would add to it.
+        _forget(ready)
+
+
+def _forget(leaves: list[_Leaf]) -> None:
+    for leaf in leaves:
+        leaf.rows.grad = None  # A second backward through the same graph would add to it.
