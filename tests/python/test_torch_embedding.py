@@ -18,6 +18,7 @@ from conftest import GetWorld
 from exact_server import ExactServer
 
 IDS = torch.tensor([3, 5])
+RULE = gr.optim.SGD(lr=1.0)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def comm(world: GetWorld) -> Any:
 
 
 def embedding(server: ExactServer, **options: Any) -> gt.Embedding:
-    return gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0), ps=server.client(0), **options)
+    return gt.Embedding("e", 2, optimizer=RULE, ps=server.client(0), **options)
 
 
 def train(layer: torch.nn.Module) -> None:
@@ -49,7 +50,7 @@ def test_a_copy_reads_the_rows_that_the_layer_trains(device: Any) -> None:
 def test_an_average_of_a_model_reads_its_rows(comm: Any) -> None:
     server = ExactServer()
     model = torch.nn.Sequential(
-        gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0)),
+        gt.Embedding("e", 2, optimizer=RULE),
         torch.nn.Linear(2, 2, bias=False),
         torch.nn.BatchNorm1d(2),
     )
@@ -93,7 +94,7 @@ def test_a_copy_of_a_layer_without_rows_is_a_layer_of_its_own() -> None:
 
 
 def test_a_layer_with_rows_is_not_pickled_without_them() -> None:
-    torch.save(gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0)), io.BytesIO())
+    torch.save(gt.Embedding("e", 2, optimizer=RULE), io.BytesIO())
     layer = embedding(ExactServer())
     train(layer)
     with pytest.raises(TypeError, match=r"'e' cannot be pickled.*state_dict\(\).*save\(path\)"):
@@ -127,9 +128,7 @@ def test_frozen_rows_are_read_and_not_trained_until_they_are_unfrozen() -> None:
 @pytest.mark.parametrize("mode", [gr.Sync(), gr.Sync(via="ps"), gr.Async(), gr.Geo(k_steps=1)])
 def test_a_model_whose_rows_are_frozen_trains_its_other_parameters(comm: Any, mode: Any) -> None:
     server = ExactServer()
-    model = torch.nn.Sequential(
-        gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1.0)), torch.nn.Linear(2, 1)
-    )
+    model = torch.nn.Sequential(gt.Embedding("e", 2, optimizer=RULE), torch.nn.Linear(2, 1))
     model.apply(lambda module: module.requires_grad_(False))
     torch.nn.init.zeros_(model[1].requires_grad_(True).bias)
     optimizer = gt.distributed(
@@ -229,3 +228,36 @@ def test_rows_in_a_reentrant_checkpoint_are_pushed_beside_those_outside() -> Non
         layer.flush()
         np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -7 * step))
         layer.train()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # Torch warns of memory, once.
+@pytest.mark.parametrize("mode", [None, gr.Sync(), gr.Async(), gr.Geo(k_steps=1)], ids=str)
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_backward_that_makes_a_graph_trains_rows_as_any(
+    comm: Any, mode: Any, is_scaled: bool
+) -> None:
+    server = ExactServer()
+    layer = embedding(server) if mode is None else gt.Embedding("e", 2, optimizer=RULE)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer: Any = torch.optim.SGD([weight], lr=1.0)
+    if mode is not None:
+        optimizer = gt.distributed(optimizer, mode, model=layer, comm=comm, ps=server.client(0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=is_scaled and mode is not None)
+    rows = layer(IDS)
+    loss = ((rows + weight) ** 2).sum()  # Of 1 each, so that gradients are 2 a number.
+    scaler.scale(loss).backward(create_graph=True)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+    layer.flush()
+    np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -2))
+    if mode is not None:
+        optimizer.close()
+
+
+def test_a_penalty_on_the_gradients_of_rows_trains_them() -> None:
+    layer = embedding(ExactServer())
+    rows = layer(IDS)
+    (slope,) = torch.autograd.grad((rows * (rows + 3)).sum(), rows, create_graph=True)
+    (slope**2).sum().backward()  # (2 r + 3)^2, so 4 (2 r + 3) a number.
+    layer.flush()
+    np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -12))

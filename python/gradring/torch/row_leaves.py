@@ -34,7 +34,8 @@ class _Leaf:
     def array(self) -> tuple[Any, Any]:
         """Return ids and their gradients."""
         assert self.rows.grad is not None
-        return self.ids, self.rows.grad.cpu().numpy()[self.chosen]
+        # It has a graph of its own after backward(create_graph=True).
+        return self.ids, self.rows.grad.detach().cpu().numpy()[self.chosen]
 
 
 class RowLeaves:
@@ -65,8 +66,8 @@ class RowLeaves:
         self._ready.append(_Leaf(rows, ids, chosen, current_backward()))
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients themselves, one for each leaf."""
-        return [leaf.rows.grad for leaf in self._ready if leaf.rows.grad is not None]
+        """Return the gradients, one for each leaf; what is written there is pushed."""
+        return [leaf.rows.grad.detach() for leaf in self._ready if leaf.rows.grad is not None]
 
     def arrays(self) -> list[tuple[Any, Any]]:
         """Return ids and their gradients, one pair for each leaf."""
