@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 import pty
@@ -11,14 +10,13 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from frozen import freeze
 from gradring.launch.output import LINE_BYTES_MAX, Passage, RankOutput
-from gradring.launch.screen import Outlet, Screen
+from gradring.launch.screen import Screen
 from launcher_runs import LIVE, WITH_GRANDCHILDREN, is_alive
 
 RUN = [sys.executable, "-m", "gradring", "run", "-n", "1"]
@@ -77,21 +75,6 @@ def test_what_two_streams_lose_is_told_once_each() -> None:
     screen.write(1, [b"c"])
     assert [(stream, error.errno) for stream, error in screen.take_lost()] == [(1, errno.ENOSPC)]
     assert screen.take_lost() == []
-
-
-def test_a_pipe_that_does_not_block_gets_everything() -> None:
-    # Whoever shares the pipe with us may have made it so.
-    reader, writer = os.pipe2(os.O_NONBLOCK)
-    size = 5 * int(fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
-
-    def write() -> None:
-        Outlet(writer).write(b"x" * size)
-        os.close(writer)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    assert read_all(reader) == b"x" * size
-    thread.join()
 
 
 @pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])

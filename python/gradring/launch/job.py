@@ -2,19 +2,19 @@
 
 The first rank or server that fails decides: it is named with how it ended, all others are stopped,
 and its exit code becomes the launcher's. Servers are stopped when the last rank has ended. One
-thread, one selector; signals arrive through a wake-up pipe.
+thread, which never waits but in its `Watch`: whoever reads our output may stall, and signals are
+heard all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
-import selectors
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gradring.launch.outcome import Failure, Outcome, Restarts, describe, exit_c
 from gradring.launch.output import RankOutput
 from gradring.launch.plan import Plan, make_plan
 from gradring.launch.screen import STREAM_NAMES, Screen
+from gradring.launch.watch import Watch
 
 # What an agent may take beyond the grace before the launcher gives it up.
 _TEARDOWN_SECONDS = processes.UNKILLABLE_SECONDS + 5.0
@@ -46,7 +47,9 @@ def run(options: Options) -> int:
         InvalidArgument: An option makes no sense; nothing was started.
     """
     plan = make_plan(options, os.environ)
-    return Job(plan, options, Screen.of_process(os.environ)).run()
+    screen = Screen.of_process(os.environ)
+    with contextlib.closing(screen.outlets):
+        return Job(plan, options, screen).run()
 
 
 class Job:
@@ -60,8 +63,8 @@ class Job:
         self._output = RankOutput(screen, has_prefix=options.prefix)
         self._outcome = Outcome(plan.world_size)
         self._links: list[AgentLink] = []
-        self._caught: list[int] = []  # Signals, in order.
         self._is_stopping = False
+        self._is_killing = False
         self._spares_servers = False  # Of the stop that is under way.
         self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
         self._started_at = time.monotonic()
@@ -69,12 +72,17 @@ class Job:
         self._coming: dict[int, tuple[float, AgentLink]] = {}  # Servers to be started: when, where.
         self._greeted: set[int] = set()  # Servers that have started at least once.
         self._deadline: float | None = None  # For the agents to start, later for them to end.
-        self._selector = selectors.DefaultSelector()
+        self._patience = 0.0  # Seconds that the deadline leaves them.
+        self._watch = Watch(screen.outlets)
         self._orphans = processes.Orphans(frozenset())
 
     def run(self) -> int:
         """Run to the end and return the exit code: 0, the first failed rank's, or 128 + signal."""
-        with self._selector, self._signals(), processes.adopting_orphans() as orphans:
+        with (
+            contextlib.closing(self._watch),
+            self._watch.catching_signals(),
+            processes.adopting_orphans() as orphans,
+        ):
             self._orphans = orphans
             try:
                 self._start()
@@ -85,34 +93,16 @@ class Job:
                         link.close(timeout=self._options.grace + _TEARDOWN_SECONDS)
             self._output.finish_all()
             self._screen.set_bottom(b"")
-        aftermath = self._outcome.aftermath()
-        if aftermath:
-            self._screen.say(f"after that: {aftermath}")
+            aftermath = self._outcome.aftermath()
+            if aftermath:
+                self._screen.say(f"after that: {aftermath}")
+            self._drain()
         return self._outcome.exit_code
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        wake, wakened = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        for number, handler in before.items():
-            if number != signal.SIGHUP or handler != signal.SIG_IGN:  # Ignored: nohup.
-                signal.signal(number, lambda number, _: self._caught.append(number))
-        wakened_before = signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
-        self._selector.register(wake, selectors.EVENT_READ)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakened_before)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._selector.unregister(wake)
-            os.close(wake)
-            os.close(wakened)
 
     # Starting.
 
     def _start(self) -> None:
-        self._deadline = time.monotonic() + self._options.start_timeout
+        self._set_deadline(self._options.start_timeout)
         for host in self._plan.hosts:
             try:
                 link = AgentLink(host, self._options)
@@ -120,10 +110,8 @@ class Job:
                 self._fail(Failure(f"cannot start anything on {host.name}: {error}", 1))
                 return
             self._links.append(link)
-            self._selector.register(link.frames, selectors.EVENT_READ, (link, self._read_frames))
-            self._selector.register(
-                link.complaints, selectors.EVENT_READ, (link, self._read_complaints)
-            )
+            self._watch.add(link.frames, functools.partial(self._read_frames, link))
+            self._watch.add(link.complaints, functools.partial(self._read_complaints, link))
         plan = self._plan
         self._links[0].send(do="listen", number=0, host=plan.listen_host, port=plan.listen_port)
         for link in self._links:
@@ -165,23 +153,43 @@ class Job:
 
     def _loop(self) -> None:
         while any(link.is_open for link in self._links):
-            for key, _ in self._selector.select(self._seconds_to_wait()):
-                if key.data is None:
-                    os.read(key.fd, agent.READ_BYTES)
-                    continue
-                link, read = key.data
-                if link.is_open:  # What came before this in the batch may have closed it.
-                    read(link)
-            while self._caught:
-                self._take_signal(self._caught.pop(0))
+            # Those that are killed leave no more to read than fits.
+            self._watch.wait(self._seconds_to_wait(), may_hold=not self._is_killing)
+            self._take_signals()
             self._heed_lost_streams()
             self._start_again()
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                self._give_up_waiting()
+            self._heed_deadline()
             self._show_status()
 
+    def _drain(self) -> None:
+        """Let whoever reads our output have the rest of it; the second signal ends that too."""
+        self._heed_lost_streams()
+        while self._screen.outlets.stalled is not None:
+            until = self._deadline if self._is_killing else None
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                self._screen.outlets.drop()
+                return
+            self._watch.wait(left, may_hold=False)
+            self._take_signals()
+            self._heed_lost_streams()
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._patience = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def _heed_deadline(self) -> None:
+        if self._deadline is None:
+            return
+        is_full = self._screen.outlets.are_full and not self._is_killing
+        if self._watch.is_holding or is_full:
+            # An agent that we do not read is not late: its time begins anew.
+            self._set_deadline(self._patience)
+        elif time.monotonic() >= self._deadline:
+            self._give_up_waiting()
+
     def _seconds_to_wait(self) -> float | None:
-        waits: list[float] = [0.0] if self._caught else []
+        waits: list[float] = []
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - time.monotonic()))
         waits += [max(0.0, at - time.monotonic()) for at, _ in self._coming.values()]
@@ -212,7 +220,7 @@ class Job:
     def _read_complaints(self, link: AgentLink) -> None:
         data = os.read(link.complaints.fileno(), agent.READ_BYTES)
         if not data:
-            self._selector.unregister(link.complaints)
+            self._watch.remove(link.complaints)
         for line in link.complain(data):
             self._screen.say(f"{link.host.name}: {line}")
 
@@ -318,6 +326,10 @@ class Job:
                 why = f"cannot write {STREAM_NAMES[stream]}: {error.strerror}"
                 self._fail(Failure(why, 1))
 
+    def _take_signals(self) -> None:
+        while self._watch.caught:
+            self._take_signal(self._watch.caught.pop(0))
+
     def _take_signal(self, number: int) -> None:
         # The first one gives the ranks the chance that Ctrl-C gives a program; the second kills.
         name = signal.Signals(number).name
@@ -330,14 +342,18 @@ class Job:
         else:
             self._screen.say(f"{name}: killing all ranks")
             self._is_stopping = False
+            self._is_killing = True
             self._stop(signal.SIGKILL)
+            if not any(link.is_open for link in self._links):
+                self._screen.outlets.drop()
 
     def _stop(self, number: int, *, servers: bool = False) -> None:
         if self._is_stopping and not (servers and self._spares_servers):
             return
         self._is_stopping = True
         self._spares_servers = not servers
-        self._deadline = time.monotonic() + self._options.grace + _TEARDOWN_SECONDS
+        grace = 0.0 if number == signal.SIGKILL else self._options.grace
+        self._set_deadline(grace + _TEARDOWN_SECONDS)
         for link in self._links:
             link.send(do="stop", signal=number, servers=servers)
 
@@ -356,6 +372,8 @@ class Job:
 
     def _give_up_waiting(self) -> None:
         self._deadline = None
+        if self._is_killing:
+            self._screen.outlets.drop()
         late = [link for link in self._links if link.is_open]
         if not self._is_stopping:
             late = [link for link in late if not link.has_started]
@@ -369,8 +387,7 @@ class Job:
 
     def _stop_reading(self, link: AgentLink) -> None:
         for stream in (link.frames, link.complaints):
-            if stream in self._selector.get_map():
-                self._selector.unregister(stream)
+            self._watch.remove(stream)
 
     def _end_orphans(self, lost: AgentLink) -> None:
         """End what an agent of this machine has left: its ranks die with it, their children not."""

@@ -2,65 +2,25 @@
 
 A stream that cannot be written any more, because its reader left, its disk is full or its terminal
 was closed, is noted and leads nowhere from then on; what that means for the job is the job's to
-say. Launcher's thread only.
+say. One that is only slow has its lines wait in `outlets`. Launcher's thread only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from gradring.launch.numbers import label
+from gradring.launch.outlets import Outlet, Outlets, Sink
 
 ERASE_LINE = b"\r\x1b[K"
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 STREAM_NAMES = {1: "standard output", 2: "standard error"}
-
-
-class Sink(Protocol):
-    """What takes all bytes it is given, or fails."""
-
-    def write(self, data: bytes, /) -> object:
-        """Take them."""
-
-
-class Outlet:
-    """A descriptor of this process that whole pieces are written to, also where it never blocks.
-
-    Others may have made the pipe or terminal behind it non-blocking: it is shared.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        """Write there from now on."""
-        self._descriptor = descriptor
-
-    def write(self, data: bytes, /) -> None:
-        """Write all of it.
-
-        Raises:
-            OSError: It cannot be written; from now on what is written vanishes.
-        """
-        left = memoryview(data)
-        try:
-            while left:
-                try:
-                    left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:
-                    poll = select.poll()
-                    poll.register(self._descriptor, select.POLLOUT)
-                    poll.poll()
-        except OSError:
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._descriptor)
-            os.close(nothing)
-            raise
 
 
 class Screen:
@@ -77,10 +37,9 @@ class Screen:
             terminals: Which of the two, 1 and 2, are terminals.
             has_colour: Whether prefixes are coloured.
         """
-        self._lost: dict[int, OSError] = {}  # That nobody has heard of yet.
+        self.outlets = Outlets({1: out, 2: err})
         self._terminals = terminals
         self._has_colour = has_colour
-        self._sinks = {1: out, 2: err}
         self._is_inside_line = {1: False, 2: False}
         self._bottom = b""
 
@@ -106,8 +65,7 @@ class Screen:
 
     def take_lost(self) -> list[tuple[int, OSError]]:
         """Return the streams that were lost since the last time, each with its reason."""
-        lost, self._lost = list(self._lost.items()), {}
-        return lost
+        return self.outlets.take_lost()
 
     def prefix(self, number: int) -> bytes:
         """Return what the lines of a rank or server start with."""
@@ -125,7 +83,7 @@ class Screen:
         if data:
             bottom = self._bottom
             self.set_bottom(b"")
-            self._put(stream, data)
+            self.outlets.put(stream, data)
             self._is_inside_line[stream] = not data.endswith(b"\n")
             self.set_bottom(bottom)
 
@@ -138,17 +96,12 @@ class Screen:
         self.write(2, [b"gradring: " + line for line in lines])
 
     def set_bottom(self, text: bytes) -> None:
-        """Show ``text`` below everything else, or nothing."""
-        if self.has_bottom and text != self._bottom:
+        """Show ``text`` below everything else, or nothing; not while lines wait to be written."""
+        is_waiting = text != b"" and self.outlets.stalled is not None
+        if self.has_bottom and text != self._bottom and not is_waiting:
             self._bottom = text
             columns = shutil.get_terminal_size().columns
-            self._put(2, ERASE_LINE + _fit(text, columns - 1))
-
-    def _put(self, stream: int, data: bytes) -> None:
-        try:
-            self._sinks[stream].write(data)
-        except OSError as error:
-            self._lost.setdefault(stream, error)
+            self.outlets.put(2, ERASE_LINE + _fit(text, columns - 1))
 
 
 def _fit(text: bytes, columns: int) -> bytes:
