@@ -34,7 +34,7 @@ def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
         with file.open("ab"):
             pass
         if is_new:
-            file.unlink()
+            file.unlink(missing_ok=True)  # Who else looked may have been faster.
     except OSError as error:
         raise InvalidArgument(f"{option} {file}: cannot be written: {error.strerror}") from None
 

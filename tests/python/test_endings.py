@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import gradring as gr
 from gradring.cli import main
+from gradring.errors import InvalidArgument
+from gradring.output_files import require_writable
 from launcher_runs import wait_for_end
 
 COMMAND = [sys.executable, "-m", "gradring"]
@@ -149,9 +152,46 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path
     kept = tmp_path / "kept.json"
     kept.write_text("before")
     for file in (kept, tmp_path / "new.json"):
-        assert main(["tune", "-n", "1", "--out", str(file)]) == 2
+        require_writable(file, "--out")
     assert kept.read_text() == "before"
     assert sorted(tmp_path.iterdir()) == [kept]
+
+
+def test_two_processes_may_look_whether_one_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def second(file: Path, *, missing_ok: bool = False) -> None:
+        unlink(file)  # By the first one.
+        unlink(file, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", second)
+    require_writable(tmp_path / "new.json", "--out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["bench", "all_reduce"], "--json"), (["bench", "all_reduce"], "--plot"), (["tune"], "--out")],
+)
+def test_only_the_rank_that_writes_a_file_looks_whether_it_can(
+    command: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    joins: list[str] = []
+
+    def join(**_: object) -> None:
+        joins.append(os.environ["GRADRING_RANK"])
+        raise InvalidArgument("nobody else is here")
+
+    monkeypatch.setattr(gr, "init", join)
+    monkeypatch.setenv("GRADRING_WORLD_SIZE", "2")
+    monkeypatch.setenv("GRADRING_RENDEZVOUS", "127.0.0.1:9")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("GRADRING_RANK", rank)
+        assert main([*command, option, str(tmp_path / "none" / "out.png")]) == 2
+    assert joins == ["1"]
 
 
 @pytest.mark.parametrize(

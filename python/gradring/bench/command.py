@@ -25,7 +25,7 @@ from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
 from gradring.bench.starts import Missing
 from gradring.bench.sweep import Sweep
-from gradring.output_files import writing
+from gradring.output_files import require_writable, writing
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -41,6 +41,9 @@ def run(argv: Sequence[str]) -> int:
     """
     role = roles.discover(os.environ)
     options = parse(argv, is_launched=role is not None)
+    if role is None or role.rank == 0:  # Who writes them.
+        require_writable(options.json, "--json")
+        require_writable(options.plot, "--plot")
     if options.plot is not None:
         plot.require(options.plot)
     try:

@@ -11,7 +11,6 @@ from gradring.bench import cases, libraries
 from gradring.config import TRANSPORTS
 from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.errors import InvalidArgument
-from gradring.output_files import require_writable
 from gradring.timeouts import is_timeout
 
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
@@ -97,8 +96,6 @@ def _check(given: argparse.Namespace, is_launched: bool) -> None:
         whole_number(given.ranks, "-n", 1, MOST_RANKS)
     if given.plot is not None and set(given.operations) == {"barrier"}:
         raise InvalidArgument("--plot: a barrier has no sizes to draw over")
-    require_writable(given.json, "--json")
-    require_writable(given.plot, "--plot")
     is_float = given.dtype.startswith(("float", "bfloat"))
     if (given.op in _BIT_OPS and is_float) or (given.op, given.dtype) == ("avg", "bool"):
         raise InvalidArgument(f"--op {given.op} is not defined for {given.dtype}")

@@ -16,6 +16,7 @@ from gradring.bench import libraries
 from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup, folder_for_sockets
 from gradring.cost_profile import Measured
 from gradring.errors import InvalidArgument
+from gradring.output_files import require_writable
 from gradring.tune import fit, report, schedule
 from gradring.tune.fit import Times
 from gradring.tune.options import MIN_RANKS, Options, parse
@@ -33,6 +34,8 @@ def run(argv: Sequence[str]) -> int:
     """
     role = roles.discover(os.environ)
     options = parse(argv, is_launched=role is not None)
+    if role is None or role.rank == 0:  # Who writes it.
+        require_writable(options.out, "--out")
     try:
         if role is None:
             return _finish(_tune_here(options), options)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.cost_profile import LINK_TRANSPORTS
 from gradring.errors import InvalidArgument
-from gradring.output_files import require_writable
 
 MIN_RANKS = 2
 DEFAULT_RANKS = 4
@@ -51,7 +50,6 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
     if ranks is not None and ranks < MIN_RANKS:
         raise InvalidArgument(f"-n {ranks}: it takes {MIN_RANKS} ranks to have a link")
     whole_number(asked, "-n", MIN_RANKS, MOST_RANKS)
-    require_writable(given.out, "--out")
     transports: tuple[str, ...] = () if is_launched else LINK_TRANSPORTS
     if given.transport is not None:
         transports = (given.transport,)
