@@ -17,6 +17,7 @@ import pytest
 
 import gradring as gr
 from gradring import choice_doctor, choices, cost_profile, doctor
+from gradring.bench.starts import role_in_group
 from gradring.calling import ALL_REDUCE
 from gradring.choice_doctor import Asked
 from gradring.choices import OPERATIONS, Question
@@ -314,6 +315,33 @@ def test_ranks_that_a_launcher_started_are_measured_as_they_are(tmp_path: Path) 
     assert ended.stdout.count("tcp: 3 ranks") == 1, "only rank 0 reports"
     assert f"GRADRING_PROFILE={path}" in ended.stdout
     assert list(cost_profile.load(path).transports) == ["tcp"]
+
+
+SLURM_TASK = {
+    "SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+}  # fmt: skip
+
+
+def test_a_shell_that_slurm_has_started_as_its_only_task_starts_ranks_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**SLURM_TASK, "SLURM_NTASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["tune", "--quick", "-n", "2", "--transport", "shm"]) == 0
+    assert "shm: 2 ranks" in capsys.readouterr().out
+
+
+def test_one_rank_is_a_group_but_for_slurm_which_may_have_started_a_shell() -> None:
+    ours = {"GRADRING_RANK": "0", "GRADRING_WORLD_SIZE": "1"}
+    for environ, is_alone in (
+        ({}, True),
+        ({**SLURM_TASK, "SLURM_NTASKS": "1"}, True),
+        ({**SLURM_TASK, "SLURM_NTASKS": "2"}, False),
+        (ours, False),
+        ({**SLURM_TASK, "SLURM_NTASKS": "1", **ours}, False),
+    ):
+        assert (role_in_group(environ) is None) == is_alone
 
 
 def test_a_wrong_command_line_is_refused() -> None:

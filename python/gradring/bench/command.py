@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gradring as gr
-from gradring import roles
 from gradring.bench import libraries, plot, report, table
 from gradring.bench.cases import make_cases, message_bytes
 from gradring.bench.groups import (
@@ -23,7 +22,7 @@ from gradring.bench.groups import (
 )
 from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
-from gradring.bench.starts import Missing
+from gradring.bench.starts import Missing, role_in_group
 from gradring.bench.sweep import Sweep
 from gradring.output_files import require_writable, writing
 
@@ -39,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         InvalidArgument: The command line makes no sense.
     """
-    role = roles.discover(os.environ)
+    role = role_in_group(os.environ)
     options = parse(argv, is_launched=role is not None)
     if role is None or role.rank == 0:  # Who writes them.
         require_writable(options.json, "--json")

@@ -6,10 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import gradring
+from gradring.launchers import SLURM
+from gradring.roles import Role, discover
 
 HERE = Path(__file__).parent  # Peers' interpreters may lack gradring: there `peers` is a package.
 _PROBE_SECONDS = 60.0
@@ -34,6 +37,20 @@ class Start:
 
 class Missing(Exception):  # noqa: N818 - the words of the message
     """A library is not here; the text says how to install it."""
+
+
+def role_in_group(environ: Mapping[str, str]) -> Role | None:
+    """Return the role that a launcher gave this command; ``None`` where it starts ranks itself.
+
+    A step of Slurm with one task, as `srun --pty bash` is, may be a shell that somebody works in.
+
+    Raises:
+        InvalidArgument: The launcher's variables are incomplete or make no sense.
+    """
+    role = discover(environ)
+    if role is not None and role.world_size == 1 and role.source == SLURM.source:
+        return None
+    return role
 
 
 def under_gradring_run(ranks: int, *options: str) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gradring as gr
-from gradring import choices, cost_profile, roles
+from gradring import choices, cost_profile
 from gradring.bench import libraries
 from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup, folder_for_sockets
+from gradring.bench.starts import role_in_group
 from gradring.cost_profile import Measured
 from gradring.errors import InvalidArgument
 from gradring.output_files import require_writable
@@ -32,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         InvalidArgument: The command line makes no sense.
     """
-    role = roles.discover(os.environ)
+    role = role_in_group(os.environ)
     options = parse(argv, is_launched=role is not None)
     if role is None or role.rank == 0:  # Who writes it.
         require_writable(options.out, "--out")
