@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,23 @@ def test_ranks_on_other_hosts_meet_where_they_are_told(
     hosts = hosts_file(tmp_path, "red\nblue\n")
     options = ["--hosts", hosts, "--ssh", fake_ssh, "--rendezvous", "127.0.0.1:0"]
     assert start(program, *options).finish() == (0, ["[0] hello"], "")
+
+
+def test_programs_beside_the_interpreter_are_found_on_every_host_without_activation(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    program = LIVE + "import shutil; print(sys.executable, os.environ['PATH'])\n"
+    folder, python = os.path.split(sys.executable)
+    for before, after in (
+        ("/usr/bin:/bin", f"{folder}:/usr/bin:/bin"),
+        (f"/usr/bin:/bin:{folder}", f"/usr/bin:/bin:{folder}"),  # Where somebody has put it.
+    ):
+        seen = [f"[{rank}] {shutil.which(python, path=after)} {after}" for rank in (0, 1)]
+        hosts = ["--hosts", hosts_file(tmp_path, "red\nblue\n"), "--ssh", fake_ssh]
+        for where in (hosts, ["-n", "2"]):
+            run = start(program, *where, python, environ={"PATH": before})
+            code, lines, err = run.finish()
+            assert (code, sorted(lines), err) == (0, seen, "")
 
 
 def test_a_failure_on_one_host_ends_the_others(start: Start, fake_ssh: str, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from gradring.launch import processes
@@ -36,6 +37,18 @@ STDOUT, STDERR, EVENT = b"o", b"e", b"j"
 READ_BYTES = 1 << 16
 # Above this the ranks' pipes wait until the launcher has read on.
 BACKLOG_BYTES = 1 << 20
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """Return the PATH of ranks: ours, in which our interpreter's folder is if it was not.
+
+    A virtual environment that nobody has activated is in no PATH, least of all in that of sshd:
+    `python` and `gradring` would be others than here, or none.
+    """
+    path = environ.get("PATH", os.defpath)
+    folder = str(Path(sys.executable).parent)
+    is_known = not sys.executable or folder in path.split(os.pathsep)
+    return path if is_known else f"{folder}{os.pathsep}{path}"
 
 
 class Child:
@@ -193,6 +206,7 @@ class Agent:
             self._spawn_server(server)
         ranks = command["ranks"]
         environ = {**os.environ, **command["environ"]}
+        environ["PATH"] = search_path(environ)
         environ.pop("GRADRING_LISTEN_FD", None)
         threads = max(1, len(os.sched_getaffinity(0)) // len(ranks))
         is_set = "OMP_NUM_THREADS" in environ

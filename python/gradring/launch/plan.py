@@ -18,6 +18,7 @@ from pathlib import Path
 from gradring.address import format_address, is_loopback, parse_address
 from gradring.config import Settings, absolute_path
 from gradring.errors import InvalidArgument
+from gradring.launch import agent
 from gradring.launch.hosts import HostPlan, deal_servers, place, read_hosts
 from gradring.launch.options import Options
 from gradring.launchers import LOOPBACK
@@ -166,7 +167,7 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
         if is_all_here and not Path(program).is_file():
             raise InvalidArgument(f"{program}: no such file (looked in {Path.cwd()})")
         return (options.python, *options.command)
-    if is_all_here and shutil.which(program) is None:
+    if is_all_here and shutil.which(program, path=agent.search_path(os.environ)) is None:
         raise InvalidArgument(f"{program}: no such command")
     return options.command
 
