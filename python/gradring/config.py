@@ -133,10 +133,12 @@ def default_record_folder(environ: Mapping[str, str]) -> str:
 
 
 def variables_in_force(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the GRADRING_* variables that are set, with the secret replaced by its length."""
+    """Return the GRADRING_* variables that are set; of the secret, however misspelt, its length."""
     shown = {name: value for name, value in environ.items() if name.startswith("GRADRING_")}
-    if "GRADRING_SECRET" in shown:
-        shown["GRADRING_SECRET"] = f"set, {len(shown['GRADRING_SECRET'])} characters"
+    meant = misspelled_variables(environ)
+    for name, value in shown.items():
+        if "SECRET" in name or meant.get(name) == "GRADRING_SECRET":
+            shown[name] = f"set, {len(value)} characters"
     return dict(sorted(shown.items()))
 
 

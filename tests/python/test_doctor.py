@@ -31,7 +31,9 @@ def test_the_role_is_shown_with_the_variables_it_came_from() -> None:
 
 
 def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[str]) -> None:
-    environ = {**BY_HAND, "GRADRING_SECRET": "open-sesame" * 4}
+    secret = "open-sesame" * 4
+    misspelt = {"GRADRING_SECRETS": secret, "GRADRING_SECERT": secret}
+    environ = {**BY_HAND, "GRADRING_SECRET": secret, **misspelt}
     for as_json in (True, False):
         doctor.main(as_json=as_json, environ=environ)
         shown = capsys.readouterr().out
