@@ -154,7 +154,10 @@ def is_on_cuda(x: Any) -> bool:
 
 def is_torch(x: Any) -> bool:
     """Tell whether it is a tensor of torch, without importing it."""
-    return type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "data_ptr")
+    if type(x).__module__.partition(".")[0] == "torch":
+        return hasattr(x, "data_ptr")
+    torch = sys.modules.get("torch")  # A user's own class of tensors, or none.
+    return isinstance(x, getattr(torch, "Tensor", ()))
 
 
 def require_own_signs(x: Any, name: str) -> None:

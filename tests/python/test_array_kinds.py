@@ -32,6 +32,21 @@ def test_out_gets_the_result_and_x_is_left_alone(world: GetWorld, transport: str
     world(SIZE, transport).run(reduce)
 
 
+def test_a_users_own_class_of_tensors_is_a_tensor(world: GetWorld, transport: str) -> None:
+    torch = pytest.importorskip("torch")
+    kinds = [type("Mine", (base,), {}) for base in (torch.Tensor, torch.nn.Parameter)]
+
+    def reduce(comm: Any) -> None:
+        for kind in kinds:
+            for dtype in (torch.float32, torch.bfloat16):
+                x = torch.ones(3, dtype=dtype).as_subclass(kind)
+                assert comm.all_reduce(x) is x
+                assert (x == SIZE).all()
+                assert isinstance(comm.all_gather(x), torch.Tensor)
+
+    world(SIZE, transport).run(reduce)
+
+
 def test_strided_and_transposed_arrays_are_reduced_in_place_and_nothing_beside_them(
     world: GetWorld, transport: str
 ) -> None:

@@ -229,6 +229,10 @@ def test_settings_of_other_types_are_refused_by_name() -> None:
         (lambda: Slots(2.5), "Slots: shift is a whole number from 1 to 63"),  # type: ignore[arg-type]
         (lambda: Slots(8, odd), "Slots: settings is a str"),
         (lambda: Slots(8, {0.5: Slot()}), "above their lower 8 bits is a whole number"),  # type: ignore[dict-item]
+        (
+            lambda: Slots(8, dict.fromkeys(range(4097), Slot())),
+            "for 4097 slots; a table takes 4096",
+        ),
         (lambda: Slots(8, {5: odd}), "the settings of slot 5 are a str; use gr.ps.Slot"),
         (lambda: specs.sparse_extras(None, odd, 1, None), "expire_after, in ticks, is a whole"),
         (lambda: specs.sparse_extras(None, 1, odd, None), "score_decay is a number"),

@@ -154,6 +154,14 @@ def test_the_steps_of_a_torch_state_count_where_none_are_given(kind: str) -> Non
         assert saved.get("updates", saved["step"].max()) == 4
 
 
+def test_the_number_of_updates_is_loaded_without_rows_too() -> None:
+    with connected(2) as ps:
+        table = ps.sparse_table("e", 2, gr.optim.SparseAdam(lr=0.1))
+        empty = {**table.state_dict(), "updates": 1000}
+        table.load_state_dict(empty)
+        assert table.state_dict()["updates"] == 1000
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_an_embedding_moves_from_sparse_adam_to_servers_and_back(servers: int) -> None:
     torch = pytest.importorskip("torch")

@@ -262,6 +262,26 @@ def test_asynchronous_operations_run_in_order_and_complete_their_futures() -> No
     on_ranks(3, asynchronous)
 
 
+def in_inference_mode() -> None:
+    rank = dist.get_rank()
+    with torch.inference_mode():
+        staged = [torch.zeros(3) for _ in range(2)]  # No slices of one buffer: copied in the end.
+        gathered = dist.all_gather(staged, torch.full((3,), float(rank)), async_op=True)
+        started = [torch.zeros(3) for _ in range(2)]
+        later = dist.all_gather(started, torch.ones(3), async_op=True)
+    gathered.get_future().wait()
+    later.wait()
+    x = torch.ones(3)
+    dist.all_reduce(x, async_op=True).get_future().wait()  # The group's threads go on.
+    assert (x == 2).all()
+    assert all((part == other).all() for other, part in enumerate(staged))
+    assert all((part == 1).all() for part in started)
+
+
+def test_calls_made_in_inference_mode_complete_outside_of_it() -> None:
+    on_ranks(2, in_inference_mode)
+
+
 def messages() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     after, before = (rank + 1) % size, (rank - 1) % size

@@ -39,6 +39,23 @@ def test_wrong_calls_are_errors_that_torch_users_catch_too() -> None:
     assert on_ranks(2, wrong_calls) == [["Mismatch", "Closed"]] * 2
 
 
+def unequal_entries() -> None:
+    rank = dist.get_rank()
+    entries = [torch.zeros(3), torch.zeros(5)] if rank == 0 else None
+    if rank == 0:
+        with pytest.raises(
+            gr.InvalidArgument, match="gather: entry 0 has 3 elements, the tensor 4"
+        ):
+            dist.gather(torch.zeros(4), entries, 0)
+        with pytest.raises(gr.InvalidArgument, match="scatter: entry 0 has 3 elements"):
+            dist.scatter(torch.zeros(4), entries, 0)
+    dist.barrier()
+
+
+def test_entries_that_are_not_all_of_one_size_are_refused_before_anything_is_sent() -> None:
+    on_ranks(2, unequal_entries)
+
+
 def late() -> str:
     rank = dist.get_rank()
     group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=0.5))

@@ -9,6 +9,8 @@ from typing import TypeAlias
 from gradring.errors import InvalidArgument
 from gradring.ps.checks import real, whole
 
+_SLOTS_MAX = 4096  # Servers hang up on who names more (csrc/ps/payloads.cc).
+
 
 @dataclass(frozen=True)
 class Count:
@@ -87,7 +89,7 @@ class Slots:
 
     Attributes:
         shift: An id belongs to slot ``id >> shift``; from 1 to 63.
-        settings: By slot. Slots that are not in it have the table's settings.
+        settings: By slot, of 4096 at most. Slots that are not in it have the table's settings.
     """
 
     shift: int
@@ -100,6 +102,10 @@ class Slots:
             raise InvalidArgument(
                 f"Slots: settings is a {type(self.settings).__name__}; give a dictionary of "
                 "gr.ps.Slot by slot"
+            )
+        if len(self.settings) > _SLOTS_MAX:
+            raise InvalidArgument(
+                f"Slots: settings for {len(self.settings)} slots; a table takes {_SLOTS_MAX}"
             )
         for slot, settings in self.settings.items():
             highest = (1 << (64 - bits)) - 1

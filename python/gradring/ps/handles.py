@@ -22,8 +22,10 @@ class Pushed:
         refused: Rows left alone because their gradient had a NaN or an infinity in it; a dense
             table counts as one. In a round, which is applied later, 0: `stats` counts them.
         not_admitted: Ids that are no rows yet: they were counted only.
-        staleness: The largest number of pushes that came to a table between the pull that the
-            gradients were computed on and this push.
+        staleness: The largest number of pushes that came to a table between this client's last
+            finished pull of it and this push.
+
+    The last three are 0 where the answer was lost on the way and the push was sent again.
     """
 
     rows: int = 0

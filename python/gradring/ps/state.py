@@ -136,7 +136,7 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
     meta["tick"] = saved_numbers.counts("tick", tick, ids.shape)
     wide = np.concatenate(parts, axis=1)
     with table.calls.explaining([table]):
-        for first in range(0, len(ids), _ROWS_AT_ONCE):
+        for first in range(0, max(len(ids), 1), _ROWS_AT_ONCE):  # Without rows, for `updates`.
             some = slice(first, first + _ROWS_AT_ONCE)
             heads = meta[some].view(np.uint8)
             table.calls.core.write_rows(table.number, heads, wide[some], updates)

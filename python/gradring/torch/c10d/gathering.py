@@ -57,6 +57,7 @@ class Gathering:
                 if self.comm.rank == opts.rootRank:
                     self._check_parts("gather", output_tensors[index])
                     _check_dtypes("gather", source, output_tensors[index])
+                    _check_sizes("gather", source, output_tensors[index])
                     out = call.outputs(output_tensors[index])
                 x = call.input(source)
                 call.started(self.comm.gather(x, opts.rootRank, out=out, **call.options))
@@ -72,6 +73,7 @@ class Gathering:
                 if self.comm.rank == opts.rootRank:
                     self._check_parts("scatter", input_tensors[index])
                     _check_dtypes("scatter", output, input_tensors[index])
+                    _check_sizes("scatter", output, input_tensors[index])
                     x = call.inputs(input_tensors[index])
                 out = call.output(output)
                 call.started(self.comm.scatter(x, opts.rootRank, out=out, **call.options))
@@ -182,3 +184,11 @@ def _check_dtypes(name: str, tensor: Tensor, others: Tensors) -> None:
     for other in others:
         if other.dtype != tensor.dtype:
             raise InvalidArgument(f"{name}: dtypes {tensor.dtype} and {other.dtype} differ")
+
+
+def _check_sizes(name: str, tensor: Tensor, others: Tensors) -> None:
+    for rank, other in enumerate(others):
+        if other.numel() != tensor.numel():
+            raise InvalidArgument(
+                f"{name}: entry {rank} has {other.numel()} elements, the tensor {tensor.numel()}"
+            )

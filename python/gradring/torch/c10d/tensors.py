@@ -139,7 +139,9 @@ def _write(tensor: Tensor, result: Tensor) -> None:
                 "elements that share memory, and their results differ; pass a clone() of it"
             )
         tensor, result = tensor.narrow(dim, 0, 1), first
-    tensor.copy_(result)
+    # Also by a thread that is not in inference mode, for a call that was made in it.
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.copy_(result)
 
 
 def _are_same(a: Tensor, b: Tensor) -> bool:

@@ -112,6 +112,10 @@ class Flight:
                     finish()
         except Error as error:  # A result that does not fit into the user's tensor.
             return for_torch(error)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits, not in our threads
+            failed = Error(f"a result cannot be written to its tensor: {error}")
+            failed.__cause__ = error
+            return for_torch(failed)
         return None
 
     def _tell(self, told: torch.futures.Future[Any]) -> None:
