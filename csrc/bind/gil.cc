@@ -7,6 +7,8 @@
 #include <chrono>
 #include <thread>
 
+#include "transport/forks.h"
+
 namespace gradring::bind {
 namespace {
 
@@ -47,6 +49,13 @@ void begin_end() {
   PyEval_RestoreThread(state);
 }
 
+// What ends may join a thread that just wants the lock to ask for signals.
+void delete_without_gil(const std::function<void()>& deletion) {
+  if (PyGILState_Check() == 0) return deletion();
+  const WithoutGil no_gil;
+  deletion();
+}
+
 }  // namespace
 
 WithoutGil::~WithoutGil() {
@@ -66,6 +75,10 @@ void register_end_of_interpreter() {
   // Of the parent's threads that were just asking for the lock none is in a forked child.
   ::pthread_atfork(nullptr, nullptr, [] { taking.store(0); });
   py::module_::import("atexit").attr("register")(py::cpp_function(&begin_end));
+}
+
+void register_deletions() {
+  transport::set_deletion(&delete_without_gil);
 }
 
 }  // namespace gradring::bind

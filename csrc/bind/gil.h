@@ -30,5 +30,7 @@ void with_gil_again(const std::function<void()>& act);
 
 // To be called once, before anything else is registered with atexit: so that it runs last.
 void register_end_of_interpreter();
+// Objects of transport::make_here end without the lock from now on.
+void register_deletions();
 
 }  // namespace gradring::bind

@@ -76,6 +76,7 @@ py::tuple inspect(const std::string& address, const py::bytes& secret, std::int6
 
 PYBIND11_MODULE(_core, module) {
   gradring::bind::register_end_of_interpreter();
+  gradring::bind::register_deletions();
   gradring::bind::register_errors(module);
   gradring::bind::register_communicator(module);
   gradring::bind::register_costs(module);

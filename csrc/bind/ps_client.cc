@@ -224,16 +224,7 @@ std::unique_ptr<PsClient> make_client(const std::vector<std::string>& servers,
   options.timeout = Millis{timeout_ms};
   const WithoutGil release;
   auto made = std::make_unique<PsClient>();
-  // Its end joins a thread, which may just want the GIL to ask for signals.
-  const transport::DeleteHere deleter(transport::watch_forks());
-  made->client = std::shared_ptr<Client>(new Client(options), [deleter](Client* ended) {
-    if (PyGILState_Check() == 0) {
-      deleter(ended);
-      return;
-    }
-    const WithoutGil no_gil;
-    deleter(ended);
-  });
+  made->client = transport::make_here<Client>(options);
   return made;
 }
 

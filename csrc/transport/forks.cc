@@ -11,6 +11,7 @@ namespace gradring::transport {
 namespace {
 
 std::atomic<std::uint64_t> forks{0};  // Written in the only thread of a fresh child.
+std::atomic<void (*)(const std::function<void()>&)> deletion_runner{nullptr};
 
 }  // namespace
 
@@ -25,6 +26,17 @@ std::uint64_t watch_forks() {
   });
   GRADRING_ASSERT(registered == 0);
   return fork_generation();
+}
+
+void set_deletion(void (*run)(const std::function<void()>& deletion)) {
+  deletion_runner.store(run);
+}
+
+void run_deletion(const std::function<void()>& deletion) {
+  if (const auto run = deletion_runner.load(); run != nullptr)
+    run(deletion);
+  else
+    deletion();
 }
 
 }  // namespace gradring::transport

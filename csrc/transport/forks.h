@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -13,6 +14,12 @@ std::uint64_t fork_generation();
 // The same, and the fork handler is there from now on: for whoever joins no world.
 std::uint64_t watch_forks();
 
+// How DeleteHere deletes: `run` is called on the thread that let go last, with what is to be done.
+// For hosts whose lock that thread may hold, as Python's: an end joins threads, and may linger for
+// what was sent. Set once, before there are objects; without it they are just deleted.
+void set_deletion(void (*run)(const std::function<void()>& deletion));
+void run_deletion(const std::function<void()>& deletion);
+
 // Deletes an object in the process that made it only. In a forked child its threads do not exist,
 // its locks are in any state, and to destroy a condition variable at which one of the parent's
 // threads sleeps waits for that thread, for ever. The child's copy is memory and no more: its
@@ -22,7 +29,7 @@ class DeleteHere {
   explicit DeleteHere(std::uint64_t generation) : generation_(generation) {}
   template <typename Object>
   void operator()(Object* object) const {
-    if (fork_generation() == generation_) delete object;
+    if (fork_generation() == generation_) run_deletion([object] { delete object; });
   }
 
  private:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -290,5 +292,46 @@ def test_who_does_not_linger_leaves_a_receiver_that_still_takes(
         else:
             with pytest.raises(gr.PeerLost, match=r"rank 0 .*left"):
                 take_slowly(comm, x)
+
+    fresh_world(2, transport).run(talk)
+
+
+def test_threads_go_on_while_a_communicator_that_nobody_holds_lingers(
+    fresh_world: Any, transport: str
+) -> None:
+    x = np.ones(1 << 17)
+
+    def longest_pause_during(act: Callable[[], object]) -> float:
+        pauses, is_over = [0.0], threading.Event()
+
+        def tick() -> None:
+            before = time.monotonic()
+            while not is_over.wait(0.005):
+                now = time.monotonic()
+                pauses.append(now - before)
+                before = now
+
+        with ThreadPoolExecutor(1) as pool:
+            ticking = pool.submit(tick)
+            act()
+            is_over.set()
+            ticking.result()
+        return max(pauses)
+
+    def talk(comm: Any) -> None:
+        held = [comm.subgroup([0, 1], "held")]
+        if comm.rank == 0:
+            for _ in range(60):
+                held[0].send(x, 1, async_op=True)
+            comm.barrier()
+            before = time.monotonic()
+            pause = longest_pause_during(held.clear)
+            assert time.monotonic() - before > 0.4  # Until the slow receiver had the last.
+            assert pause < 1
+        else:
+            comm.barrier()
+            for _ in range(60):
+                held[0].recv(x, 0)
+                time.sleep(0.02)
 
     fresh_world(2, transport).run(talk)
