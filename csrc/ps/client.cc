@@ -159,7 +159,7 @@ void Client::wait_done(const std::shared_ptr<Call>& call) {
 }
 
 void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
-  const Time deadline = Clock::now() + timeout;
+  Time deadline = Clock::now() + timeout;
   while (!call->is_done()) {
     check_usable();
     std::unique_lock lock(mutex_);
@@ -167,14 +167,37 @@ void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
     lock.unlock();
     if (call->is_done()) break;
     transport::run_interrupt_check();
+    if (Clock::now() < deadline) continue;
+    const Standing standing = standing_of(call);
+    if (!standing.is_known) continue;
+    deadline = std::max(deadline, standing.progress_at + timeout);
     if (Clock::now() >= deadline)
-      throw TimedOut(str(call->what(), " is still under way after ", timeout.count(), " ms"));
+      throw TimedOut(str(call->what(), " is still under way, without progress for ",
+                         timeout.count(), " ms", standing.missing));
   }
   if (!call->failure()) return;
   const std::lock_guard lock(mutex_);
   std::erase(background_, call);
   std::erase(failed_, call);
   call->failure().raise();
+}
+
+// Asks the driver, whoever that is: the background thread if nobody else. Not known: it is done, or
+// the client is closed meanwhile.
+Client::Standing Client::standing_of(const std::shared_ptr<Call>& call) {
+  const auto standing = std::make_shared<Standing>();
+  post([this, call, standing](Time) {
+    if (call->is_done()) return;
+    const std::lock_guard lock(mutex_);
+    standing->progress_at = core_.progress_of(*call);
+    standing->missing = core_.describe_missing(*call);
+    standing->is_known = true;
+    changed_.notify_all();
+  });
+  std::unique_lock lock(mutex_);
+  while (!standing->is_known && !call->is_done() && !is_closed())
+    changed_.wait_for(lock, limits::kSleepSlice);
+  return *standing;
 }
 
 void Client::flush(Millis timeout) {

@@ -44,9 +44,11 @@ class Client {
   void run(const std::shared_ptr<Call>& call, Millis timeout);
   // Starts a call that goes on by itself; its memory is in use until it is done.
   void start(const std::shared_ptr<Call>& call, Millis timeout);
-  // Throws its failure, or TimedOut if it is still under way after so long.
+  // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
+  // goes on.
   void wait(const std::shared_ptr<Call>& call, Millis timeout);
-  // Until everything that was started is done. Throws the first failure nobody has waited for.
+  // Until everything that was started is done, each as in wait(). Throws the first failure nobody
+  // has waited for.
   void flush(Millis timeout);
   // Ends what is under way with Closed and says goodbye.
   void close();
@@ -72,6 +74,13 @@ class Client {
   void put_posted(std::function<void(Time)> task);
   void wake() const;
   void wait_done(const std::shared_ptr<Call>& call);
+  // What the driver knows of a call that is under way.
+  struct Standing {
+    bool is_known = false;
+    Time progress_at{};
+    std::string missing;
+  };
+  Standing standing_of(const std::shared_ptr<Call>& call);
   void drive_until(const Call& call);
   bool drive_once();
   void take_posted();

@@ -140,6 +140,13 @@ Time ClientCore::next_tick() const {
   return next;
 }
 
+Time ClientCore::progress_of(const Call& call) const {
+  Time slowest = Time::max();
+  for (const Part& part : call.parts())
+    if (!part.is_answered) slowest = std::min(slowest, sessions_[part.shard].progress_at());
+  return slowest;
+}
+
 // What a caller has to know about a call that is given up: which changes may or may not have
 // happened, exactly.
 std::string ClientCore::describe_missing(const Call& call) const {

@@ -37,6 +37,10 @@ class ClientCore {
   // There will never be a connection to this shard.
   void give_up(std::uint32_t shard, const Failure& failure);
   std::uint64_t finished() const { return finished_; }  // Calls so far.
+  // When the slowest of the shards that this call still waits for last moved anything.
+  Time progress_of(const Call& call) const;
+  // "; 3 of 4 requests were answered", and exactly which changes have no acknowledgement.
+  std::string describe_missing(const Call& call) const;
   // To be called by next_tick() at the latest.
   void tick(Time now);
   Time next_tick() const;
@@ -50,7 +54,6 @@ class ClientCore {
 
  private:
   void finish_answered();
-  std::string describe_missing(const Call& call) const;
   void check_sessions();
 
   std::vector<Session> sessions_;

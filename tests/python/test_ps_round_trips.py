@@ -101,6 +101,24 @@ def test_answers_that_are_held_back_hold_a_second_round_trip_back(
     proxy.close()
 
 
+def test_who_waits_too_briefly_is_told_what_has_no_acknowledgement(
+    held: tuple[HoldingProxy, ParameterServer],
+) -> None:
+    proxy, ps = held
+    table = ps.sparse_table("t", 2, gr.optim.Sum())
+    proxy.hold(100)
+    pending = table.push([1, 2, 3], np.ones((3, 2)), async_op=True)
+    missing = r"push to table 't'.* 100 ms; 0 of 1 requests.*: 1 of 1 changes .*, 3 rows"
+    with pytest.raises(gr.TimedOut, match=missing):
+        pending.wait(timeout=0.1)
+    with pytest.raises(gr.TimedOut, match=missing):
+        ps.flush(timeout=0.1)
+    proxy.close()
+    ps.flush()
+    assert pending.wait().rows == 3
+    assert (table.pull([1, 2, 3]) == 1).all()
+
+
 def test_tables_of_a_batch_are_pulled_and_pushed_in_one_round_trip(
     held: tuple[HoldingProxy, ParameterServer],
 ) -> None:

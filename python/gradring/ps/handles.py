@@ -24,8 +24,6 @@ class Pushed:
         not_admitted: Ids that are no rows yet: they were counted only.
         staleness: The largest number of pushes that came to a table between this client's last
             finished pull of it and this push.
-
-    The last three are 0 where the answer was lost on the way and the push was sent again.
     """
 
     rows: int = 0
@@ -59,13 +57,14 @@ class Pending(Generic[T]):
         """Wait until it is done; may be called again.
 
         Args:
-            timeout: Seconds; ``None`` is the request's own.
+            timeout: Longest time without progress, in seconds; ``None`` is the connection's.
 
         Returns:
             What the blocking call would have returned.
 
         Raises:
-            TimedOut: It is not done yet; it goes on, so wait again.
+            TimedOut: It is not done yet, and the message names what is not acknowledged; it goes
+                on, so wait again.
             PeerLost: As in the blocking call, and so for every other error.
         """
         timeout_ms = milliseconds(timeout)
