@@ -256,7 +256,7 @@ def _plain(x: Any, name: str) -> Array:
         kind = str(x.dtype).removeprefix("torch.")
         if not kind.removeprefix("u").startswith("int"):
             raise InvalidArgument(f"{name} has dtype {kind}; ids are int64 or uint64")
-        return _tensor_memory(x, np.dtype(kind))
+        return _tensor_memory(x, name, np.dtype(kind))
     if hasattr(x, "__dlpack__"):
         return _dlpack_memory(x, name)
     return _buffer_memory(x, name, "of ids")
@@ -331,7 +331,7 @@ def _from_torch(x: Any, name: str) -> tuple[Array, int]:
         known, kind = ", ".join(DTYPE_CODES), str(x.dtype).removeprefix("torch.")
         raise InvalidArgument(f"{name} has dtype {kind}, which cannot be sent; use {known}")
     device_arrays.require_own_signs(x, name)
-    return _tensor_memory(x, stored_as(code)), code
+    return _tensor_memory(x, name, stored_as(code)), code
 
 
 def _learn_torch() -> None:
@@ -356,9 +356,14 @@ def _require_cpu(x: Any, name: str) -> None:
         )
 
 
-def _tensor_memory(x: Any, stored: np.dtype[Any]) -> Array:
+def _tensor_memory(x: Any, name: str, stored: np.dtype[Any]) -> Array:
     if x.numel() == 0:
         return np.empty(tuple(x.shape), stored)
+    if x.data_ptr() == 0:
+        raise InvalidArgument(
+            f"{name} is a {type(x).__name__} without memory of its own; pass the tensor that it "
+            "stands for: a DTensor's to_local(), an asynchronous tensor's wait()"
+        )
     return np.asarray(_TorchMemory(x, stored))
 
 

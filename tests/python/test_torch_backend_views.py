@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives
 
 import gradring as gr
 from torch_ranks import on_ranks
@@ -89,6 +90,46 @@ def expanded() -> None:
         dist.all_reduce(mixed)
     assert isinstance(caught.value, dist.DistBackendError)
     assert mixed.tolist() == [1, 1]
+
+
+def functional() -> None:
+    size = dist.get_world_size()
+    # A tensor that stands for one that is on its way.
+    late = dist._functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+    dist.all_reduce(late)
+    assert late.tolist() == [size * size] * 3
+    parts = [torch.zeros(3) for _ in range(size)]
+    late = dist._functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+    dist.all_gather(parts, late)
+    assert torch.stack(parts).unique().tolist() == [size]
+
+
+def test_what_functional_collectives_return_is_waited_for() -> None:
+    on_ranks(2, functional)
+
+
+class Stands(torch.Tensor):
+    """For another tensor; has no memory."""
+
+    @staticmethod
+    def __new__(cls, of: torch.Tensor) -> Stands:
+        return torch.Tensor._make_wrapper_subclass(cls, of.shape, dtype=of.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is torch.ops.aten.detach.default else NotImplemented
+
+
+def without_memory() -> None:
+    with pytest.raises(gr.InvalidArgument, match=r"Stands of shape .* no memory of its own"):
+        dist.all_reduce(Stands(torch.ones(3)))
+    dist.barrier()
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused() -> None:
+    on_ranks(2, without_memory)
+    with gr.init() as comm, pytest.raises(gr.InvalidArgument, match="Stands without memory"):
+        comm.all_reduce(Stands(torch.ones(3)))
 
 
 def test_an_expanded_tensor_takes_results_that_are_one_where_its_memory_is() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from gradring.errors import InvalidArgument
 from gradring.torch.c10d.streams import has_device_path
@@ -51,13 +52,14 @@ def stage(
         copies: Do not work in the tensor's own memory.
 
     Raises:
-        InvalidArgument: The tensor is sparse, or of a dtype that cannot be reduced.
+        InvalidArgument: The tensor is sparse, has no memory of its own, or is of a dtype that
+            cannot be reduced.
     """
     if tensor.layout is not torch.strided:
         raise InvalidArgument(
             f"a {tensor.layout} tensor: only all_reduce takes sparse tensors, in COO format"
         )
-    own = tensor.detach()
+    own = _own(tensor)
     home = _home([own])
     if own.device == home and own.is_contiguous() and _holds_itself(own) and not copies:
         return Staged(_flat(own, reduces=reduces))
@@ -88,7 +90,7 @@ def packed(
     Raises:
         InvalidArgument: Their dtypes differ, or as `stage`.
     """
-    own = [tensor.detach() for tensor in tensors]
+    own = [_own(tensor) for tensor in tensors]
     dtypes = {tensor.dtype for tensor in own}
     if len(dtypes) > 1:
         raise InvalidArgument(f"tensors of one call have different dtypes: {dtypes}")
@@ -115,6 +117,19 @@ def units(tensor: Tensor) -> int:
     if tensor.dtype in _SENDABLE:
         return 1
     return 2 if tensor.dtype.is_complex else tensor.element_size()
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # What functional collectives return is waited for at its first use, which this is.
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]
+    own = tensor.detach()
+    if own.numel() > 0 and own.data_ptr() == 0:
+        raise InvalidArgument(
+            f"a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory of its own; "
+            "pass the tensor that it stands for, such as a DTensor's to_local()"
+        )
+    return own
 
 
 def _holds_itself(tensor: Tensor) -> bool:
