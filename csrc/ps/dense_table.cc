@@ -60,7 +60,7 @@ void DenseTable::write(std::span<const float> weights, std::span<const float> st
                               " floats for a part of ", weights_.size(), " + ", state_.size()));
   ++stamp_;
   std::copy(weights.begin(), weights.end(), weights_.begin());
-  if (state.empty()) return;
+  if (state.empty() && (!state_.empty() || steps == 0)) return;
   std::copy(state.begin(), state.end(), state_.begin());
   steps_ = steps;
 }

@@ -23,6 +23,7 @@ class DenseTable {
   std::size_t count() const { return weights_.size(); }  // On this shard.
   std::span<const float> weights() const { return weights_; }
   std::span<const float> state() const { return state_; }
+  std::uint64_t bytes() const { return (weights_.size() + state_.size()) * sizeof(float); }
   std::uint64_t stamp() const { return stamp_; }
   std::uint64_t steps() const { return steps_; }
   std::uint64_t version() const { return steps_; }
@@ -31,7 +32,8 @@ class DenseTable {
   bool apply(float* gradient);
   // For the steps to come; of the same state.
   void set_rule(const kernels::Rule& rule) { spec_.rule = rule; }
-  // Replaces weights, and state and steps where given.
+  // Replaces weights, and state and steps where given: a rule without state has steps all the same,
+  // and 0 are none.
   void write(std::span<const float> weights, std::span<const float> state, std::uint64_t steps);
 
   // As SparseTable's. The snapshot is a copy made at once.

@@ -27,6 +27,24 @@ void require_valid_init(const TableSpec& spec) {
     refuse(spec, str("a standard deviation must not be negative, got ", b));
 }
 
+// On its own, and with the learning rate of each slot.
+void require_valid_rule(const TableSpec& spec, const kernels::Rule& rule) {
+  try {
+    kernels::require_valid(rule);
+  } catch (const InvalidArgument& error) {
+    refuse(spec, error.what());
+  }
+  for (const SlotSettings& slot : spec.slots) {
+    kernels::Rule scaled = rule;
+    scaled.lr *= slot.lr_scale;
+    try {
+      kernels::require_valid(scaled);
+    } catch (const InvalidArgument& error) {
+      refuse(spec, str("slot ", slot.slot, " with lr_scale ", slot.lr_scale, ": ", error.what()));
+    }
+  }
+}
+
 void require_valid_entry(const TableSpec& spec, const Entry& entry) {
   if (!(entry.probability > 0 && entry.probability <= 1))
     refuse(spec, str("the probability of entry must be in (0, 1], got ", entry.probability));
@@ -126,25 +144,14 @@ void require_valid(const TableSpec& spec) {
   if (spec.name.size() > kNameBytes)
     throw InvalidArgument(str("a table's name has at most ", kNameBytes, " bytes, this one has ",
                               spec.name.size(), ": ", spec.name.substr(0, 40), "..."));
-  try {
-    kernels::require_valid(spec.rule);
-  } catch (const InvalidArgument& error) {
-    refuse(spec, error.what());
-  }
   require_valid_init(spec);
-  if (spec.kind == TableKind::kSparse) {
-    require_valid_sparse(spec);
-  } else {
-    require_valid_dense(spec);
-  }
+  if (spec.kind == TableKind::kSparse) require_valid_sparse(spec);
+  require_valid_rule(spec, spec.rule);
+  if (spec.kind == TableKind::kDense) require_valid_dense(spec);
 }
 
 void require_successor(const TableSpec& spec, const kernels::Rule& rule) {
-  try {
-    kernels::require_valid(rule);
-  } catch (const InvalidArgument& error) {
-    refuse(spec, error.what());
-  }
+  require_valid_rule(spec, rule);
   if (rule.kind != spec.rule.kind)
     refuse(spec, str("its rule is ", name(spec.rule.kind), " and stays so, ", name(rule.kind),
                      " cannot follow; other settings of it can"));

@@ -331,8 +331,7 @@ void Store::stats(JsonWriter& json) const {
     json.member("kind", table.sparse ? "sparse" : "dense");
     json.member("rule", name(table.rule().kind)).member("lr", table.rule().lr);
     json.member("rows", std::uint64_t{table.sparse ? table.sparse->size() : table.dense->count()});
-    json.member("bytes", table.sparse ? table.sparse->bytes()
-                                      : std::uint64_t{table.dense->count() * sizeof(float)});
+    json.member("bytes", table.sparse ? table.sparse->bytes() : table.dense->bytes());
     json.member("stamp", table.stamp()).member("pushes", table.pushes);
     json.member("tick", std::uint64_t{table.sparse ? table.sparse->tick() : 0});
     json.member("steps", table.steps).member("rows_pushed", table.rows_pushed);

@@ -59,6 +59,7 @@ def test_a_dense_table_moves_to_other_servers_in_the_middle_of_training(rule: An
         saved = old.state_dict()
         assert (saved["weights"] == old.pull()).all()
         new.load_state_dict(saved)
+        assert new.state_dict()["step"] == saved["step"] == 4
         for gradient in gradients(1, 3, 5, 9):
             old.push(gradient)
             new.push(gradient)
