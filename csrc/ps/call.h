@@ -53,6 +53,8 @@ class Call {
   virtual std::span<std::byte> destination(std::size_t /*part*/, const wire::PsHeader& /*answer*/) {
     return {};
   }
+  // The shard says that it has not done the part.
+  virtual void refused(std::size_t /*part*/) {}
   // Throws ProtocolError if it is no answer to this.
   virtual void take(std::size_t part, const wire::PsHeader& answer,
                     std::span<const std::byte> payload) = 0;

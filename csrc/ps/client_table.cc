@@ -60,9 +60,16 @@ void ClientTable::note_failure(ClientState& state, std::uint64_t seq, const Fail
   if (state.failed.size() > limits::kPsOutcomes) state.failed.erase(state.failed.begin());
 }
 
-void ClientTable::note_answer(ClientState& state, std::uint64_t seq, SmallAnswer answer) {
-  state.answers[seq] = std::move(answer);
-  if (state.answers.size() > limits::kPsOutcomes) state.answers.erase(state.answers.begin());
+void ClientTable::note_answer(ClientState& state, SmallAnswer answer) {
+  state.answers.push_back(std::move(answer));
+  if (state.answers.size() > limits::kPsOutcomes) state.answers.pop_front();
+}
+
+const SmallAnswer* ClientTable::find_answer(const ClientState& state, std::uint64_t seq) {
+  const auto found =
+      std::lower_bound(state.answers.begin(), state.answers.end(), seq,
+                       [](const SmallAnswer& kept, std::uint64_t of) { return kept.seq < of; });
+  return found == state.answers.end() || found->seq != seq ? nullptr : &*found;
 }
 
 void ClientTable::save(Bytes& out) const {
@@ -86,8 +93,8 @@ void ClientTable::save(Bytes& out) const {
       writer.put_text(failure.text);
     }
     writer.put(static_cast<std::uint32_t>(state.answers.size()));
-    for (const auto& [seq, answer] : state.answers) {
-      writer.put(seq);
+    for (const SmallAnswer& answer : state.answers) {
+      writer.put(answer.seq);
       writer.put(answer.pushes);
       writer.put(answer.stamp);
       writer.put(static_cast<std::uint32_t>(answer.payload.size()));
@@ -115,11 +122,15 @@ void ClientTable::restore(wire::Reader& in) {
     }
     const std::uint32_t answers = in.get_count(limits::kPsOutcomes);
     for (std::uint32_t k = 0; k < answers; ++k) {
-      SmallAnswer& answer = state.answers[in.get<std::uint64_t>()];
+      SmallAnswer answer;
+      answer.seq = in.get<std::uint64_t>();
+      if (!state.answers.empty() && answer.seq <= state.answers.back().seq)
+        throw ProtocolError("answers that are out of order");
       answer.pushes = in.get<std::uint64_t>();
       answer.stamp = in.get<std::uint64_t>();
       const auto payload = in.take(in.get_count(limits::kPsSmallAnswerBytes));
       answer.payload.assign(payload.begin(), payload.end());
+      state.answers.push_back(std::move(answer));
     }
     newest_incarnation_ = std::max(newest_incarnation_, state.incarnation);
     clients_.emplace(client, std::move(state));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 
@@ -13,9 +14,10 @@
 
 namespace gradring::ps {
 
-// An answer with rows as they were right after the push that asked for them: a later look would
-// show what others have done since.
+// What was answered to a change: numbers that a later look would not find again, and rows as they
+// were right after the push that asked for them, without what others have done since.
 struct SmallAnswer {
+  std::uint64_t seq = 0;
   std::uint64_t pushes = 0;  // Of the table.
   std::uint64_t stamp = 0;   // The same.
   Bytes payload;             // At most limits::kPsSmallAnswerBytes.
@@ -26,7 +28,7 @@ struct ClientState {
   std::uint64_t seq = 0;                    // Last one done.
   wire::Tail tail;                          // Of that one.
   std::map<std::uint64_t, Failure> failed;  // The last limits::kPsOutcomes that failed, by seq.
-  std::map<std::uint64_t, SmallAnswer> answers;  // As many of those.
+  std::deque<SmallAnswer> answers;          // As many of those, by ascending seq.
   // Where it is now; nothing while it is away, since `away_since`.
   std::optional<std::uint64_t> connection;
   Time away_since{};
@@ -49,7 +51,9 @@ class ClientTable {
   const std::map<std::uint32_t, ClientState>& all() const { return clients_; }
 
   static void note_failure(ClientState& state, std::uint64_t seq, const Failure& failure);
-  static void note_answer(ClientState& state, std::uint64_t seq, SmallAnswer answer);
+  // Later than all that are there.
+  static void note_answer(ClientState& state, SmallAnswer answer);
+  static const SmallAnswer* find_answer(const ClientState& state, std::uint64_t seq);
 
   void save(Bytes& out) const;
   // Adds what is saved; whom we know already stays as it is, here and in `add`, which forgets as

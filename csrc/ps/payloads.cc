@@ -1,5 +1,6 @@
 #include "ps/payloads.h"
 
+#include <array>
 #include <bit>
 
 #include "base/config.h"
@@ -37,6 +38,11 @@ Bytes finish(Writer& out) {
 void append(Bytes& to, Writer& out) {
   put_bytes(to, out.take());
   to.resize((to.size() + 7) / 8 * 8, std::byte{0});
+}
+
+// Requests and answers of a few rows carry little else: without a Writer's memory.
+void append_words(Bytes& to, std::span<const std::uint64_t> words) {
+  put_bytes(to, std::as_bytes(words));
 }
 
 void put(Writer& out, const Entry& entry) {
@@ -160,10 +166,9 @@ std::string decode_text(std::span<const std::byte> bytes) {
 }
 
 void put(Bytes& out, const wire::Tail& tail) {
-  Writer writer;
-  writer.put(static_cast<std::uint64_t>(tail.size()));
-  for (const std::uint64_t seq : tail) writer.put(seq);
-  append(out, writer);
+  const std::uint64_t count = tail.size();
+  append_words(out, {&count, 1});
+  append_words(out, tail);
 }
 wire::Tail get_tail(Reader& in) {
   const auto count = in.get<std::uint64_t>();
@@ -192,10 +197,7 @@ wire::Gate get_gate(Reader& in) {
 }
 
 void put(Bytes& out, const wire::Round& round) {
-  Writer writer;
-  writer.put(round.domain);
-  writer.put(round.clock);
-  append(out, writer);
+  append_words(out, std::array{round.domain, round.clock});
 }
 wire::Round get_round(Reader& in) {
   wire::Round round;
@@ -205,12 +207,10 @@ wire::Round get_round(Reader& in) {
 }
 
 void put(Bytes& out, const Outcome& outcome) {
-  Writer writer;
-  writer.put(outcome.refused);
-  writer.put(outcome.not_admitted);
-  writer.put(outcome.staleness);
-  writer.put(outcome.workers);
-  append(out, writer);
+  const std::array numbers{outcome.refused, outcome.not_admitted, outcome.staleness,
+                           outcome.workers};
+  append_words(out, numbers);
+  append_words(out, outcome.skipped);
 }
 Outcome get_outcome(Reader& in) {
   Outcome outcome;
@@ -219,6 +219,12 @@ Outcome get_outcome(Reader& in) {
   outcome.staleness = in.get<std::uint64_t>();
   outcome.workers = in.get<std::uint64_t>();
   return outcome;
+}
+
+std::vector<std::uint64_t> get_skipped(Reader& in, std::size_t rows) {
+  std::vector<std::uint64_t> words;
+  for (std::size_t row = 0; row < rows; row += 64) words.push_back(in.get<std::uint64_t>());
+  return words;
 }
 
 void put(Bytes& out, const ClockPayload& clock) {

@@ -31,8 +31,14 @@ struct Outcome {
   std::uint64_t not_admitted = 0;  // Rows that were only counted.
   std::uint64_t staleness = 0;     // Pushes to the table between the pull and this push.
   std::uint64_t workers = 0;  // kClock: the living ones of the domain. kShrink, kTick: rows gone.
+  // Bit i % 64 of word i / 64: row i was refused or only counted. Empty: nobody asked, or none was.
+  std::vector<std::uint64_t> skipped;
+
+  bool skips(std::size_t row) const {
+    return !skipped.empty() && (skipped[row / 64] >> (row % 64) & 1) != 0;
+  }
 };
-inline constexpr std::size_t kOutcomeBytes = 32;
+inline constexpr std::size_t kOutcomeBytes = 32;  // Without `skipped`.
 // What one worker says with kClock.
 struct ClockPayload {
   std::uint32_t workers = 1;  // Of the domain: 0 .. workers-1. 0: whoever comes.
@@ -69,7 +75,9 @@ void put_bytes(Bytes& out, std::span<const std::byte> bytes);
 wire::Tail get_tail(wire::Reader& in);
 wire::Gate get_gate(wire::Reader& in);
 wire::Round get_round(wire::Reader& in);
-Outcome get_outcome(wire::Reader& in);
+Outcome get_outcome(wire::Reader& in);  // Without `skipped`.
+// `rows`: of the push.
+std::vector<std::uint64_t> get_skipped(wire::Reader& in, std::size_t rows);
 ClockPayload get_clock(wire::Reader& in);
 TableSpec get_spec(wire::Reader& in);
 kernels::Rule get_rule(wire::Reader& in);

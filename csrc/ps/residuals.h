@@ -1,6 +1,7 @@
 // Residuals: what rounding has left out of the rows that a client pushed in fewer bytes, by id; it
-// is part of the next push of the same row (error feedback), so that what has been sent and what is
-// kept add up to what was given. Owned by whoever drives the client.
+// is part of the next push of the same row (error feedback), so that what servers have done and
+// what is kept add up to what was given. A push takes them along and adds what is left once its
+// fate is known. Owned by whoever drives the client.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +17,10 @@ class Residuals {
  public:
   explicit Residuals(std::size_t dim) : dim_(dim) {}
 
-  // `out` (ids x dim): what is kept; 0 where nothing is. `ids` are distinct.
-  void read(std::span<const std::uint64_t> ids, float* out) const;
-  // Keeps `residuals` (ids x dim) for the rows that were sent. A row of `sent` that is not finite
-  // is refused by the server, residual and all: what was kept stays.
-  void write(std::span<const std::uint64_t> ids, const float* sent, const float* residuals);
+  // Moves what is kept to `out` (ids x dim); 0 where nothing is. `ids` are distinct.
+  void take(std::span<const std::uint64_t> ids, float* out);
+  // `residual` (dim) to what is kept: pushes that were under way together both leave something.
+  void add(std::uint64_t id, const float* residual);
 
   void clear();
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "kernels/update.h"
 #include "ps/payloads.h"
 #include "ps/row_codec.h"
 
@@ -143,6 +144,7 @@ void PushCall::add_part(std::size_t item, std::uint32_t shard, std::size_t first
   const auto& seen = items_[item].seen;
   part.header.a = seen.empty() ? table.seen(shard) : seen[shard];
   part.header.b = nth;
+  if (options_.codec != RowCodec::kFloat32) part.header.flags |= wire::kTellsSkipped;
   if (is_last) part.header.flags |= wire::kIsLastPart;
   if (items_[item].rows_after != nullptr) part.header.flags |= wire::kReturnsRows;
   if (options_.round) {
@@ -151,7 +153,7 @@ void PushCall::add_part(std::size_t item, std::uint32_t shard, std::size_t first
   }
   part.rows = count;
   parts_.push_back(std::move(part));
-  places_.push_back({item, first, count, {}});
+  places_.push_back({item, first, count, {}, {}});
 }
 
 Body PushCall::body(std::size_t part) {
@@ -159,7 +161,7 @@ Body PushCall::body(std::size_t part) {
   const PushItem& item = items_[place.item];
   const Distinct& distinct = distinct_[place.item];
   const std::size_t dim = item.table->spec.dim;
-  const auto ids = std::as_bytes(distinct.ids().subspan(place.first, place.count));
+  const auto ids = std::as_bytes(ids_of(place));
   const bool is_plain = options_.codec == RowCodec::kFloat32;
   if (is_plain && distinct.is_identity())
     return {ids, std::as_bytes(std::span(item.gradients + place.first * dim, place.count * dim))};
@@ -181,11 +183,33 @@ Body PushCall::body(std::size_t part) {
 void PushCall::encode(Place& place, const float* sums) {
   RemoteTable& table = *items_[place.item].table;
   const std::size_t dim = table.spec.dim;
-  const auto ids = distinct_[place.item].ids().subspan(place.first, place.count);
-  residuals_.resize(place.count * dim);
-  table.residuals.read(ids, residuals_.data());
-  encode_rows(options_.codec, dim, place.count, sums, residuals_.data(), place.rows.data());
-  table.residuals.write(ids, sums, residuals_.data());
+  const std::size_t floats = place.count * dim;
+  place.residuals.resize(2 * floats);
+  float* const taken = place.residuals.data();
+  float* const left = taken + floats;
+  table.residuals.take(ids_of(place), taken);
+  std::copy_n(taken, floats, left);
+  encode_rows(options_.codec, dim, place.count, sums, left, place.rows.data());
+  // What is not finite servers refuse, also in rounds, which say nothing of single rows.
+  for (std::size_t at = 0; at < floats; at += dim)
+    if (!kernels::is_finite(sums + at, dim)) std::copy_n(taken + at, dim, left + at);
+}
+
+std::span<const std::uint64_t> PushCall::ids_of(const Place& place) const {
+  return distinct_[place.item].ids().subspan(place.first, place.count);
+}
+
+template <typename IsDone>
+void PushCall::settle_residuals(Place& place, IsDone&& is_done) {
+  if (place.residuals.empty()) return;
+  Residuals& residuals = items_[place.item].table->residuals;
+  const std::size_t dim = items_[place.item].table->spec.dim;
+  const float* const taken = place.residuals.data();
+  const float* const left = taken + place.count * dim;
+  const auto ids = ids_of(place);
+  for (std::size_t row = 0; row < ids.size(); ++row)
+    residuals.add(ids[row], (is_done(row) ? left : taken) + row * dim);
+  place.residuals = {};
 }
 
 void PushCall::release(std::size_t part) {
@@ -195,14 +219,20 @@ void PushCall::release(std::size_t part) {
   rows = {};
 }
 
+void PushCall::refused(std::size_t part) {
+  settle_residuals(places_[part], [](std::size_t) { return false; });
+}
+
 void PushCall::take(std::size_t part, const wire::PsHeader& answer,
                     std::span<const std::byte> payload) {
-  const Place& place = places_[part];
+  Place& place = places_[part];
   const PushItem& item = items_[place.item];
   const std::size_t dim = item.table->spec.dim;
   if (answer.type != PsType::kDone) throw ProtocolError("an answer of another kind");
   wire::Reader in(payload);
-  const Outcome outcome = get_outcome(in);
+  Outcome outcome = get_outcome(in);
+  if ((answer.flags & wire::kTellsSkipped) != 0) outcome.skipped = get_skipped(in, place.count);
+  settle_residuals(place, [&](std::size_t row) { return !outcome.skips(row); });
   report_.refused += outcome.refused;
   report_.not_admitted += outcome.not_admitted;
   report_.staleness = std::max(report_.staleness, outcome.staleness);

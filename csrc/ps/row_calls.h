@@ -68,6 +68,7 @@ class PushCall final : public Call {
 
   Body body(std::size_t part) override;
   void release(std::size_t part) override;
+  void refused(std::size_t part) override;
   void take(std::size_t part, const wire::PsHeader& answer,
             std::span<const std::byte> payload) override;
 
@@ -79,8 +80,14 @@ class PushCall final : public Call {
     std::size_t first = 0;
     std::size_t count = 0;
     Bytes rows;  // While it is under way.
+    // Of rows with a codec, until its fate is known: the residuals that it took along, and behind
+    // them those that it leaves if it is done. One whose fate is never known leaves none.
+    Floats residuals;
   };
+  std::span<const std::uint64_t> ids_of(const Place& place) const;
   void encode(Place& place, const float* sums);
+  template <typename IsDone>  // (row of the part)
+  void settle_residuals(Place& place, IsDone&& is_done);
   void add_part(std::size_t item, std::uint32_t shard, std::size_t first, std::size_t count,
                 std::uint64_t nth, bool is_last);
   std::vector<PushItem> items_;
@@ -89,7 +96,6 @@ class PushCall final : public Call {
   std::vector<Place> places_;
   std::vector<Bytes> spare_;
   Floats scratch_;
-  Floats residuals_;
   PushReport report_;
 };
 

@@ -256,6 +256,7 @@ void Session::answer(const Item& item, const wire::PsHeader& header,
   Call& call = *item.call;
   call.release(item.part);
   if (header.type == wire::PsType::kError) {
+    call.refused(item.part);
     const bool has_rank = header.b <= limits::kWorldSize;
     call.note_failure({static_cast<ErrorKind>(header.a),
                        has_rank ? static_cast<Rank>(header.b) : Rank{-1},

@@ -93,23 +93,44 @@ void Shard::Impl::change(Connection connection, std::uint32_t client, Frame fram
   spares.give(std::move(frame.payload));
 }
 
+// The whole of a small one, and the numbers of any that says something.
+void Shard::Impl::note_answer(ClientState& state, const PsHeader& request, const Frame& answer) {
+  const auto numbers = std::span(answer.payload).first(kOutcomeBytes);
+  const bool has_news =
+      std::any_of(numbers.begin(), numbers.end(), [](std::byte b) { return b != std::byte{0}; });
+  const bool is_small = answer.payload.size() <= limits::kPsSmallAnswerBytes;
+  const bool has_rows = (request.flags & wire::kReturnsRows) != 0;
+  if (!has_news && !(is_small && has_rows)) return;
+  Bytes kept = is_small ? answer.payload : Bytes(numbers.begin(), numbers.end());
+  ClientTable::note_answer(state, {request.seq, answer.header.a, answer.header.b, std::move(kept)});
+}
+
 Frame Shard::Impl::again(const ClientState& state, const Frame& request) {
   const auto failed = state.failed.find(request.header.seq);
   if (failed != state.failed.end()) return error_to(request.header, failed->second);
   Frame answer = answer_to(request.header, PsType::kDone);
-  if (const auto kept = state.answers.find(request.header.seq); kept != state.answers.end()) {
-    answer.header.a = kept->second.pushes;
-    answer.header.b = kept->second.stamp;
-    answer.payload = kept->second.payload;
-    return answer;
+  const bool wants_rows = (request.header.flags & wire::kReturnsRows) != 0;
+  if (const auto* kept = ClientTable::find_answer(state, request.header.seq)) {
+    answer.header.a = kept->pushes;
+    answer.header.b = kept->stamp;
+    answer.payload = kept->payload;
+    if (answer.payload.size() > kOutcomeBytes) {
+      wire::Reader in(answer.payload);
+      const Outcome outcome = get_outcome(in);
+      if (outcome.refused + outcome.not_admitted > 0)
+        answer.header.flags |= request.header.flags & wire::kTellsSkipped;
+      return answer;
+    }
+    if (!wants_rows) return answer;
+  } else {
+    put(answer.payload, Outcome{});
   }
-  put(answer.payload, Outcome{});
   const auto found = store.all().find(request.header.table);
   if (found == store.all().end()) return answer;
   Table& table = found->second;
   answer.header.a = table.pushes;
   answer.header.b = table.stamp();
-  if ((request.header.flags & wire::kReturnsRows) == 0) return answer;
+  if (!wants_rows) return answer;
   // There were too many to keep. The rows as they are now: at least as new as when it was done.
   try {
     Bytes payload = request.payload;
@@ -145,10 +166,7 @@ void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, s
   Frame result;
   try {
     result = apply(header, change, client);
-    if ((header.flags & wire::kReturnsRows) != 0 &&
-        result.payload.size() <= limits::kPsSmallAnswerBytes)
-      ClientTable::note_answer(state, header.seq,
-                               {result.header.a, result.header.b, result.payload});
+    note_answer(state, header, result);
   } catch (const ProtocolError&) {
     throw;
   } catch (const Error& error) {
@@ -226,6 +244,8 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
       break;
     default: throw ProtocolError(str("frame: ", wire::name(header.type), " carries no number"));
   }
+  if ((header.flags & wire::kTellsSkipped) == 0) outcome.skipped.clear();
+  if (!outcome.skipped.empty()) answer.header.flags |= wire::kTellsSkipped;
   put(answer.payload, outcome);
   const auto found = store.all().find(header.table);
   if (found == store.all().end()) return answer;

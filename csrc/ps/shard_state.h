@@ -114,6 +114,7 @@ struct Shard::Impl {
 
   // shard_changes.cc
   void change(Connection connection, std::uint32_t client, Frame frame, Answers& answers);
+  static void note_answer(ClientState& state, const wire::PsHeader& request, const Frame& answer);
   Frame again(const ClientState& state, const Frame& request);
   Frame apply(const wire::PsHeader& header, const Change& change, std::uint32_t client);
   Outcome apply_push(const wire::PsHeader& header, const Change& change, std::uint32_t client);

@@ -44,22 +44,25 @@ SparseTable::Impl::Impl(TableSpec table_spec)
 }
 
 void SparseTable::Impl::scale_rates(double new_scale) {
-  if (new_scale == scale) return;
-  scale = new_scale;
-  renew_updaters();
+  if (new_scale != scale) set_rule(spec.rule, new_scale);
 }
 
-void SparseTable::Impl::renew_updaters() {
-  for (Settings& each : settings) {
-    kernels::Rule rule = spec.rule;
-    rule.lr *= each.lr_scale * scale;
-    each.updater = kernels::Updater<float>(rule, dim);
+// All or nothing: settings that are refused leave those in force.
+void SparseTable::Impl::set_rule(const kernels::Rule& rule, double new_scale) {
+  std::vector<kernels::Updater<float>> updaters;
+  updaters.reserve(settings.size());
+  for (const Settings& each : settings) {
+    kernels::Rule scaled = rule;
+    scaled.lr *= each.lr_scale * new_scale;
+    updaters.emplace_back(scaled, dim);
   }
+  for (std::size_t i = 0; i < settings.size(); ++i) settings[i].updater = updaters[i];
+  spec.rule = rule;
+  scale = new_scale;
 }
 
 void SparseTable::set_rule(const kernels::Rule& rule) {
-  impl_->spec.rule = rule;
-  impl_->renew_updaters();
+  impl_->set_rule(rule, impl_->scale);
 }
 
 template <typename Fetch>
@@ -89,10 +92,10 @@ void SparseTable::Impl::for_each_block(std::span<const std::uint64_t> ids, Fetch
   }
 }
 
-void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push) {
+bool SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push) {
   if (!push.is_finite && !kernels::is_finite(gradient, dim)) {
     ++push.applied.refused;
-    return;
+    return false;
   }
   Settings& with = settings_of(id);
   if (row == HashIndex::kNone) row = index.find(id);  // An id that is there twice is a row by now.
@@ -102,7 +105,7 @@ void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
     row = create(id);
   } else {
     ++push.applied.not_admitted;
-    return;
+    return false;
   }
   RowNotes& notes = rows.notes(row);
   ++notes.steps;
@@ -116,6 +119,7 @@ void SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
   ++notes.version;
   changes.append(stamp, row);
   ++push.applied.rows;
+  return true;
 }
 
 RowMeta SparseTable::Impl::meta(std::uint64_t row) const {
@@ -203,7 +207,8 @@ Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
   t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     push.is_finite = kernels::is_finite(gradients + begin * t.dim, count * t.dim);
     for (std::size_t i = 0; i < count; ++i)
-      t.update(ids[begin + i], found[i], gradients + (begin + i) * t.dim, push);
+      if (!t.update(ids[begin + i], found[i], gradients + (begin + i) * t.dim, push))
+        push.applied.skipped.push_back(begin + i);
   });
   return push.applied;
 }

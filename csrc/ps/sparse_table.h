@@ -27,8 +27,9 @@ struct RowMeta {
 // What a push did.
 struct Applied {
   std::uint64_t rows = 0;
-  std::uint64_t refused = 0;       // Not finite: the row stays as it was.
-  std::uint64_t not_admitted = 0;  // Counted only.
+  std::uint64_t refused = 0;         // Not finite: the row stays as it was.
+  std::uint64_t not_admitted = 0;    // Counted only.
+  std::vector<std::size_t> skipped;  // Where these are among the ids, ascending.
 };
 
 class SparseTable {

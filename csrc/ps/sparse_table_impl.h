@@ -59,7 +59,7 @@ struct SparseTable::Impl {
     return settings[found == slots.end() ? 0 : found->second];
   }
   void scale_rates(double scale);
-  void renew_updaters();
+  void set_rule(const kernels::Rule& rule, double scale);
 
   // One id's part of an apply.
   struct Push {
@@ -68,7 +68,8 @@ struct SparseTable::Impl {
     Applied applied;
     bool is_finite;  // All of the block; else each row is looked at.
   };
-  void update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push);
+  // Whether there was an update.
+  bool update(std::uint64_t id, std::uint64_t row, float* gradient, Push& push);
   bool admits(std::uint64_t id, const Entry& entry);
   std::uint64_t create(std::uint64_t id);  // With its initial value.
   std::uint64_t add(std::uint64_t id);     // Its floats and notes are still to be written.

@@ -155,6 +155,8 @@ Outcome Store::push(Table& table, const Gradients& gradients, std::uint32_t clie
                                                 client, table.steps + 1);
     outcome.refused = applied.refused;
     outcome.not_admitted = applied.not_admitted;
+    if (!applied.skipped.empty()) outcome.skipped.resize((rows + 63) / 64);
+    for (const std::size_t row : applied.skipped) outcome.skipped[row / 64] |= 1ull << (row % 64);
     table.rows_pushed += rows;
   } else if (table.dense->count() > 0 &&
              !table.dense->apply(decoded(table, gradients, table.dense->count()))) {

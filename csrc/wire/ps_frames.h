@@ -73,6 +73,9 @@ inline constexpr std::uint8_t kHasRound = 2;     // A contribution to a round of
 inline constexpr std::uint8_t kReturnsRows = 4;  // The answer has the rows as they are afterwards.
 inline constexpr std::uint8_t kIsDense = 8;      // kWriteRows, kReadRows.
 inline constexpr std::uint8_t kIsLastPart = 16;  // Of a push, on this shard.
+// A push: tell which rows were not done. Its answer: behind the numbers there are as many bits as
+// the push had rows, in words of 64; 1: refused, or counted only.
+inline constexpr std::uint8_t kTellsSkipped = 32;
 
 struct PsHeader {
   PsType type = PsType::kHello;

@@ -5,7 +5,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "support/shard_rig.h"
 
@@ -40,73 +39,6 @@ TEST_CASE("a push that comes twice is answered twice and done once") {
   }
   CHECK(pulled(rig, guest, {5, 9, 6}) == Values{1, 2, 3, 4, 0, 0});
   CHECK(rig.journal.records.size() == 2);
-}
-
-Values rows_after(const ps::Answer& answer) {
-  return floats_of(std::span(answer.frame.payload).subspan(ps::kOutcomeBytes));
-}
-
-TEST_CASE("a repeated push that asked for a few rows gets them as they were right after it") {
-  ShardRig rig;
-  Guest guest = enter_with_table(rig, 0);
-  const ps::Frame first = rig.frame_of(guest, push("t", {5}, {1, 2}, {.returns_rows = true}));
-  const auto at_once = rig.send_frame(guest, first);
-  CHECK(rows_after(at_once[0]) == Values{1, 2});
-  Guest other = rig.enter(1);
-  rig.ask(other, push("t", {5}, {10, 20}));
-  // From the checkpoint and from the log as well.
-  ShardRig loaded;
-  loaded.load({rig.snapshot()}, true);
-  ShardRig replayed;
-  replayed.replay(rig.journal.records);
-  for (ShardRig* place : {&rig, &loaded, &replayed}) {
-    Guest back = place->enter(0);
-    const auto again = place->send_frame(back, first);
-    CHECK(rows_after(again[0]) == Values{1, 2});
-    CHECK(again[0].frame.header.a == at_once[0].frame.header.a);
-    CHECK(again[0].frame.header.b == at_once[0].frame.header.b);
-    CHECK(pulled(*place, back, {5}) == Values{11, 22});
-  }
-}
-
-TEST_CASE("as many small answers are remembered as one client can have under way") {
-  ShardRig rig;
-  Guest guest = enter_with_table(rig, 0);
-  const ps::Frame oldest = rig.frame_of(guest, push("t", {5}, {1, 2}, {.returns_rows = true}));
-  rig.send_frame(guest, oldest);
-  for (int i = 1; i < 256; ++i) rig.ask(guest, push("t", {5}, {1, 2}, {.returns_rows = true}));
-  CHECK(rows_after(rig.send_frame(guest, oldest)[0]) == Values{1, 2});
-}
-
-TEST_CASE("a repeated push that asked for many rows gets them as they are now") {
-  ShardRig rig;
-  Guest guest = enter_with_table(rig, 0);
-  Ids ids(100);
-  std::iota(ids.begin(), ids.end(), 1);
-  const ps::Frame first =
-      rig.frame_of(guest, push("t", ids, Values(200, 1), {.returns_rows = true}));
-  CHECK(rows_after(rig.send_frame(guest, first)[0]) == Values(200, 1));
-  rig.ask(guest, push("t", ids, Values(200, 10)));
-  CHECK(rows_after(rig.send_frame(guest, first)[0]) == Values(200, 11));
-}
-
-TEST_CASE("a repeated push gets rows only for as many values as it brings") {
-  ShardRig rig;
-  Guest guest = enter_with_table(rig, 0);
-  ps::TableSpec dense = sum_table("d", 1);
-  dense.kind = ps::TableKind::kDense;
-  dense.count = 1000;
-  rig.ask(guest, make_table(dense));
-  const std::uint64_t done = guest.seq;
-  const Request rows = push("t", Ids(1000, 5), {}, {.returns_rows = true});
-  const Request all = push_dense("d", {}, {.returns_rows = true});
-  for (const Request& request : {rows, all}) {
-    ps::Frame frame = rig.frame_of(guest, request);
-    frame.header.seq = done;  // Says that it is the last one once more.
-    const auto answers = rig.send_frame(guest, frame);
-    REQUIRE(answers.size() == 1);
-    CHECK(error_of(answers[0].frame) == ErrorKind::kInvalidArgument);
-  }
 }
 
 TEST_CASE("what comes too early is refused with how far the shard is, and changes nothing") {
@@ -248,6 +180,27 @@ TEST_CASE("a table is found by the settings that it was made with, and by those 
   const ps::Frame answer = rig.ask(other, make_table(momentum_table(0.25)));
   CHECK(error_of(answer) == ErrorKind::kMismatch);
   CHECK(text_of(answer).find("sgd with lr=1 there, 0.25 here") != std::string::npos);
+}
+
+TEST_CASE("settings that a slot's rate makes senseless are refused, and all slots keep theirs") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  ps::TableSpec spec = sum_table("m", 1);
+  spec.rule = {.kind = kernels::RuleKind::kSgd, .lr = 1};
+  spec.slot_shift = 32;
+  spec.slots = {{1, 2, {}, 0}, {2, 1e300, {}, 0}};
+  rig.ask(guest, make_table(spec));
+  const kernels::Rule large{.kind = kernels::RuleKind::kSgd, .lr = 1e20};
+  const ps::Frame answer = rig.ask(guest, set_rule("m", large));
+  CHECK(error_of(answer) == ErrorKind::kInvalidArgument);
+  CHECK(text_of(answer).find("slot 2 with lr_scale 1e+300") != std::string::npos);
+  const Ids ids{5, (std::uint64_t{1} << 32) + 5};
+  rig.ask(guest, push("m", ids, {1, 1}));
+  const ps::Frame rows = rig.ask(guest, pull("m", ids));
+  CHECK(rows_of(rows.header, rows.payload, 1).rows == Values{-1, -2});
+  spec.name = "n";
+  spec.rule = large;
+  CHECK(error_of(rig.ask(guest, make_table(spec))) == ErrorKind::kInvalidArgument);
 }
 
 TEST_CASE("a rule of another state is refused, and the one in force stays") {

@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <limits>
 #include <vector>
 
 #include "ps/row_codec.h"
@@ -16,25 +15,28 @@ using wire::RowCodec;
 
 TEST_CASE("a row that was never sent has no residual, and others keep theirs apart") {
   Residuals residuals(2);
-  const std::vector<std::uint64_t> ids{0, ~std::uint64_t{0}, 7};
-  const std::vector<float> sent(6, 1);
-  const std::vector<float> kept{1, 2, 3, 4, 5, 6};
-  residuals.write(ids, sent.data(), kept.data());
+  residuals.add(0, std::vector<float>{1, 2}.data());
+  residuals.add(~std::uint64_t{0}, std::vector<float>{3, 4}.data());
+  residuals.add(7, std::vector<float>{5, 6}.data());
   std::vector<float> found(6, -1);
-  residuals.read(std::vector<std::uint64_t>{7, 8, 0}, found.data());
+  residuals.take(std::vector<std::uint64_t>{7, 8, 0}, found.data());
   CHECK(found == std::vector<float>{5, 6, 0, 0, 1, 2});
   CHECK(residuals.size() == 3);
 }
 
-TEST_CASE("what is not finite leaves what was kept") {
+TEST_CASE("what was taken is not there a second time, and what several leave adds up") {
   Residuals residuals(2);
   const std::vector<std::uint64_t> ids{5};
-  residuals.write(ids, std::vector<float>{1, 1}.data(), std::vector<float>{0.25f, 0.5f}.data());
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  residuals.write(ids, std::vector<float>{nan, 1}.data(), std::vector<float>{0, 8}.data());
   std::vector<float> found(2);
-  residuals.read(ids, found.data());
+  residuals.add(5, std::vector<float>{0.25f, 0.5f}.data());
+  residuals.take(ids, found.data());
   CHECK(found == std::vector<float>{0.25f, 0.5f});
+  residuals.take(ids, found.data());
+  CHECK(found == std::vector<float>{0, 0});
+  residuals.add(5, std::vector<float>{1, 2}.data());
+  residuals.add(5, std::vector<float>{-4, 8}.data());
+  residuals.take(ids, found.data());
+  CHECK(found == std::vector<float>{-3, 10});
 }
 
 TEST_CASE("what was sent and what is kept add up to what was given") {
@@ -53,13 +55,14 @@ TEST_CASE("what was sent and what is kept add up to what was given") {
         gradient[i] = 0.001f * static_cast<float>((static_cast<int>(i) * 37 + push * 11) % 29 - 14);
         given[i] += gradient[i];
       }
-      residuals.read(ids, residual.data());
+      residuals.take(ids, residual.data());
       ps::encode_rows(codec, kDim, 2, gradient.data(), residual.data(), encoded.data());
-      residuals.write(ids, gradient.data(), residual.data());
+      for (std::size_t row = 0; row < ids.size(); ++row)
+        residuals.add(ids[row], residual.data() + row * kDim);
       ps::decode_rows(codec, kDim, 2, encoded.data(), decoded.data());
       for (std::size_t i = 0; i < decoded.size(); ++i) arrived[i] += decoded[i];
     }
-    residuals.read(ids, residual.data());
+    residuals.take(ids, residual.data());
     for (std::size_t i = 0; i < given.size(); ++i)
       CHECK(arrived[i] + residual[i] == doctest::Approx(given[i]).epsilon(1e-4).scale(0.01));
   }

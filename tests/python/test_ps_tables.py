@@ -158,6 +158,26 @@ def test_what_rounding_leaves_out_of_a_push_is_in_the_next_one(codec: str) -> No
         assert np.abs(exact.pull(ids) - 200 * gradient).max() < 0.02
 
 
+def test_a_gradient_that_was_only_counted_is_in_no_later_push() -> None:
+    with connected() as ps:
+        options = {"entry": gr.ps.Count(3), "codec": "bf16"}
+        table = ps.sparse_table("t", 1, gr.optim.Sum(), **options)
+        exact = ps.sparse_table("t", 1, gr.optim.Sum(), entry=gr.ps.Count(3), codec=None)
+        # A quarter of what bfloat16 tells apart at 1: the rest of two of them would tip the third.
+        ids, gradient = np.arange(100), np.full((100, 1), 1 + 2.0**-9, np.float32)
+        assert [table.push(ids, gradient).not_admitted for _ in range(3)] == [100, 100, 0]
+        assert (exact.pull(ids) == 1).all()
+        # Some are rows by now and some are not, in one push.
+        both = np.arange(50, 150)
+        assert table.push(both, gradient).not_admitted == 50
+        assert (exact.pull(ids)[50:] == 2).all()
+        for _ in range(2):
+            table.push(both, gradient)
+        rows = exact.pull(both)
+        assert (rows[:50] == 4 + 2.0**-7).all(), "four quarters are one"
+        assert (rows[50:] == 1).all()
+
+
 def test_rows_with_nan_are_left_alone_and_counted(ps: ParameterServer) -> None:
     table = ps.sparse_table("t", 2, gr.optim.Sum())
     report = table.push([1, 2, 3, 1], [[1.0, 2], [np.nan, 1], [3, np.inf], [0, 0]])
