@@ -80,7 +80,16 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   } else if (is_short) {
     run_short(request, call, seq, input, idle);
     finish_short(request, input, output);
-  } else if (reduces(request.op)) {
+  } else {
+    if (!std::exchange(has_slots_, true)) side_.memory.take_slots();
+    run_long(request, call, seq, input, output, idle, shared);
+  }
+}
+
+void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
+                    const std::byte* input, std::byte* output, transport::Idle& idle,
+                    const SharedArrays::Found& shared) {
+  if (reduces(request.op)) {
     // What lies in shared memory on this rank may not on another: that is known from the posts.
     post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
     FlatReduce reduce(side_, shape_, request, input, output);

@@ -52,6 +52,8 @@ class Flat {
  private:
   void run_short(const Request& request, const Call& call, std::uint64_t seq,
                  const std::byte* input, transport::Idle& idle);
+  void run_long(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
+                std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared);
   void run_gather(const Request& request, const Call& call, std::uint64_t seq,
                   const std::byte* input, std::byte* output, transport::Idle& idle);
   bool read_others(const Request& request, const std::byte* input, std::byte* output,
@@ -71,6 +73,7 @@ class Flat {
   FlatShape shape_;
   FlatDirect direct_;
   FlatWays ways_;
+  bool has_slots_ = false;     // They were written once.
   bool was_direct_ = false;    // The last operation that could be.
   std::uint32_t round_ = 0;    // Operations so far; also the last post's flag.
   std::uint32_t in_step_ = 0;  // The last round of which all ranks' posts were compared with ours.

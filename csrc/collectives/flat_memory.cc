@@ -8,15 +8,21 @@
 namespace gradring::collectives {
 namespace {
 
-// Large enough that few steps, each with two rounds of flags, are needed while everything fits into
-// the caches; small enough that what is in flight stays in them when the vectors do not.
-constexpr std::size_t kEntryBytes = 256 * 1024;
-// Of all slots. With many ranks entries shrink; memory is only taken as it is touched.
-constexpr std::size_t kSlotsBudget = std::size_t{64} << 20;
+// Large enough that few steps, each with two rounds of flags, are needed.
+constexpr std::size_t kLeastEntryBytes = 64 * 1024;
+// All slots of a few ranks. Each rank's are more than one core's second-level cache holds: what
+// another core reads is by then in the cache that they share, from where it takes a half to a third
+// of the time (docs/decisions/0016-slots-are-longer-than-a-cache.md). Together they are less than
+// that one holds.
+constexpr std::size_t kFewRanksBytes = std::size_t{8} << 20;
+// All slots of many, whose entries shrink; memory is only taken for long operations.
+constexpr std::size_t kMostBytes = std::size_t{64} << 20;
 
 std::size_t entry_bytes_for(std::size_t ranks) {
-  const std::size_t share = kSlotsBudget / (ranks * ranks * FlatMemory::kSlots);
-  return std::clamp(share / kLineBytes * kLineBytes, kLineBytes, kEntryBytes);
+  const std::size_t entries = ranks * ranks * FlatMemory::kSlots;
+  const std::size_t bytes =
+      std::min(std::max(kLeastEntryBytes, kFewRanksBytes / entries), kMostBytes / entries);
+  return std::max(bytes / kLineBytes, std::size_t{1}) * kLineBytes;
 }
 
 }  // namespace

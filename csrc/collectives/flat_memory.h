@@ -56,7 +56,8 @@ static_assert(sizeof(Post) == 8 * kLineBytes);
 
 class FlatMemory {
  public:
-  static constexpr std::uint32_t kSlots = 2;
+  // How many steps of a long operation a rank may be ahead of those who read what it writes.
+  static constexpr std::uint32_t kSlots = 8;
   // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others: where
   // ranks share cores, the fewer changes from one to the other the farther.
   static constexpr std::uint32_t kPosts = 32;
@@ -89,6 +90,11 @@ class FlatMemory {
   }
   std::byte* slot(Rank rank, std::uint32_t step) const {
     return slots_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+  }
+  // All ranks' slots, before the first long operation, so that it costs as much as later ones: ways
+  // are compared by then (flat_ways.h).
+  void take_slots() const {
+    memory_.take_pages(slots_, memory_.bytes() - static_cast<std::size_t>(slots_ - memory_.data()));
   }
   std::byte* entry(Rank rank, std::uint32_t step, Rank index) const {
     return slot(rank, step) + static_cast<std::size_t>(index) * entry_bytes_;

@@ -11,12 +11,12 @@ std::size_t FlatWays::place(OpKind op, std::size_t bytes) {
 }
 
 bool FlatWays::is_try(OpKind op, std::size_t bytes) const {
-  return lengths_[place(op, bytes)].operations < 2 * kTries;
+  return lengths_[place(op, bytes)].operations < kTries;
 }
 
 bool FlatWays::is_direct(OpKind op, std::size_t bytes) const {
   const Length& of = lengths_[place(op, bytes)];
-  return of.operations < 2 * kTries ? of.operations < kTries : of.is_direct;
+  return of.operations < kTries ? of.operations < kDirectTries : of.is_direct;
 }
 
 bool FlatWays::prefers_direct(OpKind op, std::size_t bytes) const {

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -11,6 +13,8 @@
 
 namespace gradring::transport {
 namespace {
+
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which Debian 11's headers lack.
 
 std::byte* map(int fd, std::size_t bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -61,6 +65,13 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 
 SharedMemory::~SharedMemory() {
   unmap();
+}
+
+void SharedMemory::take_pages(const std::byte* begin, std::size_t bytes) const {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t first = static_cast<std::size_t>(begin - data_) / page * page;
+  const std::size_t end = std::min(bytes_, static_cast<std::size_t>(begin - data_) + bytes);
+  ::madvise(data_ + first, end - first, kPopulateWrite);
 }
 
 void SharedMemory::unmap() {

@@ -24,6 +24,9 @@ class SharedMemory {
   std::size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
   void forget_fd() { fd_.reset(); }  // Once everybody has it: the mapping stays.
+  // Has the kernel give the pages of these bytes now, at once, and not one by one as they are first
+  // written. Only advice: kernels before 5.14 go on one by one.
+  void take_pages(const std::byte* begin, std::size_t bytes) const;
 
  private:
   SharedMemory(Fd fd, std::byte* data, std::size_t bytes)
