@@ -96,8 +96,9 @@ class FlatMemory {
   void take_slots() const {
     memory_.take_pages(slots_, memory_.bytes() - static_cast<std::size_t>(slots_ - memory_.data()));
   }
-  std::byte* entry(Rank rank, std::uint32_t step, Rank index) const {
-    return slot(rank, step) + static_cast<std::size_t>(index) * entry_bytes_;
+  // Of a step that takes so many slots at once; `step` is a multiple of that.
+  std::byte* entry(Rank rank, std::uint32_t step, Rank index, std::uint32_t slots) const {
+    return slot(rank, step) + static_cast<std::size_t>(index) * entry_bytes_ * slots;
   }
 
  private:

@@ -10,6 +10,18 @@ namespace {
 // What is reduced before it is copied to its second place: both fit into a first-level cache.
 constexpr std::size_t kCopiedBlockBytes = 16 * 1024;
 
+// Where everybody reads results too, all go step by step, and gain nothing from many short steps:
+// each is two waits.
+constexpr std::size_t kLongEntryBytes = 256 * 1024;
+
+std::uint32_t slots_at_once(std::size_t entry_bytes, std::size_t largest_part, bool scatters) {
+  std::uint32_t slots = 1;
+  while (!scatters && slots < FlatMemory::kSlots / 2 && slots * entry_bytes < largest_part &&
+         2 * slots * entry_bytes <= kLongEntryBytes)
+    slots *= 2;
+  return slots;
+}
+
 }  // namespace
 
 FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
@@ -23,9 +35,11 @@ FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
              (request.op == OpKind::kReduce && request.rank == request.root)),
       copy_out_(kernels::copy_for(input == output ? 0 : shape.bytes(),
                                   static_cast<std::size_t>(side.ranks))),
-      base_(side.steps) {
+      slots_(slots_at_once(side.memory.entry_bytes(), shape.largest_part_bytes(), scatters_)),
+      window_(FlatMemory::kSlots / slots_),
+      base_((side.steps + slots_ - 1) / slots_ * slots_) {
   const std::size_t largest = shape.largest_part_bytes();
-  const std::size_t entry = side.memory.entry_bytes();
+  const std::size_t entry = side.memory.entry_bytes() * slots_;
   steps_ = (largest + entry - 1) / entry;
   const std::size_t even = (largest + steps_ - 1) / steps_;
   piece_bytes_ = (even + kLineBytes - 1) / kLineBytes * kLineBytes;
@@ -33,8 +47,7 @@ FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
 
 void FlatReduce::begin(transport::Idle& idle) {
   for (Rank peer; (peer = blocks_stage()) >= 0;)
-    side_.wait(peer, side_.memory.counters(peer).consumed, counted(0) - FlatMemory::kSlots + 1,
-               idle);
+    side_.wait(peer, side_.memory.counters(peer).consumed, counted(1) - FlatMemory::kSlots, idle);
   stage();
 }
 
@@ -44,7 +57,7 @@ void FlatReduce::finish(transport::Idle& idle) {
       take();
     } else if (reduced_ < staged_ && blocks_reduce() < 0) {
       reduce();
-    } else if (staged_ < steps_ && staged_ < taken_ + FlatMemory::kSlots && blocks_stage() < 0) {
+    } else if (staged_ < steps_ && staged_ < taken_ + window_ && blocks_stage() < 0) {
       stage();
     } else {
       wait(idle);
@@ -81,7 +94,7 @@ Rank FlatReduce::first_behind(Counter Counters::* counter, std::uint64_t steps) 
 }
 
 Rank FlatReduce::blocks_stage() const {
-  return first_behind(&Counters::consumed, staged_ + 1 - FlatMemory::kSlots);
+  return first_behind(&Counters::consumed, staged_ + 1 - window_);
 }
 Rank FlatReduce::blocks_reduce() const {
   return first_behind(&Counters::staged, reduced_ + 1);
@@ -98,15 +111,15 @@ FlatPart FlatReduce::piece(Rank owner, std::uint64_t step) const {
 
 // A result replaces one of the operands it was made from: half the memory to keep in the caches.
 std::byte* FlatReduce::result(Rank owner, std::uint64_t step) const {
-  return side_.memory.entry(side_.next(owner), counted(step), owner);
+  return side_.memory.entry(side_.next(owner), counted(step), owner, slots_);
 }
 
 void FlatReduce::stage() {
   for (Rank owner = side_.next(side_.rank); owner != side_.rank; owner = side_.next(owner)) {
     const FlatPart from = piece(owner, staged_);
     if (from.bytes != 0)
-      copy_bytes(side_.memory.entry(side_.rank, counted(staged_), owner), input_ + from.begin,
-                 from.bytes);
+      copy_bytes(side_.memory.entry(side_.rank, counted(staged_), owner, slots_),
+                 input_ + from.begin, from.bytes);
   }
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
@@ -119,7 +132,7 @@ void FlatReduce::reduce() {
     const std::size_t bytes = std::min(kCopiedBlockBytes, own.bytes - at);
     const auto operand = [&](Rank rank) -> const std::byte* {
       if (rank == side_.rank) return input_ + own.begin + at;
-      return side_.memory.entry(rank, counted(reduced_), side_.rank) + at;
+      return side_.memory.entry(rank, counted(reduced_), side_.rank, slots_) + at;
     };
     if (scatters_) {
       const std::size_t begin = own.begin - shape_.part(side_.rank).begin;

@@ -34,7 +34,7 @@ class FlatReduce {
   FlatPart piece(Rank owner, std::uint64_t step) const;
   std::byte* result(Rank owner, std::uint64_t step) const;
   std::uint32_t counted(std::uint64_t step) const {
-    return base_ + static_cast<std::uint32_t>(step);
+    return base_ + static_cast<std::uint32_t>(step) * slots_;
   }
 
   FlatSide& side_;
@@ -44,6 +44,8 @@ class FlatReduce {
   const bool scatters_;  // The result of this rank's part is all it wants, at the start of output.
   const bool takes_;     // It wants all parts.
   kernels::Copy* const copy_out_;  // In place, what it writes over was just read: it is cached.
+  const std::uint32_t slots_;      // That a step takes at once.
+  const std::uint32_t window_;     // Steps.
   const std::uint32_t base_;
   std::uint64_t steps_;
   std::size_t piece_bytes_;
