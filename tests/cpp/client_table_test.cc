@@ -47,6 +47,44 @@ TEST_CASE("after a checkpoint with many clients there are no more than can be sa
   CHECK(missing == 0);  // Whoever is here, or may come back.
 }
 
+TEST_CASE("kept answers are found by their numbers, also once they were saved and read back") {
+  ClientTable table;
+  ClientState& state = table.enter(3, 1);
+  CHECK(ClientTable::find_answer(state, 1) == nullptr);
+  for (state.seq = 1; state.seq <= 2 * limits::kPsOutcomes; ++state.seq)
+    if (state.seq % 2 == 0 || state.seq > limits::kPsOutcomes)
+      ClientTable::note_answer(state, {state.seq, 10 * state.seq, 0, Bytes(3)});
+  Bytes saved;
+  table.save(saved);
+  wire::Reader in(saved);
+  ClientTable again;
+  again.restore(in);
+  for (ClientTable* each : {&table, &again}) {
+    const ClientState& kept = *each->find(3);
+    CHECK(kept.answers.size() == limits::kPsOutcomes);
+    CHECK(ClientTable::find_answer(kept, limits::kPsOutcomes) == nullptr);
+    for (std::uint64_t seq = limits::kPsOutcomes + 1; seq <= 2 * limits::kPsOutcomes; ++seq) {
+      const SmallAnswer* found = ClientTable::find_answer(kept, seq);
+      REQUIRE(found != nullptr);
+      CHECK(found->pushes == 10 * seq);
+      CHECK(found->payload.size() == 3);
+    }
+    CHECK(ClientTable::find_answer(kept, 2 * limits::kPsOutcomes + 1) == nullptr);
+  }
+}
+
+TEST_CASE("saved answers that are out of order are refused") {
+  ClientTable table;
+  ClientState& state = table.enter(3, 1);
+  state.seq = 5;
+  for (const std::uint64_t seq : {4, 4}) ClientTable::note_answer(state, {seq, 1, 0, Bytes(3)});
+  Bytes saved;
+  table.save(saved);
+  wire::Reader in(saved);
+  ClientTable again;
+  CHECK_THROWS_AS(again.restore(in), ProtocolError);
+}
+
 TEST_CASE("workers of a checkpoint stay, and nobodies make room for them") {
   ClientTable table = table_of(kFirstNobody, kMany);
   table.add(table_of(0, kMany));

@@ -11,20 +11,6 @@ namespace {
 
 using wire::PsType;
 
-constexpr std::uint32_t kDim = 2;
-
-Values pulled(ShardRig& rig, Guest& guest, const Ids& ids) {
-  const ps::Frame answer = rig.ask(guest, pull("t", ids));
-  REQUIRE(answer.header.type == PsType::kRows);
-  return rows_of(answer.header, answer.payload, kDim).rows;
-}
-
-Guest enter_with_table(ShardRig& rig, std::uint32_t client, std::uint64_t incarnation = 1) {
-  Guest guest = rig.enter(client, incarnation);
-  REQUIRE(rig.ask(guest, make_table(sum_table("t", kDim))).header.type == PsType::kDone);
-  return guest;
-}
-
 Values rows_after(const ps::Answer& answer) {
   return floats_of(std::span(answer.frame.payload).subspan(ps::kOutcomeBytes));
 }
@@ -62,7 +48,7 @@ TEST_CASE("a repeated push is told the numbers of the first time, however many i
       rig.ask(guest, push("t", {5}, {1, 2}));
       Ids ids(rows);
       std::iota(ids.begin(), ids.end(), 100);
-      Values gradients(rows * kDim, 1);
+      Values gradients(rows * kSumsDim, 1);
       gradients[3] = std::numeric_limits<float>::quiet_NaN();
       const ps::Frame frame =
           rig.frame_of(guest, push("t", ids, gradients, {.returns_rows = returns_rows}));
@@ -73,7 +59,7 @@ TEST_CASE("a repeated push is told the numbers of the first time, however many i
         CHECK(outcome.refused == 1);
         CHECK(outcome.staleness == 1);  // It has seen none.
         CHECK(answer.payload.size() ==
-              ps::kOutcomeBytes + (returns_rows ? rows * kDim * sizeof(float) : 0));
+              ps::kOutcomeBytes + (returns_rows ? rows * kSumsDim * sizeof(float) : 0));
       }
     }
   }

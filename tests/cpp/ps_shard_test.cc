@@ -13,20 +13,6 @@ namespace {
 
 using wire::PsType;
 
-constexpr std::uint32_t kDim = 2;
-
-Values pulled(ShardRig& rig, Guest& guest, const Ids& ids) {
-  const ps::Frame answer = rig.ask(guest, pull("t", ids));
-  REQUIRE(answer.header.type == PsType::kRows);
-  return rows_of(answer.header, answer.payload, kDim).rows;
-}
-
-Guest enter_with_table(ShardRig& rig, std::uint32_t client, std::uint64_t incarnation = 1) {
-  Guest guest = rig.enter(client, incarnation);
-  REQUIRE(rig.ask(guest, make_table(sum_table("t", kDim))).header.type == PsType::kDone);
-  return guest;
-}
-
 TEST_CASE("a push that comes twice is answered twice and done once") {
   ShardRig rig;
   Guest guest = enter_with_table(rig, 0);
@@ -125,8 +111,8 @@ TEST_CASE("two specs under one name are a mismatch, the same spec twice is not")
   ShardRig rig;
   Guest guest = enter_with_table(rig, 0);
   Guest other = rig.enter(1);
-  CHECK(error_of(rig.ask(other, make_table(sum_table("t", kDim)))) == ErrorKind::kNone);
-  const ps::Frame answer = rig.ask(other, make_table(sum_table("t", kDim + 1)));
+  CHECK(error_of(rig.ask(other, make_table(sum_table("t", kSumsDim)))) == ErrorKind::kNone);
+  const ps::Frame answer = rig.ask(other, make_table(sum_table("t", kSumsDim + 1)));
   CHECK(error_of(answer) == ErrorKind::kMismatch);
   CHECK(text_of(answer).find("dim") != std::string::npos);
 }

@@ -332,6 +332,6 @@ def test_threads_go_on_while_a_communicator_that_nobody_holds_lingers(
             comm.barrier()
             for _ in range(60):
                 held[0].recv(x, 0)
-                time.sleep(0.02)
+                time.sleep(0.02)  # A slow receiver.
 
     fresh_world(2, transport).run(talk)

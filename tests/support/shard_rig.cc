@@ -104,6 +104,19 @@ void ShardRig::replay(const std::vector<JournalRecord>& records) {
     shard_.replay(record.header, record.payload, record.client, record.incarnation);
 }
 
+Guest enter_with_table(ShardRig& rig, std::uint32_t client, std::uint64_t incarnation) {
+  Guest guest = rig.enter(client, incarnation);
+  const ps::Frame answer = rig.ask(guest, make_table(sum_table("t", kSumsDim)));
+  if (answer.header.type != wire::PsType::kDone) throw InternalError(text_of(answer));
+  return guest;
+}
+
+Values pulled(ShardRig& rig, Guest& guest, const Ids& ids) {
+  const ps::Frame answer = rig.ask(guest, pull("t", ids));
+  if (answer.header.type != wire::PsType::kRows) throw InternalError(text_of(answer));
+  return rows_of(answer.header, answer.payload, kSumsDim).rows;
+}
+
 std::string text_of(const ps::Frame& frame) {
   return ps::decode_text(frame.payload);
 }

@@ -68,6 +68,12 @@ class ShardRig {
   std::optional<Guest> saver_;
 };
 
+// A guest that has made, or found, the table "t" of sums, of so many floats a row.
+inline constexpr std::uint32_t kSumsDim = 2;
+Guest enter_with_table(ShardRig& rig, std::uint32_t client, std::uint64_t incarnation = 1);
+// Its rows. Throws if that is not what the shard answers.
+Values pulled(ShardRig& rig, Guest& guest, const Ids& ids);
+
 std::string text_of(const ps::Frame& frame);
 ErrorKind error_of(const ps::Frame& frame);  // kNone if it is none.
 
