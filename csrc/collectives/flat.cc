@@ -81,7 +81,8 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
     run_short(request, call, seq, input, idle);
     finish_short(request, input, output);
   } else {
-    if (!std::exchange(has_slots_, true)) side_.memory.take_slots();
+    // An array that all ranks share needs none.
+    if (!shared.array && !std::exchange(has_slots_, true)) side_.memory.take_slots();
     run_long(request, call, seq, input, output, idle, shared);
   }
 }

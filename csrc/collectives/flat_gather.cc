@@ -14,9 +14,12 @@ FlatGather::FlatGather(FlatSide& side, const FlatShape& shape, const Request& re
       output_(output),
       root_(request.op == OpKind::kBroadcast ? request.root : -1),
       copy_out_(kernels::copy_for(shape.bytes(), static_cast<std::size_t>(side.ranks))),
-      base_(side.steps) {
+      slots_(root_ < 0 ? side.memory.slots_at_once(shape.largest_part_bytes() /
+                                                   static_cast<std::size_t>(side.ranks))
+                       : 1),
+      base_((side.steps + slots_ - 1) / slots_ * slots_) {
   const std::size_t largest = root_ < 0 ? shape.largest_part_bytes() : shape.bytes();
-  const std::size_t slot = side.memory.slot_bytes();
+  const std::size_t slot = side.memory.slot_bytes() * slots_;
   steps_ = (largest + slot - 1) / slot;
   const std::size_t even = (largest + steps_ - 1) / steps_;
   piece_bytes_ = (even + kLineBytes - 1) / kLineBytes * kLineBytes;

@@ -29,7 +29,7 @@ class FlatGather {
   FlatPart piece(Rank from, std::uint64_t step) const;
   bool has_part(Rank from) const { return root_ < 0 || from == root_; }
   std::uint32_t counted(std::uint64_t step) const {
-    return base_ + static_cast<std::uint32_t>(step);
+    return base_ + static_cast<std::uint32_t>(step) * slots_;
   }
 
   FlatSide& side_;
@@ -38,6 +38,7 @@ class FlatGather {
   std::byte* const output_;
   const Rank root_;  // -1: all ranks have a part.
   kernels::Copy* const copy_out_;
+  const std::uint32_t slots_;  // That a step takes at once.
   const std::uint32_t base_;
   std::uint64_t steps_;
   std::size_t piece_bytes_;

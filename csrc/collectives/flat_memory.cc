@@ -10,6 +10,7 @@ namespace {
 
 // Large enough that few steps, each with two rounds of flags, are needed.
 constexpr std::size_t kLeastEntryBytes = 64 * 1024;
+constexpr std::size_t kMostEntryBytes = 256 * 1024;  // Of slots taken at once.
 // All slots of a few ranks. Each rank's are more than one core's second-level cache holds: what
 // another core reads is by then in the cache that they share, from where it takes a half to a third
 // of the time (docs/decisions/0016-slots-are-longer-than-a-cache.md). Together they are less than
@@ -43,6 +44,14 @@ FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
   posts_ = reinterpret_cast<Post*>(counters_ + n);
   payloads_ = reinterpret_cast<std::byte*>(posts_ + n * kPosts);
   slots_ = payloads_ + n * kPayloads * kPayloadBytes;
+}
+
+std::uint32_t FlatMemory::slots_at_once(std::size_t bytes) const {
+  std::uint32_t slots = 1;
+  while (slots < kSlots / 2 && slots * entry_bytes_ < bytes &&
+         2 * slots * entry_bytes_ <= kMostEntryBytes)
+    slots *= 2;
+  return slots;
 }
 
 }  // namespace gradring::collectives

@@ -71,6 +71,11 @@ class FlatMemory {
   std::size_t entry_bytes() const { return entry_bytes_; }
   std::size_t slot_bytes() const { return slot_bytes_; }
 
+  // How many slots a step takes at once where all ranks go step by step, as everybody reads from
+  // everybody: then many short steps are only more waits. Of 1, 2, 4: as few as hold an entry of
+  // `bytes`, while one is no longer than 256 KiB.
+  std::uint32_t slots_at_once(std::size_t bytes) const;
+
   Counters& counters(Rank rank) const { return counters_[rank]; }
   transport::MemoryCard& card(Rank rank) const { return counters_[rank].card; }
   Post& post(Rank rank, std::uint32_t round) const {
@@ -96,7 +101,7 @@ class FlatMemory {
   void take_slots() const {
     memory_.take_pages(slots_, memory_.bytes() - static_cast<std::size_t>(slots_ - memory_.data()));
   }
-  // Of a step that takes so many slots at once; `step` is a multiple of that.
+  // `step` is a multiple of `slots`, which it takes at once.
   std::byte* entry(Rank rank, std::uint32_t step, Rank index, std::uint32_t slots) const {
     return slot(rank, step) + static_cast<std::size_t>(index) * entry_bytes_ * slots;
   }

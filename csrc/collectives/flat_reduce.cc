@@ -10,18 +10,6 @@ namespace {
 // What is reduced before it is copied to its second place: both fit into a first-level cache.
 constexpr std::size_t kCopiedBlockBytes = 16 * 1024;
 
-// Where everybody reads results too, all go step by step, and gain nothing from many short steps:
-// each is two waits.
-constexpr std::size_t kLongEntryBytes = 256 * 1024;
-
-std::uint32_t slots_at_once(std::size_t entry_bytes, std::size_t largest_part, bool scatters) {
-  std::uint32_t slots = 1;
-  while (!scatters && slots < FlatMemory::kSlots / 2 && slots * entry_bytes < largest_part &&
-         2 * slots * entry_bytes <= kLongEntryBytes)
-    slots *= 2;
-  return slots;
-}
-
 }  // namespace
 
 FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
@@ -35,7 +23,7 @@ FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
              (request.op == OpKind::kReduce && request.rank == request.root)),
       copy_out_(kernels::copy_for(input == output ? 0 : shape.bytes(),
                                   static_cast<std::size_t>(side.ranks))),
-      slots_(slots_at_once(side.memory.entry_bytes(), shape.largest_part_bytes(), scatters_)),
+      slots_(scatters_ ? 1 : side.memory.slots_at_once(shape.largest_part_bytes())),
       window_(FlatMemory::kSlots / slots_),
       base_((side.steps + slots_ - 1) / slots_ * slots_) {
   const std::size_t largest = shape.largest_part_bytes();
