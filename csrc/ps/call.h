@@ -45,8 +45,10 @@ class Call {
   const std::vector<Part>& parts() const { return parts_; }
 
   // Asked once the part's turn to be sent has come, again for every further try; stays valid until
-  // release().
+  // sent() or release().
   virtual Body body(std::size_t /*part*/) { return {}; }
+  // The link has taken the whole part. It may have to go out once more.
+  virtual void sent(std::size_t /*part*/) {}
   virtual void release(std::size_t /*part*/) {}
   // Where the payload of an answer may be written straight away; empty: it is read elsewhere and
   // handed in.

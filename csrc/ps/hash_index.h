@@ -10,10 +10,7 @@
 
 #include "ps/pages.h"
 #include "ps/partition.h"
-
-// GCC takes a function that only prefetches for one without effects and drops the calls that it did
-// not inline.
-#define GRADRING_PREFETCHES __attribute__((always_inline))
+#include "ps/prefetch.h"
 
 namespace gradring::ps {
 
@@ -33,7 +30,7 @@ class HashIndex {
   GRADRING_PREFETCHES void prefetch(std::uint64_t id) const {
     const std::uint64_t hash = mix_id(id);
     const Segment& segment = segment_of(hash);
-    __builtin_prefetch(&segment.slots[hash & segment.mask]);
+    prefetch_line(&segment.slots[hash & segment.mask]);
   }
   // `id` is not in it.
   void insert(std::uint64_t id, std::uint64_t value);

@@ -9,11 +9,13 @@
 #include "base/error.h"
 #include "kernels/clones.h"
 #include "ps/partition.h"
+#include "ps/prefetch.h"
 
 namespace gradring::ps {
 namespace {
 
-constexpr std::size_t kIdsAhead = 16;  // Ids whose slots are on their way into the cache.
+constexpr std::size_t kIdsAhead = 16;   // Ids whose slots are on their way into the cache.
+constexpr std::size_t kRowsAhead = 12;  // Positions whose rows are.
 // Longer lists are not remembered: what was found of one takes up to 20 bytes an id.
 constexpr std::size_t kMostRemembered = 1u << 20;
 constexpr std::size_t kMostKeptSlots = 1u << 20;  // 16 MiB; what larger lists took is given back.
@@ -92,20 +94,42 @@ class Finder {
   std::uint32_t epoch_ = 0;
 };
 
+// Rows by position, in the order of a list of positions: those to come are on their way.
+class RowsAhead {
+ public:
+  RowsAhead(const float* rows, std::size_t dim, std::span<const std::uint32_t> positions)
+      : rows_(rows), dim_(dim), end_(positions.data() + positions.size()) {}
+
+  // Once for each position, in turn.
+  GRADRING_PREFETCHES void fetch_after(const std::uint32_t* position) const {
+    if (end_ - position > static_cast<std::ptrdiff_t>(kRowsAhead))
+      prefetch_row(rows_ + position[kRowsAhead] * dim_, dim_);
+  }
+
+ private:
+  const float* rows_;
+  std::size_t dim_;
+  const std::uint32_t* end_;
+};
+
 // sum += each of `rows[positions[..]]`, one after the other, in every column.
-GRADRING_CLONES void add_rows(const float* rows, const std::uint32_t* positions, std::size_t count,
-                              std::size_t dim, float* sum) {
-  std::size_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    const float* const a = rows + positions[i] * dim;
-    const float* const b = rows + positions[i + 1] * dim;
-    const float* const c = rows + positions[i + 2] * dim;
-    const float* const d = rows + positions[i + 3] * dim;
+GRADRING_CLONES void add_rows(const float* rows, const RowsAhead& ahead,
+                              std::span<const std::uint32_t> positions, std::size_t dim,
+                              float* sum) {
+  const std::uint32_t* at = positions.data();
+  const std::uint32_t* const end = at + positions.size();
+  for (; end - at >= 4; at += 4) {
+    for (std::size_t i = 0; i < 4; ++i) ahead.fetch_after(at + i);
+    const float* const a = rows + at[0] * dim;
+    const float* const b = rows + at[1] * dim;
+    const float* const c = rows + at[2] * dim;
+    const float* const d = rows + at[3] * dim;
     for (std::size_t column = 0; column < dim; ++column)
       sum[column] = (((sum[column] + a[column]) + b[column]) + c[column]) + d[column];
   }
-  for (; i < count; ++i) {
-    const float* const a = rows + positions[i] * dim;
+  for (; at < end; ++at) {
+    ahead.fetch_after(at);
+    const float* const a = rows + *at * dim;
     for (std::size_t column = 0; column < dim; ++column) sum[column] += a[column];
   }
 }
@@ -206,9 +230,12 @@ void Distinct::fan_out(std::size_t first, std::size_t count, const float* rows, 
     copy_bytes(out + first * dim, rows, count * dim * sizeof(float));
     return;
   }
+  const RowsAhead ahead(out, dim, found_->positions);
   for (std::size_t i = 0; i < count; ++i) {
-    for (const std::uint32_t position : positions(first + i))
+    for (const std::uint32_t& position : positions(first + i)) {
+      ahead.fetch_after(&position);
       std::memcpy(out + position * dim, rows + i * dim, dim * sizeof(float));
+    }
   }
 }
 
@@ -218,11 +245,13 @@ void Distinct::sum(std::size_t first, std::size_t count, const float* rows, std:
     copy_bytes(sums, rows + first * dim, count * dim * sizeof(float));
     return;
   }
+  const RowsAhead ahead(rows, dim, found_->positions);
   for (std::size_t i = 0; i < count; ++i) {
     const auto from = positions(first + i);
     float* const sum = sums + i * dim;
+    ahead.fetch_after(from.data());
     std::memcpy(sum, rows + from[0] * dim, dim * sizeof(float));
-    add_rows(rows, from.data() + 1, from.size() - 1, dim, sum);
+    add_rows(rows, ahead, from.subspan(1), dim, sum);
   }
 }
 

@@ -212,6 +212,13 @@ void PushCall::settle_residuals(Place& place, IsDone&& is_done) {
   place.residuals = {};
 }
 
+// Sums of gradients are found again if they have to go out once more: kept for all that is under
+// way they would be written to memory, and that memory be new in every call. What a codec made of
+// them and of residuals cannot be found again.
+void PushCall::sent(std::size_t part) {
+  if (options_.codec == RowCodec::kFloat32) release(part);
+}
+
 void PushCall::release(std::size_t part) {
   Bytes& rows = places_[part].rows;
   if (rows.capacity() == 0) return;

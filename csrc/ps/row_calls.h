@@ -67,6 +67,7 @@ class PushCall final : public Call {
   PushCall(std::vector<PushItem> items, const PushOptions& options);
 
   Body body(std::size_t part) override;
+  void sent(std::size_t part) override;
   void release(std::size_t part) override;
   void refused(std::size_t part) override;
   void take(std::size_t part, const wire::PsHeader& answer,

@@ -201,7 +201,11 @@ void Session::sent(std::size_t bytes, Time now) {
   // Bytes that go out again and again are no progress.
   if (out_is_first_try_) progress_at_ = now;
   if (out_sent_ < out_bytes_) return;
-  if (const std::size_t at = find(out_request_); at < next_) items_[at].sent_at = now;
+  if (const std::size_t at = find(out_request_); at < next_) {
+    Item& item = items_[at];
+    item.sent_at = now;
+    if (item.call) item.call->sent(item.part);
+  }
   end_output();
 }
 

@@ -4,23 +4,17 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "ps/prefetch.h"
 #include "ps/sparse_table_impl.h"
 
 namespace gradring::ps {
 namespace {
 
-constexpr std::size_t kBlock = 16;       // Rows whose memory is waited for together.
-constexpr std::size_t kKeysAhead = 32;   // Keys whose slots are.
-constexpr std::size_t kLineFloats = 16;  // In a cache line.
-constexpr std::size_t kLinesAhead = 8;   // Of a row; the processor sees a long run by itself.
+constexpr std::size_t kBlock = 16;      // Rows whose memory is waited for together.
+constexpr std::size_t kKeysAhead = 32;  // Keys whose slots are.
 
 bool counts_steps_per_table(const kernels::Rule& rule) {
   return rule.kind == kernels::RuleKind::kSparseAdam;
-}
-
-GRADRING_PREFETCHES inline void prefetch_row(const float* row, std::size_t floats) {
-  const std::size_t lines = std::min(kLinesAhead, (floats + kLineFloats - 1) / kLineFloats);
-  for (std::size_t line = 0; line < lines; ++line) __builtin_prefetch(row + line * kLineFloats);
 }
 
 }  // namespace
@@ -187,7 +181,7 @@ void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
 void SparseTable::versions(std::span<const std::uint64_t> ids, std::uint32_t* out) const {
   const Impl& t = *impl_;
   const auto fetch = [&](std::uint64_t row)
-                         GRADRING_PREFETCHES { __builtin_prefetch(&t.rows.notes(row)); };
+                         GRADRING_PREFETCHES { prefetch_line(&t.rows.notes(row)); };
   t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     for (std::size_t i = 0; i < count; ++i)
       out[begin + i] = found[i] == HashIndex::kNone ? 0 : t.rows.notes(found[i]).version;
@@ -202,7 +196,7 @@ Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
   Impl::Push push{client, step, {}, false};
   const auto fetch = [&](std::uint64_t row) GRADRING_PREFETCHES {
     prefetch_row(t.rows.floats(row), t.dim + t.state);
-    __builtin_prefetch(&t.rows.notes(row), 1);
+    prefetch_line(&t.rows.notes(row));
   };
   t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
     push.is_finite = kernels::is_finite(gradients + begin * t.dim, count * t.dim);
