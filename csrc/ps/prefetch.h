@@ -16,12 +16,17 @@ GRADRING_PREFETCHES inline void prefetch_line(const void* line) {
   __builtin_prefetch(line, 0, 2);
 }
 
-// Its first lines; the processor sees a long run by itself.
-GRADRING_PREFETCHES inline void prefetch_row(const float* row, std::size_t floats) {
+// Behind the first line of a row, so far as the processor does not see a long run by itself.
+GRADRING_PREFETCHES inline void prefetch_rest_of_row(const float* row, std::size_t floats) {
   constexpr std::size_t kLineFloats = 16;
   constexpr std::size_t kMostFloats = 8 * kLineFloats;
-  for (std::size_t at = 0; at < std::min(floats, kMostFloats); at += kLineFloats)
+  for (std::size_t at = kLineFloats; at < std::min(floats, kMostFloats); at += kLineFloats)
     prefetch_line(row + at);
+}
+
+GRADRING_PREFETCHES inline void prefetch_row(const float* row, std::size_t floats) {
+  prefetch_line(row);
+  prefetch_rest_of_row(row, floats);
 }
 
 }  // namespace gradring::ps

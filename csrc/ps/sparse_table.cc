@@ -10,8 +10,7 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::size_t kBlock = 16;      // Rows whose memory is waited for together.
-constexpr std::size_t kKeysAhead = 32;  // Keys whose slots are.
+constexpr std::size_t kIdsAhead = 64;  // Ids whose slots are.
 
 bool counts_steps_per_table(const kernels::Rule& rule) {
   return rule.kind == kernels::RuleKind::kSparseAdam;
@@ -59,30 +58,38 @@ void SparseTable::set_rule(const kernels::Rule& rule) {
   impl_->set_rule(rule, impl_->scale);
 }
 
-template <typename Fetch>
-std::size_t SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
-                                      std::uint64_t* found, Fetch&& fetch) const {
-  const std::size_t count = std::min(kBlock, ids.size() - begin);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t ahead = begin + i + kKeysAhead;
-    if (ahead < ids.size()) index.prefetch(ids[ahead]);
-    found[i] = index.find(ids[begin + i]);
-    if (found[i] != HashIndex::kNone) fetch(found[i]);
+// The rows of a block of ids from `begin` on. Their memory is on its way then, and so are the
+// index's slots for what comes after them. Every slot and every row lies in another page, and a
+// processor looks up the pages of the few instructions that it has before it: so these are loops
+// that do nothing else, and the first one of the rows takes a line of each.
+void SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
+                               const Needs& needs, Found& found) const {
+  found.count = std::min(kBlock, ids.size() - begin);
+  prefetch_slots(ids, begin + kIdsAhead, kBlock);
+  for (std::size_t i = 0; i < found.count; ++i) found.rows[i] = index.find(ids[begin + i]);
+  for (std::size_t i = 0; i < found.count; ++i) {
+    const bool is_there = found.rows[i] != HashIndex::kNone;
+    found.floats[i] = is_there ? rows.floats(found.rows[i]) : nullptr;
+    if (is_there && needs.floats > 0) prefetch_line(found.floats[i]);
   }
-  return count;
+  for (std::size_t i = 0; i < found.count; ++i) {
+    if (found.floats[i] == nullptr) continue;
+    prefetch_rest_of_row(found.floats[i], needs.floats);
+    if (needs.notes) prefetch_line(&rows.notes(found.rows[i]));
+  }
 }
 
 // While one block is worked on, the next one's memory is on its way.
-template <typename Fetch, typename Work>
-void SparseTable::Impl::for_each_block(std::span<const std::uint64_t> ids, Fetch&& fetch,
+template <typename Work>
+void SparseTable::Impl::for_each_block(std::span<const std::uint64_t> ids, const Needs& needs,
                                        Work&& work) const {
-  std::uint64_t found[2][kBlock];
-  std::size_t count = locate(ids, 0, found[0], fetch);
+  Found found[2];
+  prefetch_slots(ids, 0, kIdsAhead);
+  locate(ids, 0, needs, found[0]);
   for (std::size_t begin = 0, now = 0; begin < ids.size(); now ^= 1) {
-    const std::size_t next = locate(ids, begin + count, found[now ^ 1], fetch);
-    work(begin, count, found[now]);
-    begin += count;
-    count = next;
+    locate(ids, begin + found[now].count, needs, found[now ^ 1]);
+    work(begin, found[now]);
+    begin += found[now].count;
   }
 }
 
@@ -164,15 +171,14 @@ std::uint64_t SparseTable::bytes() const {
 
 void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
   const Impl& t = *impl_;
-  const auto fetch = [&](std::uint64_t row)
-                         GRADRING_PREFETCHES { prefetch_row(t.rows.floats(row), t.dim); };
-  t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
-    for (std::size_t i = 0; i < count; ++i) {
+  const Impl::Needs needs{.floats = t.dim};
+  t.for_each_block(ids, needs, [&](std::size_t begin, const auto& found) {
+    for (std::size_t i = 0; i < found.count; ++i) {
       float* const to = out + (begin + i) * t.dim;
-      if (found[i] == HashIndex::kNone) {
+      if (found.floats[i] == nullptr) {
         t.draws.fill_row(t.spec.init, ids[begin + i], t.dim, to);
       } else {
-        std::memcpy(to, t.rows.floats(found[i]), t.dim * sizeof(float));
+        std::memcpy(to, found.floats[i], t.dim * sizeof(float));
       }
     }
   });
@@ -180,11 +186,10 @@ void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
 
 void SparseTable::versions(std::span<const std::uint64_t> ids, std::uint32_t* out) const {
   const Impl& t = *impl_;
-  const auto fetch = [&](std::uint64_t row)
-                         GRADRING_PREFETCHES { prefetch_line(&t.rows.notes(row)); };
-  t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
-    for (std::size_t i = 0; i < count; ++i)
-      out[begin + i] = found[i] == HashIndex::kNone ? 0 : t.rows.notes(found[i]).version;
+  const Impl::Needs needs{.notes = true};
+  t.for_each_block(ids, needs, [&](std::size_t begin, const auto& found) {
+    for (std::size_t i = 0; i < found.count; ++i)
+      out[begin + i] = found.floats[i] == nullptr ? 0 : t.rows.notes(found.rows[i]).version;
   });
 }
 
@@ -194,14 +199,11 @@ Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
   t.scale_rates(scale);
   ++t.stamp;
   Impl::Push push{client, step, {}, false};
-  const auto fetch = [&](std::uint64_t row) GRADRING_PREFETCHES {
-    prefetch_row(t.rows.floats(row), t.dim + t.state);
-    prefetch_line(&t.rows.notes(row));
-  };
-  t.for_each_block(ids, fetch, [&](std::size_t begin, std::size_t count, const auto& found) {
-    push.is_finite = kernels::is_finite(gradients + begin * t.dim, count * t.dim);
-    for (std::size_t i = 0; i < count; ++i)
-      if (!t.update(ids[begin + i], found[i], gradients + (begin + i) * t.dim, push))
+  const Impl::Needs needs{.floats = t.dim + t.state, .notes = true};
+  t.for_each_block(ids, needs, [&](std::size_t begin, const auto& found) {
+    push.is_finite = kernels::is_finite(gradients + begin * t.dim, found.count * t.dim);
+    for (std::size_t i = 0; i < found.count; ++i)
+      if (!t.update(ids[begin + i], found.rows[i], gradients + (begin + i) * t.dim, push))
         push.applied.skipped.push_back(begin + i);
   });
   return push.applied;

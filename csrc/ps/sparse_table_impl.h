@@ -2,6 +2,7 @@
 // updating rows), sparse_life.cc (how rows come and go, what changed) and sparse_snapshot.cc.
 #pragma once
 
+#include <algorithm>
 #include <bitset>
 #include <memory>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include "ps/change_log.h"
 #include "ps/hash_index.h"
 #include "ps/initial.h"
+#include "ps/prefetch.h"
 #include "ps/records.h"
 #include "ps/row_store.h"
 #include "ps/sparse_table.h"
@@ -76,13 +78,27 @@ struct SparseTable::Impl {
   void remove(std::uint64_t row);
   void note_gone(std::uint64_t id);
   float score_at(const RowNotes& notes, std::uint32_t now) const;
-  // The numbers of the rows of a block of ids from `begin` on; returns how many. fetch(row) asks
-  // for their memory; the index's slots for what comes after them are on their way, too.
-  template <typename Fetch>
-  std::size_t locate(std::span<const std::uint64_t> ids, std::size_t begin, std::uint64_t* found,
-                     Fetch&& fetch) const;
-  template <typename Fetch, typename Work>  // work(begin, count, found)
-  void for_each_block(std::span<const std::uint64_t> ids, Fetch&& fetch, Work&& work) const;
+  // What is read of a row.
+  struct Needs {
+    std::size_t floats = 0;
+    bool notes = false;
+  };
+  // The rows of some ids in turn, as far as there are such: kNone and null otherwise.
+  static constexpr std::size_t kBlock = 32;  // Rows whose memory is waited for together.
+  struct Found {
+    std::size_t count = 0;
+    std::uint64_t rows[kBlock];
+    float* floats[kBlock];
+  };
+  void locate(std::span<const std::uint64_t> ids, std::size_t begin, const Needs& needs,
+              Found& found) const;
+  GRADRING_PREFETCHES void prefetch_slots(std::span<const std::uint64_t> ids, std::size_t begin,
+                                          std::size_t count) const {
+    const std::size_t end = std::min(begin + count, ids.size());
+    for (std::size_t i = begin; i < end; ++i) index.prefetch(ids[i]);
+  }
+  template <typename Work>  // (begin, found)
+  void for_each_block(std::span<const std::uint64_t> ids, const Needs& needs, Work&& work) const;
   template <typename IsOver>  // (row)
   std::size_t remove_where(IsOver&& is_over);
   template <typename IsOver>  // (id, tick of the last push)
