@@ -163,15 +163,19 @@ def _network(document: Document) -> str:
 
 
 def _rows(document: Document) -> str:
-    """Pairs of pull and push beside peers."""
+    """Pairs of pull and push beside peers, distinct ids beside distinct ids."""
     lines = [f"## {document['title']}", "", f"`{document['command']}`", ""]
     lines += [f"- {line}" for line in document["about"]]
     lines += [f"- {_short(reason)}" for reason in document["missing"].values()]
     table = [["", "M rows/s, median (turns)", "of the best peer"], ["---", "---:", "---:"]]
     median = {name: _median(found) for name, found in document["million_rows_per_s"].items()}
-    best = max((each for name, each in median.items() if OURS not in name), default=0.0)
     for name, found in document["million_rows_per_s"].items():
-        ratio = f"{number(median[name] / best)}x" if best and OURS in name else ""
+        rivals = [
+            each
+            for other, each in median.items()
+            if OURS not in other and ("distinct" in other) == ("distinct" in name)
+        ]
+        ratio = f"{number(median[name] / max(rivals))}x" if rivals and OURS in name else ""
         spread = f"{number(min(found))}-{number(max(found))}"
         table.append([name, f"{number(median[name])} ({spread})", ratio])
     return "\n".join([*lines, "", _table(table)])

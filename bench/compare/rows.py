@@ -1,11 +1,11 @@
 """Pairs of pull and push of a sparse table beside torch's RPC and ps-lite, in turn, on equal ids.
 
-A row counts once for each id of a batch, also in a pair of pull and push, for everybody. Peers send
-distinct sorted ids, which cost them nothing: finding them, and spreading rows over the places of an
-id, is part of our time and not of theirs, except where ours says "distinct". Their servers hold an
-array of all rows, in which the id is the place (memory that nobody has touched costs nothing), so
-they have no table to look into, and get ids below 10 million; with --compact ids that occur are
-numbered beforehand and the array is as small as can be. Ours takes any 64-bit ids, and gets such.
+A row counts once for each id of a batch, also in a pair of pull and push, for everybody. Who gets
+distinct ids is named so: finding them, spreading rows over the places of an id and adding up its
+gradients is part of the time of all others. Peers' servers hold an array of all rows, in which the
+id is the place, so they have no table to look into, and get ids below 10 million; with --compact
+ids that occur are numbered beforehand and the array is as small as can be. Ours takes any 64-bit
+ids, and gets such. All rows are there before anything is timed; with --compact those that occur.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradring.bench.report import machine_facts
 from gradring.bench.rows.ids import zipf_ids
 
 PROGRAMS = Path(__file__).parents[1] / "ps_peers"
-BATCHES = 8
+BATCHES = 16  # As many as `gradring bench` draws.
 IDS, ROWS, DIM, ZIPF = 65_536, 10_000_000, 64, 1.05
 _ROUNDS = 3  # In a turn; the median counts.
 _COUNTING = [
@@ -39,15 +39,16 @@ _COUNTING = [
         "once for each id of a call, also in a pair of pull and push, for everybody"
     ),
     (
-        "peers get distinct sorted ids for nothing; ours finds them, spreads rows and adds up "
-        'gradients, except where it says "distinct"'
+        '"distinct": distinct ids are given; all others find them, give rows to every place and '
+        "add up gradients in that time, torch RPC by torch.unique and index_add_"
     ),
 ]
 _INDEX = {
-    False: "peers' servers: an array of all 10,000,000 rows, ids being places in it (0 to "
-    "9,999,999, hot ones scattered); ours: a hash table, ids scattered over 64 bits",
-    True: "peers' servers: an array of the rows that occur only, ids numbered beforehand (torch), "
-    "or open addressing of known size (ps-lite); ours: a hash table, ids scattered over 64 bits",
+    False: "all 10,000,000 rows are there before; peers' servers: an array, ids being places in it "
+    "(0 to 9,999,999, hot ones scattered); ours: a hash table, ids scattered over 64 bits",
+    True: "only the rows that occur are there; peers' servers: an array, ids numbered beforehand "
+    "(torch), or open addressing of known size (ps-lite); ours: a hash table, ids scattered over "
+    "64 bits",
 }
 
 
@@ -57,8 +58,9 @@ class Work:
 
     Attributes:
         calls: Pairs in a round.
-        is_compact: Whether peers' rows are numbered beforehand.
-        ids: The file of the peers' ids; places are in the one that ends in .npz.
+        is_compact: Whether tables have only the rows that occur, peers' numbered beforehand.
+        ids: The file of the peers' distinct ids; places are in the one that ends in .npz, and
+            places of all ids in the one that ends in .all.npz.
         rows: That the peers' tables need.
         deadline: Seconds for a turn.
     """
@@ -90,8 +92,7 @@ def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) 
         "million_rows_per_s": {},
     }
     with tempfile.TemporaryDirectory(prefix="gradring-rows-") as folder:
-        calls = options.examples or {"quick": 8}.get(options.extent, 16)
-        work = _write_ids(options, Path(folder), calls)
+        work = _write_ids(options, Path(folder), options.examples or BATCHES)
         contenders = _contenders(work, found, Path(folder), document["missing"])
         for turn in range(_turns(options)):
             for contender, measure in contenders.items():
@@ -130,7 +131,12 @@ def _contenders(
     if found["gloo"].reason:
         missing["torch RPC"] = found["gloo"].reason
     else:
-        contenders["torch RPC"] = lambda: _torch_rpc(work, found["gloo"].python)
+        contenders["torch RPC"] = lambda: _torch_rpc(
+            work, found["gloo"].python, f"{work.ids}.all", "--merges"
+        )
+        contenders["torch RPC, distinct"] = lambda: _torch_rpc(
+            work, found["gloo"].python, str(work.ids)
+        )
     reason = found["ps-lite"].reason
     program = folder / "ps_lite_rows"
     if not reason:
@@ -138,23 +144,25 @@ def _contenders(
     if reason:
         missing["ps-lite"] = f"ps-lite: {reason}"
     else:
-        contenders["ps-lite"] = lambda: _ps_lite(work, program)
+        contenders["ps-lite, distinct"] = lambda: _ps_lite(work, program)
     return contenders
 
 
 def _write_ids(options: argparse.Namespace, folder: Path, calls: int) -> Work:
     """Write the worker's batches of distinct ids for the peers."""
-    batches = [np.unique(zipf_ids(ROWS, IDS, ZIPF, nth)) for nth in range(BATCHES)]
+    every = [zipf_ids(ROWS, IDS, ZIPF, nth) for nth in range(BATCHES)]
     if not options.compact:
-        batches = [np.sort(_dense(batch)) for batch in batches]
+        every = [_dense(batch) for batch in every]
+    batches = [np.unique(batch) for batch in every]
     path = folder / "ids"
     with path.open("wb") as file:
         for batch in batches:
             np.uint64(batch.size).tofile(file)
             batch.tofile(file)
     known = np.unique(np.concatenate(batches))
-    places = [np.searchsorted(known, batch) if options.compact else batch for batch in batches]
-    np.savez(f"{path}.npz", *places)
+    for ids, ending in ((batches, "npz"), (every, "all.npz")):
+        places = [np.searchsorted(known, each) if options.compact else each for each in ids]
+        np.savez(f"{path}.{ending}", *places)
     rows = known.size if options.compact else ROWS
     return Work(calls, options.compact, path, int(rows), options.deadline or 120.0)
 
@@ -178,6 +186,8 @@ def _build(checkout: Path, program: Path) -> str:
 
 
 def _ours(work: Work, transport: str, *more: str) -> tuple[list[float], str]:
+    if work.is_compact:
+        more += ("--no-fill",)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         ended = processes.run(
             [[sys.executable, "-m", "gradring", "bench", "train", "-n", "1",
@@ -193,12 +203,12 @@ def _ours(work: Work, transport: str, *more: str) -> tuple[list[float], str]:
     return [float(document["operations"][0]["rows_per_s"])], wrong
 
 
-def _torch_rpc(work: Work, python: str) -> tuple[list[float], str]:
+def _torch_rpc(work: Work, python: str, ids: str, *more: str) -> tuple[list[float], str]:
     common = [
         python, str(PROGRAMS / "torch_rpc_rows.py"), "--workers", "1",
         "--rows", str(work.rows), "--dim", str(DIM), "--rounds", str(_ROUNDS), "--calls",
-        str(work.calls), "--port", str(_free_port()), "--ids", str(work.ids), "--rule", "sgd",
-        "--do", "train",
+        str(work.calls), "--port", str(_free_port()), "--ids", ids, "--rule", "sgd",
+        "--do", "train", *more,
     ]  # fmt: skip
     return _rates(work, [[*common, "--rank", str(rank)] for rank in range(2)])
 

