@@ -78,6 +78,8 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   if (side_.ranks == 1) {
     copy_to(output, input, shape_.bytes());
   } else if (is_short) {
+    if (largest >= FlatMemory::kSpreadBytes && !std::exchange(has_payloads_, true))
+      side_.memory.take_payloads();
     run_short(request, call, seq, input, idle);
     finish_short(request, input, output);
   } else {

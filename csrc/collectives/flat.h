@@ -74,6 +74,7 @@ class Flat {
   FlatDirect direct_;
   FlatWays ways_;
   bool has_slots_ = false;     // They were written once.
+  bool has_payloads_ = false;  // The same of those that are spread.
   bool was_direct_ = false;    // The last operation that could be.
   std::uint32_t round_ = 0;    // Operations so far; also the last post's flag.
   std::uint32_t in_step_ = 0;  // The last round of which all ranks' posts were compared with ours.

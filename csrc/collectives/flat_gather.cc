@@ -87,7 +87,7 @@ void FlatGather::stage() {
   const FlatPart from = piece(side_.rank, staged_);
   const std::size_t part_begin = root_ < 0 ? shape_.part(side_.rank).begin : 0;
   const std::byte* const source = input_ + (from.begin - part_begin);
-  copy_bytes(side_.memory.slot(side_.rank, counted(staged_)), source, from.bytes);
+  copy_bytes(side_.memory.slot(side_.rank, counted(staged_), piece_bytes_), source, from.bytes);
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
   if (source != output_ + from.begin) copy_out_(output_ + from.begin, source, from.bytes);
@@ -97,7 +97,8 @@ void FlatGather::take() {
   for (Rank from = side_.next(side_.rank); from != side_.rank; from = side_.next(from)) {
     const FlatPart to = piece(from, taken_);
     if (has_part(from))
-      copy_out_(output_ + to.begin, side_.memory.slot(from, counted(taken_)), to.bytes);
+      copy_out_(output_ + to.begin, side_.memory.slot(from, counted(taken_), piece_bytes_),
+                to.bytes);
   }
   ++taken_;
   FlatSide::publish(side_.mine().consumed, counted(taken_));

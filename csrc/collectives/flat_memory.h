@@ -3,10 +3,14 @@
 // takes part in computing one. Used by the thread that drives a Flat.
 //   counters   per rank: how far it is in long operations
 //   posts      kPosts per rank, used in turn: what it calls, and the payload of the shortest
-//   payloads   kPayloads per rank, used in turn: the payload of other short operations
+//   payloads   some per rank, used in turn: the payload of other short operations
 //   slots      kSlots per rank, used in turn: a long operation's payload, one entry per rank
+// What takes only a part of such a place takes another part of it the next time around: a line that
+// a reader has in its core's own cache takes the writer four times as long as one that has left it
+// (docs/decisions/0016-slots-are-longer-than-a-cache.md).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -61,8 +65,11 @@ class FlatMemory {
   // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others: where
   // ranks share cores, the fewer changes from one to the other the farther.
   static constexpr std::uint32_t kPosts = 32;
-  static constexpr std::uint32_t kPayloads = 8;  // Few, to stay in a cache.
+  // Payloads of so many operations may be in use; places for them are a multiple.
+  static constexpr std::uint32_t kPayloads = 8;
   static constexpr std::size_t kPayloadBytes = 32 * 1024;
+  // From here on they are spread over all places: shorter ones lie in few, which stay in a cache.
+  static constexpr std::size_t kSpreadBytes = 4096;
 
   static std::size_t bytes(Rank ranks);
   FlatMemory(transport::SharedMemory memory, Rank ranks);
@@ -86,30 +93,54 @@ class FlatMemory {
     Post& at = post(rank, round);
     if (bytes <= at.few.size()) return at.few.data();
     if (bytes <= at.some.size()) return at.some.data();
-    return payloads_ +
-           (kPayloads * static_cast<std::size_t>(rank) + round % kPayloads) * kPayloadBytes;
+    std::byte* const own = payloads_ + static_cast<std::size_t>(rank) * places_ * kPayloadBytes;
+    if (bytes < kSpreadBytes) return own + round % kPayloads * kPayloadBytes;
+    return own + round % places_ * kPayloadBytes + shift(kPayloadBytes, bytes, round / places_);
   }
-  // After how many operations what a payload of `bytes` takes is written again.
+  // After how many operations what a payload of `bytes` takes may be written again.
   static constexpr std::uint32_t turn_of(std::size_t bytes) {
     return bytes <= sizeof(Post::some) ? kPosts : kPayloads;
   }
-  std::byte* slot(Rank rank, std::uint32_t step) const {
-    return slots_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+  // Of one rank, at most as long as the slots that the step takes at once.
+  std::byte* slot(Rank rank, std::uint32_t step, std::size_t bytes) const {
+    return begin_of_slot(rank, step) + shift(slot_bytes_, bytes, step / kSlots);
   }
   // All ranks' slots, before the first long operation, so that it costs as much as later ones: ways
   // are compared by then (flat_ways.h).
   void take_slots() const {
     memory_.take_pages(slots_, memory_.bytes() - static_cast<std::size_t>(slots_ - memory_.data()));
   }
-  // `step` is a multiple of `slots`, which it takes at once.
-  std::byte* entry(Rank rank, std::uint32_t step, Rank index, std::uint32_t slots) const {
-    return slot(rank, step) + static_cast<std::size_t>(index) * entry_bytes_ * slots;
+  // The same before the first short operation that is spread.
+  void take_payloads() const {
+    memory_.take_pages(payloads_, static_cast<std::size_t>(slots_ - payloads_));
+  }
+  // How the slots of a step are cut: it is a multiple of `slots`, which it takes at once, and each
+  // entry has `bytes`.
+  struct Cut {
+    std::uint32_t slots;
+    std::size_t bytes;
+  };
+  std::byte* entry(Rank rank, std::uint32_t step, Rank index, const Cut& cut) const {
+    const std::size_t room = entry_bytes_ * cut.slots;
+    return begin_of_slot(rank, step) + static_cast<std::size_t>(index) * room +
+           shift(room, cut.bytes, step / kSlots);
   }
 
  private:
+  std::byte* begin_of_slot(Rank rank, std::uint32_t step) const {
+    return slots_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+  }
+  static constexpr std::size_t kOne = 1;
+  // Where in its room something of `bytes` lies, the nth time around. 0 if it is longer.
+  static std::size_t shift(std::size_t room, std::size_t bytes, std::uint32_t nth) {
+    const std::size_t taken = std::max((bytes + kLineBytes - 1) / kLineBytes, kOne) * kLineBytes;
+    return nth % std::max(room / taken, kOne) * taken;
+  }
+
   transport::SharedMemory memory_;
   std::size_t entry_bytes_;
   std::size_t slot_bytes_;
+  std::uint32_t places_;  // For payloads, of each rank.
   Counters* counters_;
   Post* posts_;
   std::byte* payloads_;

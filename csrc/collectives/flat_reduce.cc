@@ -31,6 +31,7 @@ FlatReduce::FlatReduce(FlatSide& side, FlatShape& shape, const Request& request,
   steps_ = (largest + entry - 1) / entry;
   const std::size_t even = (largest + steps_ - 1) / steps_;
   piece_bytes_ = (even + kLineBytes - 1) / kLineBytes * kLineBytes;
+  cut_ = {slots_, scatters_ ? piece_bytes_ : entry};
 }
 
 void FlatReduce::begin(transport::Idle& idle) {
@@ -99,15 +100,15 @@ FlatPart FlatReduce::piece(Rank owner, std::uint64_t step) const {
 
 // A result replaces one of the operands it was made from: half the memory to keep in the caches.
 std::byte* FlatReduce::result(Rank owner, std::uint64_t step) const {
-  return side_.memory.entry(side_.next(owner), counted(step), owner, slots_);
+  return side_.memory.entry(side_.next(owner), counted(step), owner, cut_);
 }
 
 void FlatReduce::stage() {
   for (Rank owner = side_.next(side_.rank); owner != side_.rank; owner = side_.next(owner)) {
     const FlatPart from = piece(owner, staged_);
     if (from.bytes != 0)
-      copy_bytes(side_.memory.entry(side_.rank, counted(staged_), owner, slots_),
-                 input_ + from.begin, from.bytes);
+      copy_bytes(side_.memory.entry(side_.rank, counted(staged_), owner, cut_), input_ + from.begin,
+                 from.bytes);
   }
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
@@ -120,7 +121,7 @@ void FlatReduce::reduce() {
     const std::size_t bytes = std::min(kCopiedBlockBytes, own.bytes - at);
     const auto operand = [&](Rank rank) -> const std::byte* {
       if (rank == side_.rank) return input_ + own.begin + at;
-      return side_.memory.entry(rank, counted(reduced_), side_.rank, slots_) + at;
+      return side_.memory.entry(rank, counted(reduced_), side_.rank, cut_) + at;
     };
     if (scatters_) {
       const std::size_t begin = own.begin - shape_.part(side_.rank).begin;

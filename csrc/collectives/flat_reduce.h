@@ -49,6 +49,7 @@ class FlatReduce {
   const std::uint32_t base_;
   std::uint64_t steps_;
   std::size_t piece_bytes_;
+  FlatMemory::Cut cut_;  // Results go where operands were: their lines are this core's already.
   std::uint64_t staged_ = 0;
   std::uint64_t reduced_ = 0;
   std::uint64_t taken_ = 0;
