@@ -40,7 +40,7 @@ _COUNTING = [
     ),
     (
         '"distinct": distinct ids are given; all others find them, give rows to every place and '
-        "add up gradients in that time, torch RPC by torch.unique and index_add_"
+        "add up gradients in that time, torch RPC by torch.unique, once a pair, and index_add_"
     ),
 ]
 _INDEX = {

@@ -3,8 +3,8 @@
 Started once for each process by bench/compare. The server's tensor has a row for every id there is,
 written once before anything is timed, so it needs no hash table. Workers send each distinct id
 once. They are given distinct ids; with --merges ids as they come, and then finding the distinct
-ones, giving rows to every place and adding up gradients is timed. At the end a worker compares its
-rows with what they must be (SGD, one worker).
+ones, once for a pull and its push, giving rows to every place and adding up gradients is timed. At
+the end a worker compares its rows with what they must be (SGD, one worker).
 """
 
 from __future__ import annotations
@@ -80,13 +80,30 @@ def _push(ids: torch.Tensor, gradients: torch.Tensor) -> None:
     rpc.rpc_sync("server", push, (ids, gradients))
 
 
+class Distinct:
+    """The ids of a batch, each once: found for its pull, and known in the push that follows."""
+
+    def __init__(self) -> None:
+        self._of: torch.Tensor | None = None
+        self._found: tuple[torch.Tensor, torch.Tensor]
+
+    def __call__(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the distinct ids, and which of them is at each place."""
+        if ids is not self._of:
+            self._of, self._found = ids, torch.unique(ids, return_inverse=True)
+        return self._found
+
+
+_distinct = Distinct()
+
+
 def _pull_all(ids: torch.Tensor) -> torch.Tensor:
-    distinct, places = torch.unique(ids, return_inverse=True)
+    distinct, places = _distinct(ids)
     return _pull(distinct)[places]
 
 
 def _push_all(ids: torch.Tensor, gradients: torch.Tensor) -> None:
-    distinct, places = torch.unique(ids, return_inverse=True)
+    distinct, places = _distinct(ids)
     sums = torch.zeros(distinct.numel(), gradients.shape[1]).index_add_(0, places, gradients)
     _push(distinct, sums)
 

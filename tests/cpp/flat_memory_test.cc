@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
+#include <iterator>
 #include <set>
 #include <vector>
 
