@@ -1,8 +1,8 @@
-// copy_bytes: memcpy, but for places where a processor's own copy instruction is twenty times
-// slower. On AMD's Zen 3 `rep movsb`, which C libraries use for more than some 2 KiB, needs a cycle
-// and more for each byte when the destination lies 1 to 31 bytes behind the source within their
-// pages (measured: 2 instead of 45 GB/s; glibc's bug 30994 reports the same of Zen 4). malloc puts
-// large arrays 16 bytes behind a page, shared memory begins with one: that is such a pair.
+// Copies. copy_bytes: memcpy, but for places where a processor's own copy instruction is twenty
+// times slower. On AMD's Zen 3 `rep movsb`, which C libraries use for more than some 2 KiB, needs a
+// cycle and more for each byte when the destination lies 1 to 31 bytes behind the source within
+// their pages (measured: 2 instead of 45 GB/s; glibc's bug 30994 reports the same of Zen 4). malloc
+// puts large arrays 16 bytes behind a page, shared memory begins with one: that is such a pair.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +25,20 @@ inline void copy_bytes(void* dst, const void* src, std::size_t bytes) {
     copy_in_vectors(dst, src, bytes);
   else if (bytes > 0)
     std::memcpy(dst, src, bytes);
+}
+
+// Past the caches: what is written does not push out what lies there, and lines are not read before
+// they are replaced. Nothing that is written later may be seen before it once end_streams() was
+// called (a flag for another process, say): on x86 these stores alone are in no order.
+void stream_bytes(void* dst, const void* src, std::size_t bytes);
+void end_streams();
+
+// Asks for what will be read once, and by nobody else soon: it comes into the first cache and
+// leaves the others as they are, where a processor has that.
+inline void fetch_once(const void* from, std::size_t bytes) {
+  constexpr std::size_t kLineBytes = 64;
+  for (std::size_t at = 0; at < bytes; at += kLineBytes)
+    __builtin_prefetch(static_cast<const char*>(from) + at, 0, 0);
 }
 
 }  // namespace gradring

@@ -1,11 +1,14 @@
 #include "base/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "base/copy_bytes.h"
 
 namespace gradring {
 namespace {
@@ -125,10 +128,15 @@ std::uint64_t power_of_x(std::uint32_t exponent) {
 // 64-bit halves with what x^2048 makes of those ("Fast CRC Computation for Generic Polynomials
 // Using PCLMULQDQ", Intel 2009). What is left stands for all that was before it.
 constexpr std::size_t kFold = 256;
+constexpr std::size_t kLine = 64;
 
-__attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2"))) std::uint32_t advance_by_products(
-    std::uint32_t state, const std::byte* bytes, std::size_t count) {
-  if (count < 4 * kFold) return advance_by_instruction(state, bytes, count);
+// So far ahead of what is summed up: a memory's delay, and still in the first cache then.
+constexpr std::size_t kAhead = 1024;
+
+// Also writes to `to` past the caches, where there is one: at a line.
+template <bool kCopies>
+__attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2"))) std::uint32_t fold(
+    std::uint32_t state, const std::byte* bytes, std::size_t count, std::byte* to) {
   static const std::uint64_t low = power_of_x(8 * kFold + 32);
   static const std::uint64_t high = power_of_x(8 * kFold - 32);
   const auto low_half = static_cast<long long>(low);
@@ -136,21 +144,74 @@ __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2"))) std::uint32_t advanc
   const __m512i factors = _mm512_set4_epi64(high_half, low_half, high_half, low_half);
   __m512i sums[4];
   for (std::size_t k = 0; k < 4; ++k) sums[k] = _mm512_loadu_si512(bytes + 64 * k);
+  if constexpr (kCopies)
+    for (std::size_t k = 0; k < 4; ++k)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + 64 * k), sums[k]);
   sums[0] =
       _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
-  for (bytes += kFold, count -= kFold; count >= kFold; bytes += kFold, count -= kFold) {
-    for (std::size_t k = 0; k < 4; ++k)
+  for (std::size_t at = kFold; at + kFold <= count; at += kFold) {
+    if constexpr (kCopies) fetch_once(bytes + std::min(at + kAhead, count - kFold), kFold);
+    for (std::size_t k = 0; k < 4; ++k) {
+      const __m512i next = _mm512_loadu_si512(bytes + at + 64 * k);
+      if constexpr (kCopies)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + 64 * k), next);
       sums[k] = _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(sums[k], factors, 0x00),
-                                          _mm512_clmulepi64_epi128(sums[k], factors, 0x11),
-                                          _mm512_loadu_si512(bytes + 64 * k),
+                                          _mm512_clmulepi64_epi128(sums[k], factors, 0x11), next,
                                           0x96);  // The xor of all three.
+    }
   }
   std::array<std::byte, kFold> left;
   for (std::size_t k = 0; k < 4; ++k) _mm512_storeu_si512(left.data() + 64 * k, sums[k]);
-  return advance_by_instruction(advance_by_instruction(0, left.data(), left.size()), bytes, count);
+  return advance_by_instruction(0, left.data(), left.size());
+}
+
+std::uint32_t advance_by_products(std::uint32_t state, const std::byte* bytes, std::size_t count) {
+  if (count < 4 * kFold) return advance_by_instruction(state, bytes, count);
+  const std::size_t folded = count / kFold * kFold;
+  state = fold<false>(state, bytes, folded, nullptr);
+  return advance_by_instruction(state, bytes + folded, count - folded);
+}
+
+std::uint32_t copy_by_products(std::uint32_t state, const std::byte* bytes, std::size_t count,
+                               std::byte* to) {
+  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(to) % kLine;
+  const std::size_t head = std::min(count, past_line == 0 ? 0 : kLine - past_line);
+  const std::size_t folded = (count - head) / kFold * kFold;
+  state = advance_by_instruction(state, bytes, head);
+  std::memcpy(to, bytes, head);
+  if (folded > 0) state = fold<true>(state, bytes + head, folded, to + head);
+  const std::size_t done = head + folded;
+  std::memcpy(to + done, bytes + done, count - done);
+  return advance_by_instruction(state, bytes + done, count - done);
 }
 
 #endif
+
+// While a block is summed up and written, the next one comes. Two fit into any first cache; each is
+// three lanes of the instruction.
+template <auto kAdvance>
+std::uint32_t copy_by_blocks(std::uint32_t state, const std::byte* bytes, std::size_t count,
+                             std::byte* to) {
+  constexpr std::size_t kBlock = 6144;
+  fetch_once(bytes, std::min(count, kBlock));
+  while (count > 0) {
+    const std::size_t block = std::min(count, kBlock);
+    count -= block;
+    fetch_once(bytes + block, std::min(count, kBlock));
+    state = kAdvance(state, bytes, block);
+    stream_bytes(to, bytes, block);
+    bytes += block;
+    to += block;
+  }
+  return state;
+}
+
+template <auto kCopy>
+std::uint32_t copied(std::byte* to, std::span<const std::byte> from, std::uint32_t before) {
+  const std::uint32_t state = kCopy(~before, from.data(), from.size(), to);
+  end_streams();
+  return ~state;
+}
 
 template <auto kAdvance>
 std::uint32_t checksum(std::span<const std::byte> bytes, std::uint32_t before) {
@@ -158,15 +219,17 @@ std::uint32_t checksum(std::span<const std::byte> bytes, std::uint32_t before) {
 }
 
 struct Ways {
-  std::array<Crc32cWay, 3> all{&checksum<&advance_by_table>};
+  std::array<Crc32cWay, 3> all{
+      {{&checksum<&advance_by_table>, &copied<&copy_by_blocks<&advance_by_table>>}}};
   std::size_t count = 1;
 
   Ways() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("sse4.2") == 0) return;
-    all[count++] = &checksum<&advance_by_instruction>;
+    all[count++] = {&checksum<&advance_by_instruction>,
+                    &copied<&copy_by_blocks<&advance_by_instruction>>};
     if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0)
-      all[count++] = &checksum<&advance_by_products>;
+      all[count++] = {&checksum<&advance_by_products>, &copied<&copy_by_products>};
 #endif
   }
 };
@@ -180,7 +243,12 @@ std::span<const Crc32cWay> crc32c_ways() {
 
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
   static const Crc32cWay fastest = crc32c_ways().back();
-  return fastest(bytes, before);
+  return fastest.checksum(bytes, before);
+}
+
+std::uint32_t crc32c_copy(std::byte* to, std::span<const std::byte> from, std::uint32_t before) {
+  static const Crc32cWay fastest = crc32c_ways().back();
+  return fastest.copy(to, from, before);
 }
 
 // Every further byte multiplies what was before by x^8; the ones that each checksum begins and ends

@@ -40,7 +40,7 @@ class FileSealer {
  public:
   py::bytes begin(std::uint32_t shard, std::uint32_t shards, std::uint64_t cut,
                   std::uint64_t base) {
-    std::vector<std::byte> block;
+    Bytes block;
     ps::put_header(block, {shard, shards, cut, base});
     sealer_.seal(block);
     return to_python(block);
@@ -57,7 +57,7 @@ class FileSealer {
     return {to_python(head), to_python(fill)};
   }
   py::bytes end() {
-    std::vector<std::byte> block;
+    Bytes block;
     sealer_.finish(block);
     return to_python(block);
   }

@@ -32,8 +32,8 @@ py::object next_job(Server& server, std::int64_t timeout_ms) {
 }
 
 py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t most_bytes) {
-  std::vector<std::byte> piece;
-  piece.reserve(static_cast<std::size_t>(most_bytes) + most_bytes / 4);
+  ps::SnapshotBytes piece;
+  piece.all().reserve(static_cast<std::size_t>(most_bytes) + most_bytes / 4);
   bool is_there = false;
   {
     const WithoutGil release;
@@ -41,7 +41,7 @@ py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t most_by
       is_there = owner.next_snapshot_piece(static_cast<std::size_t>(most_bytes), piece);
     });
   }
-  if (!is_there && piece.empty()) return py::none();
+  if (!is_there && piece.size() == 0) return py::none();
   return py::bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
 }
 

@@ -11,10 +11,6 @@
 #include "base/copy_bytes.h"
 #include "kernels/reduce.h"
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 namespace gradring::kernels {
 namespace {
 
@@ -22,40 +18,10 @@ void plain(std::byte* dst, const std::byte* src, std::size_t bytes) {
   copy_bytes(dst, src, bytes);
 }
 
-#if defined(__SSE2__)
-
-constexpr std::size_t kLineBytes = 64;
-
-void stream_line(std::byte* dst, const std::byte* src) {
-  const auto* from = reinterpret_cast<const __m128i*>(src);
-  auto* to = reinterpret_cast<__m128i*>(dst);
-  const __m128i a = _mm_loadu_si128(from);
-  const __m128i b = _mm_loadu_si128(from + 1);
-  const __m128i c = _mm_loadu_si128(from + 2);
-  const __m128i d = _mm_loadu_si128(from + 3);
-  _mm_stream_si128(to, a);
-  _mm_stream_si128(to + 1, b);
-  _mm_stream_si128(to + 2, c);
-  _mm_stream_si128(to + 3, d);
-}
-
-// The fence orders the streamed lines before whatever the caller writes next, a flag for another
-// process among others: these stores alone are not ordered on x86.
 void stream(std::byte* dst, const std::byte* src, std::size_t bytes) {
-  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(dst) % kLineBytes;
-  const std::size_t head = past_line == 0 ? 0 : std::min(bytes, kLineBytes - past_line);
-  plain(dst, src, head);
-  std::size_t at = head;
-  for (; at + kLineBytes <= bytes; at += kLineBytes) stream_line(dst + at, src + at);
-  plain(dst + at, src + at, bytes - at);
-  _mm_sfence();
+  stream_bytes(dst, src, bytes);
+  end_streams();
 }
-
-#else
-
-constexpr Copy* stream = plain;
-
-#endif
 
 // A virtual machine is told of the whole cache of a processor that it has a few cores of.
 constexpr std::size_t kMostBytesOfCpu = std::size_t{16} << 20;

@@ -88,7 +88,7 @@ void DenseTable::begin_snapshot(std::uint64_t since) {
   }
 }
 
-bool DenseTable::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out) {
+bool DenseTable::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out) {
   const std::size_t before = out.size();
   std::span<const std::byte> rest = std::span<const std::byte>(snapshot_).subspan(snapshot_at_);
   while (!rest.empty() && (out.size() == before || out.size() - before < most_bytes)) {
@@ -96,7 +96,7 @@ bool DenseTable::next_snapshot_piece(std::size_t most_bytes, std::vector<std::by
     take_record(rest);
     const std::size_t taken = rest_bytes - rest.size();
     const auto* const record = snapshot_.data() + snapshot_at_;
-    out.insert(out.end(), record, record + taken);
+    out.append_run({record, taken});
     snapshot_at_ += taken;
   }
   return out.size() > before;

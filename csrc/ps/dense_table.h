@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ps/partition.h"
+#include "ps/snapshot_bytes.h"
 #include "ps/spec.h"
 
 namespace gradring::ps {
@@ -38,7 +39,7 @@ class DenseTable {
 
   // As SparseTable's. The snapshot is a copy made at once.
   void begin_snapshot(std::uint64_t since);
-  bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
+  bool next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out);
   void end_snapshot();
   // Pieces may come from tables with other ranges; what is not ours is left out. Those of one table
   // follow each other: the last one's count of steps holds, and of several tables the largest.

@@ -65,7 +65,7 @@ struct LogFolder::Writing {
   transport::Fd file;
   Sealer sealer;
   std::uint64_t bytes = 0;
-  std::vector<std::byte> piece;
+  SnapshotBytes piece;
 };
 
 LogFolder::LogFolder(LogFolderOptions options)
@@ -265,7 +265,7 @@ void LogFolder::begin_snapshot() {
   writing_->file =
       transport::Fd(::open(writing_->path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!writing_->file) fail(writing_->path, "cannot be made");
-  put_header(writing_->piece, {options_.shard, options_.shards, log_->next_record(), 0});
+  put_header(writing_->piece.all(), {options_.shard, options_.shards, log_->next_record(), 0});
 }
 
 void LogFolder::write_piece() {
@@ -273,14 +273,14 @@ void LogFolder::write_piece() {
     drop_writing();
     return;
   }
-  std::vector<std::byte>& piece = writing_->piece;
-  const std::size_t opened = open_block(piece, BlockKind::kPiece);
+  SnapshotBytes& piece = writing_->piece;
+  const std::size_t opened = open_block(piece.all(), BlockKind::kPiece);
   const bool has_more = shard_->next_snapshot_piece(kPieceBytes, piece);
-  close_block(piece, opened);
-  writing_->sealer.seal(piece);
-  if (!has_more) writing_->sealer.finish(piece);
-  write_blocks(piece);
-  piece.clear();
+  close_block(piece.all(), opened);
+  writing_->sealer.seal(piece, 0);
+  if (!has_more) writing_->sealer.finish(piece.all());
+  write_blocks(piece.view());
+  piece.cut_to(0);
   if (!has_more) finish_snapshot();
 }
 

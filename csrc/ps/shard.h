@@ -119,7 +119,7 @@ class Shard {
   // The snapshot of a cut, in pieces: tables, dedup windows, domains (ps/snapshot.h has the
   // format). Pieces are whole records; false once there is no more.
   // Throws InvalidArgument if there is no snapshot (any more).
-  bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
+  bool next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out);
   void end_snapshot();
   // The inverse: beside what is there, until commit_load puts it in its place. Pieces may come from
   // shards of another layout; what is not ours is left out. A recovery is of this very shard: it

@@ -2,6 +2,7 @@
 // layout record comes first, then clients, specs of tables and domains, then contributions to
 // rounds that are not complete, then the tables' rows.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/config.h"
@@ -19,18 +20,16 @@ enum class RecordKind : std::uint64_t {
   kPiece = 5,
   kContribution = 6,
 };
-constexpr std::size_t kRecordHeader = 24;
+using RecordHeader = std::array<std::uint64_t, 3>;
 
-template <typename Out>
-void put_record_header(Out& out, RecordKind kind, std::uint64_t table, std::uint64_t bytes) {
-  const std::uint64_t words[3] = {static_cast<std::uint64_t>(kind), table, bytes};
-  const auto raw = std::as_bytes(std::span(words));
-  out.insert(out.end(), raw.begin(), raw.end());
+RecordHeader record_header(RecordKind kind, std::uint64_t table, std::uint64_t bytes) {
+  return {static_cast<std::uint64_t>(kind), table, bytes};
 }
 
 void put_record(Bytes& out, RecordKind kind, std::uint64_t table,
                 std::span<const std::byte> payload) {
-  put_record_header(out, kind, table, payload.size());
+  const RecordHeader header = record_header(kind, table, payload.size());
+  put_bytes(out, std::as_bytes(std::span(header)));
   put_bytes(out, payload);
 }
 
@@ -81,14 +80,14 @@ std::deque<Bytes> Shard::Impl::front_of_snapshot() const {
   return pieces;
 }
 
-bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out) {
+bool Shard::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out) {
   auto& snapshot = impl_->snapshot;
   // Not the same as "no more": a file that ends here would lack what was not read yet.
   if (!snapshot)
     throw InvalidArgument("there is no snapshot to read: it was ended, or the shard was loaded");
   if (!snapshot->front.empty()) {
     const Bytes& next = snapshot->front.front();
-    out.insert(out.end(), next.begin(), next.end());
+    out.append(next);
     snapshot->front.pop_front();
     return true;
   }
@@ -96,12 +95,13 @@ bool Shard::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& 
     const std::uint64_t id = snapshot->tables.back();
     Table& table = impl_->store.all().at(id);
     const std::size_t at = out.size();
-    put_record_header(out, RecordKind::kPiece, id, 0);
+    out.extend(sizeof(RecordHeader));
     const bool has_more = table.sparse ? table.sparse->next_snapshot_piece(most_bytes, out)
                                        : table.dense->next_snapshot_piece(most_bytes, out);
-    const std::uint64_t bytes = out.size() - at - kRecordHeader;
-    std::memcpy(out.data() + at + 16, &bytes, sizeof bytes);
-    if (bytes == 0) out.resize(at);
+    const std::uint64_t bytes = out.size() - at - sizeof(RecordHeader);
+    const RecordHeader header = record_header(RecordKind::kPiece, id, bytes);
+    std::memcpy(out.data() + at, header.data(), sizeof header);
+    if (bytes == 0) out.cut_to(at);
     if (!has_more) snapshot->tables.pop_back();
     if (bytes > 0) return true;
   }

@@ -71,28 +71,28 @@ std::uint32_t with_block(std::uint32_t file_crc, std::span<const std::byte> head
 
 }  // namespace
 
-std::size_t open_block(std::vector<std::byte>& out, BlockKind kind) {
+std::size_t open_block(Bytes& out, BlockKind kind) {
   const std::size_t opened = out.size();
   out.resize(opened + kBlockHeaderBytes);
   store({kMagic, static_cast<std::uint32_t>(kind), 0, 0, 0, 0}, out.data() + opened);
   return opened;
 }
 
-void close_block(std::vector<std::byte>& out, std::size_t opened) {
+void close_block(Bytes& out, std::size_t opened) {
   Raw raw = load(std::span(out).subspan(opened));
   raw.payload_bytes = out.size() - opened - kBlockHeaderBytes;
   require_sane(raw);
   store(raw, out.data() + opened);
-  out.resize(opened + kBlockHeaderBytes + padded(raw.payload_bytes));
+  out.insert(out.end(), padded(raw.payload_bytes) - raw.payload_bytes, std::byte{0});
 }
 
-void put_block(std::vector<std::byte>& out, BlockKind kind, std::span<const std::byte> payload) {
+void put_block(Bytes& out, BlockKind kind, std::span<const std::byte> payload) {
   const std::size_t opened = open_block(out, kind);
   out.insert(out.end(), payload.begin(), payload.end());
   close_block(out, opened);
 }
 
-void put_header(std::vector<std::byte>& out, const SnapshotHeader& header) {
+void put_header(Bytes& out, const SnapshotHeader& header) {
   wire::Writer payload;
   payload.put(kFileMagic);
   payload.put(header.shard);
@@ -156,7 +156,8 @@ void Sealer::add(std::span<const std::byte> head, std::size_t whole_bytes) {
   file_crc_ = with_block(file_crc_, head, whole_bytes);
 }
 
-void Sealer::seal(std::span<std::byte> blocks) {
+template <typename ChecksumOf>
+void Sealer::seal_all(std::span<std::byte> blocks, ChecksumOf&& checksum_of) {
   std::span<const std::byte> rest = blocks;
   Block block;
   while (!rest.empty()) {
@@ -165,11 +166,22 @@ void Sealer::seal(std::span<std::byte> blocks) {
     next_block(rest, block);
     const std::size_t whole = before - rest.size();
     Raw raw = load({begin, whole});
-    raw.payload_crc = crc32c({begin + kBlockHeaderBytes, whole - kBlockHeaderBytes});
+    raw.payload_crc = checksum_of(std::span(begin, whole).subspan(kBlockHeaderBytes));
     raw.header_crc = crc_of(raw);
     store(raw, begin);
     add({begin, kBlockHeaderBytes}, whole);
   }
+}
+
+void Sealer::seal(std::span<std::byte> blocks) {
+  seal_all(blocks, [](std::span<const std::byte> payload) { return crc32c(payload); });
+}
+
+void Sealer::seal(SnapshotBytes& blocks, std::size_t begin) {
+  seal_all(std::span(blocks.all()).subspan(begin), [&](std::span<const std::byte> payload) {
+    const auto at = static_cast<std::size_t>(payload.data() - blocks.data());
+    return blocks.checksum(at, at + payload.size());
+  });
 }
 
 void Sealer::seal_piece(std::span<const std::byte> piece, std::vector<std::byte>& head,
@@ -184,7 +196,7 @@ void Sealer::seal_piece(std::span<const std::byte> piece, std::vector<std::byte>
   add(head, head.size() + piece.size() + fill.size());
 }
 
-void Sealer::finish(std::vector<std::byte>& out) {
+void Sealer::finish(Bytes& out) {
   wire::Writer payload;
   payload.put(totals_.blocks);
   payload.put(totals_.bytes);

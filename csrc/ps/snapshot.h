@@ -13,6 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
+#include "ps/snapshot_bytes.h"
+
 namespace gradring::ps {
 
 // The values are part of the file format: append, never renumber.
@@ -35,10 +38,10 @@ inline constexpr std::size_t kBlockHeaderBytes = 32;
 // Blocks begin at multiples of eight: zeros fill up the payload, its length does not count them.
 
 // Appends a block: open, append the payload to `out`, close with what open_block() returned.
-std::size_t open_block(std::vector<std::byte>& out, BlockKind kind);
-void close_block(std::vector<std::byte>& out, std::size_t opened);
-void put_block(std::vector<std::byte>& out, BlockKind kind, std::span<const std::byte> payload);
-void put_header(std::vector<std::byte>& out, const SnapshotHeader& header);
+std::size_t open_block(Bytes& out, BlockKind kind);
+void close_block(Bytes& out, std::size_t opened);
+void put_block(Bytes& out, BlockKind kind, std::span<const std::byte> payload);
+void put_header(Bytes& out, const SnapshotHeader& header);
 
 struct Block {
   BlockKind kind = BlockKind::kHeader;
@@ -65,16 +68,19 @@ struct Totals {
 class Sealer {
  public:
   void seal(std::span<std::byte> blocks);
+  void seal(SnapshotBytes& blocks, std::size_t begin);  // From there on.
   // The same for a piece that is no block yet: what stands before it and behind it.
   void seal_piece(std::span<const std::byte> piece, std::vector<std::byte>& head,
                   std::vector<std::byte>& fill);
-  void finish(std::vector<std::byte>& out);  // Appends the footer.
+  void finish(Bytes& out);  // Appends the footer.
 
   // Of the whole file so far.
   std::uint64_t bytes() const { return totals_.bytes; }
   std::uint32_t crc() const { return file_crc_; }
 
  private:
+  template <typename ChecksumOf>
+  void seal_all(std::span<std::byte> blocks, ChecksumOf&& checksum_of);
   void add(std::span<const std::byte> head, std::size_t whole_bytes);
 
   Totals totals_;

@@ -32,44 +32,45 @@ std::size_t bytes_to(std::size_t boundary, const std::byte* at) {
 class Buffer {
  public:
   Buffer() {
-    memory_.reserve(kReserved);
+    memory_.all().reserve(kReserved);
     begin_ = bytes_to(kWriteBytes, memory_.data());
     ::madvise(memory_.data() + begin_, kWriteBytes, MADV_HUGEPAGE);  // Only advice.
   }
 
   void begin(std::size_t left_over) {
-    memory_.resize(begin_ + left_over);
+    memory_.cut_to(0);
+    memory_.extend(begin_ + left_over);
     left_over_ = left_over;
   }
   // On the shard's thread, until read_slice() returns false.
-  void put_header(const SnapshotHeader& header) { ps::put_header(memory_, header); }
+  void put_header(const SnapshotHeader& header) { ps::put_header(memory_.all(), header); }
   bool read_slice(Shard& shard) {
-    const std::size_t opened = open_block(memory_, BlockKind::kPiece);
+    const std::size_t opened = open_block(memory_.all(), BlockKind::kPiece);
     has_more_ = shard.next_snapshot_piece(kSliceBytes, memory_);
     if (has_more_)
-      close_block(memory_, opened);
+      close_block(memory_.all(), opened);
     else
-      memory_.resize(opened);
+      memory_.cut_to(opened);
     last_ = opened;
     return has_more_ && all().size() + kSliceBytes + kAround <= kWriteBytes;
   }
-  std::span<std::byte> last_slice() { return std::span(memory_).subspan(last_); }
+  std::size_t last_slice() const { return last_; }  // Where it begins.
 
   bool has_more() const { return has_more_; }
-  std::vector<std::byte>& memory() { return memory_; }
-  std::span<std::byte> left_over() { return std::span(memory_).subspan(begin_, left_over_); }
-  std::span<std::byte> blocks() { return std::span(memory_).subspan(begin_ + left_over_); }
-  std::span<std::byte> all() { return std::span(memory_).subspan(begin_); }
+  SnapshotBytes& memory() { return memory_; }
+  std::span<std::byte> left_over() { return all().first(left_over_); }
+  std::span<std::byte> blocks() { return all().subspan(left_over_); }
+  std::span<std::byte> all() { return std::span(memory_.all()).subspan(begin_); }
 
   // A record that was longer than the room for it has moved all to another place.
   void align() {
     if (bytes_to(kPage, memory_.data() + begin_) == 0) return;
     const std::size_t bytes = memory_.size() - begin_;
-    memory_.resize(memory_.size() + kPage);
+    memory_.extend(kPage);
     const std::size_t begin = bytes_to(kPage, memory_.data());
     std::memmove(memory_.data() + begin, memory_.data() + begin_, bytes);
     begin_ = begin;
-    memory_.resize(begin + bytes);
+    memory_.cut_to(begin + bytes);
   }
 
  private:
@@ -79,7 +80,7 @@ class Buffer {
   // costs nothing.
   static constexpr std::size_t kReserved = std::size_t{33} << 20;
 
-  std::vector<std::byte> memory_;
+  SnapshotBytes memory_{SnapshotBytes::Reader::kDisk};
   std::size_t begin_ = 0;
   std::size_t last_ = 0;
   std::size_t left_over_ = 0;
@@ -151,7 +152,7 @@ class Slices {
     begun_ = loop_.begin(
         [this, to = filling_](Shard& shard, Time last_training) -> std::optional<Time> {
           const bool wants_more = to->read_slice(shard);
-          sealer_.seal(to->last_slice());  // Still in this core's cache.
+          sealer_.seal(to->memory(), to->last_slice());
           if (wants_more) return due_;
           due_ = pace_.next(to->all().size(), Clock::now(), last_training);
           return std::nullopt;
@@ -204,7 +205,7 @@ SnapshotWritten write_snapshot(ShardLoop& loop, const SnapshotHeader& header,
       spare->begin(full->all().size() % kPage);
       slices.begin(std::move(spare));
     }
-    if (!has_more) sealer.finish(full->memory());
+    if (!has_more) sealer.finish(full->memory().all());
     full->align();
     std::copy(out.left_over().begin(), out.left_over().end(), full->left_over().begin());
     out.take(full->all());

@@ -40,12 +40,12 @@ void append_items(TableRecordKind kind, const std::vector<Item>& items,
 }
 
 // Moves whole records from the front of `from`, at `at`, until `out` has `most` bytes.
-void move_records(std::vector<std::byte>& from, std::size_t most, std::vector<std::byte>& out) {
+void move_records(std::vector<std::byte>& from, std::size_t most, SnapshotBytes& out) {
   std::span<const std::byte> rest(from);
   while (!rest.empty() && out.size() < most) {
     const std::span<const std::byte> before = rest;
     take_record(rest);
-    out.insert(out.end(), before.begin(), before.end() - static_cast<std::ptrdiff_t>(rest.size()));
+    out.append(before.first(before.size() - rest.size()));
   }
   from.erase(from.begin(), from.end() - static_cast<std::ptrdiff_t>(rest.size()));
 }
@@ -113,58 +113,55 @@ void SparseTable::begin_snapshot(std::uint64_t since) {
   t.snapshot = std::move(snapshot);
 }
 
-// Opens a record of rows: returns where their metas are to be written. What comes behind those, the
-// rows' floats, is for the caller to append: a vector that is made longer first is filled with
-// zeros.
-std::byte* SparseTable::Impl::open_rows(std::size_t count, std::vector<std::byte>& out) const {
-  const std::size_t metas = count * sizeof(RowMeta);
-  const std::size_t floats = dim + state;
+// Begins a record of rows. What comes behind these, the rows' floats, is for the caller to append.
+void SparseTable::Impl::append_metas(std::span<const RowMeta> metas, SnapshotBytes& out) const {
+  const std::size_t row_bytes = sizeof(RowMeta) + (dim + state) * sizeof(float);
   const RecordHead head{.kind = TableRecordKind::kRows,
-                        .count = static_cast<std::uint32_t>(count),
-                        .floats = static_cast<std::uint32_t>(floats),
-                        .body_bytes = metas + count * floats * sizeof(float)};
-  const std::size_t at = out.size();
-  out.resize(at + sizeof head + metas);
-  std::memcpy(out.data() + at, &head, sizeof head);
-  return out.data() + at + sizeof head;
+                        .count = static_cast<std::uint32_t>(metas.size()),
+                        .floats = static_cast<std::uint32_t>(dim + state),
+                        .body_bytes = metas.size() * row_bytes};
+  out.append(std::as_bytes(std::span(&head, 1)));
+  out.append_run(std::as_bytes(metas));
 }
 
-// The rows with these numbers, as one record.
-void SparseTable::Impl::append_rows(std::span<const std::uint64_t> numbers,
-                                    std::vector<std::byte>& out) const {
-  if (numbers.empty()) return;
-  std::byte* const metas = open_rows(numbers.size(), out);
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    const RowMeta each = meta(numbers[i]);
-    std::memcpy(metas + i * sizeof each, &each, sizeof each);
+// The snapshot's rows from its cursor on, as one record.
+void SparseTable::Impl::append_rows(std::size_t most_rows, SnapshotBytes& out) {
+  TableSnapshot& s = *snapshot;
+  s.numbers.clear();
+  s.metas.clear();
+  for (; s.cursor < s.end && s.numbers.size() < most_rows; ++s.cursor) {
+    if (!is_in_snapshot(s.cursor)) continue;
+    s.numbers.push_back(s.cursor);
+    s.metas.push_back(meta(s.cursor));
   }
+  if (s.numbers.empty()) return;
+  append_metas(s.metas, out);
   const std::size_t floats = dim + state;
-  for (std::size_t i = 0; i < numbers.size();) {
-    const float* const begin = rows.floats(numbers[i]);
+  for (std::size_t i = 0; i < s.numbers.size();) {
+    const float* const begin = rows.floats(s.numbers[i]);
     std::size_t count = 1;  // Of rows that lie one behind the other.
-    while (i + count < numbers.size() && rows.floats(numbers[i + count]) == begin + count * floats)
+    while (i + count < s.numbers.size() &&
+           rows.floats(s.numbers[i + count]) == begin + count * floats)
       ++count;
-    const auto bytes = std::as_bytes(std::span(begin, count * floats));
-    out.insert(out.end(), bytes.begin(), bytes.end());
+    out.append_run(std::as_bytes(std::span(begin, count * floats)));
     i += count;
   }
 }
 
 // As many of the rows put aside as fit, from the last one back.
-void SparseTable::Impl::append_aside(std::size_t most_rows, std::vector<std::byte>& out) {
+void SparseTable::Impl::append_aside(std::size_t most_rows, SnapshotBytes& out) {
   TableSnapshot& s = *snapshot;
   const std::size_t count = std::min(most_rows, s.aside.size());
   if (count == 0) return;
   const std::size_t first = s.aside.size() - count;
   const std::size_t floats = dim + state;
-  std::memcpy(open_rows(count, out), &s.aside[first], count * sizeof(RowMeta));
-  const auto bytes = std::as_bytes(std::span(s.aside_floats).subspan(first * floats));
-  out.insert(out.end(), bytes.begin(), bytes.end());
+  append_metas(std::span(s.aside).subspan(first), out);
+  out.append_run(std::as_bytes(std::span(s.aside_floats).subspan(first * floats)));
   s.aside.resize(first);
   s.aside_floats.resize(first * floats);
 }
 
-bool SparseTable::next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out) {
+bool SparseTable::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out) {
   Impl& t = *impl_;
   if (t.snapshot == nullptr) return false;
   TableSnapshot& s = *t.snapshot;
@@ -175,14 +172,7 @@ bool SparseTable::next_snapshot_piece(std::size_t most_bytes, std::vector<std::b
   move_records(s.records, full, out);
   const auto is_full = [&] { return out.size() > before && room() == 0; };
   if (!is_full()) t.append_aside(std::max<std::size_t>(room(), 1), out);
-  if (!is_full()) {
-    std::vector<std::uint64_t> numbers;
-    const std::size_t most = std::max<std::size_t>(room(), 1);
-    for (; s.cursor < s.end && numbers.size() < most; ++s.cursor) {
-      if (t.is_in_snapshot(s.cursor)) numbers.push_back(s.cursor);
-    }
-    t.append_rows(numbers, out);
-  }
+  if (!is_full()) t.append_rows(std::max<std::size_t>(room(), 1), out);
   for (; s.segment < HashIndex::kSegments && !is_full(); ++s.segment)
     t.put_candidates_aside(s.segment);
   if (!is_full()) move_records(s.candidates, full, out);

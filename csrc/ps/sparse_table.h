@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "ps/snapshot_bytes.h"
 #include "ps/spec.h"
 
 namespace gradring::ps {
@@ -98,7 +99,7 @@ class SparseTable {
   // Admission counts are always in it.
   void begin_snapshot(std::uint64_t since);
   // Appends records to `out`, at most about `most_bytes`; false once there is no more.
-  bool next_snapshot_piece(std::size_t most_bytes, std::vector<std::byte>& out);
+  bool next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out);
   void end_snapshot();  // Also to give up.
   // Takes records that next_snapshot_piece made, in any number of calls with whole pieces; rows
   // for which `wanted` (may be null) says no are left out. Throws ProtocolError on nonsense; what

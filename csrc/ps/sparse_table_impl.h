@@ -38,6 +38,9 @@ struct TableSnapshot {
   std::uint64_t end = 0;           // Rows from here on came later.
   std::uint64_t cursor = 0;        // The next row to be read out.
   std::vector<std::byte> records;  // Whole records that come first.
+  // Of the rows being read out: kept, for they would be made anew for every slice.
+  std::vector<std::uint64_t> numbers;
+  std::vector<RowMeta> metas;
   std::vector<RowMeta> aside;
   std::vector<float> aside_floats;
   std::size_t segment = 0;  // The next one of the candidates to be read out.
@@ -120,9 +123,9 @@ struct SparseTable::Impl {
   void put_row_aside(std::uint64_t row);
   void put_candidates_aside(std::size_t segment);
   bool is_in_snapshot(std::uint64_t row) const;
-  std::byte* open_rows(std::size_t count, std::vector<std::byte>& out) const;
-  void append_rows(std::span<const std::uint64_t> numbers, std::vector<std::byte>& out) const;
-  void append_aside(std::size_t most_rows, std::vector<std::byte>& out);
+  void append_metas(std::span<const RowMeta> metas, SnapshotBytes& out) const;
+  void append_rows(std::size_t most_rows, SnapshotBytes& out);
+  void append_aside(std::size_t most_rows, SnapshotBytes& out);
 
   // What a load takes.
   struct Filter {

@@ -269,11 +269,11 @@ TEST_CASE("a damaged or missing file is named, and nothing is loaded") {
 
 // Everything a shard has, as blocks for another one.
 std::vector<std::byte> everything_of(OneShard& one) {
-  std::vector<std::byte> out;
+  ps::SnapshotBytes out;
   REQUIRE(one.shard().begin_snapshot());
   while (one.shard().next_snapshot_piece(1000, out)) continue;
   one.shard().end_snapshot();
-  return out;
+  return {out.view().begin(), out.view().end()};
 }
 
 void load(OneShard& one, const std::vector<std::byte>& records) {

@@ -53,10 +53,10 @@ std::vector<std::byte> checkpoint_of(float value) {
   source.join(1);
   source.make_tables();
   fill(source, value);
-  std::vector<std::byte> records;
+  ps::SnapshotBytes records;
   REQUIRE(source.shard().begin_snapshot());
   while (source.shard().next_snapshot_piece(1u << 20, records)) continue;
-  return records;
+  return {records.view().begin(), records.view().end()};
 }
 
 void load(OneShard& one, const std::vector<std::byte>& records) {

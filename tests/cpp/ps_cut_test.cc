@@ -300,12 +300,12 @@ TEST_CASE("advance lets through what belongs to the cut and nothing else") {
   const auto others = rig.send(saver, cut(1, ""));
   REQUIRE(others.size() == 3);
   CHECK(rows_of(others[2].frame.header, others[2].frame.payload, 1).rows == Values{11});
-  std::vector<std::byte> bytes;
+  ps::SnapshotBytes bytes;
   while (rig.shard().next_snapshot_piece(64, bytes)) {
   }
   rig.shard().end_snapshot();
   ShardRig restored;
-  restored.load({bytes}, true);
+  restored.load({{bytes.view().begin(), bytes.view().end()}}, true);
   Guest reader = restored.enter(7);
   const ps::Frame rows = restored.ask(reader, pull("t", {1}));
   CHECK(rows_of(rows.header, rows.payload, 1).rows == Values{1});

@@ -336,7 +336,7 @@ TEST_CASE("a cut reaches every shard's owner, and its files end the service") {
     CHECK(found->second.text == request.jobs[shard]);
     std::size_t bytes = 0;
     for (bool more = true; more;) {
-      std::vector<std::byte> piece;
+      ps::SnapshotBytes piece;
       service.servers[shard]->ask(shard, [&](Shard& owner, std::vector<Answer>&) {
         more = owner.next_snapshot_piece(1 << 16, piece);
       });

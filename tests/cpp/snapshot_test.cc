@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -18,16 +19,16 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-std::vector<std::byte> counting(std::size_t count) {
-  std::vector<std::byte> bytes(count);
+Bytes counting(std::size_t count) {
+  Bytes bytes(count);
   for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(i * 131 + i / 256);
   return bytes;
 }
 
 constexpr SnapshotHeader kHeader{.shard = 2, .shards = 5, .cut = 77, .base = 33};
 
-std::vector<std::byte> unsealed() {
-  std::vector<std::byte> out;
+Bytes unsealed() {
+  Bytes out;
   put_header(out, kHeader);
   put_block(out, BlockKind::kPiece, bytes_of("some text"));
   put_block(out, BlockKind::kPiece, counting(100));
@@ -35,8 +36,8 @@ std::vector<std::byte> unsealed() {
   return out;
 }
 
-std::vector<std::byte> sealed() {
-  std::vector<std::byte> out = unsealed();
+Bytes sealed() {
+  Bytes out = unsealed();
   Sealer sealer;
   sealer.seal(out);
   sealer.finish(out);
@@ -71,16 +72,16 @@ TEST_CASE("the checksum is CRC-32C: the vectors of RFC 3720 and of the CRC catal
 }
 
 TEST_CASE("the checksum is the same in all ways that the CPU has, in any pieces") {
-  const std::vector<std::byte> bytes = counting(20011);
+  const Bytes bytes = counting(20011);
   for (const std::size_t count :
        {0, 1, 7, 8, 9, 63, 1023, 1024, 1025, 1279, 1280, 2048, 6143, 6144, 6145, 12289, 20011}) {
     CAPTURE(count);
     const auto part = std::span(bytes).first(count);
-    const std::uint32_t whole = crc32c_ways().front()(part, 0);
-    const std::uint32_t behind = crc32c_ways().front()(part, 0x12345678);
-    for (const Crc32cWay way : crc32c_ways()) {
-      CHECK(way(part, 0) == whole);
-      CHECK(way(part, 0x12345678) == behind);
+    const std::uint32_t whole = crc32c_ways().front().checksum(part, 0);
+    const std::uint32_t behind = crc32c_ways().front().checksum(part, 0x12345678);
+    for (const Crc32cWay& way : crc32c_ways()) {
+      CHECK(way.checksum(part, 0) == whole);
+      CHECK(way.checksum(part, 0x12345678) == behind);
     }
     CHECK(crc32c(part) == whole);
     for (const std::size_t cut : {std::size_t{1}, count / 3, count / 2 + 1}) {
@@ -92,8 +93,50 @@ TEST_CASE("the checksum is the same in all ways that the CPU has, in any pieces"
   }
 }
 
+TEST_CASE("what is copied and summed up at once is all there, and nothing beside it is written") {
+  const Bytes bytes = counting(20011);
+  constexpr std::byte kUntouched{0xa5};
+  for (const std::size_t count : {0, 1, 63, 64, 255, 256, 257, 1024, 6144, 6145, 12288, 19900}) {
+    for (const std::size_t to : {0, 1, 16, 63, 64}) {
+      CAPTURE(count);
+      CAPTURE(to);
+      const auto part = std::span(bytes).subspan(to * 5 % 111, count);
+      for (const Crc32cWay& way : crc32c_ways()) {
+        Bytes copy(count + 256, kUntouched);
+        CHECK(way.copy(copy.data() + 64 + to, part, 0x12345678) ==
+              crc32c_ways().front().checksum(part, 0x12345678));
+        Bytes expected(count + 256, kUntouched);
+        std::copy(part.begin(), part.end(), expected.data() + 64 + to);
+        CHECK((copy == expected));
+      }
+    }
+  }
+}
+
+TEST_CASE("checksums of a snapshot's bytes are those of its bytes, from anywhere to anywhere") {
+  const Bytes bytes = counting(50'000);
+  SnapshotBytes on_the_way(SnapshotBytes::Reader::kDisk);
+  std::size_t at = 0;
+  for (const std::size_t count : {10, 5000, 6000, 3000, 4095, 4096, 7, 20000}) {
+    const auto part = std::span(bytes).subspan(at, count);
+    if (count % 1000 == 0)
+      on_the_way.append_run(part);
+    else
+      on_the_way.append(part);
+    at += count;
+  }
+  REQUIRE(std::ranges::equal(on_the_way.view(), std::span(bytes).first(at)));
+  for (const std::size_t size : {at, at - 1, std::size_t{11'000}, std::size_t{100}}) {
+    on_the_way.cut_to(size);
+    for (const std::size_t begin : {std::size_t{0}, std::size_t{10}, std::size_t{11}, size / 2})
+      for (const std::size_t end : {size, size - 1, std::max(begin, size / 3)})
+        CHECK(on_the_way.checksum(begin, end) ==
+              crc32c(std::span(bytes).subspan(begin, end - begin)));
+  }
+}
+
 TEST_CASE("a snapshot's blocks come back as they were put, with a header that says what it is") {
-  const std::vector<std::byte> file = sealed();
+  const Bytes file = sealed();
   CHECK(complaint_about(file) == "");
 
   Checker checker;
@@ -115,7 +158,7 @@ TEST_CASE("a snapshot's blocks come back as they were put, with a header that sa
         "some text");
   REQUIRE(next_block(rest, block));
   CHECK(block.kind == BlockKind::kPiece);
-  const std::vector<std::byte> rows = counting(100);
+  const Bytes rows = counting(100);
   CHECK(std::equal(block.payload.begin(), block.payload.end(), rows.begin(), rows.end()));
   CHECK(reinterpret_cast<std::uintptr_t>(block.payload.data()) % 8 == 0);
   REQUIRE(next_block(rest, block));
@@ -127,7 +170,7 @@ TEST_CASE("a snapshot's blocks come back as they were put, with a header that sa
 
 TEST_CASE("checksums do not depend on how the blocks are handed over") {
   std::vector<std::byte> piecewise;
-  std::vector<std::byte> all = unsealed();
+  Bytes all = unsealed();
   Sealer sealer;
   std::span<const std::byte> rest = all;
   Block block;
@@ -143,24 +186,24 @@ TEST_CASE("checksums do not depend on how the blocks are handed over") {
 TEST_CASE("a piece sealed where it lies makes the same block as one in a block") {
   for (const std::size_t count : {0, 1, 7, 8, 100}) {
     CAPTURE(count);
-    const std::vector<std::byte> piece = counting(count);
-    std::vector<std::byte> whole;
+    const Bytes piece = counting(count);
+    Bytes whole;
     put_header(whole, kHeader);
     put_block(whole, BlockKind::kPiece, piece);
     Sealer sealer;
     sealer.seal(whole);
     sealer.finish(whole);
 
-    std::vector<std::byte> joined;
+    Bytes joined;
     std::vector<std::byte> head;
     std::vector<std::byte> fill;
     put_header(joined, kHeader);
     Sealer other;
     other.seal(joined);
     other.seal_piece(piece, head, fill);
-    for (const std::vector<std::byte>* part :
-         std::initializer_list<const std::vector<std::byte>*>{&head, &piece, &fill})
-      joined.insert(joined.end(), part->begin(), part->end());
+    joined.insert(joined.end(), head.begin(), head.end());
+    joined.insert(joined.end(), piece.begin(), piece.end());
+    joined.insert(joined.end(), fill.begin(), fill.end());
     other.finish(joined);
     CHECK((joined == whole));
     CHECK(other.crc() == crc32c(whole));
@@ -169,7 +212,7 @@ TEST_CASE("a piece sealed where it lies makes the same block as one in a block")
 }
 
 TEST_CASE("a snapshot cut short at any byte is refused") {
-  const std::vector<std::byte> file = sealed();
+  const Bytes file = sealed();
   for (std::size_t length = 0; length < file.size(); ++length) {
     CAPTURE(length);
     CHECK(complaint_about(std::span(file).first(length)) != "");
@@ -177,7 +220,7 @@ TEST_CASE("a snapshot cut short at any byte is refused") {
 }
 
 TEST_CASE("a snapshot with any bit flipped is refused") {
-  std::vector<std::byte> file = sealed();
+  Bytes file = sealed();
   for (std::size_t at = 0; at < file.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       file[at] ^= static_cast<std::byte>(1 << bit);
@@ -189,7 +232,7 @@ TEST_CASE("a snapshot with any bit flipped is refused") {
 }
 
 TEST_CASE("a block that is missing, doubled or behind the footer is found, and where") {
-  const std::vector<std::byte> file = sealed();
+  const Bytes file = sealed();
   std::vector<std::size_t> begins;
   std::span<const std::byte> rest = file;
   Block block;
@@ -212,7 +255,7 @@ TEST_CASE("a block that is missing, doubled or behind the footer is found, and w
 }
 
 TEST_CASE("pieces that end inside a block say how much is needed for the next whole one") {
-  const std::vector<std::byte> file = sealed();
+  const Bytes file = sealed();
   std::size_t needed = 0;
   CHECK(whole_blocks(std::span(file).first(20), needed) == 0);
   CHECK(needed == kBlockHeaderBytes);
@@ -223,7 +266,7 @@ TEST_CASE("pieces that end inside a block say how much is needed for the next wh
 }
 
 TEST_CASE("a block over the limit is refused before anybody takes memory for it") {
-  std::vector<std::byte> out;
+  Bytes out;
   put_block(out, BlockKind::kPiece, counting(8));
   const std::uint64_t huge = std::uint64_t{1} << 40;
   std::memcpy(out.data() + 16, &huge, sizeof huge);

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "ps/dense_table.h"
 #include "ps/partition.h"
@@ -18,6 +19,7 @@ namespace {
 
 using kernels::RuleKind;
 using ps::DenseTable;
+using ps::SnapshotBytes;
 using ps::SparseTable;
 using ps::TableSpec;
 using Piece = std::vector<std::byte>;
@@ -81,15 +83,19 @@ void change_some(SparseTable& table, std::mt19937_64& random) {
   }
 }
 
-// The rest of a snapshot, in pieces; `between` is called after each one.
-template <typename Between>
-std::vector<Piece> read_out(SparseTable& table, std::size_t most_bytes, Between&& between) {
-  std::vector<Piece> pieces(1);
-  while (table.next_snapshot_piece(most_bytes, pieces.back())) {
-    pieces.emplace_back();
+// The rest of a snapshot, in pieces; `between` is called after each one. Every other one is read as
+// if for a disk.
+template <typename Table, typename Between>
+std::vector<Piece> read_out(Table& table, std::size_t most_bytes, Between&& between) {
+  std::vector<Piece> pieces;
+  for (;;) {
+    SnapshotBytes next(pieces.size() % 2 == 0 ? SnapshotBytes::Reader::kDisk
+                                              : SnapshotBytes::Reader::kProcessor);
+    if (!table.next_snapshot_piece(most_bytes, next)) break;
+    REQUIRE(next.checksum(0, next.size()) == crc32c(next.view()));
+    pieces.emplace_back(next.view().begin(), next.view().end());
     between();
   }
-  pieces.pop_back();
   table.end_snapshot();
   return pieces;
 }
@@ -174,7 +180,7 @@ TEST_CASE("an increment without changes has no rows; one upon a forgotten base i
     table.apply(ids, gradients.data(), 0, 1);
   }
   table.begin_snapshot(table.stamp());
-  Piece piece;
+  SnapshotBytes piece;
   REQUIRE(table.next_snapshot_piece(1 << 20, piece));
   REQUIRE(piece.size() == 24 + 40);                             // The table's head.
   REQUIRE_THROWS_AS(table.begin_snapshot(0), InvalidArgument);  // One at a time.
@@ -295,12 +301,8 @@ bool step(DenseTable& table, float value) {
 
 std::vector<Piece> save(DenseTable& table, std::uint64_t since) {
   table.begin_snapshot(since);
-  std::vector<Piece> pieces(1);
   step(table, 1);  // The snapshot was taken before.
-  while (table.next_snapshot_piece(1000, pieces.back())) pieces.emplace_back();
-  pieces.pop_back();
-  table.end_snapshot();
-  return pieces;
+  return read_out(table, 1000, [] {});
 }
 
 TEST_CASE("a dense table takes steps, refuses what is not finite, and is written whole") {

@@ -115,7 +115,7 @@ bool PsServer::turn(std::size_t at, Time now) {
   disks_[at].sync();
   for (const ps::Job& job : living.shard->take_jobs()) {
     living.writing = job.cut;
-    living.pieces.clear();
+    living.pieces.cut_to(0);
   }
   moved |= write_checkpoint(at);
   if (is_doomed_ && dice_.percent(50)) return true;
@@ -195,8 +195,9 @@ bool PsServer::write_checkpoint(std::size_t at) {
   living.shard->end_snapshot();
   const std::uint64_t cut = *living.writing;
   living.writing.reset();
-  if (dice_.percent(50)) disks_[at].base = {living.pieces, disks_[at].position_of(cut) + 1};
-  disks_[at].checkpoints[cut] = std::move(living.pieces);
+  std::vector<std::byte> pieces(living.pieces.view().begin(), living.pieces.view().end());
+  if (dice_.percent(50)) disks_[at].base = {pieces, disks_[at].position_of(cut) + 1};
+  disks_[at].checkpoints[cut] = std::move(pieces);
   living.shard->finish_job(cut, "saved", {}, living.answers);
   return true;
 }

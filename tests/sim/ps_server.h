@@ -88,7 +88,7 @@ class PsServer {
     std::map<ps::Connection, Guest> guests;
     std::vector<ps::Answer> answers;
     std::optional<std::uint64_t> writing;  // A cut whose pieces are being read out.
-    std::vector<std::byte> pieces;
+    ps::SnapshotBytes pieces;
   };
 
   bool turn(std::size_t at, Time now);

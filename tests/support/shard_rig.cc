@@ -83,14 +83,14 @@ std::vector<std::byte> ShardRig::snapshot() {
     const ps::Frame answer = ask(*saver_, step);
     if (answer.header.type == PsType::kError) throw std::logic_error(text_of(answer));
   }
-  std::vector<std::byte> bytes;
+  ps::SnapshotBytes bytes;
   while (shard_.next_snapshot_piece(64, bytes)) {
   }
   shard_.end_snapshot();
   std::vector<ps::Answer> answers;
   for (const ps::Job& done : shard_.take_jobs()) shard_.finish_job(done.cut, "", {}, answers);
   journal.records.pop_back();  // The mark of the cut.
-  return bytes;
+  return {bytes.view().begin(), bytes.view().end()};
 }
 
 void ShardRig::load(const std::vector<std::vector<std::byte>>& snapshots, bool is_recovery) {
