@@ -133,7 +133,8 @@ constexpr std::size_t kLine = 64;
 // So far ahead of what is summed up: a memory's delay, and still in the first cache then.
 constexpr std::size_t kAhead = 1024;
 
-// Also writes to `to` past the caches, where there is one: at a line.
+// `count` is a multiple of kFold. kCopies: they are also written to `to`, where a line begins, past
+// the caches.
 template <bool kCopies>
 __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2"))) std::uint32_t fold(
     std::uint32_t state, const std::byte* bytes, std::size_t count, std::byte* to) {
