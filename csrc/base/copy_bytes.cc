@@ -11,14 +11,14 @@ namespace gradring {
 #if defined(__SSE2__)
 
 namespace {
-constexpr std::size_t kLineBytes = 64;
+constexpr std::size_t kCopiedLineBytes = 64;
 }
 
 void copy_in_vectors(void* to_place, const void* from_place, std::size_t bytes) {
   auto* const dst = static_cast<std::byte*>(to_place);
   const auto* const src = static_cast<const std::byte*>(from_place);
   std::size_t at = 0;
-  for (; at + kLineBytes <= bytes; at += kLineBytes) {
+  for (; at + kCopiedLineBytes <= bytes; at += kCopiedLineBytes) {
     const auto* from = reinterpret_cast<const __m128i*>(src + at);
     auto* to = reinterpret_cast<__m128i*>(dst + at);
     const __m128i a = _mm_loadu_si128(from);
@@ -53,11 +53,11 @@ void stream_line(std::byte* dst, const std::byte* src) {
 void stream_bytes(void* to_place, const void* from_place, std::size_t bytes) {
   auto* const dst = static_cast<std::byte*>(to_place);
   const auto* const src = static_cast<const std::byte*>(from_place);
-  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(dst) % kLineBytes;
-  const std::size_t head = past_line == 0 ? 0 : std::min(bytes, kLineBytes - past_line);
+  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(dst) % kCopiedLineBytes;
+  const std::size_t head = past_line == 0 ? 0 : std::min(bytes, kCopiedLineBytes - past_line);
   copy_bytes(dst, src, head);
   std::size_t at = head;
-  for (; at + kLineBytes <= bytes; at += kLineBytes) stream_line(dst + at, src + at);
+  for (; at + kCopiedLineBytes <= bytes; at += kCopiedLineBytes) stream_line(dst + at, src + at);
   copy_bytes(dst + at, src + at, bytes - at);
 }
 
