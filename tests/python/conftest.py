@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
         items.sort(key=lambda item: zlib.crc32(item.path.name.encode()))
+
+
+def pytest_sessionstart() -> None:
+    """Hear of a closed terminal, also under nohup: programs that tests start inherit what we do."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
