@@ -29,8 +29,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionstart() -> None:
-    """Hear of a closed terminal, also under nohup: programs that tests start inherit what we do."""
+    """Hear of Ctrl-C and a closed terminal: programs that tests start inherit what we do.
+
+    nohup, and shells that start us in the background, have us ignore them.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
