@@ -1,7 +1,5 @@
 #include "base/copy_bytes.h"
 
-#include <algorithm>
-
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -11,53 +9,47 @@ namespace gradring {
 #if defined(__SSE2__)
 
 namespace {
-constexpr std::size_t kCopiedLineBytes = 64;
-}
 
-void copy_in_vectors(void* to_place, const void* from_place, std::size_t bytes) {
-  auto* const dst = static_cast<std::byte*>(to_place);
-  const auto* const src = static_cast<const std::byte*>(from_place);
-  std::size_t at = 0;
-  for (; at + kCopiedLineBytes <= bytes; at += kCopiedLineBytes) {
-    const auto* from = reinterpret_cast<const __m128i*>(src + at);
-    auto* to = reinterpret_cast<__m128i*>(dst + at);
-    const __m128i a = _mm_loadu_si128(from);
-    const __m128i b = _mm_loadu_si128(from + 1);
-    const __m128i c = _mm_loadu_si128(from + 2);
-    const __m128i d = _mm_loadu_si128(from + 3);
-    _mm_storeu_si128(to, a);
-    _mm_storeu_si128(to + 1, b);
-    _mm_storeu_si128(to + 2, c);
-    _mm_storeu_si128(to + 3, d);
-  }
-  if (at < bytes) std::memcpy(dst + at, src + at, bytes - at);
-}
-
-namespace {
-
-void stream_line(std::byte* dst, const std::byte* src) {
+template <auto kStore>
+void copy_line(std::byte* dst, const std::byte* src) {
   const auto* from = reinterpret_cast<const __m128i*>(src);
   auto* to = reinterpret_cast<__m128i*>(dst);
   const __m128i a = _mm_loadu_si128(from);
   const __m128i b = _mm_loadu_si128(from + 1);
   const __m128i c = _mm_loadu_si128(from + 2);
   const __m128i d = _mm_loadu_si128(from + 3);
-  _mm_stream_si128(to, a);
-  _mm_stream_si128(to + 1, b);
-  _mm_stream_si128(to + 2, c);
-  _mm_stream_si128(to + 3, d);
+  kStore(to, a);
+  kStore(to + 1, b);
+  kStore(to + 2, c);
+  kStore(to + 3, d);
+}
+
+// Instructions have no address.
+void store(__m128i* to, __m128i value) {
+  _mm_storeu_si128(to, value);
+}
+void store_past_caches(__m128i* to, __m128i value) {
+  _mm_stream_si128(to, value);
 }
 
 }  // namespace
 
+void copy_in_vectors(void* to_place, const void* from_place, std::size_t bytes) {
+  auto* const dst = static_cast<std::byte*>(to_place);
+  const auto* const src = static_cast<const std::byte*>(from_place);
+  std::size_t at = 0;
+  for (; at + kCacheLineBytes <= bytes; at += kCacheLineBytes) copy_line<store>(dst + at, src + at);
+  if (at < bytes) std::memcpy(dst + at, src + at, bytes - at);
+}
+
 void stream_bytes(void* to_place, const void* from_place, std::size_t bytes) {
   auto* const dst = static_cast<std::byte*>(to_place);
   const auto* const src = static_cast<const std::byte*>(from_place);
-  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(dst) % kCopiedLineBytes;
-  const std::size_t head = past_line == 0 ? 0 : std::min(bytes, kCopiedLineBytes - past_line);
+  const std::size_t head = bytes_before_line(dst, bytes);
   copy_bytes(dst, src, head);
   std::size_t at = head;
-  for (; at + kCopiedLineBytes <= bytes; at += kCopiedLineBytes) stream_line(dst + at, src + at);
+  for (; at + kCacheLineBytes <= bytes; at += kCacheLineBytes)
+    copy_line<store_past_caches>(dst + at, src + at);
   copy_bytes(dst + at, src + at, bytes - at);
 }
 

@@ -5,11 +5,20 @@
 // puts large arrays 16 bytes behind a page, shared memory begins with one: that is such a pair.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace gradring {
+
+inline constexpr std::size_t kCacheLineBytes = 64;
+
+// How many of `bytes` from `at` on lie before the first line that begins there.
+inline std::size_t bytes_before_line(const void* at, std::size_t bytes) {
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % kCacheLineBytes;
+  return past == 0 ? 0 : std::min(bytes, kCacheLineBytes - past);
+}
 
 // Without such an instruction, wherever they lie.
 void copy_in_vectors(void* dst, const void* src, std::size_t bytes);
@@ -36,8 +45,7 @@ void end_streams();
 // Asks for what will be read once, and by nobody else soon: it comes into the first cache and
 // leaves the others as they are, where a processor has that.
 inline void fetch_once(const void* from, std::size_t bytes) {
-  constexpr std::size_t kLineBytes = 64;
-  for (std::size_t at = 0; at < bytes; at += kLineBytes)
+  for (std::size_t at = 0; at < bytes; at += kCacheLineBytes)
     __builtin_prefetch(static_cast<const char*>(from) + at, 0, 0);
 }
 

@@ -128,7 +128,6 @@ std::uint64_t power_of_x(std::uint32_t exponent) {
 // 64-bit halves with what x^2048 makes of those ("Fast CRC Computation for Generic Polynomials
 // Using PCLMULQDQ", Intel 2009). What is left stands for all that was before it.
 constexpr std::size_t kFold = 256;
-constexpr std::size_t kLine = 64;
 
 // So far ahead of what is summed up: a memory's delay, and still in the first cache then.
 constexpr std::size_t kAhead = 1024;
@@ -175,8 +174,7 @@ std::uint32_t advance_by_products(std::uint32_t state, const std::byte* bytes, s
 
 std::uint32_t copy_by_products(std::uint32_t state, const std::byte* bytes, std::size_t count,
                                std::byte* to) {
-  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(to) % kLine;
-  const std::size_t head = std::min(count, past_line == 0 ? 0 : kLine - past_line);
+  const std::size_t head = bytes_before_line(to, count);
   const std::size_t folded = (count - head) / kFold * kFold;
   state = advance_by_instruction(state, bytes, head);
   std::memcpy(to, bytes, head);
