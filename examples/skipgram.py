@@ -188,9 +188,9 @@ class Stream:
     ) -> tuple[Tensor, Tensor, float]:
         """As `Windows.progress`."""
         assert len(batch.centres) == len(inputs)
-        h = inputs.unsqueeze(2)
+        h = inputs.unsqueeze(1)
         u = outputs.view(len(inputs), -1, inputs.shape[1])
-        scores = torch.bmm(u, h).squeeze(2)
+        scores = (u * h).sum(2)
         loss = 0.0
         if with_loss:
             signs = 2 * self._labels - 1
@@ -198,7 +198,7 @@ class Stream:
         g = torch.sub(self._labels, scores.sigmoid_(), out=scores)
         return (
             torch.bmm(g.unsqueeze(1), u).squeeze(1),
-            torch.bmm(g.unsqueeze(2), inputs.unsqueeze(1)).view_as(outputs),
+            (g.unsqueeze(2) * h).view_as(outputs),
             loss,
         )
 

@@ -158,36 +158,23 @@ class Served:
         # In rounds servers take the mean of all workers' gradients, where the sum is wanted.
         is_mean = isinstance(optimizer, gr.modes.rounds.RoundOptimizer)
         self._scale = -1.0 * (optimizer.workers if is_mean else 1)
-        self._coming: tuple[Batch, list[Any]] | None = None
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:
-        if self._coming is None or self._coming[0] is not batch:
-            self._coming = (batch, self._distinct(batch))
-        found = self._coming[1]
         with self.talk:
             rows = [torch.from_numpy(table.pull_flat(ids))
-                    for table, (ids, _) in zip(self.tables, found, strict=True)]  # fmt: skip
+                    for table, ids in zip(self.tables, _flat(batch), strict=True)]  # fmt: skip
         if coming is not None:
-            self._coming = (coming, self._distinct(coming))
-            for table, (ids, _) in zip(self.tables, self._coming[1], strict=True):
+            for table, ids in zip(self.tables, _flat(coming), strict=True):
                 table.prefetch(ids)
-        *progress, loss = self.examples.progress(
-            batch, *(r[places] for r, (_, places) in zip(rows, found, strict=True)),
-            with_loss=with_loss,
-        )  # fmt: skip
-        pushes, scale = [], self._scale * (lr if self._falls else 1)
-        for table, (ids, places), r, p in zip(self.tables, found, rows, progress, strict=True):
-            gradient = torch.zeros_like(r).index_add_(0, places, p, alpha=scale)
-            pushes.append((table, ids, gradient.numpy()))
+        *progress, loss = self.examples.progress(batch, *rows, with_loss=with_loss)
+        scale = self._scale * (lr if self._falls else 1)
+        pushes = [
+            (table, ids, each.mul_(scale).numpy())
+            for table, ids, each in zip(self.tables, _flat(batch), progress, strict=True)
+        ]
         with self.talk:
             self.optimizer.step(rows=pushes)
         return loss
-
-    @staticmethod
-    def _distinct(batch: Batch) -> list[Any]:
-        found = (np.unique(ids.numpy(), return_inverse=True)
-                 for ids in batch.ids)  # fmt: skip
-        return [(ids.view(np.uint64), torch.from_numpy(places)) for ids, places in found]
 
     @property
     def inputs(self) -> Tensor:
@@ -206,6 +193,10 @@ class Served:
 
     def close(self) -> None:
         self.optimizer.close()
+
+
+def _flat(batch: Batch) -> list[Any]:
+    return [ids.numpy().view(np.uint64) for ids in batch.ids]
 
 
 def tables_of(optimizer: Any, options: argparse.Namespace) -> list[Any]:
