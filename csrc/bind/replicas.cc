@@ -1,6 +1,8 @@
-// GEO's arithmetic on NumPy arrays: kernels/replica.h without the GIL.
+// The modes' arithmetic on rows in NumPy arrays, without the GIL: kernels/replica.h for GEO, and
+// ps/merge.h for gradients on their way to servers.
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -8,6 +10,7 @@
 #include "bind/gil.h"
 #include "bind/module.h"
 #include "kernels/replica.h"
+#include "ps/merge.h"
 
 namespace gradring::bind {
 namespace {
@@ -102,6 +105,26 @@ std::size_t merge_rows(const py::object& slots_in, const py::object& rows_in,
                              span_of<std::int64_t>(distinct).data(), span_of<float>(sums).data());
 }
 
+std::size_t sum_rows(const py::object& ids_in, const py::object& rows_in,
+                     const py::object& distinct_in, const py::object& sums_in) {
+  const Buffer ids(ids_in, static_cast<int>(DType::kInt64), false);
+  const Buffer rows(rows_in, static_cast<int>(DType::kFloat32), false);
+  const Buffer distinct(distinct_in, static_cast<int>(DType::kInt64), true);
+  const Buffer sums(sums_in, static_cast<int>(DType::kFloat32), true);
+  const std::size_t count = ids.count();
+  if (count == 0) return 0;
+  if (rows.count() % count != 0 || sums.count() != rows.count() || distinct.count() != count)
+    throw InvalidArgument(str(count, " ids with ", rows.count(), " values, and room for ",
+                              distinct.count(), " and ", sums.count()));
+  const WithoutGil release;
+  const ps::Distinct found(span_of<const std::uint64_t>(ids), 1);
+  const auto each = found.ids();
+  found.sum(0, each.size(), span_of<const float>(rows).data(), rows.count() / count,
+            span_of<float>(sums).data());
+  std::copy(each.begin(), each.end(), span_of<std::uint64_t>(distinct).data());
+  return each.size();
+}
+
 }  // namespace
 
 void register_replicas(py::module_& module) {
@@ -114,6 +137,8 @@ void register_replicas(py::module_& module) {
              py::arg("found"));
   module.def("merge_rows", &merge_rows, py::arg("slots"), py::arg("rows"), py::arg("places"),
              py::arg("distinct"), py::arg("sums"));
+  module.def("sum_rows", &sum_rows, py::arg("ids"), py::arg("rows"), py::arg("distinct"),
+             py::arg("sums"));
 }
 
 }  // namespace gradring::bind

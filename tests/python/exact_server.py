@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-from gradring.modes.rows import merge
 from gradring.modes.store import Changed, Domain, Gate, Pull, Push, Pushed, WorkerClocks
 
 SECONDS = 20.0
@@ -235,9 +234,7 @@ class ExactStore:
         keys = [0] if push.ids is None else push.ids.tolist()
         grads = np.array(push.values, np.float32)
         grads = grads[np.newaxis] if push.ids is None else grads
-        if not push.is_distinct:
-            ids, grads = merge(push.ids, grads, grads.shape[1])
-            keys = ids.tolist()
+        assert len(set(keys)) == len(keys)
 
         def apply() -> Pushed:
             table = self._server.tables[push.table]

@@ -58,6 +58,23 @@ def test_entry_expiry_slots_and_codec_hold_in_every_mode_in_which_servers_train_
         assert (table.pull(slow) == -1).all()
 
 
+@pytest.mark.parametrize("mode", [*MODES, gr.Geo(1)], ids=str)
+def test_equal_ids_are_added_up_in_order_and_arrays_are_the_callers_again_after_the_step(
+    world: GetWorld, servers: RealServers, mode: Any
+) -> None:
+    comm = world(1, "tcp").comms[0]
+    with gr.distributed([], SGD, mode, ps=servers.client(0), comm=comm) as optimizer:
+        table = optimizer.sparse_table("t", 3, SGD)
+        wide_ids = np.repeat(np.array([7, 2**63, 7, 5, 7], np.uint64), 2)
+        wide = np.repeat(np.float32([1e8, 4, 1, 8, -1e8]), 6).reshape(5, 6)
+        optimizer.step(rows=[(table, wide_ids[::2], wide[:, ::2])])
+        wide_ids[:] = 9
+        wide[:] = 99
+        optimizer.flush()
+        summed = -(np.float32(1e8) + np.float32(1) - np.float32(1e8))
+        assert table.pull([7, 2**63, 5, 9]).tolist() == [[summed] * 3, [-4] * 3, [-8] * 3, [0] * 3]
+
+
 def test_geo_refuses_what_would_make_replicas_differ(servers: RealServers) -> None:
     with gr.GeoOptimizer([], SGD, servers.client(0), k_steps=2, workers=1) as optimizer:
         for settings in ({"entry": gr.ps.Count(2)}, {"codec": "int8"}, {"expire_after": 3}):

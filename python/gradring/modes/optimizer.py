@@ -18,6 +18,7 @@ from gradring.modes import reminder
 from gradring.modes.background import Background, require_process
 from gradring.modes.dense import DenseParameters, require_same_place
 from gradring.modes.parts import Parts
+from gradring.modes.rows import summed
 from gradring.modes.served import number_of_workers, store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients, joined, listed
@@ -379,7 +380,7 @@ class ModeOptimizer:
             )
 
     def by_table(self, rows: Iterable[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
-        """Return one entry for each table that has gradients, in arrays of its own.
+        """Return one entry for each table that has gradients; its arrays may be the caller's own.
 
         Raises:
             InvalidArgument: Shapes or dtypes do not fit, or a table is another optimizer's.
@@ -391,8 +392,8 @@ class ModeOptimizer:
         return joined(entries)
 
     def row_pushes(self, rows: Iterable[RowGradients]) -> list[Push]:
-        """Return one push for each table; see `by_table`."""
+        """Return one push for each table, in arrays of its own; see `by_table`."""
         return [
-            Push(table.table, ids, grads, table.seen, is_distinct=False)
+            Push(table.table, *summed(ids, grads), table.seen)
             for table, ids, grads in self.by_table(rows)
         ]

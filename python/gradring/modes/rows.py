@@ -28,21 +28,22 @@ def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
         dim: Floats a row.
 
     Returns:
-        The distinct ids in ascending order, and a row of float32 for each.
+        The distinct ids in the order of their first occurrence, and a row of float32 for each.
 
     Raises:
         InvalidArgument: Shapes or dtypes do not fit.
     """
-    flat, rows = fitting_rows("rows to add up", dim, ids, grads)
-    distinct, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
-    sums = rows[first]
-    if len(distinct) < len(flat):
-        is_later = np.ones(len(flat), np.bool_)
-        is_later[first] = False
-        # Element by element: on whole rows add.at is slow, and reduceat adds in another order.
-        places = inverse.reshape(-1)[is_later, np.newaxis] * dim + np.arange(dim)
-        np.add.at(sums.reshape(-1), places.reshape(-1), rows[is_later].reshape(-1))
-    return distinct, sums
+    return summed(*fitting_rows("rows to add up", dim, ids, grads))
+
+
+def summed(ids: Ids, rows: Array) -> tuple[Ids, Array]:
+    """Do the same with a contiguous row for each of ``ids``, which are flat.
+
+    Both arrays are new also where no id is there twice.
+    """
+    distinct, sums = np.empty_like(ids), np.empty_like(rows)
+    count = _core.sum_rows(ids, rows, distinct, sums)
+    return distinct[:count], sums[:count]
 
 
 class IdIndex:

@@ -253,7 +253,7 @@ class _Pushing:
                 round=core_round,
                 returns_rows=None if push.after is None else [push.after],
                 seen=None if push.seen is None else [push.seen],
-                ids_are_distinct=push.is_distinct,
+                ids_are_distinct=True,
                 in_background=True,
             )
             self._works.append((work, [outcome]))

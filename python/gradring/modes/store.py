@@ -60,10 +60,9 @@ class Push:
 
     Attributes:
         table: A sparse or dense table of the store.
-        ids: ``None`` for a dense table.
+        ids: Each once; ``None`` for a dense table.
         values: Float32, contiguous, one row for each id; not written.
         seen: What `Store.pull` returned for the values that these were computed on.
-        is_distinct: No id is there twice; else rows of equal ids are added up, in their order.
         after: Where the rows, or the whole dense table, go as they are right after it: float32,
             contiguous, like ``values``, written in place; ``None``: they are not wanted.
     """
@@ -72,7 +71,6 @@ class Push:
     ids: Ids | None
     values: Array
     seen: Any = None
-    is_distinct: bool = True
     after: Array | None = None
 
 

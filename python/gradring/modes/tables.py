@@ -194,21 +194,25 @@ def listed(rows: Iterable[RowGradients]) -> list[RowGradients]:
         ) from None
 
 
-def joined(rows: Sequence[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
-    """Return one entry for each table that has gradients, in arrays of its own.
+def joined(entries: Sequence[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
+    """Return one entry for each table that has gradients: contiguous, maybe the caller's arrays.
 
     Raises:
         InvalidArgument: Shapes or dtypes do not fit.
         DeviceError: An array lives on a device.
     """
-    entries: dict[str, list[RowGradients]] = {}
-    for entry in rows:
-        entries.setdefault(entry[0].name, []).append(entry)
+    by_table: dict[str, list[RowGradients]] = {}
+    for entry in entries:
+        by_table.setdefault(entry[0].name, []).append(entry)
     result = []
-    for each in entries.values():
+    for each in by_table.values():
         table = each[0][0]
         checked = [push_request(table.name, table.dim, ids, grads) for _, ids, grads in each]
-        if any(len(flat) for flat, _ in checked):
-            flats, grads = zip(*checked, strict=True)
-            result.append((table, np.concatenate(flats), np.concatenate(grads)))
+        given = [one for one in checked if len(one[0])]
+        if len(given) == 1:
+            flat, rows = given[0]
+            result.append((table, np.ascontiguousarray(flat), np.ascontiguousarray(rows)))
+        elif given:
+            flats, all_rows = zip(*given, strict=True)
+            result.append((table, np.concatenate(flats), np.concatenate(all_rows)))
     return result
