@@ -130,19 +130,26 @@ class Windows:
             )
 
     def progress(
-        self, batch: Batch, inputs: Tensor, outputs: Tensor, *, with_loss: bool = False
+        self,
+        batch: Batch,
+        inputs: Tensor,
+        outputs: Tensor,
+        scale: float = 1.0,
+        *,
+        with_loss: bool = False,
     ) -> tuple[Tensor, Tensor, float]:
-        """Compute what a step of SGD at learning rate 1 adds to the rows of a batch.
+        """Compute what a step of SGD adds to the rows of a batch.
 
         Args:
             batch: From `epoch`.
             inputs: Its centres' vectors, float32 (centres, dim).
             outputs: Its outputs' vectors, float32 (outputs, dim).
+            scale: The learning rate; with -1 it is the gradient.
             with_loss: Compute the loss as well.
 
         Returns:
-            Minus the gradient of the sum of the pairs' losses, for `inputs` and for `outputs`, and
-            the mean loss of a pair with its negatives (0 if not wanted).
+            Minus the gradient of the sum of the pairs' losses times `scale`, for `inputs` and for
+            `outputs`, and the mean loss of a pair with its negatives (0 if not wanted).
         """
         assert batch.pairs is not None
         dim, width = inputs.shape[1], batch.pairs.shape[2]
@@ -157,6 +164,7 @@ class Windows:
             loss = -float((good.sum() + bad.sum()) / batch.pairs.sum().clamp_min(1))
         torch.addcmul(batch.pairs, batch.pairs, g[:, :, :width], value=-1, out=g[:, :, :width])
         g[:, :, width:].mul_(-weights)
+        g.mul_(scale)
         return (
             torch.bmm(g, u).view(-1, dim),
             torch.bmm(g.transpose(1, 2), h).view(-1, dim),
@@ -184,7 +192,13 @@ class Stream:
         )
 
     def progress(
-        self, batch: Batch, inputs: Tensor, outputs: Tensor, *, with_loss: bool = False
+        self,
+        batch: Batch,
+        inputs: Tensor,
+        outputs: Tensor,
+        scale: float = 1.0,
+        *,
+        with_loss: bool = False,
     ) -> tuple[Tensor, Tensor, float]:
         """As `Windows.progress`."""
         assert len(batch.centres) == len(inputs)
@@ -195,7 +209,7 @@ class Stream:
         if with_loss:
             signs = 2 * self._labels - 1
             loss = -float(torch.nn.functional.logsigmoid(scores * signs).sum()) / len(inputs)
-        g = torch.sub(self._labels, scores.sigmoid_(), out=scores)
+        g = torch.sub(self._labels, scores.sigmoid_(), out=scores).mul_(scale)
         return (
             torch.bmm(g.unsqueeze(1), u).squeeze(1),
             (g.unsqueeze(2) * h).view_as(outputs),

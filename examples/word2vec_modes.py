@@ -1,8 +1,8 @@
 """Where word2vec.py keeps its two matrices, and what a step does: one class for each way.
 
 All of them do plain SGD or Adagrad on the sum of the losses, so with n workers a step of Sync() is
-one of an n times larger batch. A batch's progress (minus its gradient) comes from `Windows` or
-`Stream`.
+one of an n times larger batch. A batch's progress (minus its gradient, times any number) comes from
+`Windows` or `Stream`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,25 @@ class Model(Protocol):
 
 
 class Rows:
-    """A matrix in this process, and the rule that changes its rows."""
+    """A matrix in this process, and the rule that changes its rows.
+
+    Attributes:
+        weights: float32 (words, dim).
+        scale: What `add` wants of progress: 1, or -1 where the rule takes gradients.
+    """
 
     def __init__(self, weights: Tensor, options: argparse.Namespace) -> None:
         self.weights = weights
         rule = gr.optim.Adagrad(lr=options.lr, eps=1e-10)
         self.local = gr.optim.LocalRows(rule, options.dim) if options.rule == "adagrad" else None
+        self.scale = 1.0 if self.local is None else -1.0
 
     def add(self, ids: Tensor, progress: Tensor, lr: float) -> None:
-        """Add progress to the rows of ids, the same id's together; it is of no use afterwards."""
+        """Change the rows of ids along progress times `scale`, the same id's together."""
         if self.local is None:
             self.weights.index_add_(0, ids, progress, alpha=lr)
         else:
-            self.local.step(self.weights.numpy(), ids.numpy(), progress.neg_().numpy())
+            self.local.step(self.weights.numpy(), ids.numpy(), progress.numpy())
 
 
 class Local:
@@ -90,7 +96,8 @@ class Local:
     def progress(self, batch: Batch, with_loss: bool) -> tuple[Tensor, Tensor, float]:
         inputs = self.inputs.index_select(0, batch.centres)
         outputs = self.outputs.index_select(0, batch.outputs)
-        return self.examples.progress(batch, inputs, outputs, with_loss=with_loss)
+        scale = self.rows[0].scale
+        return self.examples.progress(batch, inputs, outputs, scale, with_loss=with_loss)
 
     def flush(self) -> None: ...
 
@@ -166,11 +173,11 @@ class Served:
         if coming is not None:
             for table, ids in zip(self.tables, _flat(coming), strict=True):
                 table.prefetch(ids)
-        *progress, loss = self.examples.progress(batch, *rows, with_loss=with_loss)
         scale = self._scale * (lr if self._falls else 1)
+        *gradients, loss = self.examples.progress(batch, *rows, scale, with_loss=with_loss)
         pushes = [
-            (table, ids, each.mul_(scale).numpy())
-            for table, ids, each in zip(self.tables, _flat(batch), progress, strict=True)
+            (table, ids, each.numpy())
+            for table, ids, each in zip(self.tables, _flat(batch), gradients, strict=True)
         ]
         with self.talk:
             self.optimizer.step(rows=pushes)

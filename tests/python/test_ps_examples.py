@@ -139,7 +139,7 @@ def test_rows_are_trained_as_torch_trains_them() -> None:
         ids = torch.randint(0, 20, (30,), generator=generator)
         progress = torch.randn(30, 3, generator=generator)
         expected.grad = torch.zeros(20, 3).index_add_(0, ids, progress, alpha=-1)
-        rows.add(ids, progress, 0.1)
+        rows.add(ids, rows.scale * progress, 0.1)
         optimizer.step()
     torch.testing.assert_close(rows.weights, expected)
 
