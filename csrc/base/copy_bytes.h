@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <cstring>
 
-namespace gradring {
+#include "base/prefetch.h"
 
-inline constexpr std::size_t kCacheLineBytes = 64;
+namespace gradring {
 
 // How many of `bytes` from `at` on lie before the first line that begins there.
 inline std::size_t bytes_before_line(const void* at, std::size_t bytes) {
@@ -41,12 +41,5 @@ inline void copy_bytes(void* dst, const void* src, std::size_t bytes) {
 // called (a flag for another process, say): on x86 these stores alone are in no order.
 void stream_bytes(void* dst, const void* src, std::size_t bytes);
 void end_streams();
-
-// Asks for what will be read once, and by nobody else soon: it comes into the first cache and
-// leaves the others as they are, where a processor has that.
-inline void fetch_once(const void* from, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += kCacheLineBytes)
-    __builtin_prefetch(static_cast<const char*>(from) + at, 0, 0);
-}
 
 }  // namespace gradring

@@ -9,6 +9,7 @@
 #endif
 
 #include "base/copy_bytes.h"
+#include "base/prefetch.h"
 
 namespace gradring {
 namespace {
@@ -150,7 +151,7 @@ __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2"))) std::uint32_t fold(
   sums[0] =
       _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
   for (std::size_t at = kFold; at + kFold <= count; at += kFold) {
-    if constexpr (kCopies) fetch_once(bytes + std::min(at + kAhead, count - kFold), kFold);
+    if constexpr (kCopies) prefetch_once(bytes + std::min(at + kAhead, count - kFold), kFold);
     for (std::size_t k = 0; k < 4; ++k) {
       const __m512i next = _mm512_loadu_si512(bytes + at + 64 * k);
       if constexpr (kCopies)
@@ -192,11 +193,11 @@ template <auto kAdvance>
 std::uint32_t copy_by_blocks(std::uint32_t state, const std::byte* bytes, std::size_t count,
                              std::byte* to) {
   constexpr std::size_t kBlock = 6144;
-  fetch_once(bytes, std::min(count, kBlock));
+  prefetch_once(bytes, std::min(count, kBlock));
   while (count > 0) {
     const std::size_t block = std::min(count, kBlock);
     count -= block;
-    fetch_once(bytes + block, std::min(count, kBlock));
+    prefetch_once(bytes + block, std::min(count, kBlock));
     state = kAdvance(state, bytes, block);
     stream_bytes(to, bytes, block);
     bytes += block;

@@ -5,24 +5,21 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "kernels/clones.h"
 
 namespace gradring::kernels {
 namespace {
 
-constexpr std::size_t kLine = 64 / sizeof(float);
-constexpr std::size_t kAhead = 4;  // Rows: far enough for memory, near enough for the cache.
+constexpr std::size_t kAhead = 8;  // Rows.
 constexpr std::int32_t kMostTouches = std::numeric_limits<std::int32_t>::max();
-constexpr std::size_t kMostLines = 4;  // The CPU sees the rest of a row coming by itself.
 
-void prefetch(const Replica& replica, std::span<const std::int64_t> slots, std::size_t i) {
+GRADRING_PREFETCHES inline void fetch_after(const Replica& replica,
+                                            std::span<const std::int64_t> slots, std::size_t i) {
   if (i + kAhead >= slots.size()) return;
   const std::size_t at = static_cast<std::size_t>(slots[i + kAhead]) * replica.dim;
-  const std::size_t end = std::min(replica.dim, kMostLines * kLine);
-  for (std::size_t column = 0; column < end; column += kLine) {
-    __builtin_prefetch(replica.weights + at + column, 1);
-    __builtin_prefetch(replica.base + at + column, 1);
-  }
+  prefetch_row(replica.weights + at, replica.dim);
+  prefetch_row(replica.base + at, replica.dim);
 }
 
 inline __attribute__((always_inline)) void offer_row(const float* __restrict weights,
@@ -97,7 +94,7 @@ void mark_rows(std::span<const std::int64_t> slots, std::span<std::int32_t> touc
 GRADRING_CLONES void offer_rows(const Replica& replica, std::span<const std::int64_t> slots,
                                 float workers, float* delta) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    prefetch(replica, slots, i);
+    fetch_after(replica, slots, i);
     const std::size_t at = static_cast<std::size_t>(slots[i]) * replica.dim;
     offer_row(replica.weights + at, replica.base + at, delta + i * replica.dim, replica.dim,
               workers);
@@ -110,7 +107,7 @@ GRADRING_CLONES double accept_rows(const Replica& replica, std::span<const std::
   float moved[kPiece];
   double total = 0;
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    prefetch(replica, slots, i);
+    fetch_after(replica, slots, i);
     const std::size_t at = static_cast<std::size_t>(slots[i]) * replica.dim;
     for (std::size_t begin = 0; begin < replica.dim; begin += kPiece) {
       const std::size_t count = std::min(kPiece, replica.dim - begin);
@@ -132,7 +129,7 @@ void find_ids(const IdTable& table, std::span<const std::uint64_t> ids, std::int
   const std::size_t mask = table.slots.size() - 1;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kIdsAhead < ids.size())
-      __builtin_prefetch(table.slots.data() + id_home(ids[i + kIdsAhead], mask));
+      prefetch_near(table.slots.data() + id_home(ids[i + kIdsAhead], mask));
     std::size_t place = id_home(ids[i], mask);
     found[i] = -1;
     for (std::size_t probes = 0; table.slots[place] >= 0; ++probes, place = (place + 1) & mask) {

@@ -4,19 +4,13 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "kernels/updater.h"
 
 namespace gradring::kernels {
 namespace {
 
-constexpr std::size_t kAhead = 4;  // Rows: far enough for memory, near enough for the cache.
-constexpr std::size_t kLine = 64 / sizeof(float);
-constexpr std::size_t kMostLines = 8;  // The CPU sees the rest of a row coming by itself.
-
-void prefetch(const float* row, std::size_t floats) {
-  const std::size_t end = std::min(floats, kMostLines * kLine);
-  for (std::size_t column = 0; column < end; column += kLine) __builtin_prefetch(row + column, 1);
-}
+constexpr std::size_t kAhead = 8;  // Rows.
 
 void require_rows(const RowArrays& arrays, std::span<const std::int64_t> slots,
                   std::span<const std::int64_t> steps) {
@@ -42,12 +36,12 @@ void update_rows(const Rule& rule, const RowArrays& arrays, std::span<const std:
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const auto slot = static_cast<std::size_t>(slots[i]);
     const auto later = static_cast<std::size_t>(slots[std::min(i + kAhead, slots.size() - 1)]);
-    prefetch(arrays.weights + later * dim, dim);
+    prefetch_row(arrays.weights + later * dim, dim);
     float* fields[kMaxStateFields] = {};
     for (std::size_t field = 0; field < field_count; ++field) {
       const std::size_t floats = layout[field].floats;
       fields[field] = arrays.fields[field] + slot * floats;
-      prefetch(arrays.fields[field] + later * floats, floats);
+      prefetch_row(arrays.fields[field] + later * floats, floats);
     }
     std::copy_n(gradients + i * dim, dim, gradient.data());
     updater.update_fields(static_cast<std::uint64_t>(steps[i]), arrays.weights + slot * dim, fields,

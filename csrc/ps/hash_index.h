@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/prefetch.h"
 #include "ps/pages.h"
 #include "ps/partition.h"
-#include "ps/prefetch.h"
 
 namespace gradring::ps {
 

@@ -7,9 +7,9 @@
 
 #include "base/copy_bytes.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "kernels/clones.h"
 #include "ps/partition.h"
-#include "ps/prefetch.h"
 
 namespace gradring::ps {
 namespace {
@@ -31,7 +31,7 @@ class Finder {
     counts.clear();
     use_slots(std::bit_ceil(std::max<std::size_t>(ids.size(), 64)));
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (i + kIdsAhead < ids.size()) __builtin_prefetch(&slots_[slot_of(ids[i + kIdsAhead])], 1);
+      if (i + kIdsAhead < ids.size()) prefetch_near(&slots_[slot_of(ids[i + kIdsAhead])]);
       numbers[i] = number_of(ids[i]);
     }
   }

@@ -3,6 +3,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/prefetch.h"
 #include "ps/sparse_table_impl.h"
 
 namespace gradring::ps {
@@ -249,7 +250,7 @@ SparseTable::Changed SparseTable::changed(std::uint64_t since, std::uint32_t cli
         [](std::uint64_t stamp, const RowChange& change) { return stamp < change.stamp; });
     for (; next != found.end(); ++next) {
       if (found.end() - next > static_cast<std::ptrdiff_t>(kNotesAhead))
-        __builtin_prefetch(&t.rows.notes(next[kNotesAhead].row));
+        prefetch_line(&t.rows.notes(next[kNotesAhead].row));
       if (!collector.take(*next)) return result;
     }
     since = t.scan.through;
@@ -262,7 +263,7 @@ SparseTable::Changed SparseTable::changed(std::uint64_t since, std::uint32_t cli
   }
   for (std::uint64_t i = t.changes.first_after(since); i < t.changes.end(); ++i) {
     if (i + kNotesAhead < t.changes.end())
-      __builtin_prefetch(&t.rows.notes(t.changes.at(i + kNotesAhead).row));
+      prefetch_line(&t.rows.notes(t.changes.at(i + kNotesAhead).row));
     if (!collector.take(t.changes.at(i))) return result;
   }
   return result;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "ps/prefetch.h"
+#include "base/prefetch.h"
 #include "ps/sparse_table_impl.h"
 
 namespace gradring::ps {

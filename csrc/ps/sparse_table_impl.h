@@ -12,7 +12,6 @@
 #include "ps/change_log.h"
 #include "ps/hash_index.h"
 #include "ps/initial.h"
-#include "ps/prefetch.h"
 #include "ps/records.h"
 #include "ps/row_store.h"
 #include "ps/sparse_table.h"

@@ -269,6 +269,18 @@ def test_no_two_files_define_a_type_of_one_name() -> None:
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
 
 
+def test_prefetches_cannot_be_dropped() -> None:
+    """GCC drops calls of functions that only prefetch, unless they are always inlined."""
+    texts = {path: (ROOT / path).read_text() for path in code_files(("csrc",), CPP)}
+    users = [path for path, text in texts.items() if "__builtin_prefetch" in text]
+    assert users == [Path("csrc/base/prefetch.h")]
+    functions = re.findall(
+        r"^(.*)\bvoid (?:pre)?fetch_?\w*\(", "\n".join(texts.values()), re.MULTILINE
+    )
+    assert len(functions) > 6
+    assert not [before for before in functions if "GRADRING_PREFETCHES" not in before]
+
+
 def test_nothing_names_a_path_of_one_machine() -> None:
     bad = "data = '" + "/" + "home/someone/data.csv'"
     assert machine_complaints(Path("a.py"), bad)
