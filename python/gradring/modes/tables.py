@@ -210,9 +210,8 @@ def joined(entries: Sequence[RowGradients]) -> list[tuple[ModeTable, Ids, Array]
         checked = [push_request(table.name, table.dim, ids, grads) for _, ids, grads in each]
         given = [one for one in checked if len(one[0])]
         if len(given) == 1:
-            flat, rows = given[0]
-            result.append((table, np.ascontiguousarray(flat), np.ascontiguousarray(rows)))
+            result.append((table, *given[0]))
         elif given:
-            flats, all_rows = zip(*given, strict=True)
-            result.append((table, np.concatenate(flats), np.concatenate(all_rows)))
+            flats, grads = zip(*given, strict=True)
+            result.append((table, np.concatenate(flats), np.concatenate(grads)))
     return result
