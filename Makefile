@@ -8,13 +8,12 @@
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside every peer, into bench/results (BENCH_COMPARE="collectives --quick")
 #   make format    rewrite sources in the house's format
-#   make stubs     regenerate python/gradring/_core.pyi from the built module
 #   make fuzz      run each fuzz target for FUZZ_SECONDS (needs clang)
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .NOTPARALLEL:
 .PHONY: demo test lint test-cpp test-asan test-tsan test-python test-slow wheel wheel-and-tests conformance soak scale bench bench-compare format \
-        stubs fuzz clean setup setup-demo
+        fuzz clean setup setup-demo
 
 JOBS ?= $(shell nproc)
 SEEDS ?= 1000
@@ -111,12 +110,6 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CPP_SOURCES)
-
-stubs: setup wheel
-	$(BIN)/pybind11-stubgen gradring._core --output-dir build/stubs --exit-code
-	cp build/stubs/gradring/_core.pyi python/gradring/_core.pyi
-	$(BIN)/ruff check --fix --quiet python/gradring/_core.pyi
-	$(BIN)/ruff format python/gradring/_core.pyi
 
 fuzz: setup
 	$(CMAKE) --preset fuzz

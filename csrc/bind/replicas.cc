@@ -66,6 +66,24 @@ std::span<T> span_of(const Buffer& buffer) {
   return {reinterpret_cast<T*>(buffer.data()), buffer.count()};
 }
 
+std::size_t find_progress(const py::object& weights_in, const py::object& base_in, std::size_t dim,
+                          const py::object& slots_in, const py::object& found_in) {
+  const Buffer weights(weights_in, static_cast<int>(DType::kFloat32), true);
+  const Buffer base(base_in, static_cast<int>(DType::kFloat32), true);
+  const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
+  const Buffer found(found_in, static_cast<int>(DType::kInt64), true);
+  if (base.count() != weights.count() || found.count() < slots.count())
+    throw InvalidArgument(str("replica: ", weights.count(), " weights, ", base.count(),
+                              " of the base, and room for ", found.count(), " of ", slots.count(),
+                              " slots do not fit"));
+  const kernels::Replica replica{span_of<float>(weights).data(), span_of<float>(base).data(),
+                                 dim == 0 ? 0 : weights.count() / dim, dim};
+  const auto places = span_of<const std::int64_t>(slots);
+  const WithoutGil release;
+  kernels::require_slots(replica, places);
+  return kernels::find_progress(replica, places, span_of<std::int64_t>(found).data());
+}
+
 void mark_rows(const py::object& slots_in, const py::object& touches_in) {
   const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
   const Buffer touches(touches_in, static_cast<int>(DType::kInt32), true);
@@ -132,6 +150,8 @@ void register_replicas(py::module_& module) {
              py::arg("workers"), py::arg("delta"));
   module.def("accept_rows", &accept_rows, py::arg("weights"), py::arg("base"), py::arg("slots"),
              py::arg("server"));
+  module.def("find_progress", &find_progress, py::arg("weights"), py::arg("base"), py::arg("dim"),
+             py::arg("slots"), py::arg("found"));
   module.def("mark_rows", &mark_rows, py::arg("slots"), py::arg("touches"));
   module.def("find_ids", &find_ids, py::arg("slots"), py::arg("known"), py::arg("ids"),
              py::arg("found"));

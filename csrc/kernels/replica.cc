@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "base/error.h"
@@ -40,6 +41,19 @@ inline __attribute__((always_inline)) bool differ(const float* __restrict one,
   for (std::size_t j = 0; j < count; ++j)
     bits |= std::bit_cast<std::uint32_t>(one[j]) ^ std::bit_cast<std::uint32_t>(other[j]);
   return bits != 0;
+}
+
+// Values, not bits: zeros are equal whatever their signs. Without a jump until the row's end.
+inline __attribute__((always_inline)) bool has_progress(const float* __restrict weights,
+                                                        const float* __restrict base,
+                                                        std::size_t dim) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  std::uint32_t differing = 0, not_finite = 0;
+  for (std::size_t j = 0; j < dim; ++j) {
+    differing |= weights[j] != base[j] ? 1U : 0U;
+    not_finite |= std::abs(base[j]) <= kMost ? 0U : 1U;
+  }
+  return differing != 0 && not_finite == 0;
 }
 
 // Returns nothing: squares are added up apart, so that this loop has no order to keep.
@@ -89,6 +103,19 @@ void mark_rows(std::span<const std::int64_t> slots, std::span<std::int32_t> touc
     std::int32_t& touched = touches[static_cast<std::size_t>(slot)];
     touched = touched < 0 ? ~touched : touched;
   }
+}
+
+GRADRING_CLONES std::size_t find_progress(const Replica& replica,
+                                          std::span<const std::int64_t> slots,
+                                          std::int64_t* found) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    fetch_after(replica, slots, i);
+    const std::size_t at = static_cast<std::size_t>(slots[i]) * replica.dim;
+    found[count] = slots[i];
+    count += has_progress(replica.weights + at, replica.base + at, replica.dim) ? 1 : 0;
+  }
+  return count;
 }
 
 GRADRING_CLONES void offer_rows(const Replica& replica, std::span<const std::int64_t> slots,

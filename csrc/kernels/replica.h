@@ -24,6 +24,12 @@ void require_slots(const Replica& replica, std::span<const std::int64_t> slots);
 // InvalidArgument, before it writes, if one is beyond them.
 void mark_rows(std::span<const std::int64_t> slots, std::span<std::int32_t> touches);
 
+// Writes to `found`, which has room for all of them, those of the slots whose weights differ from
+// the base, which has to be finite; in their order. Returns how many there are. Slots are below
+// rows.
+std::size_t find_progress(const Replica& replica, std::span<const std::int64_t> slots,
+                          std::int64_t* found);
+
 // For row i of `delta` (slots, dim) and slot s = slots[i]: delta = weights - base, divided by
 // `workers` where that is more than 1; base += delta. Slots are distinct and below rows.
 void offer_rows(const Replica& replica, std::span<const std::int64_t> slots, float workers,

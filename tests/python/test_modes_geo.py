@@ -272,16 +272,27 @@ def test_replicas_are_equal_after_a_flush_also_where_additions_are_rounded(
     def work(rank: int) -> Any:
         random = np.random.default_rng(rank)
         param = np.zeros(50, np.float32)
-        with geo([param], servers.client(rank), 3, k_steps=2) as optimizer:
+        with geo([param], servers.client(rank), 3, k_steps=2, rare_every=3) as optimizer:
+            table = optimizer.sparse_table("t", 5, IDENTITY)
             for scale in (1e-6, 1, 1e6, 1e-3):
-                optimizer.step([random.standard_normal(50) * scale])
+                ids = random.permutation(30)[:20]
+                rows = random.standard_normal((20, 5)) * scale
+                optimizer.step([random.standard_normal(50) * scale], rows=[(table, ids, rows)])
             optimizer.flush()
-            return param.copy()
+            replica = optimizer.replica(table)
+            assert replica.weights.tobytes() == replica.base.tobytes()
+            assert not optimizer.residual_norm()
+            return param.copy(), dict(zip(replica.ids.tolist(), replica.weights, strict=True))
 
-    first, *others = on_workers(3, work)
-    for other in others:
+    (first, rows), *others = on_workers(3, work)
+    for other, other_rows in others:
         np.testing.assert_array_equal(other, first)
+        for row in rows.keys() & other_rows.keys():
+            np.testing.assert_array_equal(other_rows[row], rows[row])
     np.testing.assert_array_equal(held(servers, 50), first)
+    at_servers = servers.sparse("t", 5, gr.optim.Sum())
+    for row, values in rows.items():
+        np.testing.assert_array_equal(values, at_servers[row])
 
 
 @pytest.mark.parametrize("outer", [gr.Sum(), gr.Nesterov(lr=1)], ids=str)

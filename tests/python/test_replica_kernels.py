@@ -39,6 +39,25 @@ def test_an_offer_is_a_share_of_the_progress(dim: int, workers: int) -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 3, 16, 100, 1500])
+def test_rows_with_progress_are_found_unless_their_base_is_not_finite(dim: int) -> None:
+    weights, _, slots = replica(dim)
+    slots = np.append(slots, slots[:2])  # Twice: they are looked at twice.
+    base = weights.copy()
+    base[slots[1], 0] = -weights[slots[1], 0]
+    base[slots[4], -1] = np.nextafter(weights[slots[4], -1], np.float32(np.inf))
+    weights[slots[5], -1] = np.nan  # Once: its base is not finite after that.
+    weights[slots[6], 0], base[slots[6], 0] = 0.0, -0.0
+    for at, wrong in ((7, np.nan), (8, np.inf), (9, -np.inf)):
+        base[slots[at], dim // 2] = wrong
+    found = np.full(len(slots), 77, np.int64)
+    count = _core.find_progress(weights, base, dim, slots, found)
+    assert found[:count].tolist() == slots[[1, 4, 5, len(slots) - 1]].tolist()
+    with np.errstate(invalid="ignore"):
+        expected = (weights[slots] != base[slots]).any(1) & np.isfinite(base[slots]).all(1)
+    assert found[:count].tolist() == slots[expected].tolist()
+
+
+@pytest.mark.parametrize("dim", [1, 3, 16, 100, 1500])
 def test_progress_stays_on_top_of_what_servers_say(dim: int) -> None:
     weights, base, slots = replica(dim)
     server = base[slots] + replica(dim, seed=1)[0][slots]
@@ -84,6 +103,12 @@ def test_a_slot_that_is_none_is_refused_before_anything_is_written() -> None:
             _core.offer_rows(weights, base, slots, 1, delta)
         with pytest.raises(InvalidArgument, match="slot"):
             _core.accept_rows(weights, base, slots, delta)
+        with pytest.raises(InvalidArgument, match=f"slot {wrong} of a replica with {ROWS} rows"):
+            _core.find_progress(weights, base, 4, slots, slots.copy())
+    with pytest.raises(InvalidArgument, match="do not fit"):
+        _core.find_progress(weights, base, 4, slots, slots[:-1].copy())
+    with pytest.raises(InvalidArgument, match="with 0 rows"):
+        _core.find_progress(weights, base, 0, slots, slots.copy())
     with pytest.raises(InvalidArgument, match="do not fit"):
         _core.offer_rows(weights, base[:-1], slots, 1, delta)
     np.testing.assert_array_equal(base, kept)
@@ -94,6 +119,7 @@ def test_no_rows_are_nothing_to_do() -> None:
     none = np.zeros(0, np.int64), np.zeros((0, 4), np.float32)
     _core.offer_rows(weights, base, none[0], 2, none[1])
     assert _core.accept_rows(weights, base, *none) == 0
+    assert _core.find_progress(weights, base, 4, none[0], none[0].copy()) == 0
 
 
 @pytest.mark.parametrize("dim", [1, 3, 16, 100])

@@ -89,4 +89,4 @@ def test_the_stub_of_the_compiled_module_is_up_to_date() -> None:
 
     core = importlib.import_module("gradring._core")
     stub = (ROOT / "python" / "gradring" / "_core.pyi").read_text()
-    assert not stub_complaints(stub_names(stub), runtime_names(core)), "run `make stubs`"
+    assert not stub_complaints(stub_names(stub), runtime_names(core)), "mend _core.pyi"

@@ -126,10 +126,7 @@ class Replicas:
             )
         ]
         outs = [np.empty_like(replica.weights) for replica in self.dense]
-        rows = [
-            np.empty((len(ids), sparse.dim), np.float32)
-            for sparse, ids in zip(self.sparse, pushed, strict=True)
-        ]
+        rows = [sparse.room(len(ids)) for sparse, ids in zip(self.sparse, pushed, strict=True)]
         pulls = [
             Pull(replica.table, None, out) for replica, out in zip(self.dense, outs, strict=True)
         ] + [
@@ -291,12 +288,14 @@ class Exchange(Replicas):
 
     def _push_all(self) -> None:
         # Answers move neither weights nor base here: what is pushed is exactly this worker's own.
+        last: list[Offer | None] = [None for _ in self.all]
         for _ in range(_MOST_PUSHES):
-            offers = [replica.offer_all() for replica in self.all]
+            offers = [replica.offer_all(of) for replica, of in zip(self.all, last, strict=True)]
+            last = [*offers]
             pushes = [
                 Push(replica.table, offer.ids, offer.delta)
                 for replica, offer in zip(self.all, offers, strict=True)
-                if offer.delta.any()
+                if offer.has_any
             ]
             if not pushes:
                 break

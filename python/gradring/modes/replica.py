@@ -36,6 +36,11 @@ class Offer:
     ids: Ids | None = None
     slots: Slots | None = None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is progress in it, where rows without any were left out."""
+        return bool(self.delta.any()) if self.slots is None else bool(len(self.slots))
+
 
 def offer(weights: Array, base: Array, workers: int) -> Array:
     """Return 1/``workers`` of the progress; the base moves on by it, in place.
@@ -88,7 +93,7 @@ class DenseReplica:
         """Take the answer to an offer; see the module's `accept`."""
         return accept(self.weights, self.base, offered.server.reshape(self.weights.shape))
 
-    def offer_all(self) -> Offer:
+    def offer_all(self, last: Offer | None = None) -> Offer:  # noqa: ARG002 - all of it is looked at
         """Offer all progress, but what is not finite only once: NaN never becomes equal."""
         was_offered = ~np.isfinite(self.base)
         offered = self.offer(1)
@@ -202,11 +207,21 @@ class SparseReplica:
         """Whether touched rows have not been offered."""
         return bool(self._touches.any())
 
-    def offer_all(self) -> Offer:
-        """Offer all progress of all rows that have any, but what is not finite only once."""
+    def offer_all(self, last: Offer | None = None) -> Offer:
+        """Offer all progress of all rows that have any, but what is not finite only once.
+
+        Args:
+            last: What this has offered just before, if nothing was trained since: no other row has
+                progress then.
+        """
         self._touches[:] = 0
-        slots = np.flatnonzero((self.weights != self.base).any(axis=1))
-        slots = slots[np.isfinite(self.base[slots]).all(axis=1)]
+        slots = np.arange(len(self._index))
+        if last is not None:
+            assert last.slots is not None
+            slots = last.slots
+        found = np.empty(len(slots), np.int64)
+        count = _core.find_progress(self._weights, self._base, self.dim, slots, found)
+        slots = found[:count]
         self._is_unread[slots] = True
         return self._offer(slots, 1)
 
@@ -242,6 +257,10 @@ class SparseReplica:
         if not is_held.all():
             slots, server = slots[is_held], server[is_held]
         return self._accept(slots, server)
+
+    def room(self, count: int) -> Array:
+        """Return room for so many of the servers' rows, until the next offer."""
+        return self._server.rows(count, self.dim)
 
     def adopt(self, slots: Slots, server: Array) -> None:
         """Forget the progress of some rows: weights and base are the servers' values."""
