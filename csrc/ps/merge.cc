@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <numeric>
 
 #include "base/copy_bytes.h"
 #include "base/error.h"
@@ -16,82 +17,73 @@ namespace {
 
 constexpr std::size_t kIdsAhead = 16;   // Ids whose slots are on their way into the cache.
 constexpr std::size_t kRowsAhead = 12;  // Positions whose rows are.
-// Longer lists are not remembered: what was found of one takes up to 20 bytes an id.
+// Longer lists are not remembered, and what it took to find their ids is given back: up to 28 bytes
+// an id, and 32.
 constexpr std::size_t kMostRemembered = 1u << 20;
-constexpr std::size_t kMostKeptSlots = 1u << 20;  // 16 MiB; what larger lists took is given back.
 
-// Finds equal ids. Its slots are used again by the next list: an older list's have another epoch.
+// Finds equal ids. What its memory is used for begins anew with every list.
 class Finder {
  public:
-  // For each position the number of its id, counted in the order of their first occurrences; the
-  // ids in that order; and how often each occurs.
+  // Written without jumps that nobody can foresee, whether an id is new above all: they would take
+  // three quarters of the time.
   void run(std::span<const std::uint64_t> ids) {
-    numbers.resize(ids.size());
-    distinct.clear();
-    counts.clear();
-    use_slots(std::bit_ceil(std::max<std::size_t>(ids.size(), 64)));
+    begin(ids.size());
+    std::size_t homes[kIdsAhead];
+    const auto ask_for = [&](std::size_t i) {
+      homes[i % kIdsAhead] = mix_id(ids[i]) & mask_;
+      prefetch_near(&slots_[homes[i % kIdsAhead]]);
+    };
+    for (std::size_t i = 0; i < std::min(kIdsAhead, ids.size()); ++i) ask_for(i);
+    std::uint32_t next = 1;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      if (i + kIdsAhead < ids.size()) prefetch_near(&slots_[slot_of(ids[i + kIdsAhead])]);
-      numbers[i] = number_of(ids[i]);
+      const std::uint64_t id = ids[i];
+      std::size_t at = homes[i % kIdsAhead];
+      if (i + kIdsAhead < ids.size()) ask_for(i + kIdsAhead);
+      distinct_[0] = id;  // An empty slot ends the search, too.
+      while (distinct_[slots_[at]] != id) at = (at + 1) & mask_;
+      const std::uint32_t known = slots_[at];
+      const std::uint32_t is_new = known == 0 ? 1 : 0;
+      const std::uint32_t number = known + is_new * next;
+      slots_[at] = number;
+      distinct_[next] = id;  // One that is not new is written over.
+      next += is_new;
+      ++counts_[number];
+      numbers_[i] = number - 1;
     }
+    found_ = next - 1;
   }
+
+  // For each position the number of its id, counted in the order of their first occurrences; the
+  // ids in that order; and how often each occurs, which who asks may write over.
+  std::span<const std::uint32_t> numbers() const { return numbers_; }
+  std::span<const std::uint64_t> distinct() const {
+    return std::span(distinct_).subspan(1, found_);
+  }
+  std::span<std::uint32_t> counts() { return std::span(counts_).subspan(1, found_); }
+
   // What was found is not needed any more.
   void give_back_what_is_large() {
-    if (slots_.size() > kMostKeptSlots) slots_ = {};
-    if (numbers.capacity() > kMostRemembered) numbers = {};
-    if (distinct.capacity() > kMostRemembered) distinct = {};
-    if (counts.capacity() > kMostRemembered) counts = {};
+    if (numbers_.size() <= kMostRemembered) return;
+    slots_ = numbers_ = counts_ = {};
+    distinct_ = {};
   }
-
-  std::vector<std::uint32_t> numbers;
-  std::vector<std::uint64_t> distinct;
-  std::vector<std::uint32_t> counts;
 
  private:
-  struct Slot {
-    std::uint64_t id;
-    std::uint32_t epoch;
-    std::uint32_t number;
-  };
-
-  std::size_t slot_of(std::uint64_t id) const { return mix_id(id) & mask_; }
-
-  // Empties `count` slots, a power of two, for the ids that are known so far and those to come.
-  void use_slots(std::size_t count) {
-    if (slots_.size() < count || epoch_ == UINT32_MAX) {
-      slots_.assign(std::max(count, slots_.size()), Slot{});
-      epoch_ = 0;
-    }
-    ++epoch_;
-    mask_ = count - 1;
-    for (std::uint32_t number = 0; number < distinct.size(); ++number)
-      slots_[place_of(distinct[number])] = {distinct[number], epoch_, number};
+  void begin(std::size_t count) {
+    const std::size_t slots = std::bit_ceil(std::max<std::size_t>(2 * count, 64));
+    mask_ = slots - 1;
+    slots_.assign(slots, 0);
+    numbers_.resize(count);
+    distinct_.resize(count + 2);
+    counts_.assign(count + 1, 0);
   }
 
-  // Where the id is, or the empty slot where it would go.
-  std::size_t place_of(std::uint64_t id) const {
-    std::size_t at = slot_of(id);
-    while (slots_[at].epoch == epoch_ && slots_[at].id != id) at = (at + 1) & mask_;
-    return at;
-  }
-
-  std::uint32_t number_of(std::uint64_t id) {
-    Slot& slot = slots_[place_of(id)];
-    std::uint32_t number = slot.number;
-    if (slot.epoch != epoch_) {
-      number = static_cast<std::uint32_t>(distinct.size());
-      slot = {id, epoch_, number};
-      distinct.push_back(id);
-      counts.push_back(0);
-      if (2 * distinct.size() > mask_) use_slots(2 * (mask_ + 1));
-    }
-    ++counts[number];
-    return number;
-  }
-
-  std::vector<Slot> slots_;
-  std::size_t mask_ = 0;  // Of the slots in use: no more than a list needs, to stay in the cache.
-  std::uint32_t epoch_ = 0;
+  std::vector<std::uint32_t> slots_;     // 0: empty; else the number of its id, plus 1,
+  std::vector<std::uint64_t> distinct_;  // by which it lies in here,
+  std::vector<std::uint32_t> counts_;    // and what is known of it here.
+  std::vector<std::uint32_t> numbers_;
+  std::size_t mask_ = 0;
+  std::size_t found_ = 0;
 };
 
 // Rows by position, in the order of a list of positions: those to come are on their way.
@@ -157,22 +149,21 @@ Distinct::Distinct(std::span<const std::uint64_t> ids, std::uint32_t shards, boo
   } else if (last && last->is_of(ids, shards)) {
     found_ = last;
   } else {
-    found_ = std::make_shared<Found>(find(ids, shards, false));
-    last = ids.size() <= kMostRemembered ? found_ : nullptr;
+    const auto found = std::make_shared<Found>(find(ids, shards, false));
+    last = nullptr;
+    if (ids.size() <= kMostRemembered) {
+      found->list.assign(ids.begin(), ids.end());
+      last = found;
+    }
+    found_ = found;
     finder_of_thread().give_back_what_is_large();
   }
   ids_ = found_->is_identity ? ids : found_->ids;
 }
 
-// Every position is in it once, so that a list with all of these ids there is the same list.
-bool Distinct::Found::is_of(std::span<const std::uint64_t> list, std::uint32_t shards) const {
-  if (begins.size() != shards + 1) return false;
-  if (is_identity) return std::equal(list.begin(), list.end(), ids.begin(), ids.end());
-  if (list.size() != positions.size()) return false;
-  for (std::size_t place = 0; place < ids.size(); ++place)
-    for (std::size_t at = starts[place]; at < starts[place + 1]; ++at)
-      if (list[positions[at]] != ids[place]) return false;
-  return true;
+bool Distinct::Found::is_of(std::span<const std::uint64_t> other, std::uint32_t shards) const {
+  return begins.size() == shards + 1 &&
+         std::equal(other.begin(), other.end(), list.begin(), list.end());
 }
 
 Distinct::Found Distinct::find(std::span<const std::uint64_t> ids, std::uint32_t shards,
@@ -180,29 +171,31 @@ Distinct::Found Distinct::find(std::span<const std::uint64_t> ids, std::uint32_t
   Found found;
   Finder& finder = finder_of_thread();
   if (!is_promised) finder.run(ids);
-  const bool are_distinct = is_promised || finder.distinct.size() == ids.size();
+  const auto distinct = is_promised ? ids : finder.distinct();
+  const bool are_distinct = distinct.size() == ids.size();
   if (are_distinct && shards == 1) {
-    if (!is_promised) found.ids.assign(ids.begin(), ids.end());
     found.begins = {0, ids.size()};
     found.is_identity = true;
     return found;
   }
   std::vector<std::uint32_t> place_of;
-  found.order_by_shard(are_distinct ? ids : finder.distinct, shards, place_of);
+  found.order_by_shard(distinct, shards, place_of);
   std::vector<std::uint32_t>& starts = found.starts;
-  starts.assign(found.ids.size() + 1, 0);
-  for (std::size_t number = 0; number < found.ids.size(); ++number)
-    starts[place_of[number] + 1] = are_distinct ? 1 : finder.counts[number];
-  for (std::size_t place = 0; place < found.ids.size(); ++place) starts[place + 1] += starts[place];
+  starts.assign(distinct.size() + 1, 0);
+  const auto counts = finder.counts();
+  for (std::size_t number = 0; number < distinct.size(); ++number)
+    starts[place_of[number] + 1] = are_distinct ? 1 : counts[number];
+  for (std::size_t place = 0; place < distinct.size(); ++place) starts[place + 1] += starts[place];
   found.positions.resize(ids.size());
   if (are_distinct) {
     for (std::uint32_t i = 0; i < ids.size(); ++i) found.positions[place_of[i]] = i;
     return found;
   }
-  std::vector<std::uint32_t>& next = finder.counts;  // Where each id's next position goes.
-  for (std::size_t number = 0; number < found.ids.size(); ++number)
+  const auto next = counts;  // Where each id's next position goes.
+  for (std::size_t number = 0; number < distinct.size(); ++number)
     next[number] = starts[place_of[number]];
-  for (std::uint32_t i = 0; i < ids.size(); ++i) found.positions[next[finder.numbers[i]]++] = i;
+  const auto numbers = finder.numbers();
+  for (std::uint32_t i = 0; i < ids.size(); ++i) found.positions[next[numbers[i]]++] = i;
   return found;
 }
 
@@ -211,6 +204,12 @@ void Distinct::Found::order_by_shard(std::span<const std::uint64_t> distinct, st
                                      std::vector<std::uint32_t>& place_of) {
   begins.assign(shards + 1, 0);
   place_of.resize(distinct.size());
+  if (shards == 1) {
+    begins[1] = distinct.size();
+    std::iota(place_of.begin(), place_of.end(), 0U);
+    ids.assign(distinct.begin(), distinct.end());
+    return;
+  }
   for (std::size_t i = 0; i < distinct.size(); ++i) {
     place_of[i] = shard_of(distinct[i], shards);
     ++begins[place_of[i] + 1];

@@ -45,13 +45,14 @@ class Distinct {
  private:
   // Never changed once it is there: calls of several threads may share it.
   struct Found {
-    std::vector<std::uint64_t> ids;        // Each once, by shard. Not of a promised identity.
+    std::vector<std::uint64_t> list;       // As it was given, if it is remembered.
+    std::vector<std::uint64_t> ids;        // Each once, by shard. Not while is_identity.
     std::vector<std::size_t> begins;       // Of each shard, and the end.
     std::vector<std::uint32_t> starts;     // Of each place's positions, and the end.
     std::vector<std::uint32_t> positions;  // Neither of them while is_identity.
     bool is_identity = false;
 
-    bool is_of(std::span<const std::uint64_t> list, std::uint32_t shards) const;
+    bool is_of(std::span<const std::uint64_t> other, std::uint32_t shards) const;
     void order_by_shard(std::span<const std::uint64_t> distinct, std::uint32_t shards,
                         std::vector<std::uint32_t>& place_of);
   };
