@@ -64,8 +64,8 @@ void SparseTable::set_rule(const kernels::Rule& rule) {
 // that do nothing else, and the first one of the rows takes a line of each.
 void SparseTable::Impl::locate(std::span<const std::uint64_t> ids, std::size_t begin,
                                const Needs& needs, Found& found) const {
-  found.count = std::min(kBlock, ids.size() - begin);
-  prefetch_slots(ids, begin + kIdsAhead, kBlock);
+  found.count = std::min(needs.rows, ids.size() - begin);
+  prefetch_slots(ids, begin + kIdsAhead, needs.rows);
   for (std::size_t i = 0; i < found.count; ++i) found.rows[i] = index.find(ids[begin + i]);
   for (std::size_t i = 0; i < found.count; ++i) {
     const bool is_there = found.rows[i] != HashIndex::kNone;
@@ -199,7 +199,8 @@ Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
   t.scale_rates(scale);
   ++t.stamp;
   Impl::Push push{client, step, {}, false};
-  const Impl::Needs needs{.floats = t.dim + t.state, .notes = true};
+  const Impl::Needs needs{
+      .floats = t.dim + t.state, .notes = true, .rows = Impl::rows_to_update(t.dim + t.state)};
   t.for_each_block(ids, needs, [&](std::size_t begin, const auto& found) {
     push.is_finite = kernels::is_finite(gradients + begin * t.dim, found.count * t.dim);
     for (std::size_t i = 0; i < found.count; ++i)
