@@ -27,4 +27,10 @@ struct Uninitialized : std::allocator<T> {
 using Bytes = std::vector<std::byte, Uninitialized<std::byte>>;
 using Floats = std::vector<float, Uninitialized<float>>;
 
+// Empties a vector and gives its memory back: assigning {} keeps it.
+template <typename T, typename Allocator>
+void give_back(std::vector<T, Allocator>& vector) {
+  std::vector<T, Allocator>().swap(vector);
+}
+
 }  // namespace gradring

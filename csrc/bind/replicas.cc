@@ -68,8 +68,8 @@ std::span<T> span_of(const Buffer& buffer) {
 
 std::size_t find_progress(const py::object& weights_in, const py::object& base_in, std::size_t dim,
                           const py::object& slots_in, const py::object& found_in) {
-  const Buffer weights(weights_in, static_cast<int>(DType::kFloat32), true);
-  const Buffer base(base_in, static_cast<int>(DType::kFloat32), true);
+  const Buffer weights(weights_in, static_cast<int>(DType::kFloat32), false);
+  const Buffer base(base_in, static_cast<int>(DType::kFloat32), false);
   const Buffer slots(slots_in, static_cast<int>(DType::kInt64), false);
   const Buffer found(found_in, static_cast<int>(DType::kInt64), true);
   if (base.count() != weights.count() || found.count() < slots.count())

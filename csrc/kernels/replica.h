@@ -25,8 +25,8 @@ void require_slots(const Replica& replica, std::span<const std::int64_t> slots);
 void mark_rows(std::span<const std::int64_t> slots, std::span<std::int32_t> touches);
 
 // Writes to `found`, which has room for all of them, those of the slots whose weights differ from
-// the base, which has to be finite; in their order. Returns how many there are. Slots are below
-// rows.
+// the base, in their order, but for rows whose base is not finite. Returns how many there are.
+// Slots are below rows.
 std::size_t find_progress(const Replica& replica, std::span<const std::int64_t> slots,
                           std::int64_t* found);
 

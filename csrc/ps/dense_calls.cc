@@ -126,7 +126,7 @@ Body PushDenseCall::body(std::size_t part) {
 }
 
 void PushDenseCall::release(std::size_t part) {
-  encoded_[part] = {};
+  give_back(encoded_[part]);
 }
 
 void PushDenseCall::take(std::size_t part, const wire::PsHeader& answer,

@@ -103,7 +103,7 @@ bool DenseTable::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out)
 }
 
 void DenseTable::end_snapshot() {
-  snapshot_ = {};
+  give_back(snapshot_);
   snapshot_at_ = 0;
 }
 

@@ -17,11 +17,11 @@ namespace {
 
 constexpr std::size_t kIdsAhead = 16;   // Ids whose slots are on their way into the cache.
 constexpr std::size_t kRowsAhead = 12;  // Positions whose rows are.
-// Longer lists are not remembered, and what it took to find their ids is given back: up to 28 bytes
-// an id, and 32.
+// Longer lists are not remembered, which takes up to 24 bytes an id, and the memory that finding
+// their ids took, up to 32 bytes an id, is given back.
 constexpr std::size_t kMostRemembered = 1u << 20;
 
-// Finds equal ids. What its memory is used for begins anew with every list.
+// Finds equal ids. From one list to the next it keeps its memory, but nothing that was in it.
 class Finder {
  public:
   // Written without jumps that nobody can foresee, whether an id is new above all: they would take
@@ -45,7 +45,7 @@ class Finder {
       const std::uint32_t is_new = known == 0 ? 1 : 0;
       const std::uint32_t number = known + is_new * next;
       slots_[at] = number;
-      distinct_[next] = id;  // One that is not new is written over.
+      distinct_[next] = id;  // If it is not new, the next id takes its place.
       next += is_new;
       ++counts_[number];
       numbers_[i] = number - 1;
@@ -54,7 +54,7 @@ class Finder {
   }
 
   // For each position the number of its id, counted in the order of their first occurrences; the
-  // ids in that order; and how often each occurs, which who asks may write over.
+  // ids in that order; and how often each occurs, where the caller may write what it likes.
   std::span<const std::uint32_t> numbers() const { return numbers_; }
   std::span<const std::uint64_t> distinct() const {
     return std::span(distinct_).subspan(1, found_);
@@ -63,9 +63,7 @@ class Finder {
 
   // What was found is not needed any more.
   void give_back_what_is_large() {
-    if (numbers_.size() <= kMostRemembered) return;
-    slots_ = numbers_ = counts_ = {};
-    distinct_ = {};
+    if (slots_.capacity() > 2 * kMostRemembered) *this = Finder();
   }
 
  private:
@@ -182,15 +180,16 @@ Distinct::Found Distinct::find(std::span<const std::uint64_t> ids, std::uint32_t
   found.order_by_shard(distinct, shards, place_of);
   std::vector<std::uint32_t>& starts = found.starts;
   starts.assign(distinct.size() + 1, 0);
-  const auto counts = finder.counts();
-  for (std::size_t number = 0; number < distinct.size(); ++number)
-    starts[place_of[number] + 1] = are_distinct ? 1 : counts[number];
-  for (std::size_t place = 0; place < distinct.size(); ++place) starts[place + 1] += starts[place];
   found.positions.resize(ids.size());
   if (are_distinct) {
+    std::iota(starts.begin(), starts.end(), 0U);
     for (std::uint32_t i = 0; i < ids.size(); ++i) found.positions[place_of[i]] = i;
     return found;
   }
+  const auto counts = finder.counts();
+  for (std::size_t number = 0; number < distinct.size(); ++number)
+    starts[place_of[number] + 1] = counts[number];
+  for (std::size_t place = 0; place < distinct.size(); ++place) starts[place + 1] += starts[place];
   const auto next = counts;  // Where each id's next position goes.
   for (std::size_t number = 0; number < distinct.size(); ++number)
     next[number] = starts[place_of[number]];

@@ -30,7 +30,7 @@ void Residuals::add(std::uint64_t id, const float* residual) {
 
 void Residuals::clear() {
   index_ = HashIndex();
-  rows_ = {};
+  give_back(rows_);
 }
 
 }  // namespace gradring::ps

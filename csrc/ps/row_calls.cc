@@ -209,7 +209,7 @@ void PushCall::settle_residuals(Place& place, IsDone&& is_done) {
   const auto ids = ids_of(place);
   for (std::size_t row = 0; row < ids.size(); ++row)
     residuals.add(ids[row], (is_done(row) ? left : taken) + row * dim);
-  place.residuals = {};
+  give_back(place.residuals);
 }
 
 // Sums of gradients are found again if they have to go out once more: kept for all that is under

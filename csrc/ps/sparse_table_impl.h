@@ -82,7 +82,7 @@ struct SparseTable::Impl {
   float score_at(const RowNotes& notes, std::uint32_t now) const;
   // Rows at most whose memory is waited for together.
   static constexpr std::size_t kBlock = 32;
-  // Of those that are updated fewer: a core can have only so many lines on their way, and what is
+  // Fewer where rows are updated: a core can have only so many lines on their way, and what is
   // asked for beyond them is not there when its turn comes. A Zen 5 updates 5 to 9 million rows of
   // 512 bytes a second with 16 and more, 14 with 8.
   static std::size_t rows_to_update(std::size_t row_floats) {
@@ -93,7 +93,7 @@ struct SparseTable::Impl {
   struct Needs {
     std::size_t floats = 0;
     bool notes = false;
-    std::size_t rows = kBlock;  // At once.
+    std::size_t rows = kBlock;  // That are waited for together.
   };
   // The rows of some ids in turn, as far as there are such: kNone and null otherwise.
   struct Found {

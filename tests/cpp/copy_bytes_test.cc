@@ -5,6 +5,9 @@
 
 #include <array>
 #include <memory>
+#include <vector>
+
+#include "base/bytes.h"
 
 namespace gradring::testing::copy_bytes_test {
 namespace {
@@ -49,6 +52,15 @@ TEST_CASE("copies of few bytes and of none are copies too") {
     REQUIRE(places->takes(&copy_in_vectors, 5, 3, bytes));
   }
   copy_bytes(nullptr, nullptr, 0);
+}
+
+TEST_CASE("what a vector gives back it does not have any more") {
+  Bytes bytes(1000);
+  std::vector<int> numbers(1000);
+  give_back(bytes);
+  give_back(numbers);
+  CHECK(bytes.capacity() == 0);
+  CHECK(numbers.capacity() == 0);
 }
 
 }  // namespace

@@ -183,3 +183,33 @@ def test_a_flush_that_is_tried_again_reads_what_the_first_try_has_pushed() -> No
     for optimizer, table in zip(optimizers, tables, strict=True):
         assert table.pull([5]) == server.values("t")[5] == 3
         optimizer.close()
+
+
+def test_a_pull_that_was_given_up_writes_into_nobodys_rows() -> None:
+    store = ExactServer().client(0)
+    optimizer = geo([], store, 1, k_steps=2)
+    table, late = optimizer.sparse_table("t", 2, IDENTITY), []
+    pull, push = store.pull, store.push
+
+    def interrupted(pulls: Any, *_: Any) -> Any:
+        late.extend(each.out for each in pulls if each.ids is not None)
+        raise KeyboardInterrupt
+
+    def with_late_answers(*arguments: Any, **options: Any) -> Any:
+        done = push(*arguments, **options)
+        for out in late:
+            out.fill(77)
+        return done
+
+    optimizer.step(rows=[(table, [1, 2], -np.ones((2, 2)))])
+    store.pull = lambda pulls, *more: (interrupted if pulls[0].ids is not None else pull)(  # type: ignore[method-assign]
+        pulls, *more
+    )
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.flush()
+    store.pull, store.push = pull, with_late_answers  # type: ignore[method-assign]
+    optimizer.step(rows=[(table, [3], -np.ones((1, 2)))])  # And an exchange.
+    optimizer.flush()
+    assert len(late) == 1
+    np.testing.assert_array_equal(table.pull([1, 2, 3]), np.ones((3, 2)))
+    optimizer.close()

@@ -135,7 +135,12 @@ class Replicas:
             if len(ids)
         ]
         if pulls:
-            self.store.pull(pulls)
+            try:
+                self.store.pull(pulls)
+            except BaseException:
+                for sparse in self.sparse:
+                    sparse.forget_room()
+                raise
         squared, norm = 0.0, 0.0
         for replica, out in zip(self.dense, outs, strict=True):
             squared += _square(out - replica.base)
@@ -295,7 +300,7 @@ class Exchange(Replicas):
             pushes = [
                 Push(replica.table, offer.ids, offer.delta)
                 for replica, offer in zip(self.all, offers, strict=True)
-                if offer.has_any
+                if offer.delta.any()
             ]
             if not pushes:
                 break

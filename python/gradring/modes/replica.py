@@ -36,11 +36,6 @@ class Offer:
     ids: Ids | None = None
     slots: Slots | None = None
 
-    @property
-    def has_any(self) -> bool:
-        """Whether there is progress in it, where rows without any were left out."""
-        return bool(self.delta.any()) if self.slots is None else bool(len(self.slots))
-
 
 def offer(weights: Array, base: Array, workers: int) -> Array:
     """Return 1/``workers`` of the progress; the base moves on by it, in place.
@@ -211,8 +206,8 @@ class SparseReplica:
         """Offer all progress of all rows that have any, but what is not finite only once.
 
         Args:
-            last: What this has offered just before, if nothing was trained since: no other row has
-                progress then.
+            last: The offer that this returned just before, if weights and base are as it left
+                them: no other row has progress then.
         """
         self._touches[:] = 0
         slots = np.arange(len(self._index))
@@ -259,8 +254,15 @@ class SparseReplica:
         return self._accept(slots, server)
 
     def room(self, count: int) -> Array:
-        """Return room for so many of the servers' rows, until the next offer."""
+        """Return room for so many of the servers' rows, until it is asked for or offered again.
+
+        No offer may be under way: its answer goes there.
+        """
         return self._server.rows(count, self.dim)
+
+    def forget_room(self) -> None:
+        """Use other memory from now on: a pull that was given up may still write there."""
+        self._server = _Room()
 
     def adopt(self, slots: Slots, server: Array) -> None:
         """Forget the progress of some rows: weights and base are the servers' values."""
