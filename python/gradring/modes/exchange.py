@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -293,10 +294,10 @@ class Exchange(Replicas):
 
     def _push_all(self) -> None:
         # Answers move neither weights nor base here: what is pushed is exactly this worker's own.
-        last: list[Offer | None] = [None for _ in self.all]
+        last: Sequence[Offer | None] = [None] * len(self.all)
         for _ in range(_MOST_PUSHES):
             offers = [replica.offer_all(of) for replica, of in zip(self.all, last, strict=True)]
-            last = [*offers]
+            last = offers
             pushes = [
                 Push(replica.table, offer.ids, offer.delta)
                 for replica, offer in zip(self.all, offers, strict=True)
