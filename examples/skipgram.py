@@ -137,6 +137,7 @@ class Windows:
         scale: float = 1.0,
         *,
         with_loss: bool = False,
+        into: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, float]:
         """Compute what a step of SGD adds to the rows of a batch.
 
@@ -146,12 +147,14 @@ class Windows:
             outputs: Its outputs' vectors, float32 (outputs, dim).
             scale: The learning rate; with -1 it is the gradient.
             with_loss: Compute the loss as well.
+            into: Where both results go, as `inputs` and `outputs`; None: into tensors of their own.
 
         Returns:
             Minus the gradient of the sum of the pairs' losses times `scale`, for `inputs` and for
             `outputs`, and the mean loss of a pair with its negatives (0 if not wanted).
         """
         assert batch.pairs is not None
+        to_inputs, to_outputs = into or (torch.empty_like(inputs), torch.empty_like(outputs))
         dim, width = inputs.shape[1], batch.pairs.shape[2]
         h = inputs.view(self.blocks, self.block, dim)
         u = outputs.view(self.blocks, width + self.shared, dim)
@@ -165,11 +168,9 @@ class Windows:
         torch.addcmul(batch.pairs, batch.pairs, g[:, :, :width], value=-1, out=g[:, :, :width])
         g[:, :, width:].mul_(-weights)
         g.mul_(scale)
-        return (
-            torch.bmm(g, u).view(-1, dim),
-            torch.bmm(g.transpose(1, 2), h).view(-1, dim),
-            loss,
-        )
+        torch.bmm(g, u, out=to_inputs.view_as(h))
+        torch.bmm(g.transpose(1, 2), h, out=to_outputs.view_as(u))
+        return to_inputs, to_outputs, loss
 
 
 class Stream:
@@ -199,9 +200,11 @@ class Stream:
         scale: float = 1.0,
         *,
         with_loss: bool = False,
+        into: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, float]:
         """As `Windows.progress`."""
         assert len(batch.centres) == len(inputs)
+        to_inputs, to_outputs = into or (torch.empty_like(inputs), torch.empty_like(outputs))
         h = inputs.unsqueeze(1)
         u = outputs.view(len(inputs), -1, inputs.shape[1])
         scores = (u * h).sum(2)
@@ -210,11 +213,9 @@ class Stream:
             signs = 2 * self._labels - 1
             loss = -float(torch.nn.functional.logsigmoid(scores * signs).sum()) / len(inputs)
         g = torch.sub(self._labels, scores.sigmoid_(), out=scores).mul_(scale)
-        return (
-            torch.bmm(g.unsqueeze(1), u).squeeze(1),
-            (g.unsqueeze(2) * h).view_as(outputs),
-            loss,
-        )
+        torch.bmm(g.unsqueeze(1), u, out=to_inputs.unsqueeze(1))
+        torch.mul(g.unsqueeze(2), h, out=to_outputs.view_as(u))
+        return to_inputs, to_outputs, loss
 
 
 def accuracy(vectors: Tensor, questions: Ids) -> float:

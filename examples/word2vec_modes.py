@@ -88,16 +88,19 @@ class Local:
         self.inputs, self.outputs = (rows.weights for rows in self.rows)
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
-        *progress, loss = self.progress(batch, with_loss)
+        *progress, loss = self.progress(batch, with_loss=with_loss)
         for rows, ids, each in zip(self.rows, batch.ids, progress, strict=True):
             rows.add(ids, each, lr)
         return loss
 
-    def progress(self, batch: Batch, with_loss: bool) -> tuple[Tensor, Tensor, float]:
+    def progress(self, batch: Batch, **options: Any) -> tuple[Tensor, Tensor, float]:
         inputs = self.inputs.index_select(0, batch.centres)
         outputs = self.outputs.index_select(0, batch.outputs)
         scale = self.rows[0].scale
-        return self.examples.progress(batch, inputs, outputs, scale, with_loss=with_loss)
+        progress: tuple[Tensor, Tensor, float] = self.examples.progress(
+            batch, inputs, outputs, scale, **options
+        )
+        return progress
 
     def flush(self) -> None: ...
 
@@ -110,13 +113,20 @@ class Gathered(Local):
     def __init__(self, comm: gr.Communicator, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.comm = comm
+        self.everybody: list[Tensor] = []  # Progress, float32 (workers, rows of a batch, dim).
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
-        *progress, loss = self.progress(batch, with_loss)
-        for rows, ids, each in zip(self.rows, batch.ids, progress, strict=True):
+        if not self.everybody:
+            shape = self.comm.world_size, -1, self.inputs.shape[1]
+            self.everybody = [self.inputs.new_empty(shape[0], len(i), shape[2]) for i in batch.ids]
+        # A worker's own is written where it belongs among all: nobody copies it then.
+        own = tuple(each[self.comm.rank] for each in self.everybody)
+        *_, loss = self.progress(batch, with_loss=with_loss, into=own)
+        for rows, ids, mine, each in zip(self.rows, batch.ids, own, self.everybody, strict=True):
             with self.talk:
-                all_ids, all_progress = self.comm.all_gather(ids), self.comm.all_gather(each)
-            rows.add(all_ids.view(-1), all_progress.view(-1, each.shape[1]), lr)
+                all_ids = self.comm.all_gather(ids)
+                self.comm.all_gather(mine, out=each)
+            rows.add(all_ids.view(-1), each.view(-1, each.shape[2]), lr)
         return loss
 
 
