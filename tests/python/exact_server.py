@@ -253,7 +253,7 @@ class ExactStore:
 
         return apply
 
-    def changed(self, table: str, since: Any) -> Changed:
+    def changed(self, table: str, since: Any, most: int | None = None) -> Changed:
         with self._server.changed:
             held = self._server.tables[table]
             keys = [

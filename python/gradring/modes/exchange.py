@@ -7,21 +7,33 @@ one exchange is under way.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gradring.errors import Closed, InternalError
+from gradring.errors import Closed, Error, InternalError
 from gradring.modes.background import Background
 from gradring.modes.contracts import Geo, Mean
 from gradring.modes.flush_clock import FlushClock
 from gradring.modes.pace import Pace
-from gradring.modes.replica import DenseReplica, Offer, SparseReplica
-from gradring.modes.store import Array, Changed, Domain, Ids, Pull, Push, Pushed, Store
+from gradring.modes.replica import PUSHES_UNDER_WAY, DenseReplica, Offer, SparseReplica
+from gradring.modes.rows import Slots
+from gradring.modes.store import (
+    Array,
+    Changed,
+    Domain,
+    Ids,
+    Pending,
+    Pull,
+    Push,
+    Pushed,
+    Store,
+)
 from gradring.ps import removals
 
 # A difference of two floats may be rounded; what is left of it is pushed too, and so on. It shrinks
@@ -127,35 +139,42 @@ class Replicas:
             )
         ]
         outs = [np.empty_like(replica.weights) for replica in self.dense]
-        rows = [sparse.room(len(ids)) for sparse, ids in zip(self.sparse, pushed, strict=True)]
-        pulls = [
-            Pull(replica.table, None, out) for replica, out in zip(self.dense, outs, strict=True)
-        ] + [
-            Pull(sparse.table, ids, out)
-            for sparse, ids, out in zip(self.sparse, pushed, rows, strict=True)
-            if len(ids)
-        ]
-        if pulls:
-            try:
-                self.store.pull(pulls)
-            except BaseException:
-                for sparse in self.sparse:
-                    sparse.forget_room()
-                raise
+        if outs:
+            self.store.pull(
+                [Pull(each.table, None, out) for each, out in zip(self.dense, outs, strict=True)]
+            )
         squared, norm = 0.0, 0.0
         for replica, out in zip(self.dense, outs, strict=True):
             squared += _square(out - replica.base)
             norm += _square(out)
             replica.adopt(out)
-        for sparse, ids, out in zip(self.sparse, pushed, rows, strict=True):
-            sparse.adopt(sparse.find(ids), out)
-            changed = self.store.changed(sparse.table, sparse.since)
-            sparse.since = changed.since
-            for changed_ids, values in changed.pages:
-                sparse.adopt_changed(changed_ids, values)
-                self.report.taken_rows += len(changed_ids)
+        for sparse, ids in zip(self.sparse, pushed, strict=True):
+            sparse.expect(ids)
+            self._adopt_changed(sparse)
+            self._adopt_unread(sparse)
         self._removals_known, self._past_known = count, past
         self.note_divergence(squared, norm)
+
+    def _adopt_changed(self, sparse: SparseReplica) -> None:
+        more = True
+        while more:
+            changed = self.store.changed(sparse.table, sparse.since, most=1)
+            for ids, values in changed.pages:
+                sparse.adopt_changed(ids, values)
+                self.report.taken_rows += len(ids)
+            sparse.since, more = changed.since, changed.more
+
+    def _adopt_unread(self, sparse: SparseReplica) -> None:
+        ids = sparse.unread
+        for begin in range(0, len(ids), sparse.slice_rows):
+            some = ids[begin : begin + sparse.slice_rows]
+            out = sparse.room(len(some))
+            try:
+                self.store.pull([Pull(sparse.table, some, out)])
+            except BaseException:
+                sparse.forget_room()
+                raise
+            sparse.adopt(sparse.find(some), out)
 
     def _count_removals(self) -> float:
         count = np.zeros(removals.SHAPE, np.float32)
@@ -294,19 +313,49 @@ class Exchange(Replicas):
 
     def _push_all(self) -> None:
         # Answers move neither weights nor base here: what is pushed is exactly this worker's own.
-        last: Sequence[Offer | None] = [None] * len(self.all)
+        among: list[Slots | None] = [None] * len(self.sparse)
         for _ in range(_MOST_PUSHES):
-            offers = [replica.offer_all(of) for replica, of in zip(self.all, last, strict=True)]
-            last = offers
-            pushes = [
-                Push(replica.table, offer.ids, offer.delta)
-                for replica, offer in zip(self.all, offers, strict=True)
-                if offer.delta.any()
-            ]
-            if not pushes:
+            under_way: deque[Pending] = deque()
+            try:
+                has_pushed = self._push_dense(under_way)
+                among = [
+                    self._push_rows(sparse, slots, under_way)
+                    for sparse, slots in zip(self.sparse, among, strict=True)
+                ]
+                while under_way:
+                    self._note_pushed(under_way.popleft())
+            except Error:
+                for pending in under_way:  # Else they would come out of a later call.
+                    with contextlib.suppress(Error):
+                        pending.result()
+                raise
+            if not has_pushed and not any(len(slots) for slots in among if slots is not None):
                 break
-            for result in self.store.push(pushes).result():
-                self.report.refused += result.refused
+
+    def _push_dense(self, under_way: deque[Pending]) -> bool:
+        offers = [(replica, replica.offer_all()) for replica in self.dense]
+        pushes = [
+            Push(replica.table, None, offer.delta) for replica, offer in offers if offer.delta.any()
+        ]
+        if pushes:
+            under_way.append(self.store.push(pushes))
+        return bool(pushes)
+
+    def _push_rows(
+        self, sparse: SparseReplica, among: Slots | None, under_way: deque[Pending]
+    ) -> Slots:
+        # Returns those that had progress.
+        pushed = [np.empty(0, np.int64)]
+        for offer in sparse.offer_all(among):
+            assert offer.slots is not None
+            pushed.append(offer.slots)
+            while len(under_way) >= PUSHES_UNDER_WAY:
+                self._note_pushed(under_way.popleft())
+            under_way.append(self.store.push([Push(sparse.table, offer.ids, offer.delta)]))
+        return np.concatenate(pushed)
+
+    def _note_pushed(self, pending: Pending) -> None:
+        self.report.refused += sum(pushed.refused for pushed in pending.result())
 
 
 def _square(values: Array) -> float:

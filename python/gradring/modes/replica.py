@@ -8,7 +8,8 @@ training thread only, between steps: what the background thread carries are copi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,12 @@ from gradring import _core
 from gradring.modes.rows import IdIndex, Slots
 from gradring.modes.store import Array, Ids
 from gradring.optim.local_rows import enlarged
+
+# What a flush pushes and reads of a sparse table at a time: rows and their progress stay in the
+# cache until they are sent, and a table's worth of fresh memory is not needed.
+_SLICE_BYTES = 2 << 20
+# Pushes of a flush that may be under way: servers add one up while the next is put together.
+PUSHES_UNDER_WAY = 2
 
 
 @dataclass(slots=True)
@@ -88,7 +95,7 @@ class DenseReplica:
         """Take the answer to an offer; see the module's `accept`."""
         return accept(self.weights, self.base, offered.server.reshape(self.weights.shape))
 
-    def offer_all(self, last: Offer | None = None) -> Offer:  # noqa: ARG002 - all of it is looked at
+    def offer_all(self) -> Offer:
         """Offer all progress, but what is not finite only once: NaN never becomes equal."""
         was_offered = ~np.isfinite(self.base)
         offered = self.offer(1)
@@ -143,6 +150,7 @@ class SparseReplica:
         self._touches = np.empty(0, np.int32)  # Steps that wrote a row since it was offered.
         self._is_unread = np.empty(0, np.bool_)
         self._delta, self._server = _Room(), _Room()
+        self._slices = [_Room() for _ in range(PUSHES_UNDER_WAY + 1)]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -195,42 +203,58 @@ class SparseReplica:
         is_due = touches >= every
         is_due[self._turn :: every] = touches[self._turn :: every] > 0
         self._turn = (self._turn + 1) % every
-        return self._offer(np.flatnonzero(is_due), workers)
+        slots = np.flatnonzero(is_due)
+        delta, server = (room.rows(len(slots), self.dim) for room in (self._delta, self._server))
+        return self._offer(slots, workers, delta, server)
 
     @property
     def has_waiting(self) -> bool:
         """Whether touched rows have not been offered."""
         return bool(self._touches.any())
 
-    def offer_all(self, last: Offer | None = None) -> Offer:
-        """Offer all progress of all rows that have any, but what is not finite only once.
+    def offer_all(self, among: Slots | None = None) -> Iterator[Offer]:
+        """Offer all progress of rows that have any, but what is not finite only once.
+
+        Slice by slice: an offer's memory is written again once ``PUSHES_UNDER_WAY`` more were made.
 
         Args:
-            last: The offer that this returned just before, if weights and base are as it left
-                them: no other row has progress then.
+            among: Where to look; ``None``: everywhere. What this offered just before, say, if
+                weights and base are as it left them: no other row has progress then.
         """
-        self._touches[:] = 0
-        slots = np.arange(len(self._index))
-        if last is not None:
-            assert last.slots is not None
-            slots = last.slots
-        found = np.empty(len(slots), np.int64)
-        count = _core.find_progress(self._weights, self._base, self.dim, slots, found)
-        slots = found[:count]
-        self._is_unread[slots] = True
-        return self._offer(slots, 1)
+        if among is None:
+            self._touches[:] = 0
+            among = np.arange(len(self._index))
+        found = np.empty(self.slice_rows, np.int64)
+        rooms = itertools.cycle(self._slices)
+        for begin in range(0, len(among), len(found)):
+            slots = among[begin : begin + len(found)]
+            count = _core.find_progress(self._weights, self._base, self.dim, slots, found)
+            if count == 0:
+                continue
+            slots = found[:count].copy()
+            self._is_unread[slots] = True
+            delta = next(rooms).rows(count, self.dim)
+            yield self._offer(slots, 1, delta, delta[:0])
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows of which a flush pushes or reads so many at a time."""
+        return max(1, _SLICE_BYTES // (4 * self.dim))
+
+    def expect(self, ids: Ids) -> None:
+        """Count rows that are here as `unread`."""
+        self._is_unread[self._index.find(ids)] = True
 
     @property
     def unread(self) -> Ids:
-        """The rows that `offer_all` has offered and `adopt` has not brought since.
+        """The rows that were offered by `offer_all` or expected, and not adopted since.
 
         Others may have changed them before that push; servers name the last writer's rows only.
         """
         return self._index.ids[np.flatnonzero(self._is_unread[: len(self._index)])]
 
-    def _offer(self, slots: Slots, workers: int) -> Offer:
+    def _offer(self, slots: Slots, workers: int, delta: Array, server: Array) -> Offer:
         self._touches[slots] = 0
-        delta, server = (room.rows(len(slots), self.dim) for room in (self._delta, self._server))
         _core.offer_rows(self._weights, self._base, slots, workers, delta)
         return Offer(delta, server, self._index.ids[slots], slots)
 

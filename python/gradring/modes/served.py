@@ -158,7 +158,7 @@ class ServedStore:
                     self._own_writes[push.table.name] += 1
         return pushing
 
-    def changed(self, table: Any, since: Any) -> Changed:
+    def changed(self, table: Any, since: Any, most: int | None = None) -> Changed:
         """Return rows whose last change was after ``since`` and not by us."""
         shards, row_bytes = self._core.shards, 8 + 4 * table.dim
         if since is None:
@@ -167,7 +167,7 @@ class ServedStore:
             return Changed([], now)
         rooms = self._rooms.setdefault(table.number, [])
         pages, turn, more = [], 0, True
-        while more:
+        while more and (most is None or turn < most):
             if turn == len(rooms):
                 rooms.append(_room(shards, max(_PAGE_BYTES, row_bytes)))
             asked_since = since
@@ -182,7 +182,7 @@ class ServedStore:
                 ids, rows = page[: 8 * count], page[8 * count :]
                 pages.append((ids.view(np.uint64), rows.view(np.float32).reshape(count, table.dim)))
             turn += 1
-        return Changed(pages, since)
+        return Changed(pages, since, more)
 
     def written_past(self, table: Any) -> int:
         """Return how often the connection has written rows by other ways than this store."""

@@ -94,10 +94,12 @@ class Changed:
     Attributes:
         pages: Ids and the rows' values, (ids, dim). An id may come again: the later is newer.
         since: What to ask with next time.
+        more: Whether there are others, where not all were asked for.
     """
 
     pages: list[tuple[Ids, Array]]
     since: Any
+    more: bool = False
 
 
 class Pending(Protocol):
@@ -170,7 +172,7 @@ class Store(Protocol):
             round_: The round that it contributes to; ``None``: applied as it arrives.
         """
 
-    def changed(self, table: Any, since: Any) -> Changed:
+    def changed(self, table: Any, since: Any, most: int | None = None) -> Changed:
         """Return rows whose last change was after ``since`` and not by us.
 
         The arrays are the store's, which fills them again when it is next asked of this table.
@@ -178,6 +180,7 @@ class Store(Protocol):
         Args:
             table: A sparse one.
             since: What an earlier call returned; ``None``: no rows, only what to ask with later.
+            most: Answers of each server at most, of a few MB each; ``None``: until nothing is left.
         """
 
     def written_past(self, table: Any) -> int:
