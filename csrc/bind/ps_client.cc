@@ -123,7 +123,7 @@ std::shared_ptr<Kind> make_call(Arguments&&... arguments) {
 
 py::object pull(PsClient& self, const std::vector<std::size_t>& tables, const py::list& ids,
                 const py::list& outs, int codec, const GateTuple& gate, std::int64_t timeout_ms,
-                bool in_background) {
+                bool in_background, bool is_hint) {
   require_same_length(tables.size(), ids.size(), "arrays of ids");
   require_same_length(tables.size(), outs.size(), "arrays for rows");
   const Millis timeout = self.timeout_of(timeout_ms);
@@ -140,6 +140,7 @@ py::object pull(PsClient& self, const std::vector<std::size_t>& tables, const py
   }
   const ps::PullOptions options{codec_of(codec), gate_of(gate, timeout)};
   const auto call = make_call<ps::PullCall>(std::move(items), options);
+  if (is_hint) call->make_hint();
   return perform(self.client, call, gate ? timeout + kGateGrace : timeout, in_background,
                  std::move(buffers), [](Call&) -> py::object { return py::none(); });
 }
@@ -179,7 +180,8 @@ py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py
 }
 
 py::object pull_dense(PsClient& self, std::size_t number, const py::object& out, int codec,
-                      const GateTuple& gate, std::int64_t timeout_ms, bool in_background) {
+                      const GateTuple& gate, std::int64_t timeout_ms, bool in_background,
+                      bool is_hint) {
   const auto table = self.table(number);  // Others may make tables while the GIL is let go.
   const Millis timeout = self.timeout_of(timeout_ms);
   std::vector<Buffer> buffers;
@@ -187,6 +189,7 @@ py::object pull_dense(PsClient& self, std::size_t number, const py::object& out,
   require_count(*table, buffers[0], "out");
   const auto call = make_call<ps::PullDenseCall>(table, as_floats(buffers[0]), codec_of(codec),
                                                  gate_of(gate, timeout));
+  if (is_hint) call->make_hint();
   return perform(
       self.client, call, gate ? timeout + kGateGrace : timeout, in_background, std::move(buffers),
       [](Call& done) { return py::cast(static_cast<ps::PullDenseCall&>(done).version()); });
@@ -255,7 +258,7 @@ void register_ps_client(py::module_& module) {
            py::arg("client"), py::arg("transport"), py::arg("timeout_ms"))
       .def("pull", &pull, py::arg("tables"), py::arg("ids"), py::arg("outs"), py::kw_only(),
            py::arg("codec") = 0, py::arg("gate") = py::none(), py::arg("timeout_ms") = -1,
-           py::arg("in_background") = false)
+           py::arg("in_background") = false, py::arg("is_hint") = false)
       .def("push", &push, py::arg("tables"), py::arg("ids"), py::arg("gradients"), py::kw_only(),
            py::arg("codec") = 0, py::arg("round") = py::none(),
            py::arg("returns_rows") = py::none(), py::arg("seen") = py::none(),
@@ -263,7 +266,7 @@ void register_ps_client(py::module_& module) {
            py::arg("in_background") = false)
       .def("pull_dense", &pull_dense, py::arg("table"), py::arg("out"), py::kw_only(),
            py::arg("codec") = 0, py::arg("gate") = py::none(), py::arg("timeout_ms") = -1,
-           py::arg("in_background") = false)
+           py::arg("in_background") = false, py::arg("is_hint") = false)
       .def("push_dense", &push_dense, py::arg("table"), py::arg("gradient"), py::kw_only(),
            py::arg("codec") = 0, py::arg("round") = py::none(),
            py::arg("returns_rows") = py::none(), py::arg("seen") = py::none(),

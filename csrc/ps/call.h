@@ -66,6 +66,10 @@ class Call {
   // Its timeout counts from its beginning, whatever else goes on with its shards meanwhile.
   virtual bool ends_on_time() const { return false; }
 
+  // Whether only those who wait for it hear of its failure: nobody has to. Said before it starts.
+  bool is_hint() const { return is_hint_; }
+  void make_hint() { is_hint_ = true; }
+
   // Readable by any thread once is_done().
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
   const Failure& failure() const { return failure_; }
@@ -89,6 +93,7 @@ class Call {
 
  private:
   std::string what_;
+  bool is_hint_ = false;
   State state_;
   Failure failure_;
   std::atomic<bool> is_done_{false};  // Set (release) after everything else.

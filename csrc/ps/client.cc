@@ -207,6 +207,7 @@ void Client::flush(Millis timeout) {
     const std::lock_guard lock(mutex_);
     pending = background_;
   }
+  std::erase_if(pending, [](const auto& call) { return call->is_hint(); });
   for (const auto& call : pending) wait(call, timeout);
   const std::lock_guard lock(mutex_);
   if (failed_.empty()) return;
@@ -263,7 +264,8 @@ bool Client::drive_background() {
     const std::lock_guard lock(mutex_);
     const auto is_over = [this](const auto& call) {
       if (!call->is_done()) return false;
-      if (call->failure() && failed_.size() < kFailuresKept) failed_.push_back(call);
+      const bool is_told = call->failure() && !call->is_hint();
+      if (is_told && failed_.size() < kFailuresKept) failed_.push_back(call);
       return true;
     };
     std::erase_if(background_, is_over);

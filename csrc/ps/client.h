@@ -47,8 +47,8 @@ class Client {
   // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
   // goes on.
   void wait(const std::shared_ptr<Call>& call, Millis timeout);
-  // Until everything that was started is done, each as in wait(). Throws the first failure nobody
-  // has waited for.
+  // Until everything that was started is done but for hints, each as in wait(). Throws the first
+  // failure nobody has waited for.
   void flush(Millis timeout);
   // Ends what is under way with Closed and says goodbye.
   void close();

@@ -299,6 +299,7 @@ class PsClient:
         gate: tuple[int, int, bool] | None = None,
         timeout_ms: int = -1,
         in_background: bool = False,
+        is_hint: bool = False,
     ) -> Any: ...
     def push(
         self,
@@ -323,6 +324,7 @@ class PsClient:
         gate: tuple[int, int, bool] | None = None,
         timeout_ms: int = -1,
         in_background: bool = False,
+        is_hint: bool = False,
     ) -> Any: ...
     def push_dense(
         self,

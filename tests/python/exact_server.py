@@ -157,6 +157,17 @@ class Done:
         return self._outcomes
 
 
+class Asked:
+    """A pull that is done as soon as its gate is open, if it has one: when it is asked for."""
+
+    def __init__(self, pull: Callable[[], list[Any]], *, is_gated: bool) -> None:
+        self._pull = pull
+        self._seen = None if is_gated else pull()
+
+    def result(self) -> list[Any]:
+        return self._pull() if self._seen is None else self._seen
+
+
 class ExactStore:
     """A worker's client; a `gradring.modes.store.Store`."""
 
@@ -226,6 +237,9 @@ class ExactStore:
                     pull.out[place] = table.row(key)
                 seen.append(table.pushes)
         return seen
+
+    def begin_pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> Asked:
+        return Asked(lambda: self.pull(pulls, gate), is_gated=gate is not None)
 
     def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Done:
         return Done([self._change(self._pushing(push, round_)) for push in pushes])

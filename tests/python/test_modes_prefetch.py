@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,20 +59,25 @@ def test_after_a_flush_rows_are_what_servers_have_whatever_was_asked_for_before(
     np.testing.assert_array_equal(rows_of(table), 1)
 
 
+@pytest.mark.parametrize("fails_at_once", [False, True])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_prefetch_that_fails_is_asked_again_and_stops_nothing(
-    trained: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fails_at_once: bool
 ) -> None:
     optimizer, table = trained
-    pull = optimizer.store.pull
+    timed_out = gr.TimedOut("pull from table 't': no progress")
 
-    def fail(*arguments: Any) -> Any:
-        if threading.current_thread().name.startswith("gradring prefetch"):
-            raise gr.TimedOut("pull from table 't': no progress")
-        return pull(*arguments)
+    class Late:
+        def result(self) -> Any:
+            raise timed_out
+
+    def fail(*_: Any) -> Any:
+        if fails_at_once:
+            raise timed_out
+        return Late()
 
     with monkeypatch.context() as silent:
-        silent.setattr(optimizer.store, "pull", fail)
+        silent.setattr(optimizer.store, "begin_pull", fail)
         table.prefetch(IDS)
         optimizer.step(rows=ones(table))
     for step in range(2, 5):

@@ -155,6 +155,39 @@ def test_the_first_failure_nobody_waited_for_comes_out_of_flush() -> None:
         client.flush()
 
 
+@pytest.mark.parametrize("is_hint", [False, True])
+def test_of_a_hint_that_fails_hears_only_who_waits_for_it(is_hint: bool) -> None:
+    with service() as servers:
+        client = connect(*servers)
+        table = client.make_table(spec())
+        dense = client.make_table(dense_spec("w", 8, kind="sum"))
+        client.clock(1, 0, 2, 0)
+
+        def behind_a_gate(timeout_ms: int) -> list[Any]:
+            how: dict[str, Any] = {
+                "gate": (1, 5, False), "timeout_ms": timeout_ms, "in_background": True,
+                "is_hint": is_hint,
+            }  # fmt: skip
+            out = np.zeros((1, 4), np.float32)
+            return [
+                client.pull([table], [np.arange(1)], [out], **how),
+                client.pull_dense(dense, np.zeros(8, np.float32), **how),
+            ]
+
+        failed = behind_a_gate(10)
+        if is_hint:
+            under_way = behind_a_gate(60_000)
+            client.flush()  # Does not wait for them.
+            assert not any(work.done() for work in under_way)
+        else:
+            with pytest.raises(TimedOut, match="1"):
+                client.flush()
+        for work in failed:
+            with pytest.raises(TimedOut, match="1"):
+                work.wait()
+        client.flush()
+
+
 def test_gates_hold_pulls_until_the_others_have_come() -> None:
     with service() as servers:
         first, second = connect(*servers, client=0), connect(*servers, client=1)

@@ -16,7 +16,7 @@ from exact_server import ExactServer
 from gradring.modes.store import Domain, Gate
 
 SECONDS = 20.0
-_IN_TURN = ("clock", "clocks", "push", "pull", "changed", "leave")
+_IN_TURN = ("clock", "clocks", "push", "pull", "begin_pull", "changed", "leave")
 
 
 class Turns:

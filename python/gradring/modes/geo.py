@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring.errors import InvalidArgument, TimedOut
+from gradring.errors import InvalidArgument
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
@@ -255,10 +254,9 @@ class GeoOptimizer(ModeOptimizer):
         # Before anything else that came from the servers: rows that arrive must not be older than
         # the changes that were already taken, which name each change once.
         coming, self._coming = self._coming, []
-        with contextlib.suppress(TimedOut):  # A hint: what is late is asked for when it is needed.
-            for each in coming:
-                if each.wait(self.timeout):
-                    self.replica(each.table).insert(each.ids, each.rows)
+        for each in coming:
+            if each.wait():
+                self.replica(each.table).insert(each.ids, each.rows)
 
     def left_behind(self) -> str:
         """Say how many steps were not offered yet."""

@@ -15,7 +15,7 @@ import numpy as np
 from gradring import config
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes import reminder
-from gradring.modes.background import Background, require_process
+from gradring.modes.background import require_process
 from gradring.modes.dense import DenseParameters, require_same_place
 from gradring.modes.parts import Parts
 from gradring.modes.rows import summed
@@ -27,8 +27,6 @@ from gradring.optim.state import Entry, require_successor
 from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
-
-_PREFETCHES = 64
 
 
 class ModeOptimizer:
@@ -85,7 +83,6 @@ class ModeOptimizer:
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._process = os.getpid()
-        self._fetcher: Background | None = None
         self._after_step: list[Prefetched] = []
         self.dense = DenseParameters(self.params, name)
         self.join()
@@ -329,9 +326,7 @@ class ModeOptimizer:
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Begin to bring rows, now or after the step."""
-        if self._fetcher is None:
-            self._fetcher = Background(f"gradring prefetch of {self.name}", _PREFETCHES)
-        coming.begin(self._fetcher, self.store, self.gate(), self.timeout)
+        coming.begin(self.store, self.gate())
 
     def prefetch_after_step(self, coming: Prefetched) -> None:
         """Keep a prefetch until the step that is being computed has been pushed."""
@@ -347,8 +342,6 @@ class ModeOptimizer:
     def abandon(self) -> None:
         """End the threads without waiting for servers."""
         self.is_closed = True
-        if self._fetcher is not None:
-            self._fetcher.close(0)
 
     def left_behind(self) -> str:
         """Say what servers would lack if the process ended now; empty: nothing."""

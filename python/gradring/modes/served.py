@@ -22,6 +22,7 @@ from gradring.modes.store import (
     Domain,
     Gate,
     Pending,
+    PendingPull,
     Pull,
     Push,
     Pushed,
@@ -116,37 +117,11 @@ class ServedStore:
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip."""
-        sparse: dict[str | None, list[Pull]] = {}  # One call has one codec.
-        for pull in pulls:
-            if pull.ids is not None and len(pull.ids):
-                sparse.setdefault(pull.table.codec, []).append(pull)
-        core_gate = _gate(gate)
-        timeout_ms = -1 if gate is None else self._gate_ms
-        works = [
-            self._core.pull_dense(
-                pull.table.number,
-                pull.out,
-                gate=core_gate,
-                timeout_ms=timeout_ms,
-                in_background=True,
-            )
-            for pull in pulls
-            if pull.ids is None
-        ]
-        for codec, chosen in sparse.items():
-            works.append(
-                self._core.pull(
-                    [pull.table.number for pull in chosen],
-                    [pull.ids for pull in chosen],
-                    [pull.out for pull in chosen],
-                    codec=codec_number(codec),
-                    gate=core_gate,
-                    timeout_ms=timeout_ms,
-                    in_background=True,
-                )
-            )
-        _outcomes(works)
-        return [self._core.seen(pull.table.number) for pull in pulls]
+        return _Pulling(self._core, pulls, gate, self._gate_ms).result()
+
+    def begin_pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> PendingPull:
+        """Begin to fill every ``out``, in one round trip."""
+        return _Pulling(self._core, pulls, gate, self._gate_ms)
 
     def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
         """Begin a push of several tables."""
@@ -220,6 +195,43 @@ class ServedStore:
     def leave(self, domain: Domain) -> None:
         """Take no further part."""
         self._core.leave(_number(domain))
+
+
+class _Pulling:
+    """A pull of several tables that is under way."""
+
+    def __init__(self, core: Any, pulls: Sequence[Pull], gate: Gate | None, gate_ms: int) -> None:
+        self._core = core
+        self._tables = [pull.table.number for pull in pulls]
+        sparse: dict[str | None, list[Pull]] = {}  # One call has one codec.
+        for pull in pulls:
+            if pull.ids is not None and len(pull.ids):
+                sparse.setdefault(pull.table.codec, []).append(pull)
+        options = {
+            "gate": _gate(gate),
+            "timeout_ms": -1 if gate is None else gate_ms,
+            "in_background": True,
+            "is_hint": True,
+        }
+        self._works = [
+            core.pull_dense(pull.table.number, pull.out, **options)
+            for pull in pulls
+            if pull.ids is None
+        ] + [
+            core.pull(
+                [pull.table.number for pull in chosen],
+                [pull.ids for pull in chosen],
+                [pull.out for pull in chosen],
+                codec=codec_number(codec),
+                **options,
+            )
+            for codec, chosen in sparse.items()
+        ]
+
+    def result(self) -> list[Any]:
+        """Wait until all have come; what to give as ``seen`` with a later push."""
+        _outcomes(self._works)
+        return [self._core.seen(number) for number in self._tables]
 
 
 class _Pushing:

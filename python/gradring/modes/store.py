@@ -109,6 +109,13 @@ class Pending(Protocol):
         """Wait until all servers have acknowledged it."""
 
 
+class PendingPull(Protocol):
+    """A pull that is under way. Nobody has to ask what became of it."""
+
+    def result(self) -> list[Any]:
+        """Wait until every ``out`` is filled; what `Store.pull` returns."""
+
+
 @dataclass
 class WorkerClocks:
     """How far the workers of a domain have come.
@@ -163,6 +170,9 @@ class Store(Protocol):
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip; what to give as ``seen`` with a later push."""
+
+    def begin_pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> PendingPull:
+        """Begin to; ``out`` is written until it is done."""
 
     def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
         """Begin a push of several tables; requests that follow are done after it.

@@ -10,8 +10,7 @@ import numpy as np
 
 from gradring.arrays import as_ids
 from gradring.errors import Error, InvalidArgument, Mismatch
-from gradring.modes.background import Background
-from gradring.modes.store import Array, Ids, Pull, Store
+from gradring.modes.store import Array, Ids, PendingPull, Pull, Store
 from gradring.optim.state import require_successor
 from gradring.ps.requests import push_request
 
@@ -96,7 +95,7 @@ class ModeTable:
             coming is not None
             and coming.has_begun
             and np.array_equal(coming.ids, ids)
-            and coming.wait(self._optimizer.timeout)
+            and coming.wait()
         ):
             self.seen = coming.seen
             return coming.rows
@@ -139,6 +138,7 @@ class Prefetched:
         ids: Flat; may repeat.
         rows: One for each id, once they are here.
         seen: What the pull said.
+        has_begun: Whether they were asked for.
     """
 
     def __init__(self, table: ModeTable, ids: Ids) -> None:
@@ -147,28 +147,21 @@ class Prefetched:
         self.ids = ids
         self.rows = np.empty((len(ids), table.dim), np.float32)
         self.seen: Any = None
-        self._fetcher: Background | None = None
+        self.has_begun = False
+        self._pending: PendingPull | None = None
 
-    def begin(self, fetcher: Background, store: Store, gate: Any, timeout: float) -> None:
-        """Ask for them on the fetcher's thread."""
+    def begin(self, store: Store, gate: Any) -> None:
+        """Ask for them. It is a hint: where it fails they are asked for when they are needed."""
+        self.has_begun = True
+        with contextlib.suppress(Error):
+            self._pending = store.begin_pull([Pull(self.table.table, self.ids, self.rows)], gate)
 
-        def fetch() -> None:
-            # It is a hint: where it fails the rows are asked for when they are needed.
-            with contextlib.suppress(Error):
-                self.seen = store.pull([Pull(self.table.table, self.ids, self.rows)], gate)[0]
-
-        fetcher.submit(fetch, timeout)
-        self._fetcher = fetcher
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether they were asked for."""
-        return self._fetcher is not None
-
-    def wait(self, timeout: float) -> bool:
+    def wait(self) -> bool:
         """Wait until they are here, and tell whether they are: asking may have failed."""
-        if self._fetcher is not None:
-            self._fetcher.drain(timeout)
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            with contextlib.suppress(Error):
+                self.seen = pending.result()[0]
         return self.seen is not None
 
 
