@@ -142,7 +142,8 @@ py::object pull(PsClient& self, const std::vector<std::size_t>& tables, const py
   const auto call = make_call<ps::PullCall>(std::move(items), options);
   if (is_hint) call->make_hint();
   return perform(self.client, call, gate ? timeout + kGateGrace : timeout, in_background,
-                 std::move(buffers), [](Call&) -> py::object { return py::none(); });
+                 std::move(buffers),
+                 [](Call& done) { return py::cast(static_cast<ps::PullCall&>(done).seen()); });
 }
 
 py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py::list& ids,

@@ -50,6 +50,8 @@ PullCall::PullCall(std::vector<PullItem> items, const PullOptions& options)
   for (std::size_t item = 0; item < items_.size(); ++item) {
     const RemoteTable& table = *items_[item].table;
     require_sparse(table);
+    auto& seen = seen_.emplace_back(table.shards);
+    for (std::uint32_t shard = 0; shard < table.shards; ++shard) seen[shard] = table.seen(shard);
     const Distinct& distinct = distinct_.emplace_back(items_[item].ids, table.shards, false);
     const std::size_t most = rows_per_part(limits::kPsAnswerPartBytes,
                                            encoded_rows_bytes(options_.codec, table.spec.dim, 1));
@@ -96,6 +98,7 @@ void PullCall::take(std::size_t part, const wire::PsHeader& answer,
   if (answer.type != PsType::kRows) throw ProtocolError("an answer of another kind");
   require_payload(payload, encoded_rows_bytes(options_.codec, dim, place.count));
   item.table->note_seen(parts_[part].shard, answer.a);
+  seen_[place.item][parts_[part].shard] = answer.a;
   const float* rows = as_floats(payload);
   if (options_.codec != RowCodec::kFloat32) {
     scratch_.resize(place.count * dim);

@@ -35,6 +35,9 @@ class PullCall final : public Call {
             std::span<const std::byte> payload) override;
   bool may_wait() const override { return options_.gate.has_value(); }
 
+  // For each item by shard: pushes to its table that are in what has come from there.
+  const std::vector<std::vector<std::uint64_t>>& seen() const { return seen_; }
+
  private:
   struct Place {  // Of a part: distinct rows [first, first + count) of an item.
     std::size_t item = 0;
@@ -45,6 +48,7 @@ class PullCall final : public Call {
   PullOptions options_;
   std::vector<Distinct> distinct_;
   std::vector<Place> places_;
+  std::vector<std::vector<std::uint64_t>> seen_;
   Floats scratch_;
 };
 

@@ -164,7 +164,11 @@ class Asked:
         self._pull = pull
         self._seen = None if is_gated else pull()
 
-    def result(self) -> list[Any]:
+    def is_done(self) -> bool:
+        return self._seen is not None
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        assert timeout is None or timeout >= 0
         return self._pull() if self._seen is None else self._seen
 
 

@@ -110,7 +110,7 @@ def test_a_prefetched_row_is_not_older_than_the_changes_taken_before(
         patch.setattr(background, "submit", lambda task, _timeout: carried.append(task))
         own.step()
     tables[0].prefetch([5])
-    own._coming[0].wait()
+    own._coming[0].wait(20)
     other.step(rows=[(tables[1], [5], [[-4.0]])])
     other.replicas.settle()
     carried.pop()()  # The exchange that began before hears of the change after the prefetch.

@@ -124,6 +124,27 @@ def test_every_row_is_read_once() -> None:
     on_workers(2, lambda rank: optimizers[rank].close())
 
 
+def test_rows_that_only_others_changed_come_in_many_answers(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradring.modes.served._PAGE_BYTES", 4 * (8 + 4 * DIM))
+    ids = np.arange(40)
+
+    def work(rank: int) -> Any:
+        with geo([], servers.client(rank), 2, k_steps=100) as optimizer:
+            table = optimizer.sparse_table("t", DIM, IDENTITY)
+            table.pull(ids)
+            for row in ids[:30] if rank == 1 else ids[:3]:  # One change each: pages end at changes.
+                optimizer.step(rows=[(table, [row], -np.ones((1, DIM)))])
+                if rank == 1:
+                    optimizer.replicas.begin()
+            optimizer.flush()
+            return table.pull(ids)[:, 0]
+
+    for rows in on_workers(2, work):
+        np.testing.assert_array_equal(rows, [2] * 3 + [1] * 27 + [0] * 10)
+
+
 @pytest.mark.parametrize("lost", [0, 1, 4])
 def test_nobody_is_left_waiting_for_pushes_when_one_fails(lost: int) -> None:
     store = Watched(0, ExactServer())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
-from mode_servers import Servers
+from mode_servers import RealServers, Servers
 
 STEP = gr.optim.SGD(lr=1.0)
 IDS = np.array([3, 7])
@@ -67,14 +68,17 @@ def test_a_prefetch_that_fails_is_asked_again_and_stops_nothing(
     optimizer, table = trained
     timed_out = gr.TimedOut("pull from table 't': no progress")
 
-    class Late:
-        def result(self) -> Any:
+    class Failed:
+        def is_done(self) -> bool:
+            return True
+
+        def result(self, _: float) -> Any:
             raise timed_out
 
     def fail(*_: Any) -> Any:
         if fails_at_once:
             raise timed_out
-        return Late()
+        return Failed()
 
     with monkeypatch.context() as silent:
         silent.setattr(optimizer.store, "begin_pull", fail)
@@ -85,3 +89,50 @@ def test_a_prefetch_that_fails_is_asked_again_and_stops_nothing(
         optimizer.step(rows=ones(table))
         optimizer.flush()
         np.testing.assert_array_equal(rows_of(table), step)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_callers_ids_may_be_written_over_while_rows_come(trained: tuple[Any, Any]) -> None:
+    optimizer, table = trained
+    own = np.array([1, 2], np.uint64)
+    optimizer.step(rows=[(table, own, np.array([[1.0], [2.0]]))])
+    optimizer.flush()
+    table.prefetch(own)
+    own[:] = [2, 1]
+    np.testing.assert_array_equal(-table.pull(own)[:, 0], [2, 1])
+
+
+def test_a_push_tells_of_updates_since_its_rows_came_whoever_else_has_pulled(
+    real_servers: RealServers,
+) -> None:
+    ps = real_servers.client(0)
+    with gr.AsyncOptimizer([], STEP, ps, workers=1) as optimizer:
+        table = optimizer.sparse_table("t", 1, STEP)
+        table.prefetch(IDS)
+        while table._coming is not None and table._coming.is_under_way:
+            os.sched_yield()
+        for _ in range(3):
+            ps.sparse_table("t", 1, STEP).push(IDS, np.ones((2, 1), np.float32))
+        ps.sparse_table("t", 1, STEP).pull(IDS)
+        rows_of(table)
+        optimizer.step(rows=ones(table))
+        optimizer.flush()
+        assert optimizer.staleness.max == 3
+
+
+def test_prefetches_that_nobody_takes_do_not_pile_up(real_servers: RealServers) -> None:
+    class Never:
+        def is_done(self) -> bool:
+            return False
+
+    with gr.AsyncOptimizer([], STEP, real_servers.client(0), workers=1) as optimizer:
+        begun = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                optimizer.store, "begin_pull", lambda *asked: (begun.append(asked), Never())[1]
+            )
+            table = optimizer.sparse_table("t", 1, STEP)
+            for _ in range(200):
+                table.prefetch(IDS)
+        assert len(begun) == 64
+        np.testing.assert_array_equal(rows_of(table), 0)

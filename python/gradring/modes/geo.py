@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring.errors import InvalidArgument
+from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
@@ -254,9 +255,10 @@ class GeoOptimizer(ModeOptimizer):
         # Before anything else that came from the servers: rows that arrive must not be older than
         # the changes that were already taken, which name each change once.
         coming, self._coming = self._coming, []
-        for each in coming:
-            if each.wait():
-                self.replica(each.table).insert(each.ids, each.rows)
+        with contextlib.suppress(TimedOut):  # A hint: what is late is asked for when it is needed.
+            for each in coming:
+                if each.wait(self.timeout):
+                    self.replica(each.table).insert(each.ids, each.rows)
 
     def left_behind(self) -> str:
         """Say how many steps were not offered yet."""

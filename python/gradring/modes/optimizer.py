@@ -28,6 +28,8 @@ from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
 
+_MOST_PREFETCHES = 64  # Under way: a connection carries so many calls only.
+
 
 class ModeOptimizer:
     """Trains arrays with servers' help; the base of the modes.
@@ -84,6 +86,7 @@ class ModeOptimizer:
         self.is_closed = False
         self._process = os.getpid()
         self._after_step: list[Prefetched] = []
+        self._prefetches: list[Prefetched] = []  # That may be under way.
         self.dense = DenseParameters(self.params, name)
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
@@ -325,8 +328,11 @@ class ModeOptimizer:
         return None
 
     def begin_prefetch(self, coming: Prefetched) -> None:
-        """Begin to bring rows, now or after the step."""
-        coming.begin(self.store, self.gate())
+        """Begin to bring rows, now or after the step; not where many are under way already."""
+        self._prefetches = [each for each in self._prefetches if each.is_under_way]
+        if len(self._prefetches) < _MOST_PREFETCHES:
+            coming.begin(self.store, self.gate())
+            self._prefetches.append(coming)
 
     def prefetch_after_step(self, coming: Prefetched) -> None:
         """Keep a prefetch until the step that is being computed has been pushed."""
@@ -340,7 +346,7 @@ class ModeOptimizer:
         return kept
 
     def abandon(self) -> None:
-        """End the threads without waiting for servers."""
+        """End without waiting for servers."""
         self.is_closed = True
 
     def left_behind(self) -> str:

@@ -29,11 +29,12 @@ PUSHES_UNDER_WAY = 2
 
 @dataclass(slots=True)
 class Offer:
-    """What one exchange says of one replica; nobody changes it until the next.
+    """What one exchange, or a slice of a flush, says of one replica.
 
     Attributes:
-        delta: Progress that servers are to add.
-        server: Room for what servers have after it, as large.
+        delta: Progress that servers are to add. Nobody writes there until the next exchange, or
+            until the slice has been sent (`SparseReplica.offer_all`).
+        server: Room for what servers have after it, as large; empty in a flush, which reads later.
         ids: Of the rows, ``None`` for a dense parameter.
         slots: The rows in the replica, ``None`` for a dense parameter.
     """
@@ -242,8 +243,9 @@ class SparseReplica:
         return max(1, _SLICE_BYTES // (4 * self.dim))
 
     def expect(self, ids: Ids) -> None:
-        """Count rows that are here as `unread`."""
-        self._is_unread[self._index.find(ids)] = True
+        """Count rows as `unread`; those this worker never asked for are left out."""
+        slots = self._index.find(ids)
+        self._is_unread[slots[slots >= 0]] = True
 
     @property
     def unread(self) -> Ids:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -117,11 +118,11 @@ class ServedStore:
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip."""
-        return _Pulling(self._core, pulls, gate, self._gate_ms).result()
+        return _Pulling(self._core, pulls, gate, gate_ms=self._gate_ms).result()
 
     def begin_pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> PendingPull:
         """Begin to fill every ``out``, in one round trip."""
-        return _Pulling(self._core, pulls, gate, self._gate_ms)
+        return _Pulling(self._core, pulls, gate, gate_ms=self._gate_ms, is_hint=True)
 
     def push(self, pushes: Sequence[Push], round_: Gate | None = None) -> Pending:
         """Begin a push of several tables."""
@@ -200,24 +201,34 @@ class ServedStore:
 class _Pulling:
     """A pull of several tables that is under way."""
 
-    def __init__(self, core: Any, pulls: Sequence[Pull], gate: Gate | None, gate_ms: int) -> None:
+    def __init__(
+        self,
+        core: Any,
+        pulls: Sequence[Pull],
+        gate: Gate | None,
+        *,
+        gate_ms: int,
+        is_hint: bool = False,
+    ) -> None:
         self._core = core
-        self._tables = [pull.table.number for pull in pulls]
-        sparse: dict[str | None, list[Pull]] = {}  # One call has one codec.
-        for pull in pulls:
-            if pull.ids is not None and len(pull.ids):
-                sparse.setdefault(pull.table.codec, []).append(pull)
+        self._pulls = pulls
         options = {
             "gate": _gate(gate),
             "timeout_ms": -1 if gate is None else gate_ms,
             "in_background": True,
-            "is_hint": True,
+            "is_hint": is_hint,
         }
         self._works = [
             core.pull_dense(pull.table.number, pull.out, **options)
             for pull in pulls
             if pull.ids is None
-        ] + [
+        ]
+        sparse: dict[str | None, list[Pull]] = {}  # One call has one codec.
+        for pull in pulls:
+            if pull.ids is not None and len(pull.ids):
+                sparse.setdefault(pull.table.codec, []).append(pull)
+        self._sparse = list(sparse.values())
+        self._works += [
             core.pull(
                 [pull.table.number for pull in chosen],
                 [pull.ids for pull in chosen],
@@ -228,10 +239,23 @@ class _Pulling:
             for codec, chosen in sparse.items()
         ]
 
-    def result(self) -> list[Any]:
+    def is_done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return all(work.done() for work in self._works)
+
+    def result(self, timeout: float | None = None) -> list[Any]:
         """Wait until all have come; what to give as ``seen`` with a later push."""
-        _outcomes(self._works)
-        return [self._core.seen(number) for number in self._tables]
+        outcomes = _outcomes(self._works, timeout)[len(self._works) - len(self._sparse) :]
+        # As they were when the rows came: others may have pulled from the same tables since.
+        seen = {
+            id(pull): of_table
+            for chosen, of_tables in zip(self._sparse, outcomes, strict=True)
+            for pull, of_table in zip(chosen, of_tables, strict=True)
+        }
+        return [
+            seen[id(pull)] if id(pull) in seen else self._core.seen(pull.table.number)
+            for pull in self._pulls
+        ]
 
 
 class _Pushing:
@@ -280,11 +304,15 @@ class _Pushing:
         return self._outcomes
 
 
-def _outcomes(works: Sequence[Any]) -> list[Any]:
+def _outcomes(works: Sequence[Any], timeout: float | None = None) -> list[Any]:
     """Wait for all parts of a call; the first failure is raised, and stands for those after it.
 
-    One that nobody had waited for would come out of the connection's `close`, long after it.
+    One that nobody had waited for would come out of the connection's `close`, long after it. With
+    ``timeout``, in seconds, nobody has to wait, and one that is late raises `TimedOut`.
     """
+    if timeout is not None:
+        deadline = time.monotonic() + timeout
+        return [work.wait(milliseconds(max(1e-3, deadline - time.monotonic()))) for work in works]
     outcomes: list[Any] = []
     waiting = iter(works)
     try:

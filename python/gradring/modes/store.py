@@ -112,8 +112,16 @@ class Pending(Protocol):
 class PendingPull(Protocol):
     """A pull that is under way. Nobody has to ask what became of it."""
 
-    def result(self) -> list[Any]:
-        """Wait until every ``out`` is filled; what `Store.pull` returns."""
+    def is_done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Wait until every ``out`` is filled; what `Store.pull` returns.
+
+        Args:
+            timeout: Seconds; one that takes longer raises `TimedOut`, and goes on. ``None``: as
+                long as the pull itself may take.
+        """
 
 
 @dataclass

@@ -95,7 +95,7 @@ class ModeTable:
             coming is not None
             and coming.has_begun
             and np.array_equal(coming.ids, ids)
-            and coming.wait()
+            and coming.wait(self._optimizer.timeout)
         ):
             self.seen = coming.seen
             return coming.rows
@@ -126,7 +126,8 @@ class ModeTable:
         It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
         promises of a pull after the next `step`.
         """
-        self._coming = Prefetched(self, as_ids(ids).reshape(-1))
+        # A copy: the caller may write the next ids there before these have come.
+        self._coming = Prefetched(self, as_ids(ids).reshape(-1).copy())
         self._optimizer.begin_prefetch(self._coming)
 
 
@@ -156,12 +157,23 @@ class Prefetched:
         with contextlib.suppress(Error):
             self._pending = store.begin_pull([Pull(self.table.table, self.ids, self.rows)], gate)
 
-    def wait(self) -> bool:
-        """Wait until they are here, and tell whether they are: asking may have failed."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            with contextlib.suppress(Error):
-                self.seen = pending.result()[0]
+    @property
+    def is_under_way(self) -> bool:
+        """Whether they may still come."""
+        return self._pending is not None and not self._pending.is_done()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until they are here, and tell whether they are: asking may have failed.
+
+        Raises:
+            TimedOut: They are not after ``timeout`` seconds.
+        """
+        if self.seen is None and self._pending is not None:
+            try:
+                self.seen = self._pending.result(timeout)[0]
+            except Error:
+                if self.is_under_way:
+                    raise
         return self.seen is not None
 
 

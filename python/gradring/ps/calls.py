@@ -159,7 +159,7 @@ class Calls:
         )
 
     def flush(self, timeout: float | None) -> None:
-        """Wait until everything that was started is done."""
+        """Wait until everything that was started is done, but hints."""
         self.core.flush(milliseconds(timeout))
 
     @contextlib.contextmanager

@@ -208,7 +208,7 @@ class ParameterServer:
         self.calls.set_rules(rules, timeout)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything this client has started is done.
+        """Wait until everything this client has started is done, but prefetches of optimizers.
 
         Args:
             timeout: Longest time without progress, in seconds; ``None`` is the connection's.

@@ -126,7 +126,7 @@ class SparseTable:
         return True
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything this client has started is done, on all tables.
+        """Wait until everything this client has started is done, on all tables, but prefetches.
 
         Raises:
             TimedOut: It is not, after ``timeout`` seconds without progress.
