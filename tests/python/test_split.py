@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -248,13 +249,12 @@ def test_a_subgroup_of_different_ranks_is_a_mismatch_and_no_data_of_others(
         if given is None:
             return
         sub = comm.subgroup(given, "a")
-        turn = 0
+        end = time.monotonic() + 20  # The third may come late on a busy machine.
         while True:  # Who has heard only of the first two is told in a later call.
             gathered = sub.all_gather(np.full(count, comm.rank))
             assert agreed
             assert gathered[:, 0].tolist() == given
-            turn += 1
-            assert turn < 100_000
+            assert time.monotonic() < end
 
     for rank, error in enumerate(fresh_world(3, transport).errors(call)):
         if ranks[rank] is None:
