@@ -117,8 +117,8 @@ class Gathered(Local):
 
     def train(self, batch: Batch, lr: float, coming: Batch | None, *, with_loss: bool) -> float:  # noqa: ARG002
         if not self.everybody:
-            shape = self.comm.world_size, -1, self.inputs.shape[1]
-            self.everybody = [self.inputs.new_empty(shape[0], len(i), shape[2]) for i in batch.ids]
+            workers, dim = self.comm.world_size, self.inputs.shape[1]
+            self.everybody = [torch.empty(workers, len(ids), dim) for ids in batch.ids]
         # A worker's own is written where it belongs among all: nobody copies it then.
         own = tuple(each[self.comm.rank] for each in self.everybody)
         *_, loss = self.progress(batch, with_loss=with_loss, into=own)

@@ -78,7 +78,7 @@ def trained(store: Any, rows: int, workers: int = 1) -> tuple[gr.GeoOptimizer, A
     return optimizer, table
 
 
-@pytest.mark.parametrize("rows", [1, SLICE_ROWS, 50])
+@pytest.mark.parametrize("rows", [0, 1, SLICE_ROWS, 50])
 def test_all_workers_have_the_same_after_it(servers: Servers, rows: int) -> None:
     def work(rank: int) -> Any:
         optimizer, table = trained(servers.client(rank), rows, workers=2)
@@ -95,7 +95,9 @@ def test_all_workers_have_the_same_after_it(servers: Servers, rows: int) -> None
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(param, other)
     held = servers.sparse("t", DIM, gr.optim.Sum())
-    np.testing.assert_array_equal(first, [held[row] for row in range(rows)])
+    np.testing.assert_array_equal(
+        first, np.array([held[row] for row in range(rows)]).reshape(-1, DIM)
+    )
 
 
 def test_a_push_under_way_keeps_its_values_and_few_are() -> None:

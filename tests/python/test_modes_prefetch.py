@@ -92,6 +92,16 @@ def test_a_prefetch_that_fails_is_asked_again_and_stops_nothing(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_prefetch_of_no_ids_is_one(trained: tuple[Any, Any]) -> None:
+    optimizer, table = trained
+    table.prefetch(IDS[:0])
+    optimizer.step(rows=ones(table))
+    assert table.pull(IDS[:0]).shape == (0, 1)
+    optimizer.flush()
+    np.testing.assert_array_equal(rows_of(table), 1)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_callers_ids_may_be_written_over_while_rows_come(trained: tuple[Any, Any]) -> None:
     optimizer, table = trained
     own = np.array([1, 2], np.uint64)
