@@ -97,6 +97,13 @@ PsHeader header_of(PsType type, std::uint64_t table = 0, std::uint64_t a = 0, st
   return header;
 }
 
+PsHeader header_on(const RemoteTable& table, PsType type, std::uint64_t a = 0,
+                   std::uint64_t b = 0) {
+  PsHeader header = header_of(type, 0, a, b);
+  table.address(header);
+  return header;
+}
+
 void require_type(const PlainCall::Answered& answer, PsType type) {
   if (answer.header.type != type) throw ProtocolError("an answer of another kind");
 }
@@ -130,7 +137,7 @@ void set_rules(PsClient& self, const std::vector<std::pair<std::size_t, py::dict
     ps::require_successor(table->spec, rule);
     Bytes head;
     ps::put(head, rule);
-    call->add_to_all(self.client->shards(), header_of(PsType::kSetRule, table->id), head);
+    call->add_to_all(self.client->shards(), header_on(*table, PsType::kSetRule), head);
   }
   if (!rules.empty()) run(self, call, timeout_ms);
 }
@@ -166,7 +173,7 @@ py::tuple read_rows(PsClient& self, std::size_t number, std::uint32_t shard, std
   if (shard >= self.client->shards())
     throw InvalidArgument(str("read_rows: there is no shard ", shard));
   const auto call = std::make_shared<PlainCall>(str("read of table '", table->spec.name, "'"));
-  call->add(shard, header_of(PsType::kReadRows, table->id, cursor, most));
+  call->add(shard, header_on(*table, PsType::kReadRows, cursor, most));
   const Answers answers = run(self, call, timeout_ms);
   require_type(answers[0], PsType::kWholeRows);
   const std::span<const std::byte> payload(answers[0].payload);
@@ -177,7 +184,8 @@ py::tuple read_rows(PsClient& self, std::size_t number, std::uint32_t shard, std
 }
 
 void write_rows(PsClient& self, std::size_t number, const py::object& metas,
-                const py::object& floats, std::uint64_t steps, std::int64_t timeout_ms) {
+                const py::object& floats, std::optional<std::uint64_t> steps,
+                std::int64_t timeout_ms) {
   const auto table = self.table(number);
   const Buffer heads(metas, static_cast<int>(DType::kUInt8), false);
   const Buffer values(floats, static_cast<int>(DType::kFloat32), false);
@@ -201,7 +209,7 @@ py::list read_dense(PsClient& self, std::size_t number, std::int64_t timeout_ms)
   const auto table = self.table(number);
   py::list parts;
   for (const auto& answer : ask_all(self, str("read of table '", table->spec.name, "'"),
-                                    header_of(PsType::kReadRows, table->id), {}, timeout_ms)) {
+                                    header_on(*table, PsType::kReadRows), {}, timeout_ms)) {
     require_type(answer, PsType::kWholeRows);
     wire::Reader in(answer.payload);
     const auto steps = in.get<std::uint64_t>();
@@ -231,7 +239,7 @@ void write_dense(PsClient& self, std::size_t number, const py::list& parts,
   for (const auto& part : parts) {
     const auto pair = part.cast<std::pair<std::uint64_t, py::object>>();
     const Buffer floats(pair.second, static_cast<int>(DType::kFloat32), false);
-    PsHeader header = header_of(PsType::kWriteRows, table->id);
+    PsHeader header = header_on(*table, PsType::kWriteRows);
     header.flags = wire::kIsDense;
     header.count = static_cast<std::uint32_t>(floats.count());
     Bytes head;
@@ -274,9 +282,9 @@ std::uint64_t shrink(PsClient& self, std::uint64_t unseen_ticks, float least_sco
   Bytes head;
   const auto bits = std::bit_cast<std::uint32_t>(least_score);
   ps::put_bytes(head, std::as_bytes(std::span(&bits, 1)));
-  const std::uint64_t table = number ? self.table(*number)->id : 0;
-  return sum_of_rows(
-      ask_all(self, "shrink", header_of(PsType::kShrink, table, unseen_ticks), head, timeout_ms));
+  PsHeader header = header_of(PsType::kShrink, 0, unseen_ticks);
+  if (number) self.table(*number)->address(header);
+  return sum_of_rows(ask_all(self, "shrink", header, head, timeout_ms));
 }
 
 std::vector<std::string> stats(PsClient& self, std::int64_t timeout_ms) {
@@ -298,7 +306,7 @@ void register_ps_tables(py::class_<PsClient>& type) {
       .def("read_rows", &read_rows, py::arg("table"), py::arg("shard"), py::arg("cursor"),
            py::arg("most"), py::arg("timeout_ms") = -1)
       .def("write_rows", &write_rows, py::arg("table"), py::arg("metas"), py::arg("floats"),
-           py::arg("steps") = 0, py::arg("timeout_ms") = -1)
+           py::arg("steps") = py::none(), py::arg("timeout_ms") = -1)
       .def("read_dense", &read_dense, py::arg("table"), py::arg("timeout_ms") = -1)
       .def("dense_ends", &dense_ends, py::arg("table"))
       .def("write_dense", &write_dense, py::arg("table"), py::arg("parts"),

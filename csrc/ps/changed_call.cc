@@ -27,7 +27,7 @@ ChangedCall::ChangedCall(std::shared_ptr<RemoteTable> table, std::span<const std
     Part part;
     part.shard = shard;
     part.header.type = PsType::kPullChanged;
-    part.header.table = table_->id;
+    table_->address(part.header);
     part.header.a = since[shard];
     part.header.b = std::max<std::size_t>(1, share_bytes_ / 2 / row_bytes());
     parts_.push_back(std::move(part));

@@ -29,7 +29,7 @@ std::vector<Part> parts_of(const RemoteTable& table, PsType type, RowCodec codec
     part.shard = shard;
     part.header.type = type;
     part.header.codec = codec;
-    part.header.table = table.id;
+    table.address(part.header);
     parts.push_back(std::move(part));
   }
   return parts;

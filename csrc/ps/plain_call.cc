@@ -29,7 +29,7 @@ void PlainCall::take(std::size_t part, const wire::PsHeader& answer,
 }
 
 void add_writes(PlainCall& call, const RemoteTable& table, std::span<const RowMeta> metas,
-                std::span<const float> floats, std::uint64_t steps) {
+                std::span<const float> floats, std::optional<std::uint64_t> steps) {
   const std::size_t width = metas.empty() ? 0 : floats.size() / metas.size();
   const std::size_t row_bytes = sizeof(RowMeta) + width * sizeof(float);
   const std::size_t most = std::max<std::size_t>(1, limits::kPsPartBytes / row_bytes);
@@ -39,13 +39,14 @@ void add_writes(PlainCall& call, const RemoteTable& table, std::span<const RowMe
   for (std::uint32_t shard = 0; shard < table.shards; ++shard) {
     const auto& rows = by_shard[shard];
     // Also to a shard without rows, if there are steps to tell.
-    const std::size_t end = rows.empty() && steps > 0 ? 1 : rows.size();
+    const std::size_t end = rows.empty() && steps ? 1 : rows.size();
     for (std::size_t first = 0; first < end; first += most) {
       const auto chosen = std::span(rows).subspan(first, std::min(most, rows.size() - first));
       wire::PsHeader header;
       header.type = wire::PsType::kWriteRows;
-      header.table = table.id;
-      header.a = steps;
+      table.address(header);
+      header.a = steps.value_or(0);
+      if (steps) header.flags |= wire::kTellsSteps;
       header.count = static_cast<std::uint32_t>(chosen.size());
       Bytes payload;
       payload.reserve(chosen.size() * row_bytes);

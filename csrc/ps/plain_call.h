@@ -41,8 +41,8 @@ class PlainCall final : public Call {
 };
 
 // Whole rows for their shards, in parts. `floats` has `row_floats` for each of them. `steps`: told
-// to every shard, unless it is 0.
+// to every shard, if there are any.
 void add_writes(PlainCall& call, const RemoteTable& table, std::span<const RowMeta> metas,
-                std::span<const float> floats, std::uint64_t steps = 0);
+                std::span<const float> floats, std::optional<std::uint64_t> steps = std::nullopt);
 
 }  // namespace gradring::ps

@@ -9,6 +9,7 @@
 
 #include "ps/residuals.h"
 #include "ps/spec.h"
+#include "wire/ps_frames.h"
 
 namespace gradring::ps {
 
@@ -17,15 +18,22 @@ class RemoteTable {
   RemoteTable(TableSpec table_spec, std::uint32_t shard_count)
       : spec(std::move(table_spec)),
         id(table_id(spec.name)),
+        layout(layout_of(spec)),
         shards(shard_count),
         residuals(spec.dim),
         seen_(std::make_unique<std::atomic<std::uint64_t>[]>(shard_count)) {}
 
   const TableSpec spec;
   const std::uint64_t id;
+  const std::uint32_t layout;
   const std::uint32_t shards;
   Residuals residuals;  // Of rows pushed; whoever drives the client uses it.
 
+  // A request on this table: refused if the servers have another one by that name meanwhile.
+  void address(wire::PsHeader& header) const {
+    header.table = id;
+    header.layout = layout;
+  }
   // The shard's count of pushes to the table at the last pull from there.
   std::uint64_t seen(std::uint32_t shard) const {
     return seen_[shard].load(std::memory_order_relaxed);

@@ -63,7 +63,7 @@ PullCall::PullCall(std::vector<PullItem> items, const PullOptions& options)
         part.shard = shard;
         part.header.type = PsType::kPull;
         part.header.codec = options_.codec;
-        part.header.table = table.id;
+        table.address(part.header);
         part.header.count = static_cast<std::uint32_t>(count);
         if (options_.gate) part.header.flags = wire::kHasGate;
         part.head = gate;
@@ -142,7 +142,7 @@ void PushCall::add_part(std::size_t item, std::uint32_t shard, std::size_t first
   part.shard = shard;
   part.header.type = PsType::kPush;
   part.header.codec = options_.codec;
-  part.header.table = table.id;
+  table.address(part.header);
   part.header.count = static_cast<std::uint32_t>(count);
   const auto& seen = items_[item].seen;
   part.header.a = seen.empty() ? table.seen(shard) : seen[shard];

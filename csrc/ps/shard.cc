@@ -272,7 +272,7 @@ Answer Shard::Impl::answer_pull(Connection connection, const Frame& frame, std::
 }
 
 Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
-  Table& table = store.require(request.header.table, TableKind::kSparse);
+  Table& table = store.require(request.header.table, request.header.layout, TableKind::kSparse);
   const auto ids = get_pull_ids(request, ids_at);
   store.require_ours(ids);
   Frame answer = answer_to(request.header, PsType::kRows);
@@ -289,7 +289,7 @@ Frame Shard::Impl::rows_of(const Frame& request, std::size_t ids_at) {
 }
 
 Answer Shard::Impl::dense_of(Connection connection, const Frame& request) {
-  Table& table = store.require(request.header.table, TableKind::kDense);
+  Table& table = store.require(request.header.table, request.header.layout, TableKind::kDense);
   Answer answer{connection, answer_to(request.header, PsType::kDense)};
   PsHeader& header = answer.frame.header;
   header.a = table.pushes;
@@ -301,7 +301,7 @@ Answer Shard::Impl::dense_of(Connection connection, const Frame& request) {
 }
 
 Frame Shard::Impl::changed_of(const Frame& request, std::uint32_t client) {
-  Table& table = store.require(request.header.table, TableKind::kSparse);
+  Table& table = store.require(request.header.table, request.header.layout, TableKind::kSparse);
   const std::size_t row_bytes =
       sizeof(std::uint64_t) + encoded_rows_bytes(request.header.codec, table.spec.dim, 1);
   const std::size_t most = std::min<std::size_t>(
@@ -322,7 +322,7 @@ Frame Shard::Impl::changed_of(const Frame& request, std::uint32_t client) {
 }
 
 Frame Shard::Impl::whole_rows_of(const Frame& request) {
-  Table& table = store.require(request.header.table);
+  Table& table = store.require(request.header.table, request.header.layout);
   Frame answer = answer_to(request.header, PsType::kWholeRows);
   if (table.dense) {
     const std::uint64_t steps = table.dense->steps();

@@ -16,6 +16,11 @@ std::span<const std::uint64_t> get_ids(wire::Reader& in, std::uint32_t count) {
   return {reinterpret_cast<const std::uint64_t*>(bytes.data()), count};
 }
 
+std::optional<std::uint64_t> steps_of(const PsHeader& write) {
+  const bool tells = (write.flags & wire::kTellsSteps) != 0 || write.a > 0;
+  return tells ? std::optional(write.a) : std::nullopt;
+}
+
 // Tables of the library's own are left alone by what is said of all: their rows count things.
 bool is_own(const TableSpec& spec) {
   return spec.name.starts_with("gradring/");
@@ -184,8 +189,8 @@ void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, s
 
 Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
                                 std::uint32_t client) {
-  Table& table = store.require(
-      header.table, header.type == PsType::kPush ? TableKind::kSparse : TableKind::kDense);
+  const TableKind kind = header.type == PsType::kPush ? TableKind::kSparse : TableKind::kDense;
+  Table& table = store.require(header.table, header.layout, kind);
   const Gradients gradients{change.ids, header.codec, change.values};
   if (!change.round)
     return store.push(table, gradients, client, header.a, (header.flags & wire::kIsLastPart) != 0);
@@ -205,11 +210,14 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
   Outcome outcome;
   switch (header.type) {
     case PsType::kMakeTable: store.make(change.spec); break;
-    case PsType::kSetRule: store.set_rule(store.require(header.table), change.rule); break;
+    case PsType::kSetRule:
+      store.set_rule(store.require(header.table, header.layout), change.rule);
+      break;
     case PsType::kPush:
     case PsType::kPushDense: outcome = apply_push(header, change, client); break;
     case PsType::kWriteRows:
-      store.write(store.require(header.table), header.count, change.values, client, header.a);
+      store.write(store.require(header.table, header.layout), header.count, change.values, client,
+                  steps_of(header));
       break;
     case PsType::kClock: {
       Domain fresh;
@@ -231,6 +239,7 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
       break;
     case PsType::kTick:
     case PsType::kShrink:
+      if (header.table != 0) store.require(header.table, header.layout);
       if (header.type == PsType::kTick && header.table == 0)
         store.note_tick(static_cast<std::uint32_t>(header.a));
       for (auto& [id, table] : store.all()) {

@@ -1,9 +1,12 @@
 #include "ps/spec.h"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 #include <unordered_set>
 
 #include "base/config.h"
+#include "base/crc32c.h"
 #include "base/error.h"
 #include "ps/partition.h"
 
@@ -137,6 +140,14 @@ std::uint64_t table_id(const std::string& name) {
     hash *= 0x100000001b3ull;
   }
   return mix_id(hash);  // Short names differ in few bits of FNV's upper half.
+}
+
+std::uint32_t layout_of(const TableSpec& spec) {
+  const bool is_dense = spec.kind == TableKind::kDense;
+  const std::string text =
+      str(static_cast<int>(spec.kind), " ", spec.dim, " ", spec.count, " ", name(spec.rule.kind),
+          " ", state_of(spec.rule), " ", is_dense && spec.rule.clip_norm > 0);
+  return std::max<std::uint32_t>(1, crc32c(std::as_bytes(std::span(text))));
 }
 
 void require_valid(const TableSpec& spec) {

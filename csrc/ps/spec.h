@@ -66,6 +66,9 @@ struct TableSpec {
 
 // The table's number on every server: a hash of its name, so that nobody has to hand numbers out.
 std::uint64_t table_id(const std::string& name);
+// A hash of what a table's bytes mean: kind, lengths, rule and state. Never 0. Settings that may
+// change while the table stays (require_successor) are not in it.
+std::uint32_t layout_of(const TableSpec& spec);
 
 // A dense table's part on one shard. Whoever clips by the norm has to see all of the gradient, so
 // such a table is whole on one shard; all others are cut.

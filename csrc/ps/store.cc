@@ -77,6 +77,7 @@ Table& Store::make(const TableSpec& spec) {
   if (spec.kind == TableKind::kDense) require_fits_payload(spec);
   Table table;
   table.spec = spec;
+  table.layout = layout_of(spec);
   try {
     if (spec.kind == TableKind::kSparse) {
       table.sparse = std::make_unique<SparseTable>(spec);
@@ -106,8 +107,16 @@ Table& Store::require(std::uint64_t id) {
   return found->second;
 }
 
-Table& Store::require(std::uint64_t id, TableKind kind) {
+Table& Store::require(std::uint64_t id, std::uint32_t layout) {
   Table& table = require(id);
+  if (layout != 0 && layout != table.layout)
+    throw InvalidArgument(str("table '", table.spec.name, "' was made anew, with another length, ",
+                              "rule or state, since this handle of it: make it again"));
+  return table;
+}
+
+Table& Store::require(std::uint64_t id, std::uint32_t layout, TableKind kind) {
+  Table& table = require(id, layout);
   if (table.spec.kind != kind)
     throw InvalidArgument(
         str("table '", table.spec.name, "' is ", kind == TableKind::kSparse ? "dense" : "sparse"));
@@ -262,7 +271,7 @@ void Store::set_rule(Table& table, const kernels::Rule& rule) {
 }
 
 void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> values,
-                  std::uint32_t client, std::uint64_t steps) {
+                  std::uint32_t client, std::optional<std::uint64_t> steps) {
   if (!table.sparse) {
     const std::size_t floats = table.dense->count();
     const auto all = floats_in(values.subspan(std::min<std::size_t>(8, values.size())));
@@ -283,7 +292,7 @@ void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> 
   for (std::uint32_t i = 0; i < count; ++i) require_ours(std::span(&metas[i].id, 1));
   table.sparse->write({metas, count}, floats_in(values.subspan(sizeof(RowMeta) * count)).data(),
                       client);
-  if (steps > 0) table.steps = steps;
+  if (steps) table.steps = *steps;
 }
 
 void Store::read_rows(Table& table, std::span<const std::uint64_t> ids, wire::RowCodec codec,

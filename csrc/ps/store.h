@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ namespace gradring::ps {
 
 struct Table {
   TableSpec spec;
+  std::uint32_t layout = 0;             // layout_of(spec).
   std::unique_ptr<SparseTable> sparse;  // One of the two.
   std::unique_ptr<DenseTable> dense;
   std::uint64_t pushes = 0;  // Whole ones; a round counts as one. What staleness is measured in.
@@ -63,7 +65,8 @@ class Store {
   void note_tick(std::uint32_t tick) { told_tick_ = std::max(told_tick_, tick); }
   std::uint32_t told_tick() const { return told_tick_; }
   // Throws InvalidArgument that says what there is.
-  Table& require(std::uint64_t id, TableKind kind);
+  Table& require(std::uint64_t id, std::uint32_t layout, TableKind kind);
+  Table& require(std::uint64_t id, std::uint32_t layout);
   Table& require(std::uint64_t id);
   std::map<std::uint64_t, Table>& all() { return tables_; }
   const std::map<std::uint64_t, Table>& all() const { return tables_; }
@@ -77,9 +80,9 @@ class Store {
   void apply_round(ReadyRound round);
   // For all updates from now on. Throws InvalidArgument if rows cannot go on under it.
   void set_rule(Table& table, const kernels::Rule& rule);
-  // `steps`: of a sparse table's rule, where they are the table's; 0: they stay.
+  // `steps`: of a sparse table's rule, where they are the table's; none: they stay.
   void write(Table& table, std::uint32_t count, std::span<const std::byte> values,
-             std::uint32_t client, std::uint64_t steps);
+             std::uint32_t client, std::optional<std::uint64_t> steps);
 
   // Appends what they read to `out`.
   void read_rows(Table& table, std::span<const std::uint64_t> ids, wire::RowCodec codec,

@@ -18,7 +18,7 @@ struct RawFrame {
   std::uint8_t flags;
   std::uint8_t codec;
   std::uint32_t count;
-  std::uint32_t reserved;
+  std::uint32_t layout;
   std::uint64_t request;
   std::uint64_t seq;
   std::uint64_t table;
@@ -68,6 +68,7 @@ PsHeaderBytes encode(const PsHeader& header) {
   raw.flags = header.flags;
   raw.codec = static_cast<std::uint8_t>(header.codec);
   raw.count = header.count;
+  raw.layout = header.layout;
   raw.request = header.request;
   raw.seq = header.seq;
   raw.table = header.table;
@@ -98,6 +99,7 @@ PsHeader decode_ps_header(std::span<const std::byte, kPsHeaderBytes> bytes) {
   header.flags = raw.flags;
   header.codec = static_cast<RowCodec>(raw.codec);
   header.count = raw.count;
+  header.layout = raw.layout;
   header.request = raw.request;
   header.seq = raw.seq;
   header.table = raw.table;

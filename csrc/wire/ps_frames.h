@@ -30,7 +30,7 @@ enum class PsType : std::uint8_t {
   kPullChanged = 4,  // a: since this stamp, b: at most so many rows; -
   kPush = 5,         // a: pushes seen, b: number of the push; count ids; [tail] [round] ids rows
   kPushDense = 6,    // the same, count floats; [tail] [round] floats
-  kWriteRows = 7,    // a: steps of the table (0: as they are), count rows; [tail] metas floats
+  kWriteRows = 7,    // a: steps of the table (kTellsSteps), count rows; [tail] metas floats
                      // (dense: count floats; steps weights state)
   kClock = 8,        // a: domain, b: clock; [tail] workers u32, kind u8, weight f64
   kLeave = 9,        // a: domain (0: all); [tail]
@@ -76,12 +76,15 @@ inline constexpr std::uint8_t kIsLastPart = 16;  // Of a push, on this shard.
 // A push: tell which rows were not done. Its answer: behind the numbers there are as many bits as
 // the push had rows, in words of 64; 1: refused, or counted only.
 inline constexpr std::uint8_t kTellsSkipped = 32;
+// kWriteRows: `a` is told, 0 too. Without it 0 leaves them as they are.
+inline constexpr std::uint8_t kTellsSteps = 64;
 
 struct PsHeader {
   PsType type = PsType::kHello;
   std::uint8_t flags = 0;
   RowCodec codec = RowCodec::kFloat32;
   std::uint32_t count = 0;
+  std::uint32_t layout = 0;  // Of the table as the sender knows it (ps/spec.h); 0: it says nothing.
   std::uint64_t request = 0;  // The client's; answers repeat it.
   std::uint64_t seq = 0;
   std::uint64_t table = 0;

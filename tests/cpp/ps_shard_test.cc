@@ -208,6 +208,26 @@ TEST_CASE("a rule of another state is refused, and the one in force stays") {
   CHECK(rows_of(answer.header, answer.payload, 1).rows == Values{-1});
 }
 
+TEST_CASE("a handle of a table that was made anew with another rule is refused") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  ps::TableSpec spec = sum_table("t", 2);
+  const std::uint32_t before = ps::layout_of(spec);
+  spec.rule.kind = kernels::RuleKind::kSgd;
+  rig.ask(guest, make_table(spec));
+  Request change = push("t", {1}, {1, 1});
+  Request read = pull("t", {1});
+  for (const std::uint32_t layout : {before, ps::layout_of(spec), std::uint32_t{0}}) {
+    change.header.layout = read.header.layout = layout;
+    const ErrorKind expected = layout == before ? ErrorKind::kInvalidArgument : ErrorKind::kNone;
+    CHECK(error_of(rig.ask(guest, change)) == expected);
+    CHECK(error_of(rig.ask(guest, read)) == expected);
+  }
+  ps::TableSpec slower = spec;
+  slower.rule.lr /= 2;  // May change while the table stays.
+  CHECK(ps::layout_of(slower) == ps::layout_of(spec));
+}
+
 TEST_CASE("a table that is too large for one shard is refused, and the shard lives on") {
   ShardRig rig;
   Guest guest = enter_with_table(rig, 0);

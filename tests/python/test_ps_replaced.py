@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gradring as gr
 from gradring.errors import InvalidArgument, Mismatch
+from gradring.ps import ParameterServer
 from ps_servers import connected
 
 
@@ -44,6 +46,54 @@ def test_a_handle_of_a_table_that_is_gone_makes_none(tmp_path: Path) -> None:
         ps.save(tmp_path / "empty")
         table = ps.sparse_table("t", 4, gr.optim.Sum())
         ps.load(tmp_path / "empty")
-        with pytest.raises(InvalidArgument, match=r"there is no table .* make it first"):
-            table.pull([1])
-        assert not any(shard["tables"] for shard in ps.stats())
+        own = ps.dense_table("gradring/own", 1, gr.optim.Sum())
+        ps.load(tmp_path / "empty")
+        for call in (
+            lambda: table.pull([1]),
+            lambda: table.push([1], np.ones((1, 4))),
+            lambda: len(table),
+            lambda: ps.shrink(table),
+            table.state_dict,
+            lambda: table.load_state_dict({"ids": [1], "rows": np.ones((1, 4))}),
+            lambda: table.set_optimizer(gr.optim.Sum()),
+        ):
+            with pytest.raises(InvalidArgument, match=r"the servers have no table 't' any more"):
+                call()
+        names = {one["name"] for shard in ps.stats() for one in shard["tables"]}
+        assert names <= {own.name, "gradring/removals"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "now", "then"),
+    [
+        ("sparse", gr.optim.Adam(lr=0.1), gr.optim.SparseAdam(lr=0.1)),
+        ("sparse", gr.optim.RMSprop(lr=0.1, momentum=0.9), gr.optim.Adam(lr=0.1)),
+        ("dense", gr.optim.RMSprop(lr=0.1, momentum=0.9), gr.optim.Adam(lr=0.1)),
+    ],
+)
+def test_a_handle_of_a_table_whose_rows_are_as_long_but_mean_something_else_says_so(
+    tmp_path: Path, kind: str, now: Any, then: Any
+) -> None:
+    def make(ps: ParameterServer, rule: Any) -> Any:
+        if kind == "dense":
+            return ps.dense_table("t", 4, rule)
+        return ps.sparse_table("t", 4, rule)
+
+    with connected(2) as ps:
+        make(ps, now)
+        ps.save(tmp_path / "now")
+    with connected(2) as ps:
+        table = make(ps, then)
+        gradient = np.ones(4) if kind == "dense" else ([1], np.ones((1, 4)))
+        push = (lambda: table.push(gradient)) if kind == "dense" else lambda: table.push(*gradient)
+        push()
+        saved = table.state_dict()
+        ps.load(tmp_path / "now")
+        for call in (
+            push,
+            table.pull if kind == "dense" else lambda: table.pull([1]),
+            table.state_dict,
+            lambda: table.load_state_dict(saved),
+        ):
+            with pytest.raises(Mismatch, match=r"was replaced since this handle .* optimizer: "):
+                call()

@@ -161,6 +161,11 @@ def test_the_number_of_updates_is_loaded_without_rows_too() -> None:
         empty = {**table.state_dict(), "updates": 1000}
         table.load_state_dict(empty)
         assert table.state_dict()["updates"] == 1000
+        table.load_state_dict({**empty, "updates": 0})
+        assert table.state_dict()["updates"] == 0
+        table.load_state_dict(empty)
+        table.load_state_dict({"ids": [1], "rows": np.ones((1, 2), np.float32)})
+        assert table.state_dict()["updates"] == 1000, "nothing was said of them"
 
 
 @pytest.mark.parametrize("servers", [1, 3])

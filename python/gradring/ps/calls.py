@@ -11,7 +11,15 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gradring.errors import Error, InvalidArgument, Mismatch, ProtocolError
+from gradring.errors import (
+    Closed,
+    Error,
+    InvalidArgument,
+    Mismatch,
+    PeerLost,
+    ProtocolError,
+    TimedOut,
+)
 from gradring.ps import specs
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.requests import Ids, PullRequest, Rows
@@ -141,7 +149,15 @@ class Calls:
     ) -> None:
         """Give tables other settings of their rules, in one round trip."""
         pairs = [(table.number, specs.rule_spec(optimizer)) for table, optimizer in rules]
-        self.core.set_rules(pairs, milliseconds(timeout))
+        before = self.core.bytes_sent
+        try:
+            self.core.set_rules(pairs, milliseconds(timeout))
+        except InvalidArgument:
+            # Else it was refused here already, and nothing is sent for it.
+            if self.core.bytes_sent > before:
+                for table, _ in rules:
+                    self.stats_of(table.name)
+            raise
         for table, optimizer in rules:
             table.optimizer = optimizer
 
@@ -149,14 +165,24 @@ class Calls:
         """Ask every shard what it holds and has done."""
         return [json.loads(text) for text in self.core.stats()]
 
+    def stats_of(self, name: str) -> list[dict[str, Any]]:
+        """Return what every shard says of a table.
+
+        Raises:
+            InvalidArgument: The servers have none of that name.
+        """
+        found = [one for shard in self.stats() for one in shard["tables"] if one["name"] == name]
+        if not found:
+            raise InvalidArgument(_gone(name))
+        return found
+
     def rows_of(self, name: str) -> int:
-        """Return the number of rows of a table on all shards."""
-        return sum(
-            int(table["rows"])
-            for shard in self.stats()
-            for table in shard["tables"]
-            if table["name"] == name
-        )
+        """Return the number of rows of a table on all shards.
+
+        Raises:
+            InvalidArgument: The servers have none of that name.
+        """
+        return sum(int(table["rows"]) for table in self.stats_of(name))
 
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was started is done, but hints."""
@@ -174,31 +200,35 @@ class Calls:
         try:
             yield
         except (ProtocolError, InvalidArgument) as error:
-            for table in tables:
-                if (difference := self._difference(table)) is not None:
-                    raise Mismatch(
-                        f"table {table.name!r} was replaced since this handle of it was made, as "
-                        f"loading a checkpoint does; make the table again with the settings that "
-                        f"it has now: {difference}"
-                    ) from error
+            with contextlib.suppress(TimedOut, PeerLost, Closed):  # Then this is the better error.
+                for table in tables:
+                    self._require_there(table, error)
             raise
 
-    def _difference(self, table: SparseTable | DenseTable) -> str | None:
-        """Return what a table has other settings in than its handle; None: nothing is known."""
+    def _require_there(self, table: SparseTable | DenseTable, error: Error) -> None:
+        # Asking must not make one that is not there.
+        if all(one["name"] != table.name for one in self.stats()[0]["tables"]):
+            raise InvalidArgument(_gone(table.name)) from error
         try:
-            # Asking must not make one that is not there.
-            if any(one["name"] == table.name for one in self.stats()[0]["tables"]):
-                self.core.make_table(self._specs[table.number])
+            self.core.make_table(self._specs[table.number])
         except Mismatch as mismatch:
-            return str(mismatch)
-        except Error:
-            pass  # What is to be explained is then the better error.
-        return None
+            raise Mismatch(
+                f"table {table.name!r} was replaced since this handle of it was made, as loading a "
+                f"checkpoint does; make the table again with the settings that it has now: "
+                f"{mismatch}"
+            ) from error
 
     def _pending(
         self, core: Any, finish: Callable[[Any], T], tables: Sequence[SparseTable | DenseTable]
     ) -> Pending[T]:
         return Pending(core, finish, lambda: self.explaining(tables))
+
+
+def _gone(name: str) -> str:
+    return (
+        f"the servers have no table {name!r} any more: they have loaded a checkpoint without it, "
+        "or began anew; make the table again"
+    )
 
 
 def pushed(report: Any) -> Pushed:

@@ -284,9 +284,10 @@ class ParameterServer:
         one_more = np.ones(removals.SHAPE, np.float32)
         counted.push(one_more)
         try:
-            dropped = int(
-                self.calls.core.shrink(unseen, least, None if table is None else table.number)
-            )
+            with self.calls.explaining([] if table is None else [table]):
+                dropped = int(
+                    self.calls.core.shrink(unseen, least, None if table is None else table.number)
+                )
         except BaseException:
             with contextlib.suppress(Error):
                 counted.push(one_more, async_op=True)

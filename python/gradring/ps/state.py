@@ -18,6 +18,7 @@ from gradring import _core, arrays
 from gradring.errors import InvalidArgument, ProtocolError
 from gradring.optim.state import steps_of
 from gradring.ps import saved_numbers
+from gradring.ps.read_ids import ReadIds
 
 if TYPE_CHECKING:
     from gradring.ps.dense import DenseTable
@@ -39,7 +40,10 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array, Array]]:
-    """Read a sparse table, shard by shard and in no order.
+    """Read a sparse table, shard by shard and in no order, each id once.
+
+    A row that goes and comes back meanwhile may lie where reading has not come yet: it was read
+    already then, as it was before.
 
     Yields:
         What is known of some rows, a record each, and their floats: float32 (n, dim + state).
@@ -50,13 +54,15 @@ def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array
     core = table.calls.core
     width = table.dim + sum(floats for _, floats in _fields(table.optimizer, table.dim))
     for shard in range(core.shards):
-        cursor, more = 0, True
+        cursor, more, read = 0, True, ReadIds()
         while more:
-            heads, values, cursor, more = core.read_rows(table.number, shard, cursor, most)
-            meta, floats = np.frombuffer(heads, _META), np.frombuffer(values, np.float32)
             with table.calls.explaining([table]):
+                heads, values, cursor, more = core.read_rows(table.number, shard, cursor, most)
+                meta, floats = np.frombuffer(heads, _META), np.frombuffer(values, np.float32)
                 _require_floats(table.name, floats.size, len(meta) * width)
-            yield meta, floats.reshape(len(meta), width)
+            wide = floats.reshape(len(meta), width)
+            is_new = read.take(meta["id"], meta["stamp"])
+            yield (meta, wide) if is_new.all() else (meta[is_new], wide[is_new])
 
 
 def read_rows(table: SparseTable) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
             `ParameterServer.tick` was told, by anybody. ``step`` is the state's where it has one,
             as torch's entries do, and else 0, but 1 with a ``momentum_buffer``: torch's SGD does
             not count. These four are one number, or one for each row. ``updates`` are then the
-            same, with a rule whose steps are the table's.
+            same, with a rule whose steps are the table's; where neither is there they stay.
 
     Raises:
         InvalidArgument: Shapes or names do not fit, or the state has what the table's rule does
@@ -124,8 +130,7 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
         )
     _require_no_more(saved, table, table.dim)
     of_state = _steps_of(saved)
-    by_table = of_state if _counts_for_table(table.optimizer) else 0
-    updates = int(saved_numbers.counts("updates", saved.get("updates", by_table), ()))
+    updates = _updates_in(saved, table, of_state)
     meta = np.zeros(len(ids), _META)
     meta["id"] = ids
     meta["step"] = saved_numbers.counts("step", saved.get("step", of_state), ids.shape)
@@ -153,9 +158,9 @@ def read_array(table: DenseTable) -> dict[str, Any]:
         Mismatch: The table was replaced by one with other settings.
     """
     names = [name for name, _ in _fields(table.optimizer, table.size)]
-    read = table.calls.core.read_dense(table.number)
-    flats = [np.frombuffer(values, np.float32) for _, values in read]
     with table.calls.explaining([table]):
+        read = table.calls.core.read_dense(table.number)
+        flats = [np.frombuffer(values, np.float32) for _, values in read]
         floats = (1 + len(names)) * table.size
         _require_floats(table.name, sum(flat.size for flat in flats), floats)
     parts = [flat.reshape(1 + len(names), -1) for flat in flats]
@@ -199,9 +204,16 @@ def write_array(table: DenseTable, saved: Mapping[str, Any]) -> None:
         )
 
 
+def _updates_in(saved: Mapping[str, Any], table: SparseTable, of_state: Any) -> int | None:
+    """Return the table's number of updates, None where nothing is said of it."""
+    is_of_table = _counts_for_table(table.optimizer) and "step" in (saved.get("state") or {})
+    if "updates" not in saved and not is_of_table:
+        return None
+    return int(saved_numbers.counts("updates", saved.get("updates", of_state), ()))
+
+
 def _tick_of(table: SparseTable) -> int:
-    tables = (one for shard in table.calls.stats() for one in shard["tables"])
-    return max(int(one["tick"]) for one in tables if one["name"] == table.name)
+    return max(int(one["tick"]) for one in table.calls.stats_of(table.name))
 
 
 def _counts_for_table(rule: Any) -> bool:
@@ -209,8 +221,7 @@ def _counts_for_table(rule: Any) -> bool:
 
 
 def _updates(table: SparseTable) -> int:
-    shards = [shard["tables"] for shard in table.calls.stats()]
-    return max(int(one["steps"]) for shard in shards for one in shard if one["name"] == table.name)
+    return max(int(one["steps"]) for one in table.calls.stats_of(table.name))
 
 
 def _fields(rule: Any, dim: int) -> list[tuple[str, int]]:
