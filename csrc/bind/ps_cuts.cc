@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bind/gil.h"
 #include "bind/ps_client.h"
 #include "ps/cut.h"
@@ -18,8 +20,9 @@ py::tuple freeze_and_cut(PsClient& self, std::vector<std::string> jobs,
   ps::CutRequest request;
   request.jobs = std::move(jobs);
   request.bases = std::move(bases);
-  request.freeze = Millis{freeze_ms};
   request.timeout = self.timeout_of(timeout_ms);
+  // Who is missing is told by the shards, which have to give up before this connection does.
+  request.freeze = std::min(Millis{freeze_ms}, request.timeout * 4 / 5);
   ps::Cut cut;
   {
     const WithoutGil release;

@@ -28,17 +28,19 @@ py::object next_job(Server& server, std::int64_t timeout_ms) {
     job = server.next_job(Millis{timeout_ms});
   }
   if (!job) return py::none();
-  return py::make_tuple(job->first, job->second.cut, job->second.is_load, job->second.text);
+  return py::make_tuple(job->first, job->second.cut, job->second.is_load,
+                        py::bytes(job->second.text));
 }
 
-py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t most_bytes) {
+py::object read_piece(Server& server, std::uint32_t shard, std::uint64_t cut,
+                      std::uint64_t most_bytes) {
   ps::SnapshotBytes piece;
   piece.all().reserve(static_cast<std::size_t>(most_bytes) + most_bytes / 4);
   bool is_there = false;
   {
     const WithoutGil release;
     server.ask(shard, [&](Shard& owner, std::vector<Answer>&) {
-      is_there = owner.next_snapshot_piece(static_cast<std::size_t>(most_bytes), piece);
+      is_there = owner.next_snapshot_piece(cut, static_cast<std::size_t>(most_bytes), piece);
     });
   }
   if (!is_there && piece.size() == 0) return py::none();
@@ -112,15 +114,15 @@ void register_ps_server(py::module_& module) {
       .def_property_readonly("shards", &Server::shards)
       .def("check", &Server::check, release())
       .def("next_job", &next_job, py::arg("timeout_ms"))
-      .def("read_piece", &read_piece, py::arg("shard"), py::arg("most_bytes"))
+      .def("read_piece", &read_piece, py::arg("shard"), py::arg("cut"), py::arg("most_bytes"))
       .def("write_snapshot", &write_snapshot, py::arg("fd"), py::arg("path"), py::arg("shard"),
            py::arg("shards_cut_base"))
       .def(
           "end_snapshot",
-          [](Server& self, std::uint32_t shard) {
-            ask(self, shard, [](Shard& owner) { owner.end_snapshot(); });
+          [](Server& self, std::uint32_t shard, std::uint64_t cut) {
+            ask(self, shard, [cut](Shard& owner) { owner.end_snapshot(cut); });
           },
-          py::arg("shard"))
+          py::arg("shard"), py::arg("cut"))
       .def(
           "begin_load",
           [](Server& self, std::uint32_t shard, std::uint64_t staging) {

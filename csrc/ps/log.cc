@@ -15,7 +15,9 @@
 
 #include "base/guarded.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "ps/log_format.h"
+#include "transport/socket.h"
 
 namespace gradring::ps {
 namespace {
@@ -41,8 +43,10 @@ class LogSyncer {
  public:
   LogSyncer(int file, Millis interval)
       : interval_(interval), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!wake_)
+      throw DeviceError(str("the log needs a descriptor to be synced by: ", std::strerror(errno)));
     state_.with([file](State& state) { state.file = file; });
-    thread_ = std::thread([this] { run(); });
+    thread_ = start_thread("log", [this] { run(); });
   }
   ~LogSyncer() { stop(); }
 
@@ -146,7 +150,9 @@ void sync_folder(const std::string& folder) {
 
 Log::Log(LogOptions options, std::uint64_t segment, std::uint64_t first_record)
     : options_(std::move(options)), segment_(segment), next_record_(first_record) {
-  open_segment();
+  transport::Fd first = make_segment(segment_);
+  if (!first) fail(str("cannot be made: ", std::strerror(errno)));
+  open_segment(std::move(first));
 }
 
 Log::~Log() {
@@ -157,10 +163,16 @@ Log::~Log() {
   }
 }
 
-void Log::open_segment() {
+// It has its name once it has its header, and the segment before it its end.
+transport::Fd Log::make_segment(std::uint64_t number) const {
+  const std::string path = segment_path(options_.folder, number);
+  const int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC;
+  return transport::Fd(::open((path + kDraft).c_str(), flags, 0600));
+}
+
+void Log::open_segment(transport::Fd file) {
   const std::string path = segment_path(options_.folder, segment_);
-  file_ = transport::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file_) fail(str("cannot be made: ", std::strerror(errno)));
+  file_ = std::move(file);
   nonce_ = random_nonce();
   RawSegment raw{};
   raw.magic = kSegmentMagic;
@@ -173,10 +185,12 @@ void Log::open_segment() {
   raw.crc = own_crc(raw);
   written_ = 0;
   write_all(raw_bytes(raw));
-  if (options_.fsync.kind != FsyncKind::kNone) {
-    if (::fdatasync(file_.get()) != 0) fail(str("cannot be synced: ", std::strerror(errno)));
-    sync_folder(options_.folder);
-  }
+  const bool syncs = options_.fsync.kind != FsyncKind::kNone;
+  if (syncs && ::fdatasync(file_.get()) != 0) fail(str("cannot be synced: ", std::strerror(errno)));
+  if (::access(path.c_str(), F_OK) == 0) fail("cannot be made: it is there already");
+  if (::rename((path + kDraft).c_str(), path.c_str()) != 0)
+    fail(str("cannot be named: ", std::strerror(errno)));
+  if (syncs) sync_folder(options_.folder);
   if (options_.fsync.kind == FsyncKind::kInterval)
     syncer_ = std::make_unique<LogSyncer>(file_.get(), options_.fsync.interval);
 }
@@ -206,11 +220,15 @@ void Log::sync() {
   if (syncer_) syncer_->wrote(written_);
 }
 
-void Log::begin_segment() {
+bool Log::begin_segment() {
   sync();
+  transport::Fd next = make_segment(segment_ + 1);
+  if (!next && transport::is_shortage(errno)) return false;
+  if (!next) fail(str("its next segment cannot be made: ", std::strerror(errno)));
   close_segment();
   ++segment_;
-  open_segment();
+  open_segment(std::move(next));
+  return true;
 }
 
 // An empty batch at the end vouches for all before it.

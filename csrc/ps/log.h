@@ -29,6 +29,8 @@ struct LogOptions {
 std::string segment_path(const std::string& folder, std::uint64_t segment);
 // Makes the names in a folder durable. Throws as Log.
 void sync_folder(const std::string& folder);
+// What a file is called until it is whole.
+inline constexpr char kDraft[] = ".draft";
 
 // Throws DeviceError that names the file when the disk is full or fails. After that
 // it stays failed: what the shard did since the last sync() that returned may not be answered, and
@@ -46,14 +48,16 @@ class Log final : public Journal {
   // Writes what was appended. When it returns, that is as durable as the policy says.
   void sync();
   // sync(), and what comes next goes to the next segment.
-  void begin_segment();
+  // False where the machine has no descriptor for one: all goes on in this one.
+  bool begin_segment();
 
   std::uint64_t segment() const { return segment_; }
   std::uint64_t next_record() const { return next_record_; }
   std::uint64_t segment_bytes() const { return written_; }
 
  private:
-  void open_segment();
+  transport::Fd make_segment(std::uint64_t number) const;  // A draft; none: a shortage.
+  void open_segment(transport::Fd file);
   void close_segment();
   void write_batch(std::uint64_t vouched);
   void write_all(std::span<const std::byte> bytes);

@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "ps/log_reader.h"
+#include "transport/socket.h"
 
 namespace gradring::ps {
 namespace {
@@ -24,7 +25,6 @@ namespace fs = std::filesystem;
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;  // Of a snapshot, a turn of the loop.
 constexpr int kPiecesAfterLoad = 16;                         // A turn: somebody waits.
 constexpr std::size_t kReadBytes = std::size_t{4} << 20;
-constexpr const char* kDraft = ".draft";
 
 std::string numbered(const std::string& prefix, std::uint64_t number, const std::string& suffix) {
   char digits[24];
@@ -57,6 +57,18 @@ void require_same_layout(const LogFolderOptions& options) {
   }
 }
 
+// Durable too: a power failure that takes the name of a new folder takes all that is in it.
+void make_folders(const fs::path& folder, bool syncs, std::error_code& error) {
+  std::vector<fs::path> parents;  // Of those that are not there yet.
+  for (fs::path at = fs::absolute(folder); !fs::exists(at, error) && at.has_relative_path();
+       at = at.parent_path())
+    parents.push_back(at.parent_path());
+  error.clear();
+  fs::create_directories(folder, error);
+  if (error || !syncs) return;
+  for (const fs::path& parent : parents) sync_folder(parent.string());
+}
+
 }  // namespace
 
 struct LogFolder::Writing {
@@ -70,12 +82,13 @@ struct LogFolder::Writing {
 
 LogFolder::LogFolder(LogFolderOptions options)
     : options_(std::move(options)), folder_(shard_folder(options_)) {
+  const bool syncs = options_.fsync.kind != FsyncKind::kNone;
   std::error_code error;
-  fs::create_directories(options_.folder, error);
+  make_folders(options_.folder, syncs, error);
   if (!error) require_same_layout(options_);
   if (!error) fs::create_directory(folder_, error);
   if (error) throw DeviceError(str("log: ", folder_, " cannot be made: ", error.message()));
-  if (options_.fsync.kind != FsyncKind::kNone) sync_folder(options_.folder);
+  if (syncs) sync_folder(options_.folder);
   lock();
 }
 
@@ -113,8 +126,11 @@ std::vector<std::uint64_t> LogFolder::numbers(const std::string& prefix,
 
 void LogFolder::replay(Shard& shard) {
   shard_ = &shard;
+  // A crash came while they were written.
   for (const std::uint64_t draft : numbers("snapshot-", str(".grps", kDraft)))
-    fs::remove(snapshot_path(draft) + kDraft);  // A crash came while it was written.
+    fs::remove(snapshot_path(draft) + kDraft);
+  for (const std::uint64_t draft : numbers("segment-", str(".log", kDraft)))
+    fs::remove(segment_path(folder_, draft) + kDraft);
   const std::vector<std::uint64_t> snapshots = numbers("snapshot-", ".grps");
   std::uint64_t first = 1;
   if (!snapshots.empty()) {
@@ -257,14 +273,20 @@ void LogFolder::sync(Time) {
 
 void LogFolder::begin_snapshot() {
   if (!shard_->begin_snapshot()) return;  // A checkpoint is being read; later.
-  old_bytes_ += log_->segment_bytes();
-  log_->begin_segment();
   writing_ = std::make_unique<Writing>();
-  writing_->number = log_->segment();
+  writing_->number = log_->segment() + 1;
   writing_->path = snapshot_path(writing_->number) + kDraft;
   writing_->file =
       transport::Fd(::open(writing_->path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!writing_->file) fail(writing_->path, "cannot be made");
+  if (!writing_->file && !transport::is_shortage(errno)) fail(writing_->path, "cannot be made");
+  const std::uint64_t bytes = log_->segment_bytes();
+  // Without descriptors for both the log goes on as it is, and this is tried again.
+  if (!writing_->file || !log_->begin_segment()) {
+    shard_->end_snapshot(Shard::kOwnSnapshot);
+    drop_writing();
+    return;
+  }
+  old_bytes_ += bytes;
   put_header(writing_->piece.all(), {options_.shard, options_.shards, log_->next_record(), 0});
 }
 
@@ -275,7 +297,7 @@ void LogFolder::write_piece() {
   }
   SnapshotBytes& piece = writing_->piece;
   const std::size_t opened = open_block(piece.all(), BlockKind::kPiece);
-  const bool has_more = shard_->next_snapshot_piece(kPieceBytes, piece);
+  const bool has_more = shard_->next_snapshot_piece(Shard::kOwnSnapshot, kPieceBytes, piece);
   close_block(piece.all(), opened);
   writing_->sealer.seal(piece, 0);
   if (!has_more) writing_->sealer.finish(piece.all());
@@ -306,7 +328,7 @@ void LogFolder::write_blocks(std::span<const std::byte> bytes) {
 }
 
 void LogFolder::finish_snapshot() {
-  shard_->end_snapshot();
+  shard_->end_snapshot(Shard::kOwnSnapshot);
   const bool syncs = options_.fsync.kind != FsyncKind::kNone;
   if (syncs && ::fdatasync(writing_->file.get()) != 0) fail(writing_->path, "cannot be synced");
   const std::string path = snapshot_path(writing_->number);

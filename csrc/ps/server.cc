@@ -97,7 +97,13 @@ Server::Server(const ServerOptions& options)
     loops_.push_back(std::make_unique<ShardLoop>(shard, make_journal(options_, shard),
                                                  std::move(door), make_hooks()));
   }
-  for (const auto& loop : loops_) loop->start();
+  try {
+    for (const auto& loop : loops_) loop->start();
+  } catch (...) {
+    // Those that run use what is destroyed before they are.
+    for (const auto& loop : loops_) loop->stop();
+    throw;
+  }
 }
 
 Server::~Server() {

@@ -114,13 +114,16 @@ class Shard {
   // Begins a snapshot of everything as it is now, for the owner's own use: the log starts anew
   // behind it. False while another one is being read. It gives way to a checkpoint's: before each
   // piece, ask whether it is still there.
+  static constexpr std::uint64_t kOwnSnapshot = 0;
   bool begin_snapshot();
   bool has_own_snapshot() const;
-  // The snapshot of a cut, in pieces: tables, dedup windows, domains (ps/snapshot.h has the
-  // format). Pieces are whole records; false once there is no more.
-  // Throws InvalidArgument if there is no snapshot (any more).
-  bool next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out);
-  void end_snapshot();
+  // The snapshot of a cut, or kOwnSnapshot, in pieces: tables, dedup windows, domains
+  // (ps/snapshot.h has the format). Pieces are whole records; false once there is no more. Throws
+  // InvalidArgument if that is not the snapshot of now (any more): a load ends it, and so does
+  // kThaw.
+  bool next_snapshot_piece(std::uint64_t cut, std::size_t most_bytes, SnapshotBytes& out);
+  // Of no other cut than this one.
+  void end_snapshot(std::uint64_t cut);
   // The inverse: beside what is there, until commit_load puts it in its place. Pieces may come from
   // shards of another layout; what is not ours is left out. A recovery is of this very shard: it
   // also takes clients and domains as they were. Else clients that are known stay as they are, and

@@ -14,6 +14,9 @@ namespace {
 
 constexpr std::size_t kEndedKept = 16;
 constexpr std::uint64_t kLongestFreezeMs = 60'000;
+constexpr char kMelted[] =
+    "the freeze has melted: the checkpoint took too long to gather, or a load came between; try "
+    "again";
 
 }  // namespace
 
@@ -57,6 +60,8 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
       return;
     case PsType::kThaw:
       if (frozen && frozen->cut == cut_id) thaw(now, answers);
+      // Another shard has refused the cut: who writes this one's part is told with its next piece.
+      if (snapshot && snapshot->cut == cut_id) end_snapshot();
       answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
       return;
     case PsType::kLoad: {
@@ -86,7 +91,7 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
   if (frozen && frozen->cut != cut_id)
     throw InvalidArgument("another checkpoint is just being taken; try again");
   require_no_load();
-  if (snapshot && !snapshot->is_owners)
+  if (snapshot && snapshot->cut != kOwnSnapshot)
     throw InvalidArgument("the last checkpoint is still being written; wait for it");
   const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
   if (!frozen) frozen.emplace();
@@ -106,8 +111,7 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
 }
 
 void Shard::Impl::advance(Connection connection, const Frame& frame, Time now, Answers& answers) {
-  if (!frozen || frozen->cut != frame.header.a)
-    throw TimedOut("the freeze has melted: the checkpoint took too long to gather; try again");
+  if (!frozen || frozen->cut != frame.header.a) throw TimedOut(kMelted);
   frozen->targets.clear();
   for (const Position& position : decode_positions(frame.payload)) {
     const ClientState* state = clients.find(position.client);
@@ -163,9 +167,8 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
     answer.header.request = frame.header.request;
     return answer;
   }
-  if (!frozen || frozen->cut != frame.header.a)
-    throw TimedOut("the freeze has melted: the checkpoint took too long to gather; try again");
   require_no_load();
+  if (!frozen || frozen->cut != frame.header.a) throw TimedOut(kMelted);
   // What the base had: only later changes are read out.
   wire::Reader in(frame.payload);
   std::map<std::uint64_t, std::uint64_t> since;
@@ -176,7 +179,7 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
   }
   const std::string job = decode_text(in.take(in.left()));
   if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
-  begin_snapshot(since);
+  begin_snapshot(frame.header.a, since);
   jobs.push_back({frame.header.a, false, job});
   note_job(frame.header.a, client);
   PsHeader mark;
@@ -196,8 +199,10 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
   return answer;
 }
 
-void Shard::Impl::begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since) {
+void Shard::Impl::begin_snapshot(std::uint64_t cut_id,
+                                 const std::map<std::uint64_t, std::uint64_t>& since) {
   snapshot.emplace();
+  snapshot->cut = cut_id;
   try {
     snapshot->front = front_of_snapshot();
     for (auto& [id, table] : store.all()) {
@@ -217,8 +222,7 @@ void Shard::Impl::begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& s
 
 bool Shard::begin_snapshot() {
   if (impl_->snapshot) return false;
-  impl_->begin_snapshot({});
-  impl_->snapshot->is_owners = true;
+  impl_->begin_snapshot(kOwnSnapshot, {});
   return true;
 }
 
@@ -236,7 +240,7 @@ bool Shard::holds_changes() const {
 }
 
 bool Shard::has_own_snapshot() const {
-  return impl_->snapshot && impl_->snapshot->is_owners;
+  return impl_->snapshot && impl_->snapshot->cut == kOwnSnapshot;
 }
 
 void Shard::Impl::melt(Time now, Answers& answers) {
@@ -252,6 +256,13 @@ void Shard::Impl::melt(Time now, Answers& answers) {
 void Shard::Impl::thaw(Time now, Answers& answers) {
   frozen.reset();
   release_held(now, answers);
+}
+
+void Shard::Impl::void_freeze() {
+  if (!frozen) return;
+  frozen->cut = 0;  // Nobody's.
+  frozen->until = Time{};
+  if (frozen->advancing) frozen->advancing->until = Time{};
 }
 
 void Shard::Impl::hold(Guest& guest, Frame frame) {

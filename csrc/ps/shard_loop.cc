@@ -8,6 +8,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "transport/idle.h"
 #include "transport/pass_fd.h"
 #include "transport/shm_link.h"
@@ -52,7 +53,7 @@ ShardLoop::~ShardLoop() {
 }
 
 void ShardLoop::start() {
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("shard", [this] { run(); });
 }
 
 void ShardLoop::stop() {

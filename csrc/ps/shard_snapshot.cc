@@ -80,10 +80,11 @@ std::deque<Bytes> Shard::Impl::front_of_snapshot() const {
   return pieces;
 }
 
-bool Shard::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out) {
+bool Shard::next_snapshot_piece(std::uint64_t cut, std::size_t most_bytes, SnapshotBytes& out) {
   auto& snapshot = impl_->snapshot;
-  // Not the same as "no more": a file that ends here would lack what was not read yet.
-  if (!snapshot)
+  // Not the same as "no more": a file that ends here would lack what was not read yet. And what is
+  // read here of another one would be missing in its file.
+  if (!snapshot || snapshot->cut != cut)
     throw InvalidArgument("there is no snapshot to read: it was ended, or the shard was loaded");
   if (!snapshot->front.empty()) {
     const Bytes& next = snapshot->front.front();
@@ -108,8 +109,8 @@ bool Shard::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out) {
   return false;
 }
 
-void Shard::end_snapshot() {
-  impl_->end_snapshot();
+void Shard::end_snapshot(std::uint64_t cut) {
+  if (impl_->snapshot && impl_->snapshot->cut == cut) impl_->end_snapshot();
 }
 
 void Shard::Impl::end_snapshot() {
@@ -253,10 +254,13 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
 void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
   Impl::Loading loaded = std::move(impl_->loading_of(staging));
   impl_->loading.reset();
-  end_snapshot();
+  impl_->end_snapshot();
   impl_->store = std::move(loaded.store);
   impl_->clients.add(std::move(loaded.clients));
   if (!is_recovery) {
+    // What belonged together before is replaced: no cut from now on waits for the rest of it.
+    for (auto& [client, state] : impl_->clients.all()) state.tail.clear();
+    impl_->void_freeze();
     // Meant for the tables as they were.
     for (auto& [id, domain] : impl_->domains) domain.drop_contributions();
     impl_->lineage = mix_id(impl_->lineage + 1);

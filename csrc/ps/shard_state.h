@@ -64,7 +64,7 @@ struct Shard::Impl {
     std::optional<Advancing> advancing;
   };
   struct Snapshot {
-    bool is_owners = false;             // Gives way to a checkpoint.
+    std::uint64_t cut = 0;              // kOwnSnapshot: gives way to a checkpoint.
     std::deque<Bytes> front;            // Clients, specs, domains as they were; before the tables.
     std::vector<std::uint64_t> tables;  // Still to be read out, the last one first.
   };
@@ -139,9 +139,10 @@ struct Shard::Impl {
   std::optional<std::uint32_t> who_asked_for(std::uint64_t cut) const;
   // Of what changed after these stamps, for each table; 0 or none: everything.
   void end_snapshot();
-  void begin_snapshot(const std::map<std::uint64_t, std::uint64_t>& since);
+  void begin_snapshot(std::uint64_t cut, const std::map<std::uint64_t, std::uint64_t>& since);
   void melt(Time now, Answers& answers);  // What is due.
   void thaw(Time now, Answers& answers);
+  void void_freeze();  // It would be a cut through two histories: it fails, and thaws at once.
   void hold(Guest& guest, Frame frame);
   void release_held(Time now, Answers& answers);
   void release_held_of(Connection connection, Guest& guest, Time now, Answers& answers);

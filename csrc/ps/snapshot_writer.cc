@@ -44,9 +44,9 @@ class Buffer {
   }
   // On the shard's thread, until read_slice() returns false.
   void put_header(const SnapshotHeader& header) { ps::put_header(memory_.all(), header); }
-  bool read_slice(Shard& shard) {
+  bool read_slice(Shard& shard, std::uint64_t cut) {
     const std::size_t opened = open_block(memory_.all(), BlockKind::kPiece);
-    has_more_ = shard.next_snapshot_piece(kSliceBytes, memory_);
+    has_more_ = shard.next_snapshot_piece(cut, kSliceBytes, memory_);
     if (has_more_)
       close_block(memory_.all(), opened);
     else
@@ -139,7 +139,8 @@ class PagedOutput {
 // due together: waking up for each would take more time than it leaves to others.
 class Slices {
  public:
-  Slices(ShardLoop& loop, Sealer& sealer) : loop_(loop), sealer_(sealer) {}
+  Slices(ShardLoop& loop, Sealer& sealer, std::uint64_t cut)
+      : loop_(loop), sealer_(sealer), cut_(cut) {}
   ~Slices() {
     try {
       if (begun_) loop_.finish(*begun_);  // It reads what is not there any more in a moment.
@@ -151,7 +152,7 @@ class Slices {
     filling_ = std::move(buffer);
     begun_ = loop_.begin(
         [this, to = filling_](Shard& shard, Time last_training) -> std::optional<Time> {
-          const bool wants_more = to->read_slice(shard);
+          const bool wants_more = to->read_slice(shard, cut_);
           sealer_.seal(to->memory(), to->last_slice());
           if (wants_more) return due_;
           due_ = pace_.next(to->all().size(), Clock::now(), last_training);
@@ -169,6 +170,7 @@ class Slices {
   ShardLoop& loop_;
   // The shard's thread's while it fills a buffer.
   Sealer& sealer_;
+  const std::uint64_t cut_;
   SavePace pace_;
   Time due_{};
   std::shared_ptr<Buffer> filling_;
@@ -195,7 +197,7 @@ SnapshotWritten write_snapshot(ShardLoop& loop, const SnapshotHeader& header,
   first->begin(0);
   first->put_header(header);
   sealer.seal(first->blocks());
-  Slices slices(loop, sealer);
+  Slices slices(loop, sealer, header.cut);
   slices.begin(std::move(first));
   for (bool has_more = true; has_more;) {
     const std::shared_ptr<Buffer> full = slices.take();

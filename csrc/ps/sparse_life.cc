@@ -85,6 +85,7 @@ std::uint64_t SparseTable::Impl::add(std::uint64_t id) {
   const std::uint64_t row = rows.add(id);
   index.insert(id, row);
   gone.erase(id);
+  gone_before.erase(id);
   return row;
 }
 
@@ -107,10 +108,14 @@ void SparseTable::Impl::remove(std::uint64_t row) {
 }
 
 void SparseTable::Impl::note_gone(std::uint64_t id) {
-  if (gone.size() >= std::max(kLeastGone, 2 * index.size())) {
-    gone.clear();
-    gone_complete_after = stamp;
+  if (gone.size() >= std::max(kLeastGone, index.size())) {
+    // Half of what is remembered goes, so that there is always enough.
+    gone_before = std::move(gone);
+    gone = {};
+    gone_complete_after = std::max(gone_complete_after, gone_begun);
+    gone_begun = stamp;
   }
+  gone_before.erase(id);
   gone.assign(id, stamp);
 }
 

@@ -101,12 +101,13 @@ void SparseTable::begin_snapshot(std::uint64_t since) {
     constexpr std::size_t kIdsInRecord = 1u << 16;
     std::vector<std::uint64_t> ids;
     for (std::size_t segment = 0; segment < HashIndex::kSegments; ++segment) {
-      t.gone.for_each_in(segment, [&](std::uint64_t id, std::uint64_t stamp) {
-        if (stamp > since) ids.push_back(id);
-        if (ids.size() < kIdsInRecord) return;
-        append_items(TableRecordKind::kGone, ids, snapshot->records);
-        ids.clear();
-      });
+      for (const HashIndex* gone : {&t.gone, &t.gone_before})
+        gone->for_each_in(segment, [&](std::uint64_t id, std::uint64_t stamp) {
+          if (stamp > since) ids.push_back(id);
+          if (ids.size() < kIdsInRecord) return;
+          append_items(TableRecordKind::kGone, ids, snapshot->records);
+          ids.clear();
+        });
     }
     append_items(TableRecordKind::kGone, ids, snapshot->records);
   }
@@ -246,8 +247,12 @@ void SparseTable::Impl::load_record(const TableRecord& record, const Filter& fil
       require_items(record, sizeof(CandidateRecord));
       for (std::size_t i = 0; i < count; ++i) {
         const auto candidate = item_at<CandidateRecord>(record.body, i);
-        if (filter.takes(candidate.id))
-          candidates.assign(candidate.id, Candidate{candidate.count, candidate.tick}.packed());
+        if (!filter.takes(candidate.id)) continue;
+        const std::uint64_t packed = Candidate{candidate.count, candidate.tick}.packed();
+        if (packed == HashIndex::kNone)
+          throw ProtocolError(str("a snapshot of sparse table \"", spec.name, "\": id ",
+                                  candidate.id, " has a count and a tick that nobody comes to"));
+        candidates.assign(candidate.id, packed);
       }
       return;
     }

@@ -109,7 +109,7 @@ bool SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
     return false;
   }
   RowNotes& notes = rows.notes(row);
-  ++notes.steps;
+  notes.steps = next_count(notes.steps);
   float* const weights = rows.floats(row);
   const std::uint64_t step = counts_steps_per_table(spec.rule) ? push.step : notes.steps;
   with.updater.update(step, weights, weights + dim, gradient);
@@ -117,7 +117,7 @@ bool SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
   notes.tick = tick;
   notes.stamp = stamp;
   notes.writer = push.client;
-  ++notes.version;
+  notes.version = next_count(notes.version);
   changes.append(stamp, row);
   ++push.applied.rows;
   return true;
@@ -166,7 +166,7 @@ std::uint64_t SparseTable::stamp() const {
 }
 std::uint64_t SparseTable::bytes() const {
   return impl_->rows.bytes() + impl_->index.bytes() + impl_->candidates.bytes() +
-         impl_->gone.bytes() + impl_->changes.bytes();
+         impl_->gone.bytes() + impl_->gone_before.bytes() + impl_->changes.bytes();
 }
 
 void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {
@@ -249,7 +249,7 @@ void SparseTable::write(std::span<const RowMeta> metas, const float* floats, std
       version = t.rows.notes(row).version;
     }
     meta.stamp = t.stamp;
-    meta.version = std::max(version + 1, meta.version);
+    meta.version = std::max(next_count(version), meta.version);
     meta.writer = client;
     t.set_notes(row, meta);
     std::memcpy(t.rows.floats(row), floats + i * row_floats(), row_floats() * sizeof(float));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bitset>
+#include <limits>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -17,6 +18,11 @@
 #include "ps/sparse_table.h"
 
 namespace gradring::ps {
+
+// Stays at the end: a count that began anew would say that nothing had happened.
+inline std::uint32_t next_count(std::uint32_t count) {
+  return count + (count < std::numeric_limits<std::uint32_t>::max() ? 1 : 0);
+}
 
 // Of an id that is no row yet: packed into the value of an index.
 struct Candidate {
@@ -152,8 +158,11 @@ struct SparseTable::Impl {
   RowStore rows;
   HashIndex index;       // id -> row.
   HashIndex candidates;  // id -> Candidate.
-  HashIndex gone;        // id -> stamp of its removal, for ids that are no rows since.
-  std::uint64_t gone_complete_after = 0;  // `gone` has every removal after this stamp.
+  // id -> stamp of its removal, for ids that are no rows since: the newer ones, and those before.
+  HashIndex gone;
+  HashIndex gone_before;
+  std::uint64_t gone_begun = 0;           // The newer ones are of this stamp and later.
+  std::uint64_t gone_complete_after = 0;  // Both together have every removal after this stamp.
   ChangeLog changes;
   std::uint64_t stamp = 0;
   std::uint32_t tick = 0;

@@ -271,8 +271,8 @@ TEST_CASE("a damaged or missing file is named, and nothing is loaded") {
 std::vector<std::byte> everything_of(OneShard& one) {
   ps::SnapshotBytes out;
   REQUIRE(one.shard().begin_snapshot());
-  while (one.shard().next_snapshot_piece(1000, out)) continue;
-  one.shard().end_snapshot();
+  while (one.shard().next_snapshot_piece(ps::Shard::kOwnSnapshot, 1000, out)) continue;
+  one.shard().end_snapshot(ps::Shard::kOwnSnapshot);
   return {out.view().begin(), out.view().end()};
 }
 

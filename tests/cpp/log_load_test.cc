@@ -55,7 +55,7 @@ std::vector<std::byte> checkpoint_of(float value) {
   fill(source, value);
   ps::SnapshotBytes records;
   REQUIRE(source.shard().begin_snapshot());
-  while (source.shard().next_snapshot_piece(1u << 20, records)) continue;
+  while (source.shard().next_snapshot_piece(ps::Shard::kOwnSnapshot, 1u << 20, records)) continue;
   return {records.view().begin(), records.view().end()};
 }
 

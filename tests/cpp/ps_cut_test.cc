@@ -301,9 +301,9 @@ TEST_CASE("advance lets through what belongs to the cut and nothing else") {
   REQUIRE(others.size() == 3);
   CHECK(rows_of(others[2].frame.header, others[2].frame.payload, 1).rows == Values{11});
   ps::SnapshotBytes bytes;
-  while (rig.shard().next_snapshot_piece(64, bytes)) {
+  while (rig.shard().next_snapshot_piece(1, 64, bytes)) {
   }
-  rig.shard().end_snapshot();
+  rig.shard().end_snapshot(1);
   ShardRig restored;
   restored.load({{bytes.view().begin(), bytes.view().end()}}, true);
   Guest reader = restored.enter(7);

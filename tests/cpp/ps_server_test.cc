@@ -338,13 +338,13 @@ TEST_CASE("a cut reaches every shard's owner, and its files end the service") {
     for (bool more = true; more;) {
       ps::SnapshotBytes piece;
       service.servers[shard]->ask(shard, [&](Shard& owner, std::vector<Answer>&) {
-        more = owner.next_snapshot_piece(1 << 16, piece);
+        more = owner.next_snapshot_piece(cut.number, 1 << 16, piece);
       });
       bytes += piece.size();
     }
     CHECK(bytes > 0);
-    service.servers[shard]->ask(shard,
-                                [](Shard& owner, std::vector<Answer>&) { owner.end_snapshot(); });
+    service.servers[shard]->ask(
+        shard, [&](Shard& owner, std::vector<Answer>&) { owner.end_snapshot(cut.number); });
     service.servers[shard]->finish_job(shard, cut.number, str("written ", shard), {});
   }
   CHECK(await_job(*client, cut.number, kTimeout) ==

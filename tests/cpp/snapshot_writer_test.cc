@@ -19,7 +19,7 @@ namespace {
 using namespace gradring::ps;
 using testing::ShardRig;
 
-constexpr SnapshotHeader kHeader{0, 1, 77, 0};
+constexpr SnapshotHeader kHeader{0, 1, Shard::kOwnSnapshot, 0};
 
 struct NoJournal final : DurableJournal {
   void append(const wire::PsHeader&, std::span<const std::byte>, std::uint32_t,
@@ -132,7 +132,7 @@ TEST_CASE("a file that cannot be written is named, and the shard goes on") {
                        "/the/file cannot be written: No space left on device", DeviceError);
   // Nobody reads any more: what is asked next is done.
   shard.loop.ask([](Shard& owner, std::vector<Answer>&) {
-    owner.end_snapshot();
+    owner.end_snapshot(Shard::kOwnSnapshot);
     CHECK(owner.begin_snapshot());
   });
   const transport::Fd file = make_file();
@@ -162,7 +162,7 @@ void check_that_a_save_ends(const Happen& happen) {
 
 TEST_CASE("a snapshot that ends while it is written makes no whole file") {
   check_that_a_save_ends<InvalidArgument>([](ShardLoop& loop) {
-    loop.ask([](Shard& owner, std::vector<Answer>&) { owner.end_snapshot(); });
+    loop.ask([](Shard& owner, std::vector<Answer>&) { owner.end_snapshot(Shard::kOwnSnapshot); });
   });
 }
 

@@ -281,6 +281,28 @@ TEST_CASE("a row that was removed and comes again has a higher version than befo
   REQUIRE(version == 6);
 }
 
+TEST_CASE("versions and steps stay at their end: they never begin anew") {
+  SparseTable table(spec_of(RuleKind::kSum, 1));
+  constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
+  const std::vector<std::uint64_t> ids = {42};
+  const ps::RowMeta last{.id = 42, .version = kMost - 1, .steps = kMost - 1};
+  const float zero = 0;
+  table.write(std::span(&last, 1), &zero, 0);
+  for (int push = 0; push < 3; ++push) {
+    float gradient = 1;
+    table.apply(ids, &gradient, 0, 1);
+    ps::RowMeta meta;
+    float row = 0;
+    REQUIRE(table.read_row(42, meta, &row));
+    CHECK(meta.version == kMost);
+    CHECK(meta.steps == kMost);
+  }
+  table.write(std::span(&last, 1), &zero, 0);
+  std::uint32_t version = 0;
+  table.versions(ids, &version);
+  CHECK(version == kMost);
+}
+
 TEST_CASE("more changes than the ring remembers are still reported, each once and in order") {
   const TableSpec spec = spec_of(RuleKind::kSum, 1);
   SparseTable table(spec);

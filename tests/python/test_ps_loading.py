@@ -13,9 +13,9 @@ import pytest
 
 import gradring as gr
 from bare_servers import NEVER, connect, service
-from gradring.errors import Closed, InvalidArgument, ProtocolError, TimedOut
+from gradring.errors import Closed, InvalidArgument, PeerLost, ProtocolError, TimedOut
 from gradring.ps import ParameterServer, checkpoint_jobs
-from ps_servers import connected, join, serving, together
+from ps_servers import connected, join, serving, start_server, together
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -154,3 +154,49 @@ def test_a_load_is_its_own_clients_alone_and_ends_with_it() -> None:
             server.begin_load(shard, numbers[0])
         server.begin_load(shard, numbers[1])
         server.commit_load(shard, numbers[1])
+
+
+def test_after_a_server_was_lost_and_a_load_checkpoints_are_made_again(tmp_path: Path) -> None:
+    one = np.ones((100, 2), np.float32)
+    with start_server(0, 2) as first:
+        second = start_server(1, 2)
+        lost = join([first.address, second.address], timeout=5)
+        table = lost.sparse_table("t", 2, gr.optim.Sum())
+        table.push(np.arange(100), one)
+        lost.save(tmp_path / "step")
+        table.push(np.arange(100), one)
+        port = int(second.address.rpartition(":")[2])
+        second.stop()
+        with start_server(1, 2, port=port) as second:
+            with pytest.raises(PeerLost, match="started again"):
+                table.push(np.arange(100), one)
+            # The connection that was lost is still there: others need not know of it.
+            with join([first.address, second.address]) as ps:
+                ps.load(tmp_path / "step")
+                again = ps.sparse_table("t", 2, gr.optim.Sum())
+                again.push(np.arange(100), one)
+                ps.save(tmp_path / "next")
+                assert (again.pull(np.arange(100)) == 2).all()
+            with contextlib.suppress(PeerLost):
+                lost.close()
+
+
+def test_a_save_in_a_short_timeout_still_says_whom_it_has_waited_for(tmp_path: Path) -> None:
+    one = np.ones((100, 2), np.float32)
+    with start_server(0, 2) as first:
+        second = start_server(1, 2)
+        lost = join([first.address, second.address], client=7, timeout=5)
+        table = lost.sparse_table("t", 2, gr.optim.Sum())
+        table.push(np.arange(100), one)
+        port = int(second.address.rpartition(":")[2])
+        second.stop()
+        with start_server(1, 2, port=port) as second:
+            with pytest.raises(PeerLost, match="started again"):
+                table.push(np.arange(100), one)
+            with (
+                join([first.address, second.address], client=8, timeout=2) as ps,
+                pytest.raises(TimedOut, match=r"shard 1 waited 1600 ms .* client 7 "),
+            ):
+                ps.save(tmp_path / "next")
+            with contextlib.suppress(PeerLost):
+                lost.close()

@@ -102,11 +102,18 @@ def test_a_load_during_a_save_ends_the_save_with_an_error(
     with start_server() as server, join([server.address]) as ps:
         train(ps)
         seal: Callable[..., None] = checkpoint_jobs._seal
+        begin: Callable[..., bytes] = checkpoint_jobs._begin
+        cuts: list[int] = []
+
+        def note_cut(sealer: Any, task: Any) -> bytes:
+            cuts.append(task.cut)
+            return begin(sealer, task)
 
         def seal_after_load(sink: Any, sealer: Any, piece: bytes) -> None:
-            server.core.end_snapshot(0)  # As commit_load does.
+            server.core.end_snapshot(0, cuts[-1])  # As commit_load does.
             seal(sink, sealer, piece)
 
+        monkeypatch.setattr(checkpoint_jobs, "_begin", note_cut)
         monkeypatch.setattr(checkpoint_jobs, "_seal", seal_after_load)
         monkeypatch.setattr(checkpoint_jobs, "PIECE_BYTES", 100)
         with pytest.raises(InvalidArgument, match="no snapshot"):

@@ -191,9 +191,9 @@ void PsServer::arrive(Living& living, ps::Connection connection, ps::Frame frame
 bool PsServer::write_checkpoint(std::size_t at) {
   Living& living = shards_[at];
   if (!living.writing || dice_.percent(50)) return living.writing.has_value();
-  if (living.shard->next_snapshot_piece(64 + dice_.below(2048), living.pieces)) return true;
-  living.shard->end_snapshot();
   const std::uint64_t cut = *living.writing;
+  if (living.shard->next_snapshot_piece(cut, 64 + dice_.below(2048), living.pieces)) return true;
+  living.shard->end_snapshot(cut);
   living.writing.reset();
   std::vector<std::byte> pieces(living.pieces.view().begin(), living.pieces.view().end());
   if (dice_.percent(50)) disks_[at].base = {pieces, disks_[at].position_of(cut) + 1};

@@ -84,9 +84,9 @@ std::vector<std::byte> ShardRig::snapshot() {
     if (answer.header.type == PsType::kError) throw std::logic_error(text_of(answer));
   }
   ps::SnapshotBytes bytes;
-  while (shard_.next_snapshot_piece(64, bytes)) {
+  while (shard_.next_snapshot_piece(cut_id, 64, bytes)) {
   }
-  shard_.end_snapshot();
+  shard_.end_snapshot(cut_id);
   std::vector<ps::Answer> answers;
   for (const ps::Job& done : shard_.take_jobs()) shard_.finish_job(done.cut, "", {}, answers);
   journal.records.pop_back();  // The mark of the cut.

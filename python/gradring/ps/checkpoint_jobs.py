@@ -27,7 +27,7 @@ class _Task:
     wanted: dict[str, Any]
 
 
-def carry_out(core: Any, job: tuple[int, int, bool, str]) -> None:
+def carry_out(core: Any, job: tuple[int, int, bool, bytes]) -> None:
     """Do one job of `_core.PsServer.next_job` and report what came of it."""
     shard, cut, _, text = job
     try:
@@ -55,7 +55,7 @@ def _write(task: _Task) -> dict[str, Any]:
                     (task.wanted["shards"], task.cut, task.wanted["base_cut"]),
                 )
     finally:
-        task.core.end_snapshot(task.shard)
+        task.core.end_snapshot(task.shard, task.cut)
     total_bytes, crc32c, first_piece = written
     specs: dict[int, dict[str, Any]] = {}  # All of them come with the first piece.
     for _ in snapshot_files.parts(memoryview(first_piece), specs):
@@ -76,7 +76,7 @@ def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
     with ThreadPoolExecutor(1) as writer:
         sink.write([_begin(sealer, task)])
         pending: Future[None] | None = None
-        while (piece := task.core.read_piece(task.shard, PIECE_BYTES)) is not None:
+        while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
             first_piece = first_piece or piece
             if pending is not None:
                 pending.result()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gradring.errors import Error
+from gradring.errors import Error, InternalError
 
 if TYPE_CHECKING:
     from gradring import _core
@@ -70,6 +70,9 @@ class Serving:
             self._serve_jobs()
         except Error as error:
             self._failure = error
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            # Savers would wait for ever: the server ends instead.
+            self._failure = InternalError(f"{type(error).__name__}: {error}")
 
     def _serve_jobs(self) -> None:
         carry_out: Callable[[Any, Any], None] | None = None
