@@ -75,7 +75,7 @@ class LoadNote:
                     shutil.rmtree(folder)
             self._log.mkdir(parents=True, exist_ok=True)
             with self._loading.open("w") as file:
-                file.write(f"{url}\n")
+                file.write(f"{files.absolute(url)}\n")  # Whatever folder the next start is in.
                 file.flush()
                 os.fsync(file.fileno())
             self._sync_folder()

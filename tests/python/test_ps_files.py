@@ -211,10 +211,35 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
 def test_a_chain_is_found_wherever_its_folder_was_moved(tmp_path: Path) -> None:
     first, second = str(tmp_path / "runs" / "1"), str(tmp_path / "runs" / "2")
     put(a_manifest(first))
-    put(a_manifest(second, manifest.as_seen_from(second, first), CUT))
+    above = a_manifest(second, manifest.as_seen_from(second, first), CUT)
+    put(dataclasses.replace(above, cut=CUT + 1))
     (tmp_path / "runs").rename(tmp_path / "moved")
     chain = manifest.read_chain(str(tmp_path / "moved" / "2"))
     assert [step.url for step in chain] == [str(tmp_path / "moved" / name) for name in "12"]
+
+
+def test_a_link_to_a_checkpoint_is_followed_to_what_that_builds_on(tmp_path: Path) -> None:
+    first, second = str(tmp_path / "runs" / "1"), str(tmp_path / "runs" / "2")
+    put(a_manifest(first))
+    above = a_manifest(second, manifest.as_seen_from(second, first), CUT)
+    put(dataclasses.replace(above, cut=CUT + 1))
+    (tmp_path / "latest").symlink_to(tmp_path / "runs" / "2")
+    chain = manifest.read_chain(str(tmp_path / "latest"))
+    assert [step.url for step in chain] == [first, second]
+
+
+def test_the_longest_chain_is_as_long_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "LONGEST_CHAIN", 3)
+    for number in range(4):
+        place = str(tmp_path / str(number))
+        base = str(tmp_path / str(number - 1)) if number else None
+        put(dataclasses.replace(a_manifest(place, base, CUT + number - 1), cut=CUT + number))
+        if number < 3:
+            assert len(manifest.read_chain(place)) == number + 1
+    with pytest.raises(ProtocolError, match="builds on more than 2 others"):
+        manifest.read_chain(place)
 
 
 def test_a_base_that_was_written_anew_is_refused(tmp_path: Path) -> None:
@@ -244,6 +269,23 @@ def test_a_base_beside_a_checkpoint_is_named_relative_to_it(
 ) -> None:
     assert manifest.as_seen_from(url, base) == expected
     assert files.joined(url, expected) == base
+
+
+def test_a_base_beside_it_is_found_whatever_its_path_was_called(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "1").mkdir(parents=True)
+    (tmp_path / "same").symlink_to(tmp_path / "runs")
+    one = str(tmp_path / "runs" / "1")
+    two = str(tmp_path / "runs" / "2")
+    assert manifest.as_seen_from(two, str(tmp_path / "same" / "1")) == "../1"
+    assert files.absolute(str(tmp_path / "same" / ".." / "runs" / "1")) == one
+    assert files.followed(one) == one
+    assert files.followed("s3://bucket/1") == "s3://bucket/1"
+
+
+@pytest.mark.parametrize("place", ["/tmp/\udcff", "/tmp/a\0b", "s3://bucket/\udcff"])
+def test_a_place_that_is_no_text_is_refused(place: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no place"):
+        files.absolute(place)
 
 
 def test_urls_that_need_an_extra_say_which_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
     assert main(["serve", *options[:-1], f"{url}-2"]) == 2
     assert f"began with the checkpoint {url}, not with {url}-2" in capsys.readouterr().err
     note = tmp_path / "log" / "loaded-00000-of-00001"
+    assert note.read_text() == f"{url}\n"
     note.rename(tmp_path / "away")
     assert main(["serve", *options]) == 2
     assert "which --load would replace" in capsys.readouterr().err

@@ -64,15 +64,15 @@ def save(
 
     Raises:
         InvalidArgument: ``url`` is empty; or there is a checkpoint at it, or another save is
-            writing there; or ``base`` cannot be built on: save in full then; or an extra is
-            missing.
+            writing there; or ``base`` cannot be built on, or what it builds on is not there any
+            more, or has come to 1000 checkpoints: save in full then; or an extra is missing.
         TimedOut: A server was not done in time, does not answer any more (found out within the
             connection's timeout and some seconds), or waited in vain for a worker's push at the
             cut.
         DeviceError: A file could not be written.
         PeerLost: A server was lost or started again; there is no checkpoint. Save again.
     """
-    place = files.absolute(url)
+    place = files.followed(files.absolute(url))
     where = files.folder(place)
     below = _base(server.calls.core, base)
     with where.claim():
@@ -91,7 +91,13 @@ def save(
 def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
     if base is None:
         return None
-    below = manifest.read(files.absolute(base))
+    chain = manifest.read_chain(files.absolute(base))  # All of it: loading will need that.
+    below = chain[-1]
+    if len(chain) >= manifest.LONGEST_CHAIN:
+        raise InvalidArgument(
+            f"{below.url} and what it builds on are {len(chain)} checkpoints, as many as may build "
+            "on each other: save in full"
+        )
     if below.shards != core.shards:
         raise InvalidArgument(
             f"{below.url} is of {below.shards} shards, there are {core.shards}: save in full"

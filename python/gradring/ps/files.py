@@ -92,13 +92,43 @@ def absolute(url: str | os.PathLike[str]) -> str:
         given = None
     if not isinstance(given, str) or not given:
         raise InvalidArgument(f"a place is a path or a URL, such as /ckpt/step-1000, not {url!r}")
+    if "\0" in given or not _is_unicode(given):
+        raise InvalidArgument(
+            f"{given!r} is no place: it has a character that UTF-8 has not, or NUL"
+        )
     path = local_path(given)
     if path is not None:
-        return str(path)
+        # `..` behind a link leads elsewhere than its text says.
+        return os.path.realpath(path) if ".." in path.parts else str(path)
     scheme, _, rest = given.partition("://")
     if not rest.strip("/"):
         raise InvalidArgument(f"{given!r} names no place: there is no path in it")
     return f"{scheme}://{rest.rstrip('/')}"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # What the system had that is no UTF-8.
+        return False
+    return True
+
+
+def followed(url: str) -> str:
+    """Return where a place of `absolute` really is, if it is a symbolic link, such as ``latest``.
+
+    What lies beside it is beside what the link leads to, and the link may lead elsewhere later.
+    """
+    path = local_path(url)
+    return os.path.realpath(path) if path is not None and path.is_symlink() else url
+
+
+def is_same_folder(one: str, other: str) -> bool:
+    """Tell whether two folders of `split` are one, whatever links their paths go through."""
+    if one == other:
+        return True
+    paths = [path for path in (local_path(one), local_path(other)) if path is not None]
+    return len(paths) == 2 and len({os.path.realpath(path) for path in paths}) == 1
 
 
 def split(url: str) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import posixpath
 from typing import Any
 
 from gradring import _core
@@ -13,7 +12,7 @@ from gradring.ps import files
 
 NAME = "manifest.json"
 FORMAT = 2  # 1 had no answers beside the clients.
-_LONGEST_CHAIN = 1000
+LONGEST_CHAIN = 1000  # Checkpoints that build on each other, the full one among them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +111,11 @@ def read_chain(url: str) -> list[Manifest]:
 
     Raises:
         InvalidArgument: As `read`, for any of them.
-        ProtocolError: As `read`; or the one it builds on is another one than when it was written.
+        ProtocolError: As `read`; or the one it builds on is another one than when it was written,
+            or more than `LONGEST_CHAIN` build on each other.
         DeviceError: As `read`.
     """
-    chain = [read(url)]
+    chain = [read(files.followed(url))]
     while (base := chain[0].base) is not None:
         below = read(files.joined(chain[0].url, base))
         if below.cut != chain[0].base_cut or below.shards != chain[0].shards:
@@ -123,13 +123,17 @@ def read_chain(url: str) -> list[Manifest]:
                 f"{chain[0].url} builds on cut {chain[0].base_cut} at {below.url}, but there is "
                 f"cut {below.cut} now: it was written anew"
             )
-        chain.insert(0, below)
-        if len(chain) > _LONGEST_CHAIN:
+        if any(below.cut == above.cut for above in chain):
             raise ProtocolError(f"{url}: checkpoints build on each other in a circle")
+        chain.insert(0, below)
+        if len(chain) > LONGEST_CHAIN:
+            raise ProtocolError(
+                f"{url} builds on more than {LONGEST_CHAIN - 1} others, as no save makes them"
+            )
     return chain
 
 
 def as_seen_from(url: str, base: str) -> str:
     """Return ``base`` relative to ``url`` where they lie beside each other, so they can move."""
-    parent, name = posixpath.split(base)
-    return f"../{name}" if parent and posixpath.split(url)[0] == parent else base
+    parent, name = files.split(base)
+    return f"../{name}" if files.is_same_folder(parent, files.split(url)[0]) else base
