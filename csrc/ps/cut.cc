@@ -123,9 +123,11 @@ class Freeze {
     for (std::uint32_t shard = 0; shard < there.size(); ++shard) {
       const std::string missing = decode_text(there[shard].payload);
       if (!missing.empty())
-        throw TimedOut(str("a checkpoint: shard ", shard, " waited ", limit,
-                           " ms in vain for the rest of pushes that other shards have: ", missing,
-                           ". Nothing was cut; try again"));
+        throw TimedOut(str(
+            "a checkpoint: shard ", shard, " waited ", limit,
+            " ms in vain for the rest of pushes that other shards have: ", missing,
+            ". Nothing was cut; try again. A client that has lost a server of its own has to be ",
+            "closed"));
     }
   }
 
