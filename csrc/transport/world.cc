@@ -95,7 +95,10 @@ std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> mem
       });
   if (here <= ::sysconf(_SC_NPROCESSORS_ONLN))
     group->looks_before_yield = limits::kLooksBeforeYield;
-  if (monitor_) monitor_->add(group);
+  if (monitor_)
+    monitor_->add(group);
+  else if (!made_alone_.with([id](auto& made) { return made.insert(id).second; }))
+    throw InvalidArgument(Group::kIsMadeAgain);
   return group;
 }
 
