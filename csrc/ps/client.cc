@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "ps/plain_call.h"
 #include "transport/forks.h"
 #include "transport/idle.h"
@@ -35,7 +36,7 @@ Client::Client(const ClientOptions& options, FoundShards found)
       connections_(addresses_.size()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       dialer_(addresses_, options.secret, options.mode, wake_.get()) {
-  thread_ = std::thread([this] { run_background(); });
+  thread_ = start_thread("client", [this] { run_background(); });
 }
 
 Client::~Client() {

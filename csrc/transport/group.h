@@ -36,6 +36,10 @@ class Group {
         made_by(std::move(maker)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
+  // What is wrong where a second one has the id of another, be that open or closed.
+  static constexpr const char* kIsMadeAgain =
+      "a communicator of this name was made before; give each a name of its own";
+
   const std::uint64_t id;
   const std::vector<Rank> members;  // World ranks, by group rank.
   const std::uint64_t members_hash;

@@ -33,17 +33,47 @@ Fd open_inspection(const std::string& address, Time deadline) {
   return fd;
 }
 
-void answer(int fd, Question question, const std::function<std::string()>& record) {
-  const Time deadline = Clock::now() + kGuestTime;
+// One guest's connection. What it says or takes is waited for in slices, as the rank may leave
+// meanwhile. Throws ProtocolError if it has gone, TimedOut.
+class Visit {
+ public:
+  Visit(int fd, const std::function<Time()>& until) : fd_(fd), until_(until) {}
+
+  void take(std::span<std::byte> bytes) const {
+    move(bytes, wait_readable, [this](auto rest) { return recv_some(fd_, rest, {}); });
+  }
+  void give(std::span<const std::byte> bytes) const {
+    move(bytes, wait_writable, [this](auto rest) { return send_some(fd_, rest, {}); });
+  }
+
+ private:
+  template <typename Bytes, typename Move>
+  void move(Bytes bytes, bool (*wait)(int, Time), const Move& some) const {
+    const Time silence_ends = Clock::now() + kGuestTime;
+    while (!bytes.empty()) {
+      const Time now = Clock::now();
+      if (now >= std::min(silence_ends, until_())) throw TimedOut("the guest has had its time");
+      const Io io = some(bytes);
+      if (io.closed) throw ProtocolError("the guest has gone");
+      bytes = bytes.subspan(io.bytes);
+      if (io.bytes == 0) wait(fd_, now + limits::kSleepSlice);
+    }
+  }
+
+  int fd_;
+  const std::function<Time()>& until_;
+};
+
+void answer(const Visit& visit, Question question, const std::function<std::string()>& record) {
   if (question == Question::kClock) {
     std::int64_t now = steady_nanos();
-    return send_all(fd, bytes_of(now), deadline);
+    return visit.give(bytes_of(now));
   }
   if (question != Question::kRecord) throw ProtocolError("an unknown question");
   const std::string text = record();
   std::uint64_t length = text.size();
-  send_all(fd, bytes_of(length), deadline);
-  send_all(fd, std::as_bytes(std::span(text)), deadline);
+  visit.give(bytes_of(length));
+  visit.give(std::as_bytes(std::span(text)));
 }
 
 }  // namespace
@@ -88,12 +118,14 @@ ClockOffset Inspection::clock(int questions) {
   return estimate_offset(samples);
 }
 
-void answer_inspection(int fd, const std::function<std::string()>& record) noexcept {
+void answer_inspection(int fd, const std::function<std::string()>& record,
+                       const std::function<Time()>& until) noexcept {
   try {
+    const Visit visit(fd, until);
     while (true) {
       auto question = Question{};
-      recv_all(fd, bytes_of(question), Clock::now() + kGuestTime);
-      answer(fd, question, record);
+      visit.take(bytes_of(question));
+      answer(visit, question, record);
     }
   } catch (const std::exception&) {
     // It has gone, mostly because it knows what it wanted to know.

@@ -43,7 +43,9 @@ class Inspection {
   Time deadline_;
 };
 
-// The other end. Never throws; returns when the guest has gone, or is slow.
-void answer_inspection(int fd, const std::function<std::string()>& record) noexcept;
+// The other end. Never throws; returns when the guest has gone, is slow, or `until` has passed:
+// that is asked again and again, as a rank that leaves has less time.
+void answer_inspection(int fd, const std::function<std::string()>& record,
+                       const std::function<Time()>& until) noexcept;
 
 }  // namespace gradring::transport

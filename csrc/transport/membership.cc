@@ -134,9 +134,26 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
   if (is_silent(leader, now))
     give_up(leader, now, actions);
   else if (peer(leader).is_connected)
-    actions.send.emplace_back(leader, wire::Heartbeat{calls});
+    actions.send.emplace_back(leader, beat(calls));
   else
     actions.connect = leader;  // Again: it may be about to become reachable.
+}
+
+// Of more communicators than a heartbeat holds those in a call come first: a rank that others wait
+// for is found by them. The rest take turns, as their members may still differ from the others'.
+wire::Heartbeat Membership::beat(const std::vector<wire::CallState>& calls) {
+  if (calls.size() <= wire::kCallsPerHeartbeat) return {calls};
+  wire::Heartbeat told;
+  std::vector<const wire::CallState*> idle;
+  for (const wire::CallState& state : calls) {
+    if (!state.in_progress)
+      idle.push_back(&state);
+    else if (told.calls.size() < wire::kCallsPerHeartbeat)
+      told.calls.push_back(state);
+  }
+  const std::size_t room = std::min(wire::kCallsPerHeartbeat - told.calls.size(), idle.size());
+  for (std::size_t i = 0; i < room; ++i) told.calls.push_back(*idle[next_idle_++ % idle.size()]);
+  return told;
 }
 
 // Where nobody at all is heard it is rather this rank that is cut off. It waits for a sign of life

@@ -87,6 +87,7 @@ class Membership {
   void give_up(Rank rank, Time now, Actions& actions);
   void lose(wire::Lost lost, Time now, Actions& actions);
   void take_over(Actions& actions);
+  wire::Heartbeat beat(const std::vector<wire::CallState>& calls);
   void check_calls(Actions& actions);
   void check_members(Actions& actions);
   void spread(const wire::Message& message, Rank except, Actions& actions);
@@ -112,6 +113,7 @@ class Membership {
   std::map<std::uint64_t, wire::ShrinkReply> settled_;
   std::deque<wire::Left> lefts_;  // The last ones; repeated as well.
   Time last_tick_;
+  std::size_t next_idle_ = 0;  // Of the communicators in no call: the first to tell of next.
   bool is_leaving_ = false;
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.
 };

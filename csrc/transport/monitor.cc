@@ -10,6 +10,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/threads.h"
 
 namespace gradring::transport {
 namespace {
@@ -40,7 +41,7 @@ Monitor::Monitor(Meeting meeting, const JoinOptions& options, std::function<void
     membership_.on_connected(rank, Clock::now(), actions);
   }
   groups_.with([&](Groups& groups) { groups.unclaimed = std::move(meeting_.early); });
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("monitor", [this] { run(); });
 }
 
 void Monitor::stop() {

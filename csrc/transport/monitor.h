@@ -49,7 +49,9 @@ class Monitor {
   struct Groups {
     std::map<std::uint64_t, std::shared_ptr<Group>> by_id;
     std::vector<Arrival> unclaimed;  // For communicators that this rank has not made yet.
-    std::set<std::uint64_t> closed;  // Whoever connects for one of these is turned away.
+    // Whoever connects for one of these is turned away, and none is made again. Never forgotten:
+    // some 50 bytes each while the job lasts.
+    std::set<std::uint64_t> closed;
     std::vector<wire::Lost> gone;
     std::vector<wire::Left> lefts;   // Of communicators that this rank has not made yet.
     std::deque<wire::Abort> aborts;  // The same, and of those it is no member of.

@@ -21,8 +21,9 @@ void mark_left(Group& group, const wire::Left& left) {
 
 void Monitor::add(std::shared_ptr<Group> group) {
   groups_.with([&](Groups& groups) {
-    if (!groups.by_id.emplace(group->id, group).second)
-      throw InvalidArgument("a communicator with this name and these ranks is open already");
+    // The others may not have closed it yet, and would take this rank's connections for old ones.
+    if (groups.closed.contains(group->id) || !groups.by_id.emplace(group->id, group).second)
+      throw InvalidArgument(Group::kIsMadeAgain);
     for (const wire::Lost& lost : groups.gone) {
       if (!group->has_member(lost.rank)) continue;
       lost.has_left ? group->mark_left(lost.rank, lost.text) : group->fail(to_failure(lost, rank_));

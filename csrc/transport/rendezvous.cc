@@ -223,6 +223,8 @@ Fd find_host(const JoinOptions& options, Time deadline) {
       }
     } catch (const ProtocolError& error) {
       why = error.what();  // Closed during the handshake: its owner may just be going or coming.
+    } catch (const TimedOut&) {
+      why = "something takes connections there and says nothing";
     }
     check_interrupt(options);
     if (Clock::now() + kRetryPause >= deadline)

@@ -7,19 +7,27 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "base/error.h"
+#include "transport/socket.h"
 
 namespace gradring::transport {
 namespace {
+
+// What the machine's limits refuse is no bug of ours.
+[[noreturn]] void raise_refused(const char* what, std::size_t bytes) {
+  const int error = errno;
+  const std::string text = str(what, " ", bytes, " bytes of shared memory: ", errno_text(error));
+  if (!is_shortage(error)) throw InternalError(text);
+  throw DeviceError(str("this process cannot: ", text,
+                        "; see its ulimit -n and -v and the limits of the control group"));
+}
 
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which Debian 11's headers lack.
 
 std::byte* map(int fd, std::size_t bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (address == MAP_FAILED)
-    throw InternalError(str("mapping ", bytes, " bytes of shared memory: ", std::strerror(errno)));
+  if (address == MAP_FAILED) raise_refused("mapping", bytes);
   return static_cast<std::byte*>(address);
 }
 
@@ -28,7 +36,7 @@ std::byte* map(int fd, std::size_t bytes) {
 SharedMemory SharedMemory::create(std::size_t bytes) {
   Fd fd(::memfd_create("gradring", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
-    throw InternalError(str("creating ", bytes, " bytes of shared memory: ", std::strerror(errno)));
+    raise_refused("creating", bytes);
   // Nobody can cut the file under our feet, which would turn a store into SIGBUS.
   ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   std::byte* data = map(fd.get(), bytes);

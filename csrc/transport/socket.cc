@@ -68,6 +68,11 @@ bool wait_for(int fd, short events, Time deadline) {
   }
 }
 
+void check_shortage(const std::string& what, int error) {
+  if (is_shortage(error))
+    throw DeviceError(str(what, ": ", errno_text(error), "; see this process's ulimit -n"));
+}
+
 // 0, EINPROGRESS or why not.
 int start_connecting(const addrinfo& entry, Fd& fd) {
   fd = Fd(::socket(entry.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -132,6 +137,7 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
   std::string why = "no usable address";
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     Fd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) check_shortage(str("cannot listen on ", to_text({host, port})), errno);
     if (!fd) continue;
     set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
     if (entry->ai_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
@@ -167,6 +173,7 @@ Fd listen_unix(const std::string& name, int backlog) {
   socklen_t length = 0;
   const sockaddr_un address = unix_address(name, length);
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) check_shortage("cannot listen on a Unix socket", errno);
   if (!fd || ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       ::listen(fd.get(), backlog) != 0)
     throw InternalError(str("cannot listen on a Unix socket: ", errno_text(errno)));

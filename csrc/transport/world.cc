@@ -21,6 +21,10 @@ namespace {
 constexpr Millis kConnectTime{10000};
 constexpr Millis kPassTime{5000};
 constexpr Millis kClockTime{1000};
+// One guest may stay for so long, whatever it asks: failures wait behind it to be recorded.
+constexpr Millis kVisitTime{3000};
+// And all together when this rank leaves: enough to end a comparison of clocks.
+constexpr Millis kFarewellTime{200};
 
 void check_shm_possible(const JoinOptions& options, const std::vector<wire::Member>& members) {
   if (options.mode != TransportMode::kShm) return;
@@ -91,7 +95,10 @@ std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> mem
       });
   if (here <= ::sysconf(_SC_NPROCESSORS_ONLN))
     group->looks_before_yield = limits::kLooksBeforeYield;
-  if (monitor_) monitor_->add(group);
+  if (monitor_)
+    monitor_->add(group);
+  else if (!made_alone_.with([id](auto& made) { return made.insert(id).second; }))
+    throw InvalidArgument(Group::kIsMadeAgain);
   return group;
 }
 
@@ -102,6 +109,8 @@ void World::drop_group(std::uint64_t id) {
 void World::leave() {
   if (users_.fetch_sub(1) != 1) return;
   if (monitor_) monitor_->stop();
+  guests_go_at_.store((Clock::now() + kFarewellTime).time_since_epoch().count(),
+                      std::memory_order_relaxed);
   scribe_->stop();
 }
 
@@ -123,7 +132,12 @@ std::optional<ClockOffset> World::compare_clocks() const {
 void World::answer(Fd guest) {
   scribe_->post([this, guest = std::make_shared<Fd>(std::move(guest))] {
     const auto report = report_.with([](const auto& kept) { return kept; });
-    if (report) answer_inspection(guest->get(), report);
+    const Time visit_ends = Clock::now() + kVisitTime;
+    const auto until = [this, visit_ends] {
+      const Clock::duration go_at{guests_go_at_.load(std::memory_order_relaxed)};
+      return std::min(visit_ends, Time{go_at});
+    };
+    if (report) answer_inspection(guest->get(), report, until);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -85,7 +86,10 @@ class World {
   wire::SessionId session_;
   std::uint64_t fork_generation_;
   std::atomic<int> users_{0};  // Only counted.
+  // When guests are sent away: Time::max() until this rank leaves. A hint: relaxed.
+  std::atomic<Clock::rep> guests_go_at_{Time::max().time_since_epoch().count()};
   Guarded<std::function<std::string()>> report_;
+  Guarded<std::set<std::uint64_t>> made_alone_;  // In a world of one: the groups' ids.
   std::unique_ptr<Scribe> scribe_ = std::make_unique<Scribe>();
   std::unique_ptr<Monitor> monitor_;  // None in a world of one.
 };

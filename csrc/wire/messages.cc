@@ -8,7 +8,6 @@
 namespace gradring::wire {
 namespace {
 
-constexpr std::uint32_t kCallsPerHeartbeat = 256;
 constexpr std::size_t kErrorKindCount = 11;
 
 void put(Writer& out, const Member& member) {

@@ -58,8 +58,9 @@ struct Refused {  // Coordinator -> follower: this join makes no sense.
   // Or not yet: the coordinator is still in the world that it made before.
   bool may_come_again = false;
 };
+inline constexpr std::uint32_t kCallsPerHeartbeat = 256;
 struct Heartbeat {
-  std::vector<CallState> calls;
+  std::vector<CallState> calls;  // More than kCallsPerHeartbeat are not sent.
 };
 struct Lost {  // Coordinator -> everyone.
   Rank rank = -1;

@@ -228,13 +228,14 @@ class Communicator(Reductions, Exchanges, Messages):
 
         Args:
             ranks: Of this communicator, in the order of their new ranks.
-            name: What no other group made from this communicator is called.
+            name: What no other group made from this communicator is or was called.
 
         Returns:
             The group's communicator, to be closed by itself.
 
         Raises:
-            InvalidArgument: A rank is none of ours or listed twice, or this one is not listed.
+            InvalidArgument: A rank is none of ours or listed twice, or this one is not listed; or a
+                group of this name was made before, be it open or closed.
             Closed: This communicator has failed or was closed.
 
         Where the ranks do not give the same ranks in the same order, the group's first call in

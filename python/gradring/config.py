@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gradring.core_arguments import is_plain_text, plain_text
 from gradring.errors import InvalidArgument
-from gradring.timeouts import is_timeout
+from gradring.timeouts import LONGEST, is_timeout
 
 TRANSPORTS = ("auto", "shm", "tcp")
 
@@ -166,7 +166,9 @@ def _seconds(
     except ValueError:
         seconds = math.nan
     if not is_timeout(seconds):
-        raise InvalidArgument(f"{source}={text!r} is not a positive number of seconds")
+        raise InvalidArgument(
+            f"{source}={text!r} is not a positive number of seconds, at most {LONGEST:g}"
+        )
     return seconds
 
 

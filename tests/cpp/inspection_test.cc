@@ -5,8 +5,9 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "base/ticks.h"
 #include "support/operations.h"
@@ -74,6 +75,50 @@ TEST_CASE("a guest that asks nonsense is sent away, and the next one is answered
       CHECK(!Inspection(address_of(comm, 0), kSecret, deadline).record().empty());
     }
     barrier(comm);
+  });
+}
+
+// Asks for the time again and again until it is sent away; true where that was before `deadline`.
+bool ask_until_sent_away(Inspection& guest, Time deadline) {
+  try {
+    while (Clock::now() < deadline) guest.clock(16);
+  } catch (const ProtocolError&) {
+    return Clock::now() < deadline;
+  }
+  return false;
+}
+
+TEST_CASE("a guest that never stops asking is sent away, and the next one is answered") {
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      const Time deadline = Clock::now() + kPlenty;
+      Inspection guest(address_of(comm, 0), kSecret, deadline);
+      CHECK(ask_until_sent_away(guest, deadline));
+      CHECK(!Inspection(address_of(comm, 0), kSecret, Clock::now() + kPlenty).record().empty());
+    }
+    barrier(comm);
+  });
+}
+
+TEST_CASE("guests that never stop asking do not keep a rank from leaving") {
+  constexpr int kGuests = 3;
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    if (comm.rank() == 0) {
+      barrier(comm);
+      const Time begin = Clock::now();
+      comm.close();
+      CHECK(seconds_between(begin, Clock::now()) < 4);  // Each of them may stay for 3 s otherwise.
+      return;
+    }
+    const Time deadline = Clock::now() + kPlenty;
+    std::vector<std::unique_ptr<Inspection>> guests;
+    for (int i = 0; i < kGuests; ++i)
+      guests.push_back(std::make_unique<Inspection>(address_of(comm, 0), kSecret, deadline));
+    barrier(comm);
+    const auto errors = run_threads(kGuests, [&](int i) {
+      CHECK(ask_until_sent_away(*guests[static_cast<std::size_t>(i)], deadline));
+    });
+    for (const auto& error : errors) CHECK(error == nullptr);
   });
 }
 

@@ -106,6 +106,21 @@ TEST_CASE("a rank whose rank 0 does not answer is told where it looked") {
   }
 }
 
+TEST_CASE("a rank is told so where something takes its connection and says nothing") {
+  std::vector<JoinOptions> options = options_for({.ranks = 2, .timeout = Millis{200}});
+  const transport::Fd mute(options[0].listen_fd);  // Listens; nobody accepts.
+  try {
+    World::join(options[1]);
+    FAIL("it joined nobody");
+  } catch (const TimedOut& error) {
+    const std::string text = error.what();
+    CAPTURE(text);
+    CHECK(contains(text, "rank 1: rank 0 does not answer at "));
+    CHECK(contains(text, transport::to_text(options[1].rendezvous)));
+    CHECK(contains(text, "says nothing; is rank 0 started"));
+  }
+}
+
 TEST_CASE("a rank with another world size is refused and told both sizes") {
   std::vector<JoinOptions> options = options_for({.ranks = 2, .timeout = Millis{500}});
   options[1].world_size = 3;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+from ps_servers import SECRET, serving
 from rank_job import StartJob
-from thread_ranks import TRANSPORTS
+from thread_ranks import TRANSPORTS, listening_socket
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -64,6 +66,18 @@ def test_a_rank_without_descriptors_says_so_and_nobody_else_is_accused(
         assert "Too many open files" in outcome.text, outcome
 
 
+def test_nor_where_it_has_none_left_for_the_memory_that_it_would_share(job: StartJob) -> None:
+    ranks = job(2, transport="shm")
+    for outcome in run(
+        ranks,
+        NO_DESCRIPTORS.format(left=1) + "comm.send(np.ones(4), 1)",
+        "comm.recv(np.ones(4), 0)",
+    ):
+        assert outcome.error == "DeviceError", outcome
+        assert "creating" in outcome.text, outcome
+        assert "Too many open files; see its ulimit -n" in outcome.text, outcome
+
+
 def test_nor_where_it_cannot_take_the_memory_that_it_is_passed(job: StartJob) -> None:
     ranks = job(2, transport="shm")
     ranks.ranks[1].begin(NO_DESCRIPTORS.format(left=1) + "say('short'); comm.recv(np.ones(4), 0)")
@@ -102,3 +116,31 @@ comm.send(np.full(3, 5.0), 0)
 """
     for outcome in run(ranks, first, second):
         assert outcome.error is None, outcome
+
+
+def test_a_rank_that_gets_no_monitor_says_so_when_it_joins(job: StartJob) -> None:
+    ranks = job(0)
+    listen_fd, address = listening_socket("127.0.0.1")
+    settings = f"world_size=2, rendezvous={address!r}, secret='of this test only', timeout=20"
+    ranks.spawn(0, listen_fd).begin(f"join(rank=0, listen_fd={listen_fd}, {settings})")
+    os.close(listen_fd)
+    # What a first call imports needs memory as well: that is there before the limit.
+    text = ranks.spawn(1).call(f"""
+{NO_THREADS}
+gr.init(rank=0, world_size=1).close()
+result = refused(lambda: gr.init(rank=1, {settings}))
+""")
+    assert "starts no more threads, and the monitor thread is needed" in text
+
+
+def test_a_connection_to_servers_that_gets_no_thread_says_so(job: StartJob) -> None:
+    ranks = job(0)
+    with serving() as addresses:
+        text = ranks.spawn(0).call(f"""
+{NO_THREADS}
+to = dict(secret={SECRET!r}, transport="tcp", timeout=20)
+connect = gr.ps.connect  # Imported before memory is short.
+result = refused(lambda: connect({addresses!r}, **to))
+connect({addresses!r}, **to).close()
+""")
+    assert "starts no more threads, and the client thread is needed" in text

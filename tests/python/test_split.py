@@ -228,6 +228,24 @@ def test_a_subgroup_is_made_by_its_members_alone(world: GetWorld, transport: str
     assert world(3, transport).run(make) == [(1, [2, 0]), None, (0, [2, 0])]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_subgroup_of_a_name_that_was_used_before_is_refused_and_no_rank_is_accused(
+    fresh_world: FreshWorld, transport: str, ranks: int
+) -> None:
+    # One rank may still have the group of that name open when another asks for it again.
+    def make(comm: Any) -> None:
+        ours = list(range(ranks))
+        comm.subgroup(ours, "first").close()
+        with pytest.raises(gr.InvalidArgument, match="of this name was made before"):
+            comm.subgroup(ours, "first")
+        with comm.subgroup(ours, "second") as sub:
+            with pytest.raises(gr.InvalidArgument, match="of this name was made before"):
+                comm.subgroup(ours, "second")
+            assert sub.all_reduce(np.array([1]))[0] == ranks
+
+    fresh_world(ranks, transport).run(make)
+
+
 # What each rank gives, None where it calls nothing.
 DIFFERENT_RANKS: dict[str, list[list[int] | None]] = {
     "order": [[0, 1], [1, 0], None],
