@@ -1,0 +1,85 @@
+"""Files that commands read and write: none is destroyed, and what fails is told in one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gradring import cost_profile
+from gradring.cost_profile import Costs, Measured, Profile
+from gradring.output_files import write_whole
+
+COMMAND = [sys.executable, "-m", "gradring"]
+QUICK_TUNE = ["tune", "--quick", "-n", "2", "--transport", "shm"]
+
+PROFILE = Profile({"tcp": Measured(Costs(1.0, 1.0, 1.0, 1.0), 2, 1, 0.1)})
+
+
+def test_a_profile_is_written_to_where_a_symlink_leads(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target = tmp_path / "elsewhere" / "target.json"
+    link = tmp_path / "link.json"
+    link.symlink_to("elsewhere/target.json")
+    for _ in range(2):  # The first time it leads to nothing yet.
+        cost_profile.save(PROFILE, link)
+        assert link.is_symlink()
+        assert cost_profile.load(target) == PROFILE
+    assert sorted(tmp_path.rglob("*")) == [target.parent, target, link]
+
+
+def test_a_profile_goes_through_a_pipe_that_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    cost_profile.save(PROFILE, pipe)
+    reader.join(60)
+    assert pipe.is_fifo()
+    (tmp_path / "copy.json").write_text(read[0])
+    assert cost_profile.load(tmp_path / "copy.json") == PROFILE
+
+
+def test_a_file_that_fails_half_way_stays_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text("before")
+
+    def write_half(path: Path, text: str) -> int:
+        path.write_bytes(text.encode()[: len(text) // 2])
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(file, "twice as much")
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_under_the_profile_is_told_by_the_files_name(tmp_path: Path) -> None:
+    # By a link, so that not even a file that is replaced is one of the system's.
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    ended = subprocess.run(
+        [*COMMAND, *QUICK_TUNE, "--out", str(link)],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert ended.stderr == f"gradring: cannot write {link}: No space left on device\n"
+    assert ended.returncode == 1
+
+
+def test_tune_whose_reader_has_left_ends_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [*COMMAND, *QUICK_TUNE], stdout=write, stderr=subprocess.PIPE, check=False, timeout=100
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
