@@ -130,7 +130,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _trace_merge(options: argparse.Namespace) -> int:
     from gradring import trace
 
-    print(trace.merge_folder(options.folder, options.output))
+    told = trace.merge_folder(options.folder, options.output)
+    print(told, file=sys.stderr if str(options.output) == "-" else sys.stdout)
     return 0
 
 
@@ -207,7 +208,9 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Writes one Chrome trace, on rank 0's clock: for https://ui.perfetto.dev",
     )
     merge.add_argument("folder", type=Path, metavar="FOLDER", help="what GRADRING_TRACE was")
-    merge.add_argument("-o", dest="output", type=Path, metavar="FILE", required=True)
+    merge.add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", required=True, help="- is standard output"
+    )
     merge.set_defaults(action=_trace_merge)
 
 

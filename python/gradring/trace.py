@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,11 @@ from types import TracebackType
 from typing import Any
 
 from gradring.errors import InvalidArgument
+from gradring.output_files import require_writable, write_whole, writing
 
 Event = dict[str, Any]
+
+_FILES = "rank-*.trace.json"  # One a rank, in the folder.
 
 
 class span:  # noqa: N801 - reads like the function it is used as: with span("forward")
@@ -69,7 +73,7 @@ def read(folder: Path) -> list[RankTrace]:
     Raises:
         InvalidArgument: There are none, or one is no trace of ours.
     """
-    files = sorted(folder.glob("rank-*.trace.json"), key=lambda path: path.stat().st_mtime_ns)
+    files = sorted(folder.glob(_FILES), key=lambda path: path.stat().st_mtime_ns)
     if not files:
         raise InvalidArgument(f"{folder} holds no traces (rank-0.trace.json, ...)")
     traces = [_read_one(path) for path in files]
@@ -117,25 +121,42 @@ def merge(traces: Sequence[RankTrace]) -> dict[str, Any]:
 def merge_folder(folder: Path, output: Path) -> str:
     """Merge what is in a folder into one file, and return a line that says what was done.
 
+    Args:
+        folder: Where the traces are.
+        output: The file; ``-`` is standard output.
+
     Raises:
-        InvalidArgument: As `read`; or the file cannot be written.
+        InvalidArgument: As `read`; or the file cannot be written, or is one of the traces.
+        CannotWrite: Writing it failed.
     """
+    require_writable(output, "-o")
+    _require_no_trace(folder, output)
     traces = read(folder)
     try:
         merged = merge(traces)
         missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{folder}: a trace lacks what belongs in it: {error!r}") from error
-    try:
-        output.write_text(json.dumps(merged))
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {output}: {error}") from error
+    if str(output) == "-":
+        print(json.dumps(merged))
+    else:
+        with writing(output) as file:
+            write_whole(file, json.dumps(merged))
     gone = f"; no trace of rank {', '.join(map(str, sorted(missing)))}" if missing else ""
     worst = max(merged["otherData"]["clock_error_us"].values())
     return (
         f"{output}: {len(merged['traceEvents'])} events of {len(traces)} ranks, clocks to within "
         f"{worst:.1f} us{gone}"
     )
+
+
+def _require_no_trace(folder: Path, output: Path) -> None:
+    # Also none that is not there yet: the next merge would take it for a rank's.
+    place = Path(os.path.realpath(output))
+    would_be_one = place.match(_FILES) and place.parent == Path(os.path.realpath(folder))
+    is_one = output.exists() and any(output.samefile(path) for path in folder.glob(_FILES))
+    if would_be_one or is_one:
+        raise InvalidArgument(f"-o {output}: that is one of the traces to be merged; name another")
 
 
 @dataclass(frozen=True)

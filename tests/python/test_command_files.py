@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import gradring as gr
 from gradring import cost_profile
+from gradring.cli import main
 from gradring.cost_profile import Costs, Measured, Profile
 from gradring.output_files import write_whole
 
@@ -83,3 +86,46 @@ def test_tune_whose_reader_has_left_ends_quietly() -> None:
     )
     os.close(write)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.fixture
+def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the trace of a world of one."""
+    monkeypatch.setenv("GRADRING_TRACE", str(tmp_path / "traces"))
+    with gr.init() as comm:
+        comm.barrier()
+    return tmp_path / "traces"
+
+
+@pytest.mark.parametrize("name", ["traces/rank-0.trace.json", "traces/rank-7.trace.json", "link"])
+def test_a_merge_of_traces_is_written_over_none_of_them(
+    traces: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = traces.parent / name
+    if name == "link":
+        output.symlink_to(traces / "rank-0.trace.json")
+    before = (traces / "rank-0.trace.json").read_text()
+    assert main(["trace", "merge", str(traces), "-o", str(output)]) == 2
+    assert "that is one of the traces to be merged; name another" in capsys.readouterr().err
+    assert [path.name for path in traces.iterdir()] == ["rank-0.trace.json"]
+    assert (traces / "rank-0.trace.json").read_text() == before
+
+
+def test_a_merged_trace_goes_to_standard_output(
+    traces: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(traces.parent)
+    assert main(["trace", "merge", "traces", "-o", "-"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["otherData"]["format"] == "gradring-trace-merged"
+    assert "of 1 ranks" in shown.err
+    assert list(traces.parent.iterdir()) == [traces]
+
+
+def test_a_full_disk_under_a_merged_trace_is_no_wrong_command_line(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = traces.parent / "full"
+    link.symlink_to("/dev/full")
+    assert main(["trace", "merge", str(traces), "-o", str(link)]) == 1
+    assert capsys.readouterr().err == f"gradring: cannot write {link}: No space left on device\n"
