@@ -6,7 +6,9 @@ Each subcommand is imported when it is asked for: `gradring run` starts without 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -33,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; ``None`` takes the process's own.
 
     Returns:
-        The exit code: 2 for a command line that makes no sense, 128 + signal where one ended it,
-        else the subcommand's.
+        The exit code: 2 for a command line that makes no sense or names what cannot be used, 128 +
+        signal where one ended it, else the subcommand's.
     """
     endings.prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -53,15 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         endings.discard_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if not endings.is_unwritable(error):
-            raise
-        endings.discard_output()
-        print(f"gradring: cannot write the output: {error.strerror}", file=sys.stderr)
-        return 1
+        return _tell(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except endings.Ended as ended:
         return 128 + ended.number
+
+
+def _tell(error: OSError) -> int:
+    """Say what the system has refused, and return the exit code; what names nothing is raised."""
+    if endings.is_unwritable(error):
+        endings.discard_output()
+        print(f"gradring: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        print(f"gradring: {error.strerror} (ulimit -n)", file=sys.stderr)
+        return 1
+    if not isinstance(error.filename, (str, bytes)):
+        raise error
+    print(f"gradring: {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
+    return 2
 
 
 def _perform(arguments: list[str]) -> int:

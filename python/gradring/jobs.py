@@ -17,6 +17,7 @@ from typing import Any
 from gradring import job_secret, roles
 from gradring.core_arguments import plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
+from gradring.input_files import cannot_read, files_in
 
 Record = dict[str, Any]
 
@@ -72,9 +73,9 @@ def read_folder(folder: Path) -> list[Report]:
     """Return the records that a failure left there; of several jobs, the last one's.
 
     Raises:
-        InvalidArgument: There are none, or one is not ours.
+        InvalidArgument: There are none, or one cannot be read or is not ours.
     """
-    records = [_parse(path.read_bytes(), str(path)) for path in folder.glob("rank-*.json")]
+    records = [_parse(_read(path), str(path)) for path in files_in(folder, "rank-*.json")]
     if not records:
         raise InvalidArgument(f"{folder} holds no records (rank-0.json, ...)")
     newest = max(records, key=lambda record: int(record["wall"]))
@@ -198,13 +199,20 @@ def _ask_one(address: str, secret: str) -> tuple[Record, int, int]:
     return _parse(text, address), offset, error
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise cannot_read(path, error) from None
+
+
 def _parse(text: bytes, source: str) -> Record:
     try:
         record: Record = json.loads(text)
         is_ours = record["format"] == "gradring-record" and record["version"] == 1
         is_ours = is_ours and all(isinstance(record[name], int) for name in _NUMBERS)
         is_ours = is_ours and all(name in record for name in ("job", "communicators", "failure"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_ours = False
     if not is_ours:
         raise InvalidArgument(f"{source} is no record of this version of gradring")

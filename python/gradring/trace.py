@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from gradring.errors import InvalidArgument
+from gradring.input_files import cannot_read, files_in
 from gradring.output_files import require_writable, write_whole, writing
 
 Event = dict[str, Any]
@@ -73,10 +74,10 @@ def read(folder: Path) -> list[RankTrace]:
     Raises:
         InvalidArgument: There are none, or one is no trace of ours.
     """
-    files = sorted(folder.glob(_FILES), key=lambda path: path.stat().st_mtime_ns)
+    files = files_in(folder, _FILES)
     if not files:
         raise InvalidArgument(f"{folder} holds no traces (rank-0.trace.json, ...)")
-    traces = [_read_one(path) for path in files]
+    traces = [trace for _, trace in sorted(map(_read_one, files), key=lambda read: read[0])]
     job = traces[-1].other["job"]
     return sorted((trace for trace in traces if trace.other["job"] == job), key=lambda t: t.rank)
 
@@ -206,14 +207,18 @@ def _compare_arrivals(events: Sequence[Event]) -> None:
             event["args"]["last"] = last
 
 
-def _read_one(path: Path) -> RankTrace:
+def _read_one(path: Path) -> tuple[int, RankTrace]:
+    """Return when it was written, in nanoseconds, and what."""
     try:
         text = json.loads(path.read_text())
+        written = path.stat().st_mtime_ns
         other = text["otherData"]
         if (other["format"], other["version"]) == ("gradring-trace", 1):
             if not isinstance(text["traceEvents"], list) or "job" not in other:
                 raise ValueError("no list of events, or no job")
-            return RankTrace(other["rank"], text["traceEvents"], other)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            return written, RankTrace(other["rank"], text["traceEvents"], other)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no trace: {error}") from error
     raise InvalidArgument(f"{path} is no trace of this version of gradring")

@@ -129,3 +129,93 @@ def test_a_full_disk_under_a_merged_trace_is_no_wrong_command_line(
     link.symlink_to("/dev/full")
     assert main(["trace", "merge", str(traces), "-o", str(link)]) == 1
     assert capsys.readouterr().err == f"gradring: cannot write {link}: No space left on device\n"
+
+
+LONG_NAME = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--log", LONG_NAME], f"{LONG_NAME}/loading-00000-of-00001: File name too long"),
+        (["run", "-n", "1", f"{LONG_NAME}.py"], f"gradring: {LONG_NAME}.py: File name too long"),
+        (["bench", "barrier", "--json", LONG_NAME], "cannot be written: File name too long"),
+        (["tune", "--out", LONG_NAME], "cannot be written: File name too long"),
+        (["trace", "merge", "no-folder", "-o", "x"], "no-folder: cannot be read: Not a directory"),
+        (["doctor", "--job", "records"], "rank-0.json: cannot be read: Is a directory"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_told_in_one_line(
+    argv: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "no-folder").write_text("")
+    (tmp_path / "records" / "rank-0.json").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRADRING_SECRET", "of a test, and long enough for one")
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", [["doctor", "--job"], ["trace", "merge", "-o", "x"]])
+def test_an_unreadable_folder_is_not_taken_for_an_empty_one(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(path: Path) -> None:  # Nothing is forbidden to root.
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main([*arguments, "folder"]) == 2
+    assert capsys.readouterr().err == "gradring: folder: cannot be read: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["doctor", "--job"], "rank-0.json"), (["trace", "merge", "-o", "x"], "rank-0.trace.json")],
+)
+def test_json_that_is_nested_too_deeply_is_refused_by_name(
+    arguments: list[str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("[" * 100_000)
+    assert main([*arguments, str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"gradring: {tmp_path / name} is no ")
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["bench", "barrier"], ["tune", "--quick"]])
+def test_a_working_directory_that_was_removed_is_told(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert "there is no working directory any more" in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_limit_of_open_files_is_told() -> None:
+    limited = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh", *COMMAND, "run", "-n", "1", "true"]
+    ended = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stderr == "gradring: Too many open files (ulimit -n)\n"
+    assert ended.returncode == 1
