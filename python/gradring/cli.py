@@ -97,6 +97,11 @@ def _run(options: argparse.Namespace) -> int:
     command = list(options.command)
     if command[:1] == ["--"]:
         del command[0]
+    if options.module is not None:
+        raise InvalidArgument(
+            f"-m {options.module}: there is no such option; say what to run as in a shell: "
+            f"gradring run -n 2 python -m {options.module}"
+        )
     if options.timeout is not None and not options.timeout > 0:
         raise InvalidArgument(f"--timeout {options.timeout:g}: not a positive number of seconds")
     return job.run(
@@ -155,6 +160,23 @@ def _version(_options: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Lets --server-options begin with a dash, which argparse takes for another option."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse, with the value joined to its option; what follows the program is the program's."""
+        given, known, at = list(args), self._option_string_actions, 0
+        while at < len(given) and given[at].startswith("-") and given[at] != "--":
+            value = given[at + 1] if at + 1 < len(given) else ""
+            if given[at] == "--server-options" and value.startswith("-") and value not in known:
+                given[at : at + 2] = [f"{given[at]}={value}"]
+            takes_value = given[at] in known and known[given[at]].nargs is None
+            at += 2 if takes_value else 1
+        return super().parse_known_args(given, namespace)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gradring",
@@ -162,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Environment variables: docs/configuration.md, or `gradring doctor`.",
     )
     parser.add_argument("--version", action="store_const", const=_version, dest="action")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     _add_run(commands)
     _add_doctor(commands)
     _add_trace(commands)
@@ -240,6 +262,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add = run.add_argument
     add("-n", dest="count", type=int, metavar="N", help="number of ranks")
+    add("-m", dest="module", help=argparse.SUPPRESS)  # What others' launchers take.
     add(
         "--hosts",
         type=Path,
@@ -306,7 +329,7 @@ def _add_servers(run: argparse.ArgumentParser) -> None:
         "--server-options",
         default="",
         metavar="TEXT",
-        help="for each `gradring serve`, as '--threads 2 --fsync always'",
+        help="for each `gradring serve`, as '--threads 2 --fsync always' or --threads=2",
     )
 
 

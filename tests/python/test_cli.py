@@ -24,6 +24,8 @@ from gradring.errors import (
     ProtocolError,
     TimedOut,
 )
+from gradring.launch import job
+from gradring.launch.options import Options
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +66,7 @@ def test_delegated_commands_get_all_their_arguments(
         (["run", "-n", "2"], "say what to run"),
         (["run", "-n", "2", "no-such.py"], "no-such.py: no such file"),
         (["run", "-n", "2", "--timeout", "0", "true"], "not a positive number of seconds"),
+        (["run", "-n", "2", "-m", "pkg", "x"], "as in a shell: gradring run -n 2 python -m pkg"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_line(
@@ -80,6 +83,25 @@ def test_options_after_the_program_are_the_programs(capfd: pytest.CaptureFixture
     program = ["--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "-n", "9", "--quiet"]
     assert main(["run", "-n", "1", *program]) == 0
     assert capfd.readouterr().out == "[0] ['-n', '9', '--quiet']\n"
+
+
+@pytest.mark.parametrize("text", ["--threads=2", "--threads 2", "-x"])
+def test_options_for_servers_may_be_one_word_that_begins_with_a_dash(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(job, "run", lambda options: seen.append(options) or 0)
+    asked = ["--quiet", "-n", "2", "--server-options", text, "--servers", "1"]
+    program = ["train.py", "--server-options", "--lr"]
+    assert main(["run", *asked, *program]) == 0
+    assert (seen[0].server_options, seen[0].servers) == (text, 1)
+    assert seen[0].command == tuple(program), "what follows the program is the program's"
+
+
+def test_server_options_without_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "-n", "2", "--servers", "1", "--server-options", "--quiet", "train.py"])
+    assert "--server-options: expected one argument" in capsys.readouterr().err
 
 
 def test_python_dash_m_is_the_command() -> None:
