@@ -111,6 +111,35 @@ def test_python_dash_m_is_the_command() -> None:
     assert "gradring run -n N [options] train.py" in done.stdout
 
 
+SHADOWED = ("types", "random", "json", "socket", "select", "queue", "signal")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--hosts", "hosts", "--ssh", "./ssh", "true"],
+        ["bench", "barrier", "--rounds", "5", "--seconds", "0.01"],
+        ["bench", "pull", "--rows", "1000", "--ids", "10", "--dim", "4", "--seconds", "0.1"],
+        ["tune", "--quick", "-n", "2", "--transport", "shm"],
+    ],
+    ids=["run", "bench", "rows", "tune"],
+)
+def test_files_in_the_working_directory_are_not_taken_for_the_standard_library(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name in SHADOWED:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
+    (tmp_path / "hosts").write_text("elsewhere\n")
+    (tmp_path / "ssh").write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    code = main(argv)
+    assert (code, "was imported" in capfd.readouterr().err) == (0, False)
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)

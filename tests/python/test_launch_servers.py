@@ -19,10 +19,10 @@ from gradring.launch.outcome import Restarts
 from gradring.launch.plan import Plan, make_plan
 from launcher_runs import LIVE, WAIT, Start, is_alive, launching, wait_for_end
 
-# Stands in for the interpreter: `python -m gradring serve ...` becomes this, all else stays.
+# Stands in for the interpreter: what runs `gradring serve ...` becomes this, all else stays.
 FAKE_PYTHON = """#!/bin/sh
-[ "$3" = serve ] || exec {python} "$@"
-shift 3
+[ "$4" = serve ] || exec {python} "$@"
+shift 4
 exec {python} {server} "$@"
 """
 
