@@ -24,6 +24,8 @@ Record = dict[str, Any]
 _ANSWER_TIME_MS = 3000
 _ASKED_AT_ONCE = 32
 
+_AGENT = b"gradring.launch.agent"  # In the command line of what a launcher starts ranks by.
+
 _NUMBERS = ("rank", "world_size", "now", "wall")  # Fields of every record.
 
 
@@ -142,8 +144,13 @@ def _find(name: str, environ: Mapping[str, str]) -> Job:
             f"--job {name}: no such folder; for an address set GRADRING_SECRET to the job's, "
             "or say the process id of `gradring run`, or of a rank on this host"
         )
-    for pid in _with_descendants(int(name)):
-        found = _job_of(_environment(pid))
+    family = _with_descendants(int(name))
+    agents = {pid for pid in family if _AGENT in _read_of_process(pid, "cmdline")}
+    # What a launcher and its agent inherit is the job that they were started in: not the one that
+    # they have started.
+    no_ranks = agents | {family[pid] for pid in agents}
+    for pid in family:
+        found = None if pid in no_ranks else _job_of(_environment(pid))
         if found is not None:
             return found
     raise InvalidArgument(
@@ -164,23 +171,31 @@ def _job_of(environ: Mapping[str, str]) -> Job | None:
         return None
 
 
-def _with_descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:  # It grows meanwhile.
+def _with_descendants(pid: int) -> dict[int, int]:
+    """Return a process and all below it, each with its parent; parents come first."""
+    found = {pid: 0}
+    parents = [pid]
+    for parent in parents:  # It grows meanwhile.
         for path in Path(f"/proc/{parent}/task").glob("*/children"):
             try:
-                found += [int(child) for child in path.read_text().split()]
+                children = [int(child) for child in path.read_text().split()]
             except OSError:
                 continue  # It has ended.
+            found.update(dict.fromkeys(children, parent))
+            parents += children
     return found
 
 
 def _environment(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}  # Gone, or not ours to read.
+    text = _read_of_process(pid, "environ").decode(errors="replace")
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def _read_of_process(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""  # Gone, or not ours to read.
 
 
 def _doors_here() -> list[str]:
