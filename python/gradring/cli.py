@@ -6,7 +6,9 @@ Each subcommand is imported when it is asked for: `gradring run` starts without 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -33,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; ``None`` takes the process's own.
 
     Returns:
-        The exit code: 2 for a command line that makes no sense, 128 + signal where one ended it,
-        else the subcommand's.
+        The exit code: 2 for a command line that makes no sense or names what cannot be used, 128 +
+        signal where one ended it, else the subcommand's.
     """
     endings.prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -53,15 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         endings.discard_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if not endings.is_unwritable(error):
-            raise
-        endings.discard_output()
-        print(f"gradring: cannot write the output: {error.strerror}", file=sys.stderr)
-        return 1
+        return _tell(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except endings.Ended as ended:
         return 128 + ended.number
+
+
+def _tell(error: OSError) -> int:
+    """Say what the system has refused, and return the exit code; what names nothing is raised."""
+    if endings.is_unwritable(error):
+        endings.discard_output()
+        print(f"gradring: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        print(f"gradring: {error.strerror} (ulimit -n)", file=sys.stderr)
+        return 1
+    if not isinstance(error.filename, (str, bytes)):
+        raise error
+    print(f"gradring: {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
+    return 2
 
 
 def _perform(arguments: list[str]) -> int:
@@ -84,6 +97,11 @@ def _run(options: argparse.Namespace) -> int:
     command = list(options.command)
     if command[:1] == ["--"]:
         del command[0]
+    if options.module is not None:
+        raise InvalidArgument(
+            f"-m {options.module}: there is no such option; say what to run as in a shell: "
+            f"gradring run -n 2 python -m {options.module}"
+        )
     if options.timeout is not None and not options.timeout > 0:
         raise InvalidArgument(f"--timeout {options.timeout:g}: not a positive number of seconds")
     return job.run(
@@ -130,7 +148,8 @@ def _doctor(options: argparse.Namespace) -> int:
 def _trace_merge(options: argparse.Namespace) -> int:
     from gradring import trace
 
-    print(trace.merge_folder(options.folder, options.output))
+    told = trace.merge_folder(options.folder, options.output)
+    print(told, file=sys.stderr if str(options.output) == "-" else sys.stdout)
     return 0
 
 
@@ -141,6 +160,23 @@ def _version(_options: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Lets --server-options begin with a dash, which argparse takes for another option."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse, with the value joined to its option; what follows the program is the program's."""
+        given, known, at = list(args), self._option_string_actions, 0
+        while at < len(given) and given[at].startswith("-") and given[at] != "--":
+            value = given[at + 1] if at + 1 < len(given) else ""
+            if given[at] == "--server-options" and value.startswith("-") and value not in known:
+                given[at : at + 2] = [f"{given[at]}={value}"]
+            takes_value = given[at] in known and known[given[at]].nargs is None
+            at += 2 if takes_value else 1
+        return super().parse_known_args(given, namespace)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gradring",
@@ -148,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Environment variables: docs/configuration.md, or `gradring doctor`.",
     )
     parser.add_argument("--version", action="store_const", const=_version, dest="action")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     _add_run(commands)
     _add_doctor(commands)
     _add_trace(commands)
@@ -207,7 +243,9 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Writes one Chrome trace, on rank 0's clock: for https://ui.perfetto.dev",
     )
     merge.add_argument("folder", type=Path, metavar="FOLDER", help="what GRADRING_TRACE was")
-    merge.add_argument("-o", dest="output", type=Path, metavar="FILE", required=True)
+    merge.add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", required=True, help="- is standard output"
+    )
     merge.set_defaults(action=_trace_merge)
 
 
@@ -224,6 +262,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add = run.add_argument
     add("-n", dest="count", type=int, metavar="N", help="number of ranks")
+    add("-m", dest="module", help=argparse.SUPPRESS)  # What others' launchers take.
     add(
         "--hosts",
         type=Path,
@@ -290,7 +329,7 @@ def _add_servers(run: argparse.ArgumentParser) -> None:
         "--server-options",
         default="",
         metavar="TEXT",
-        help="for each `gradring serve`, as '--threads 2 --fsync always'",
+        help="for each `gradring serve`, as '--threads 2 --fsync always' or --threads=2",
     )
 
 

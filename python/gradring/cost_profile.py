@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradring.errors import InvalidArgument
+from gradring.output_files import write_whole
 
 VERSION = 1
 LINK_TRANSPORTS = ("tcp", "shm")
@@ -81,7 +82,7 @@ class Profile:
 
 
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write the file, whole or not at all.
+    """Write the file, whole or not at all; a pipe or a device is written to as it is.
 
     Raises:
         OSError: It cannot be written.
@@ -99,13 +100,7 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
             for name, measured in profile.transports.items()
         },
     }
-    target = Path(path)
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        unfinished.write_text(json.dumps(document, indent=1) + "\n")
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def load(path: str | os.PathLike[str]) -> Profile:

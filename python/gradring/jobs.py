@@ -17,11 +17,14 @@ from typing import Any
 from gradring import job_secret, roles
 from gradring.core_arguments import plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
+from gradring.input_files import cannot_read, files_in
 
 Record = dict[str, Any]
 
 _ANSWER_TIME_MS = 3000
 _ASKED_AT_ONCE = 32
+
+_AGENT = b"gradring.launch.agent"  # In the command line of what a launcher starts ranks by.
 
 _NUMBERS = ("rank", "world_size", "now", "wall")  # Fields of every record.
 
@@ -72,9 +75,9 @@ def read_folder(folder: Path) -> list[Report]:
     """Return the records that a failure left there; of several jobs, the last one's.
 
     Raises:
-        InvalidArgument: There are none, or one is not ours.
+        InvalidArgument: There are none, or one cannot be read or is not ours.
     """
-    records = [_parse(path.read_bytes(), str(path)) for path in folder.glob("rank-*.json")]
+    records = [_parse(_read(path), str(path)) for path in files_in(folder, "rank-*.json")]
     if not records:
         raise InvalidArgument(f"{folder} holds no records (rank-0.json, ...)")
     newest = max(records, key=lambda record: int(record["wall"]))
@@ -141,8 +144,13 @@ def _find(name: str, environ: Mapping[str, str]) -> Job:
             f"--job {name}: no such folder; for an address set GRADRING_SECRET to the job's, "
             "or say the process id of `gradring run`, or of a rank on this host"
         )
-    for pid in _with_descendants(int(name)):
-        found = _job_of(_environment(pid))
+    family = _with_descendants(int(name))
+    agents = {pid for pid in family if _AGENT in _read_of_process(pid, "cmdline")}
+    # What a launcher and its agent inherit is the job that they were started in: not the one that
+    # they have started.
+    no_ranks = agents | {family[pid] for pid in agents}
+    for pid in family:
+        found = None if pid in no_ranks else _job_of(_environment(pid))
         if found is not None:
             return found
     raise InvalidArgument(
@@ -163,23 +171,31 @@ def _job_of(environ: Mapping[str, str]) -> Job | None:
         return None
 
 
-def _with_descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:  # It grows meanwhile.
+def _with_descendants(pid: int) -> dict[int, int]:
+    """Return a process and all below it, each with its parent; parents come first."""
+    found = {pid: 0}
+    parents = [pid]
+    for parent in parents:  # It grows meanwhile.
         for path in Path(f"/proc/{parent}/task").glob("*/children"):
             try:
-                found += [int(child) for child in path.read_text().split()]
+                children = [int(child) for child in path.read_text().split()]
             except OSError:
                 continue  # It has ended.
+            found.update(dict.fromkeys(children, parent))
+            parents += children
     return found
 
 
 def _environment(pid: int) -> dict[str, str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}  # Gone, or not ours to read.
+    text = _read_of_process(pid, "environ").decode(errors="replace")
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+
+def _read_of_process(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""  # Gone, or not ours to read.
 
 
 def _doors_here() -> list[str]:
@@ -198,13 +214,20 @@ def _ask_one(address: str, secret: str) -> tuple[Record, int, int]:
     return _parse(text, address), offset, error
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise cannot_read(path, error) from None
+
+
 def _parse(text: bytes, source: str) -> Record:
     try:
         record: Record = json.loads(text)
         is_ours = record["format"] == "gradring-record" and record["version"] == 1
         is_ours = is_ours and all(isinstance(record[name], int) for name in _NUMBERS)
         is_ours = is_ours and all(name in record for name in ("job", "communicators", "failure"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_ours = False
     if not is_ours:
         raise InvalidArgument(f"{source} is no record of this version of gradring")

@@ -27,16 +27,37 @@ def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
     if path is None or os.fspath(path) == "-":
         return
     file = Path(path)
-    is_new = not file.exists()
-    if not is_new and not file.is_file() and not file.is_dir():
-        return  # A pipe: its reader would take our looking for the end.
     try:
+        is_new = not file.exists()
+        if not is_new and not file.is_file() and not file.is_dir():
+            return  # A pipe: its reader would take our looking for the end.
         with file.open("ab"):
             pass
         if is_new:
             file.unlink(missing_ok=True)  # Who else looked may have been faster.
     except OSError as error:
         raise InvalidArgument(f"{option} {file}: cannot be written: {error.strerror}") from None
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file whole or not at all; at the end of a symlink, which stays one.
+
+    What is no regular file (a pipe, a device) is written to as it is: it could not be replaced.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if Path(path).exists() and not Path(path).is_file():
+        Path(path).write_text(text)
+        return
+    target = Path(os.path.realpath(path))
+    # A short name: that of the target may already be as long as can be.
+    unfinished = target.with_name(f"gradring.{os.getpid()}.part")
+    try:
+        unfinished.write_text(text)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

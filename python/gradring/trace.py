@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,12 @@ from types import TracebackType
 from typing import Any
 
 from gradring.errors import InvalidArgument
+from gradring.input_files import cannot_read, files_in
+from gradring.output_files import require_writable, write_whole, writing
 
 Event = dict[str, Any]
+
+_FILES = "rank-*.trace.json"  # One a rank, in the folder.
 
 
 class span:  # noqa: N801 - reads like the function it is used as: with span("forward")
@@ -69,10 +74,10 @@ def read(folder: Path) -> list[RankTrace]:
     Raises:
         InvalidArgument: There are none, or one is no trace of ours.
     """
-    files = sorted(folder.glob("rank-*.trace.json"), key=lambda path: path.stat().st_mtime_ns)
+    files = files_in(folder, _FILES)
     if not files:
         raise InvalidArgument(f"{folder} holds no traces (rank-0.trace.json, ...)")
-    traces = [_read_one(path) for path in files]
+    traces = [trace for _, trace in sorted(map(_read_one, files), key=lambda read: read[0])]
     job = traces[-1].other["job"]
     return sorted((trace for trace in traces if trace.other["job"] == job), key=lambda t: t.rank)
 
@@ -117,25 +122,42 @@ def merge(traces: Sequence[RankTrace]) -> dict[str, Any]:
 def merge_folder(folder: Path, output: Path) -> str:
     """Merge what is in a folder into one file, and return a line that says what was done.
 
+    Args:
+        folder: Where the traces are.
+        output: The file; ``-`` is standard output.
+
     Raises:
-        InvalidArgument: As `read`; or the file cannot be written.
+        InvalidArgument: As `read`; or the file cannot be written, or is one of the traces.
+        CannotWrite: Writing it failed.
     """
+    require_writable(output, "-o")
+    _require_no_trace(folder, output)
     traces = read(folder)
     try:
         merged = merge(traces)
         missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{folder}: a trace lacks what belongs in it: {error!r}") from error
-    try:
-        output.write_text(json.dumps(merged))
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {output}: {error}") from error
+    if str(output) == "-":
+        print(json.dumps(merged))
+    else:
+        with writing(output) as file:
+            write_whole(file, json.dumps(merged))
     gone = f"; no trace of rank {', '.join(map(str, sorted(missing)))}" if missing else ""
     worst = max(merged["otherData"]["clock_error_us"].values())
     return (
         f"{output}: {len(merged['traceEvents'])} events of {len(traces)} ranks, clocks to within "
         f"{worst:.1f} us{gone}"
     )
+
+
+def _require_no_trace(folder: Path, output: Path) -> None:
+    # Also none that is not there yet: the next merge would take it for a rank's.
+    place = Path(os.path.realpath(output))
+    would_be_one = place.match(_FILES) and place.parent == Path(os.path.realpath(folder))
+    is_one = output.exists() and any(output.samefile(path) for path in folder.glob(_FILES))
+    if would_be_one or is_one:
+        raise InvalidArgument(f"-o {output}: that is one of the traces to be merged; name another")
 
 
 @dataclass(frozen=True)
@@ -185,14 +207,18 @@ def _compare_arrivals(events: Sequence[Event]) -> None:
             event["args"]["last"] = last
 
 
-def _read_one(path: Path) -> RankTrace:
+def _read_one(path: Path) -> tuple[int, RankTrace]:
+    """Return when it was written, in nanoseconds, and what."""
     try:
         text = json.loads(path.read_text())
+        written = path.stat().st_mtime_ns
         other = text["otherData"]
         if (other["format"], other["version"]) == ("gradring-trace", 1):
             if not isinstance(text["traceEvents"], list) or "job" not in other:
                 raise ValueError("no list of events, or no job")
-            return RankTrace(other["rank"], text["traceEvents"], other)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            return written, RankTrace(other["rank"], text["traceEvents"], other)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no trace: {error}") from error
     raise InvalidArgument(f"{path} is no trace of this version of gradring")

@@ -24,6 +24,16 @@ FOREVER = "while True: signal.pause()\n"
 # Says its name once it runs, then waits for a signal for ever.
 WAIT = LIVE + "print('ready', os.getpid(), flush=True)\n" + FOREVER
 
+# As WAIT, but SIGTERM has it say that it saved; at Ctrl-C it says that nothing was.
+SAVE_AT_SIGTERM = LIVE + (
+    "def save(*_): print('saved', flush=True); sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "try:\n"
+    "    print('ready', flush=True)\n"
+    "    while True: signal.pause()\n"
+    "except KeyboardInterrupt: print('not', flush=True); sys.exit(1)\n"
+)
+
 # As WAIT, with a child in its group and one that left for a session of its own.
 SPAWN = LIVE + (
     "sleeper = [sys.executable, '-c', 'import signal\\nwhile True: signal.pause()']\n"

@@ -24,6 +24,8 @@ from gradring.errors import (
     ProtocolError,
     TimedOut,
 )
+from gradring.launch import job
+from gradring.launch.options import Options
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +66,7 @@ def test_delegated_commands_get_all_their_arguments(
         (["run", "-n", "2"], "say what to run"),
         (["run", "-n", "2", "no-such.py"], "no-such.py: no such file"),
         (["run", "-n", "2", "--timeout", "0", "true"], "not a positive number of seconds"),
+        (["run", "-n", "2", "-m", "pkg", "x"], "as in a shell: gradring run -n 2 python -m pkg"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_line(
@@ -82,11 +85,59 @@ def test_options_after_the_program_are_the_programs(capfd: pytest.CaptureFixture
     assert capfd.readouterr().out == "[0] ['-n', '9', '--quiet']\n"
 
 
+@pytest.mark.parametrize("text", ["--threads=2", "--threads 2", "-x"])
+def test_options_for_servers_may_be_one_word_that_begins_with_a_dash(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(job, "run", lambda options: seen.append(options) or 0)
+    asked = ["--quiet", "-n", "2", "--server-options", text, "--servers", "1"]
+    program = ["train.py", "--server-options", "--lr"]
+    assert main(["run", *asked, *program]) == 0
+    assert (seen[0].server_options, seen[0].servers) == (text, 1)
+    assert seen[0].command == tuple(program), "what follows the program is the program's"
+
+
+def test_server_options_without_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "-n", "2", "--servers", "1", "--server-options", "--quiet", "train.py"])
+    assert "--server-options: expected one argument" in capsys.readouterr().err
+
+
 def test_python_dash_m_is_the_command() -> None:
     argv = [sys.executable, "-m", "gradring", "run", "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "gradring run -n N [options] train.py" in done.stdout
+
+
+SHADOWED = ("types", "random", "json", "socket", "select", "queue", "signal")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--hosts", "hosts", "--ssh", "./ssh", "true"],
+        ["bench", "barrier", "--rounds", "5", "--seconds", "0.01"],
+        ["bench", "pull", "--rows", "1000", "--ids", "10", "--dim", "4", "--seconds", "0.1"],
+        ["tune", "--quick", "-n", "2", "--transport", "shm"],
+    ],
+    ids=["run", "bench", "rows", "tune"],
+)
+def test_files_in_the_working_directory_are_not_taken_for_the_standard_library(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name in SHADOWED:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
+    (tmp_path / "hosts").write_text("elsewhere\n")
+    (tmp_path / "ssh").write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    code = main(argv)
+    assert (code, "was imported" in capfd.readouterr().err) == (0, False)
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

@@ -95,15 +95,18 @@ def test_it_shows_messages_that_nobody_answers(job: StartJob) -> None:
     assert ranks.ranks[0].outcome().error is None
 
 
+# Says that it is ready, and goes on once the test has opened the gate.
+UNTIL_GATE = LIVE + (
+    "import gradring as gr\ncomm = gr.init()\ncomm.barrier()\n"
+    "print('ready', flush=True)\n"
+    "if rank == 1: open('gate').read()\ncomm.barrier()\n"
+)
+
+
 def test_it_finds_the_job_of_a_launcher_by_its_process_id(tmp_path: Path) -> None:
-    program = LIVE + (
-        "import gradring as gr\ncomm = gr.init()\ncomm.barrier()\n"
-        "print('ready', flush=True)\n"
-        "if rank == 1: open('gate').read()\ncomm.barrier()\n"
-    )
     os.mkfifo(tmp_path / "gate")
     with launching(tmp_path) as launch:
-        run = launch(program, "-n", "2", "--quiet")
+        run = launch(UNTIL_GATE, "-n", "2", "--quiet")
         run.until("ready", times=2)
         done = subprocess.run(
             [sys.executable, "-m", "gradring", "doctor", "--json", "--job", str(run.process.pid)],
@@ -111,6 +114,27 @@ def test_it_finds_the_job_of_a_launcher_by_its_process_id(tmp_path: Path) -> Non
         )  # fmt: skip
         found = json.loads(done.stdout)
         assert [rank["record"]["rank"] for rank in found["ranks"]] == [0, 1], done
+        with (tmp_path / "gate").open("w"):
+            pass
+        assert run.finish()[0] == 0
+
+
+def test_a_launcher_that_a_rank_has_started_is_asked_for_its_own_job(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text(UNTIL_GATE)
+    os.mkfifo(tmp_path / "gate")
+    program = LIVE + (
+        "if rank == 0:\n"
+        "    command = [sys.executable, '-m', 'gradring', 'run', '-n', '2', 'inner.py']\n"
+        "    inner = subprocess.Popen(command)\n"
+        "    print('inner', inner.pid, flush=True)\n"
+        "    sys.exit(inner.wait())\n"
+    )
+    with launching(tmp_path) as launch:
+        run = launch(program, "-n", "3", "--quiet")
+        launcher = run.until(r"inner (\d+)")[0][1]
+        run.until("ready", times=2)
+        text = doctor(launcher, "--json")[1]
+        assert [rank["record"]["rank"] for rank in json.loads(text)["ranks"]] == [0, 1]
         with (tmp_path / "gate").open("w"):
             pass
         assert run.finish()[0] == 0

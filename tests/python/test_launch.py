@@ -15,6 +15,7 @@ import pytest
 from launcher_runs import (
     FAIL_AT_GATE,
     LIVE,
+    SAVE_AT_SIGTERM,
     SPAWN,
     WITH_GRANDCHILDREN,
     Start,
@@ -221,6 +222,15 @@ def test_ctrl_c_reaches_the_ranks_as_keyboard_interrupt(start: Start) -> None:
     code, lines, _ = run.finish()
     assert code == 130
     assert sorted(lines)[-2:] == ["[1] ready", "[1] saved"]
+
+
+def test_sigterm_reaches_the_ranks_as_sigterm(start: Start) -> None:
+    run = start(SAVE_AT_SIGTERM, "-n", "2")
+    run.until("ready", times=2)
+    run.process.send_signal(signal.SIGTERM)
+    code, lines, _ = run.finish()
+    assert code == 143
+    assert {line for line in lines if "saved" in line} == {"[0] saved", "[1] saved"}
 
 
 def test_a_second_ctrl_c_kills_at_once(start: Start) -> None:

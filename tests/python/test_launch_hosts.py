@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from launcher_runs import (
     FAIL_AT_GATE,
     LIVE,
+    SAVE_AT_SIGTERM,
     WAIT,
     WITH_GRANDCHILDREN,
     Start,
@@ -114,6 +116,18 @@ def test_a_failure_on_one_host_ends_the_others(start: Start, fake_ssh: str, tmp_
     assert code == 5
     assert "rank 1 failed first: exit code 5, on blue" in err
     assert not [pid for match in ready for pid in map(int, match.groups()) if is_alive(pid)]
+
+
+def test_sigterm_reaches_the_ranks_of_every_host_as_sigterm(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    run = start(SAVE_AT_SIGTERM, "--hosts", hosts, "--ssh", fake_ssh)
+    run.until("ready", times=2)
+    run.process.send_signal(signal.SIGTERM)
+    code, lines, _ = run.finish()
+    assert code == 143
+    assert {line for line in lines if "saved" in line} == {"[0] saved", "[1] saved"}
 
 
 def test_a_dropped_connection_ends_the_ranks_behind_it(

@@ -19,10 +19,10 @@ from gradring.launch.outcome import Restarts
 from gradring.launch.plan import Plan, make_plan
 from launcher_runs import LIVE, WAIT, Start, is_alive, launching, wait_for_end
 
-# Stands in for the interpreter: `python -m gradring serve ...` becomes this, all else stays.
+# Stands in for the interpreter: what runs `gradring serve ...` becomes this, all else stays.
 FAKE_PYTHON = """#!/bin/sh
-[ "$3" = serve ] || exec {python} "$@"
-shift 3
+[ "$4" = serve ] || exec {python} "$@"
+shift 4
 exec {python} {server} "$@"
 """
 
@@ -168,10 +168,13 @@ def test_a_server_that_can_never_start_is_started_once(
     assert "starting it again" not in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_servers_outlive_ranks_that_still_save_when_they_are_interrupted(
-    start: Start, serving: tuple[str, ...]
+    start: Start, serving: tuple[str, ...], number: signal.Signals
 ) -> None:
     program = ASK + (
+        "def interrupt(*_): raise KeyboardInterrupt\n"
+        f"signal.signal({int(number)}, interrupt)\n"
         "try:\n"
         "    print('ready', flush=True)\n"
         "    while True: signal.pause()\n"
@@ -180,9 +183,9 @@ def test_servers_outlive_ranks_that_still_save_when_they_are_interrupted(
     )
     run = start(program, "-n", "2", "--servers", "1", "--grace", "60", *serving)
     run.until("ready", times=2)
-    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(number)
     code, lines, _ = run.finish()
-    assert code == 130
+    assert code == 128 + number
     assert {"[0] saved at 0 of 1", "[1] saved at 0 of 1"} <= set(lines)
     assert lines[-1] == "[s0] server ends by SIGTERM"
 

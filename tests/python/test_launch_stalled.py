@@ -168,6 +168,7 @@ def heard(tmp_path: Path) -> Iterator[int]:
 
 
 CHATTY = (
+    "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
     "try:\n"
     "    while True: os.write(1, (b'x' * 99 + b'\\n') * 30000)\n"
     "except KeyboardInterrupt:\n"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from gradring.bench import mpis
 from gradring.bench.starts import HERE, Start, package_path, require_module, under_gradring_run
+from gradring.config import absolute_path
+from gradring.own_modules import module_command
 
 _TORCH = "pip install torch==2.13.0"
 # Intel MPI has collectives for one node, over shared memory whatever the fabric is.
@@ -26,11 +27,18 @@ def start_ours(
 def start_ranks(
     module: str, ranks: int, transport: str | None, arguments: tuple[str, ...]
 ) -> Start:
-    """Return how to start a module of ours as every rank."""
+    """Return how to start a module of ours as every rank.
+
+    Raises:
+        InvalidArgument: The working directory, in which they start, was removed.
+    """
     chosen = ("--transport", transport) if transport is not None else ()
-    program = (sys.executable, "-m", module, *arguments)
+    program = module_command(module, *arguments)
     return Start(
-        "gradring", (*under_gradring_run(ranks, *chosen), *program), Path.cwd(), package_path()
+        "gradring",
+        (*under_gradring_run(ranks, *chosen), *program),
+        absolute_path(Path()),
+        package_path(),
     )
 
 

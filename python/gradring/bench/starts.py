@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import gradring
 from gradring.launchers import SLURM
+from gradring.own_modules import module_command
 from gradring.roles import Role, discover
 
 HERE = Path(__file__).parent  # Peers' interpreters may lack gradring: there `peers` is a package.
@@ -56,7 +56,7 @@ def role_in_group(environ: Mapping[str, str]) -> Role | None:
 def under_gradring_run(ranks: int, *options: str) -> tuple[str, ...]:
     """Return the start of a command line that runs a program as so many ranks."""
     quiet = ("--quiet", "--no-prefix")
-    return (sys.executable, "-m", "gradring", "run", "-n", str(ranks), *quiet, *options)
+    return module_command("gradring", "run", "-n", str(ranks), *quiet, *options)
 
 
 def package_path() -> dict[str, str]:

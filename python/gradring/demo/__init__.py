@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from gradring.errors import InvalidArgument
 from gradring.launch import job
 from gradring.launch.options import Options
 from gradring.output_files import require_writable, writing
+from gradring.own_modules import module_command
 
 ACCURACY = 0.95
 DIFFERENCE = 1e-5
@@ -112,7 +112,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run_job(options: argparse.Namespace, ranks: int, arguments: list[str]) -> int:
     shared = ["--epochs", options.epochs, "--global-batch", options.global_batch]
     shared += ["--seed", options.seed]
-    command = [sys.executable, "-m", "gradring.demo.worker", *map(str, shared), *arguments]
+    command = module_command("gradring.demo.worker", *map(str, shared), *arguments)
     return job.run(Options(command=tuple(command), count=ranks, prefix=False, quiet=True))
 
 

@@ -1,8 +1,8 @@
 """What runs on each host of a job: starts its ranks and servers, carries their output, ends them.
 
-The launcher starts one agent a host, without site-packages on its own machine and as `python -m
-gradring.launch.agent` through ssh elsewhere, and talks to it over its standard input (one JSON
-command a line) and output (frames, below). The end of standard input means that the launcher is
+The launcher starts one agent a host, without site-packages on its own machine and as this module
+through ssh elsewhere, and talks to it over its standard input (one JSON command a line) and output
+(frames, below). The end of standard input means that the launcher is
 gone, by whatever death, and ends the job here as well. Standard library only and one thread: it
 starts in a moment, and preexec_fn is safe.
 """

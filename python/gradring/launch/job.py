@@ -244,8 +244,7 @@ class Job:
                 self._fail(Failure(f"{link.host.name}: {event['text']}", 1))
             case "done":
                 link.is_done = True
-                if event["left"]:
-                    left = event["left"]
+                if left := event["left"]:
                     self._screen.say(f"{link.host.name}: processes {left} would not die")
 
     # How it ends.
@@ -336,9 +335,8 @@ class Job:
         if number == signal.SIGHUP and self._outcome.interrupt == number:
             return  # Kernel and shell both tell of a closed terminal; that is no impatience.
         if self._outcome.interrupt is None:
-            self._outcome.interrupt = number
             self._screen.say(f"{name}: stopping all ranks (once more kills them)")
-            self._stop(signal.SIGINT)
+            self._stop(self._outcome.interrupt_by(number))
         else:
             self._screen.say(f"{name}: killing all ranks")
             self._is_stopping = False

@@ -21,6 +21,7 @@ from gradring.errors import ProtocolError
 from gradring.launch import agent
 from gradring.launch.hosts import HostPlan
 from gradring.launch.options import Options
+from gradring.own_modules import module_command
 
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16
@@ -169,5 +170,5 @@ def _argv(host: HostPlan, options: Options) -> list[str]:
     remote = ["env"]
     if "PYTHONPATH" in os.environ:
         remote.append(f"PYTHONPATH={os.environ['PYTHONPATH']}")
-    remote += [options.python, "-m", "gradring.launch.agent"]
+    remote += module_command(agent.__name__, python=options.python)
     return [*options.ssh_words(), host.name, shlex.join(["exec", *remote])]

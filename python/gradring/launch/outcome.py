@@ -47,6 +47,15 @@ class Outcome:
         """Tell whether a rank's end was noted."""
         return rank in self._ends
 
+    def interrupt_by(self, number: int) -> int:
+        """Note the signal that asks for the end, and return the one that says so to the ranks.
+
+        Who sends SIGTERM (systemd, Kubernetes, Slurm) may tell the launcher alone: ranks that save
+        a checkpoint at it are to hear it. A closed terminal is as Ctrl-C.
+        """
+        self.interrupt = number
+        return signal.SIGTERM if number == signal.SIGTERM else signal.SIGINT
+
     def fail(self, failure: Failure) -> bool:
         """Note a failure; True when it is the first one, and nobody had asked for the end."""
         if self.failure is not None or self.interrupt is not None:

@@ -22,6 +22,7 @@ from gradring.launch import agent
 from gradring.launch.hosts import HostPlan, deal_servers, place, read_hosts
 from gradring.launch.options import Options
 from gradring.launchers import LOOPBACK
+from gradring.own_modules import module_command
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,10 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
 
 
 def _server_argv(options: Options) -> tuple[str, ...]:
-    argv = [options.python, "-m", "gradring", "serve", "--servers", str(options.servers)]
+    arguments = ["serve", "--servers", str(options.servers)]
     if options.server_log is not None:
-        argv += ["--log", str(absolute_path(options.server_log))]
-    return (*argv, *options.server_words())
+        arguments += ["--log", str(absolute_path(options.server_log))]
+    return module_command("gradring", *arguments, *options.server_words(), python=options.python)
 
 
 def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:

@@ -17,7 +17,7 @@ from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup
 from gradring.bench.starts import role_in_group
 from gradring.cost_profile import Measured
 from gradring.errors import InvalidArgument
-from gradring.output_files import require_writable
+from gradring.output_files import require_writable, writing
 from gradring.tune import fit, report, schedule
 from gradring.tune.fit import Times
 from gradring.tune.options import MIN_RANKS, Options, parse
@@ -28,10 +28,11 @@ def run(argv: Sequence[str]) -> int:
     """Measure, report and write the profile.
 
     Returns:
-        0; 1 where the ranks failed or the file could not be written.
+        0; 1 where the ranks failed.
 
     Raises:
         InvalidArgument: The command line makes no sense.
+        CannotWrite: The profile could not be written after all.
     """
     role = role_in_group(os.environ)
     options = parse(argv, is_launched=role is not None)
@@ -41,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         if role is None:
             return _finish(_tune_here(options), options)
         return _take_part(options)
-    except (GroupFailed, OSError) as failure:
+    except GroupFailed as failure:
         print(f"gradring tune: {failure}", file=sys.stderr)
         return 1
 
@@ -119,7 +120,8 @@ def _finish(found: list[Found], options: Options) -> int:
     else:
         report.show(found)
     if options.out is not None:
-        cost_profile.save(report.profile_of(found), options.out)
+        with writing(options.out) as file:
+            cost_profile.save(report.profile_of(found), file)
         if not options.as_json:
             print(f"# written: {options.out}; use it with GRADRING_PROFILE={options.out}")
     return 0

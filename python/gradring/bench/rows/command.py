@@ -19,6 +19,7 @@ from gradring.bench.rows.ids import zipf_ids
 from gradring.bench.rows.options import Options, parse
 from gradring.launch import processes
 from gradring.output_files import writing
+from gradring.own_modules import module_command
 
 
 def run(argv: Sequence[str]) -> int:
@@ -82,12 +83,11 @@ def _bounds(options: Options) -> dict[str, float]:
 
 
 def _job(options: Options, answers: Path) -> list[str]:
-    command = [
-        sys.executable, "-m", "gradring", "run", "--quiet", "-n", str(options.workers),
-        "--servers", str(options.servers),
+    arguments = [
+        "run", "--quiet", "-n", str(options.workers), "--servers", str(options.servers),
         "--server-options", f"--threads {options.threads}",
     ]  # fmt: skip
     if options.transport != "auto":
-        command += ["--transport", options.transport]
-    program = ["-m", "gradring.bench.rows.worker", options.to_text(), str(answers)]
-    return [*command, sys.executable, *program]
+        arguments += ["--transport", options.transport]
+    program = module_command("gradring.bench.rows.worker", options.to_text(), str(answers))
+    return [*module_command("gradring", *arguments), *program]
