@@ -290,7 +290,7 @@ def _add_servers(run: argparse.ArgumentParser) -> None:
         "--server-options",
         default="",
         metavar="TEXT",
-        help="for each `gradring serve`, as '--threads 2 --fsync always'",
+        help="for each `gradring serve`, as '--threads 2 --fsync always' (--server-log)",
     )
 
 
