@@ -89,6 +89,9 @@ def main() -> None:
     runs = [read(path) for path in options.runs]
     print(table(runs))
     if options.png is not None:
+        for path, (_, points, _) in zip(options.runs, runs, strict=True):
+            if not points:
+                parser.error(f"{path} has no points to draw")
         draw(runs, options.png)
 
 

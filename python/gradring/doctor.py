@@ -27,6 +27,9 @@ OPEN_FILES_WANTED = 1024
 
 SECRET_CHARACTERS_WANTED = 32
 
+# Variables of launchers that do not tell all that a rank has to know.
+_NOT_READ = {"JOB_COMPLETION_INDEX": "an indexed Job of Kubernetes", "DMLC_ROLE": "ps-lite's"}
+
 _MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy")
 
 
@@ -83,7 +86,8 @@ def report(environ: Mapping[str, str]) -> Report:
         "libraries": libraries(),
         "environment": config.variables_in_force(environ),
     }
-    _judge_role(role, problems, warnings)
+    _judge_role(role, problems)
+    _judge_environment(environ, warnings, is_alone=role is None and is_clear)
     _judge_machine(found, warnings)
     warnings += [
         f"{name} is set, but there is no such variable; did you mean {meant}?"
@@ -240,16 +244,27 @@ def _servers(
     return server_doctor.ask(found, None if "missing" in core else secret, problems)
 
 
-def _judge_role(role: Role | None, problems: list[str], warnings: list[str]) -> None:
+def _judge_environment(environ: Mapping[str, str], warnings: list[str], *, is_alone: bool) -> None:
+    secret = environ.get("GRADRING_SECRET", "")
+    if secret.strip() and len(secret) < SECRET_CHARACTERS_WANTED:
+        warnings.append(
+            f"GRADRING_SECRET has {len(secret)} characters and could be guessed; better: "
+            + HOW_TO_MAKE_ONE
+        )
+    for name, who in _NOT_READ.items():
+        if is_alone and environ.get(name, "").strip():
+            warnings.append(
+                f"{name} is set ({who}), which gradring does not read: this process is alone; if "
+                "it is one of several, set GRADRING_RANK, GRADRING_WORLD_SIZE and "
+                "GRADRING_RENDEZVOUS in each (docs/launchers.md)"
+            )
+
+
+def _judge_role(role: Role | None, problems: list[str]) -> None:
     if role is None:
         return
     if role.secret is None and needs_secret(role):
         problems.append(f"GRADRING_SECRET is not set; the same on every rank: {HOW_TO_MAKE_ONE}")
-    if role.secret is not None and len(role.secret) < SECRET_CHARACTERS_WANTED:
-        warnings.append(
-            f"GRADRING_SECRET has {len(role.secret)} characters and could be guessed; better: "
-            + HOW_TO_MAKE_ONE
-        )
     # Our launcher counts as hosts what its hosts file calls so, and knows which are this machine.
     is_ours = role.source == OWN.source
     is_apart = not role.is_single_host and not is_ours
@@ -268,8 +283,9 @@ def _judge_machine(found: Report, warnings: list[str]) -> None:
             "ranks than that, or raise its limit"
         )
     ranks = found["role"].get("local_world_size") or 1
-    if ranks > cpus["usable"]:
-        warnings.append(f"{ranks} ranks share {cpus['usable']} CPUs; each waits for the others")
+    shared = max(cpus["usable"], machine.cpus_of_parent())
+    if ranks > shared:
+        warnings.append(f"{ranks} ranks share {shared} CPUs; each waits for the others")
     if not memory["memfd"]:
         warnings.append("memfd_create is refused (seccomp?), so ranks on this host talk over TCP")
     if memory["open_files"] < OPEN_FILES_WANTED:

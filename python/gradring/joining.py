@@ -90,10 +90,10 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     """Join the job and return the communicator of all its ranks.
 
     The role is found in the launcher's variables (``gradring run``, torchrun, Open MPI, MPICH,
-    Intel MPI, Slurm: docs/launchers.md); alone it is a world of one. Explicit arguments win. Blocks
-    until every rank has come. Several ranks may live in one process, each with a thread of its own.
-    Where `gradring.distributed` or another call has joined the job by itself, the first ``init()``
-    without arguments returns that communicator.
+    Intel MPI, Slurm, TF_CONFIG, Paddle: docs/launchers.md); alone it is a world of one. Explicit
+    arguments win. Blocks until every rank has come. Several ranks may live in one process, each
+    with a thread of its own. Where `gradring.distributed` or another call has joined the job by
+    itself, the first ``init()`` without arguments returns that communicator.
 
     Args:
         rank: This rank, from 0.

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gradring import mpich, slurm
+from gradring import endpoint_lists, mpich, slurm
 from gradring.address import parse_port
 from gradring.errors import InvalidArgument
 
@@ -30,10 +30,17 @@ class Variables:
         """Copy what is set."""
         self.values: Mapping[str, str] = {k: v for k, v in environ.items() if v.strip()}
         self.read: list[str] = []
+        self._origins: dict[str, str] = {}
+
+    def derive(self, origin: str, derived: Mapping[str, object]) -> None:
+        """Add what was read out of the variable ``origin``, under names of our own."""
+        self.values = {**self.values, **{name: str(value) for name, value in derived.items()}}
+        self._origins |= dict.fromkeys(derived, origin)
 
     def get(self, name: str) -> str | None:
         """Return the value, or ``None`` where it is unset."""
         value = self.values.get(name)
+        name = self._origins.get(name, name)
         if value is not None and name not in self.read:
             self.read.append(name)
         return value
@@ -90,7 +97,13 @@ class Launcher:
 
 
 def find(variables: Variables) -> Launcher | None:
-    """Return the launcher whose variables are set, even if only in part."""
+    """Return the launcher whose variables are set, even if only in part.
+
+    What TF_CONFIG and Paddle's list of addresses say is added to ``variables``.
+
+    Raises:
+        InvalidArgument: These make no sense, or say that this process is no rank.
+    """
     own = (OWN.rank, OWN.world_size, OWN.local_rank, OWN.local_world_size, "GRADRING_LISTEN_FD")
     if variables.has(*own):
         return OWN
@@ -102,12 +115,42 @@ def find(variables: Variables) -> Launcher | None:
         return PMI
     if slurm.is_task(variables.values):
         return SLURM
+    if _reads_tf_config(variables):
+        return TF_CONFIG
+    if variables.has(PADDLE.rank, PADDLE.world_size):
+        _read_paddle(variables)
+        return PADDLE
     # A meeting point without anybody to meet is part of a set too.
     if variables.has("GRADRING_RENDEZVOUS"):
         return OWN
     if variables.has("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         return TORCH_VARIABLES
     return None
+
+
+def _reads_tf_config(variables: Variables) -> bool:
+    text = variables.values.get("TF_CONFIG")
+    found = endpoint_lists.of_tf_config(text) if text else None
+    if found is None:
+        return False
+    rank, addresses = found
+    local = endpoint_lists.local_place(addresses, rank, "TF_CONFIG")
+    derived = (rank, len(addresses), *local, ",".join(addresses))
+    variables.derive("TF_CONFIG", dict(zip(_IN_TF_CONFIG, derived, strict=True)))
+    return True
+
+
+def _read_paddle(variables: Variables) -> None:
+    rank = variables.number(PADDLE.rank)
+    world_size = variables.number(PADDLE.world_size) or 0
+    addresses = endpoint_lists.of_paddle(variables.values, world_size)
+    if rank is None or rank >= len(addresses):
+        return
+    origin = endpoint_lists.PADDLE_ENDPOINTS
+    local_rank, local_world_size = endpoint_lists.local_place(addresses, rank, origin)
+    variables.derive(
+        origin, {PADDLE.local_rank: local_rank, PADDLE.local_world_size: local_world_size}
+    )
 
 
 def derived_port(identity: str) -> int:
@@ -162,6 +205,21 @@ def _slurm_nodes(variables: Variables) -> tuple[str, int]:
         variables.get(name)  # Remembered as read.
     offset = slurm.port_offset(variables.values, PORT_COUNT)
     return slurm.first_host(variables.values), PORT_FIRST + offset
+
+
+def _tf_config(variables: Variables, is_single_host: bool) -> tuple[str, int]:
+    return _beside(variables, _IN_TF_CONFIG[-1], "TF_CONFIG", is_single_host)
+
+
+def _paddle(variables: Variables, is_single_host: bool) -> tuple[str, int]:
+    name = endpoint_lists.PADDLE_ENDPOINTS
+    return _beside(variables, name, name, is_single_host)
+
+
+def _beside(variables: Variables, name: str, source: str, is_single_host: bool) -> tuple[str, int]:
+    addresses = [address.strip() for address in (variables.get(name) or "").split(",")]
+    host, port = endpoint_lists.meeting_point(addresses, source)
+    return LOOPBACK if is_single_host else host, port
 
 
 def job_name(variables: Variables, names: tuple[str, ...]) -> str:
@@ -225,4 +283,22 @@ SLURM = Launcher(
     unless=("GRADRING_RENDEZVOUS", "MASTER_ADDR", "MASTER_PORT"),
     find_rendezvous=_slurm,
     job=("SLURM_JOB_ID",),
+)
+# What TF_CONFIG says, as if each were a variable.
+_IN_TF_CONFIG = (
+    "TF_CONFIG rank",
+    "TF_CONFIG world size",
+    "TF_CONFIG local rank",
+    "TF_CONFIG local world size",
+    "TF_CONFIG addresses",
+)
+TF_CONFIG = Launcher("TF_CONFIG", *_IN_TF_CONFIG[:4], find_rendezvous=_tf_config)
+PADDLE = Launcher(
+    source="Paddle",
+    rank="PADDLE_TRAINER_ID",
+    world_size="PADDLE_TRAINERS_NUM",
+    local_rank="Paddle's local rank",  # Read out of the addresses, as the next.
+    local_world_size="Paddle's local world size",
+    needs=(endpoint_lists.PADDLE_ENDPOINTS,),
+    find_rendezvous=_paddle,
 )

@@ -143,6 +143,16 @@ def cpus() -> dict[str, float | int | None]:
     }
 
 
+def cpus_of_parent() -> int:
+    """Return how many CPUs the process that started this one may run on; 0 where nobody says.
+
+    A launcher that gives each rank CPUs of its own has all of them itself.
+    """
+    with contextlib.suppress(OSError):
+        return len(os.sched_getaffinity(os.getppid()))
+    return 0
+
+
 def setting(name: str) -> str | None:
     """Return a kernel setting, such as ``net.ipv4.tcp_congestion_control``."""
     with contextlib.suppress(OSError):

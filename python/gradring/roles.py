@@ -30,7 +30,7 @@ class Role:
             address.
         rendezvous_port: Its port; 0 in a world of one.
         source: Whose variables decided: ``gradring``, ``torchrun``, ``torch variables``, ``Open
-            MPI``, ``PMI`` or ``Slurm``.
+            MPI``, ``PMI``, ``Slurm``, ``TF_CONFIG`` or ``Paddle``.
         variables: The names that were read.
         job: Names the job where the launcher does; tells apart the jobs of one user.
         listen_fd: Rank 0 under our launcher: an inherited socket that listens at the rendezvous.

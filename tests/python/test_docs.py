@@ -87,7 +87,7 @@ optimizer = gradring.torch.distributed(torch.optim.SGD(model.parameters(), lr=0.
 # What each block of a file finds; names go on from block to block.
 BEFORE = {
     "README.md": [MODEL, GROUP, "", IDS],
-    "docs/parameter_server.md": [MODEL + ROWS, DENSE, TWO],
+    "docs/parameter_server.md": [MODEL + ROWS, "", DENSE, TWO],
     "docs/modes.md": [
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,9 @@ def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[st
         ({"GRADRING_TIMEOUT": "soon"}, "problems", "GRADRING_TIMEOUT='soon'"),
         ({"GRADRING_INTERFACE": "nope0"}, "problems", "GRADRING_INTERFACE=nope0: no interface"),
         ({**BY_HAND, "GRADRING_SECRET": "short"}, "warnings", "has 5 characters"),
+        ({"GRADRING_SECRET": "short"}, "warnings", "has 5 characters"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "warnings", "this process is alone; if it is one of"),
+        ({"DMLC_ROLE": "worker"}, "warnings", "DMLC_ROLE is set (ps-lite's)"),
         ({"GRADRING_TRANSPRT": "tcp"}, "warnings", "did you mean GRADRING_TRANSPORT?"),
         ({**BY_HAND, "LOCAL_WORLD_SIZE": "1"}, "problems", "on several hosts"),
         ({"GRADRING_SERVERS": "a:1,"}, "problems", "the address of server 1 of 2 is empty"),
@@ -60,6 +66,35 @@ def test_what_is_wrong_is_named_with_what_to_do(
     found = doctor.report(environ)
     assert any(words in text for text in found[list_name]), found[list_name]
     assert words in doctor.render(found)
+
+
+def test_what_is_in_order_is_no_warning() -> None:
+    enough = {"GRADRING_SECRET": "x" * 64}
+    for environ in ({}, enough, {**BY_HAND, **enough, "JOB_COMPLETION_INDEX": "0"}):
+        warnings = doctor.report(environ)["warnings"]
+        assert not [text for text in warnings if "GRADRING_" in text]
+
+
+def test_ranks_with_cpus_of_their_own_share_none() -> None:
+    all_cpus = os.sched_getaffinity(0)
+    report = "import json, os; from gradring import doctor; print(json.dumps(doctor.report({})))"
+    report = report.replace("{}", "os.environ")
+    shared = {**os.environ, "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+    def warnings(ranks: int, binding: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import os; {binding}; {report}"],
+            env={**shared, "WORLD_SIZE": str(ranks)}, capture_output=True, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+        return [text for text in json.loads(done.stdout)["warnings"] if "share" in text]
+
+    bound = f"os.sched_setaffinity(0, {{{min(all_cpus)}}})"
+    assert warnings(len(all_cpus), bound) == []
+    several = len(all_cpus) + 1
+    assert warnings(several, bound) == [
+        f"{several} ranks share {len(all_cpus)} CPUs; each waits for the others"
+    ]
 
 
 def test_servers_are_asked_as_their_clients_ask_them() -> None:

@@ -109,3 +109,17 @@ def test_an_optimizer_that_was_not_closed_says_what_servers_may_lack(
     )  # fmt: skip
     assert done.returncode == 0
     assert words in done.stderr if words else not done.stderr
+
+
+def test_a_layer_without_an_optimizer_is_named_as_the_user_has_it() -> None:
+    program = (
+        "import torch, gradring as gr, gradring.torch as gt\n"
+        "layer = gt.Embedding('w', 4, optimizer=gr.optim.SGD(lr=0.1))\n"
+        "layer(torch.tensor([3])).sum().backward()\n"
+        "layer._driver.left_behind = lambda: 'a step'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Embedding 'w', which has no optimizer, was not closed" in done.stderr
+    assert "in the end call its flush(), or gr.ps.current().close()" in done.stderr

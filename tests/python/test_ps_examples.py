@@ -213,6 +213,18 @@ def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_without_points_is_named_where_it_is_to_be_drawn(tmp_path: Path) -> None:
+    run = tmp_path / "short"
+    run.write_text('{"mode": "geo", "workers": 1}\n{"words/s": 1.5}\n')
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "curves.py", run, "--png", tmp_path / "none.png"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "| geo, 1 worker | 1.5 |" in done.stdout
+    assert f"{run} has no points to draw" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("count", ["0", "-5"])
 def test_training_on_no_examples_is_refused_by_name(count: str) -> None:
     command = [sys.executable, str(EXAMPLES / "ctr.py"), "--examples", count]

@@ -56,6 +56,14 @@ SLURM = {
     "SLURM_JOB_NODELIST": "node[08-09],login",
     "SLURM_JOB_ID": "1234567",
 }
+TF_CONFIG = {
+    "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+}
+PADDLE = {
+    "PADDLE_TRAINER_ID": "1",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_TRAINER_ENDPOINTS": "a:1,b:1",
+}
 
 
 def numbers(environ: dict[str, str]) -> tuple[object, ...]:
@@ -228,15 +236,16 @@ def test_srun_that_speaks_pmi_is_slurm_and_mpiexec_inside_a_job_is_not() -> None
         assert hydra.source == "PMI"
 
 
-def test_precedence_is_ours_torchrun_open_mpi_pmi_slurm() -> None:
-    everything = {**OWN, **TORCHRUN, **OPEN_MPI, **PMI, **SLURM}
+def test_precedence_is_ours_torchrun_open_mpi_pmi_slurm_tf_config_paddle() -> None:
+    launchers = (OWN, TORCHRUN, OPEN_MPI, PMI, SLURM, TF_CONFIG, PADDLE)
+    everything = {name: value for launcher in launchers for name, value in launcher.items()}
     found = []
-    for launcher in (OWN, TORCHRUN, OPEN_MPI, PMI, SLURM):
+    for launcher in launchers:
         role = discover(everything)
         assert role is not None
         found.append(role.source)
         everything = {name: everything[name] for name in everything if name not in launcher}
-    assert found == ["gradring", "torchrun", "Open MPI", "PMI", "Slurm"]
+    assert found == ["gradring", "torchrun", "Open MPI", "PMI", "Slurm", "TF_CONFIG", "Paddle"]
     assert discover(everything) is None
 
 

@@ -116,3 +116,19 @@ def variables_that_are_no_seconds() -> None:
 
 def test_a_timeout_in_the_variable_that_is_none_is_refused_by_name() -> None:
     on_ranks(1, variables_that_are_no_seconds)
+
+
+def under_other_versions() -> list[int]:
+    for version in ("2.4.1+cpu", "1.13.1", "2.10.0"):
+        torch.__version__ = version
+        with pytest.raises(gr.InvalidArgument, match=rf"2\.11 or newer, this is {version[:4]}"):
+            dist.new_group()
+    sizes = []
+    for version in ("2.11.0", "3.0.0.dev20270101", "none that anybody knows"):
+        torch.__version__ = version
+        sizes.append(dist.get_world_size(dist.new_group()))
+    return sizes
+
+
+def test_a_torch_too_old_for_the_backend_is_refused_and_not_waited_for() -> None:
+    assert on_ranks(1, under_other_versions) == [[1, 1, 1]]

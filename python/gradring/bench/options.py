@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
     add("--algorithm", default="auto", choices=ALGORITHMS, help="instead of the one chosen by size")
-    add("--rounds", type=int, default=7, metavar="N", help="batches of calls a size (7)")
+    add("--rounds", type=int, default=7, metavar="N", help="batches of calls a size, 5 or more (7)")
     add("--warmup", type=int, default=3, metavar="N", help="calls before the first batch (3)")
     add("--seconds", type=float, default=0.4, metavar="S", help="to spend on a size (0.4)")
     add(

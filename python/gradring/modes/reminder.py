@@ -30,11 +30,19 @@ class Closable(Protocol):
 
 _open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
+# What those that no user has made are called, and how they are ended.
+_described: weakref.WeakKeyDictionary[Closable, tuple[str, str]] = weakref.WeakKeyDictionary()
+
 
 def begin(optimizer: Closable) -> None:
     """Remind of this one, unless it is closed or gone by then."""
     _open.add(optimizer)
     _register()
+
+
+def describe(optimizer: Closable, who: str, ending: str) -> None:
+    """Say what the user has instead of this optimizer, and what to do with that in the end."""
+    _described[optimizer] = who, ending
 
 
 def end(optimizer: Closable) -> None:
@@ -54,9 +62,13 @@ def _tell_what_is_left() -> None:
         return  # The program failed: there is worse to read.
     for optimizer in _open:
         if not optimizer.is_closed and (left := optimizer.left_behind()):
+            who, ending = _described.get(
+                optimizer,
+                (f"optimizer {optimizer.name!r}", "call its close(), or use it in a with block"),
+            )
             print(
-                f"gradring: optimizer {optimizer.name!r} was not closed, and the servers may lack "
-                f"{left}: call its close() in the end, or use it in a with block",
+                f"gradring: {who} was not closed, and the servers may lack {left}: in the end "
+                f"{ending}",
                 file=sys.stderr,
             )
 

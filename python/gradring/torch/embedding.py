@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from gradring import arrays
 from gradring.errors import InvalidArgument
+from gradring.modes import reminder
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rows import merge
@@ -194,7 +195,10 @@ class Embedding(torch.nn.Module):
     def table(self) -> ModeTable:
         """The table as the mode reads it."""
         if self._table is None:
-            self.attach(AsyncOptimizer([], None, self._ps, name=f"{self.name}/alone", workers=1))
+            alone = AsyncOptimizer([], None, self._ps, name=f"{self.name}/alone", workers=1)
+            who = f"Embedding {self.name!r}, which has no optimizer,"
+            reminder.describe(alone, who, "call its flush(), or gr.ps.current().close()")
+            self.attach(alone)
             self._is_alone = True
         assert self._table is not None
         return self._table
