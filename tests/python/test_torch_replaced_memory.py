@@ -1,0 +1,125 @@
+"""Gradients and parameters that get other memory between two steps are trained on, together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import gradring.torch as gt
+from conftest import GetWorld
+from torch_models import Tensors, are_same, mlp, part, values
+
+
+def image_model() -> nn.Sequential:
+    images = nn.Conv2d(3, 6, 3, bias=False)
+    with torch.no_grad():
+        images.weight.copy_(torch.linspace(-1, 1, 162).view(6, 3, 3, 3))
+    return nn.Sequential(images, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), mlp())
+
+
+def train(
+    comm: Any,
+    net: nn.Module | None,
+    between: Callable[[nn.Module], Any],
+    after: Callable[[nn.Module], Any] = lambda _: None,
+    *,
+    overlap: bool = True,
+) -> Tensors:
+    """Four steps, on all ranks or (``comm`` is ``None``) alone; the second is disturbed."""
+    model: nn.Module = mlp() if net is None else net
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.25)
+    if comm is not None:
+        optimizer = gt.distributed(optimizer, comm=comm, overlap=overlap)
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(8, *((3, 5, 5) if net is not None else (6,)), generator=generator)
+        y = torch.randn(8, 3, generator=generator)
+        if comm is not None:
+            x, y = (part(comm, [4, 4], each) for each in (x, y))
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        if comm is not None:
+            optimizer.synchronize()
+        if step == 1:
+            between(model)
+        optimizer.step()
+        if step == 1:
+            after(model)
+    return values(model)
+
+
+def clamp_data(model: nn.Module) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad.data = param.grad.data.clamp(-0.05, 0.05)
+
+
+def nothing(_: nn.Module) -> None:
+    pass
+
+
+def require_trained_as_one(results: list[Tensors], alone: Tensors) -> None:
+    for result in results:
+        assert are_same(result, results[0])
+        for ours, theirs in zip(result, alone, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_are_averaged_after_a_step_that_has_given_them_other_memory(
+    world: GetWorld, overlap: bool
+) -> None:
+    results = world(2, "shm").run(lambda comm: train(comm, None, clamp_data, overlap=overlap))
+    require_trained_as_one(results, train(None, None, clamp_data))
+
+
+def test_a_gradient_that_a_hook_has_transposed_where_it_lay_is_averaged_as_it_is(
+    world: GetWorld,
+) -> None:
+    def transpose(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param.grad = param.grad.t()
+
+    def averages(comm: Any) -> list[Any]:
+        param = nn.Parameter(torch.zeros(2, 2))
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+        param.register_post_accumulate_grad_hook(transpose)
+        seen = []
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=False)  # The next gradient is added where this one is.
+            (param * torch.tensor([[1.0, 2], [3, 4]]) * 2 * comm.rank).sum().backward()
+            assert param.grad is not None
+            seen.append(param.grad.tolist())
+            optimizer.step()
+        return seen
+
+    assert world(2, "shm").run(averages) == [[[[1, 3], [2, 4]]] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.bfloat16().float(),
+        lambda model: model.double().float(),
+        lambda model: model.share_memory(),
+    ],
+    ids=["bfloat16", "double", "shared"],
+)
+def test_gradients_are_averaged_after_their_model_was_moved(
+    world: GetWorld, move: Callable[[nn.Module], Any]
+) -> None:
+    results = world(2, "shm").run(lambda comm: train(comm, None, nothing, move))
+    require_trained_as_one(results, train(None, None, nothing, move))
+
+
+def test_gradients_are_averaged_after_their_model_went_to_channels_last(world: GetWorld) -> None:
+    def move(model: nn.Module) -> None:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    results = world(2, "shm").run(lambda comm: train(comm, image_model(), nothing, move))
+    require_trained_as_one(results, train(None, image_model(), nothing, move))
