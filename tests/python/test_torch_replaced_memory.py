@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from torch_models import Tensors, are_same, mlp, part, values
@@ -123,3 +124,42 @@ def test_gradients_are_averaged_after_their_model_went_to_channels_last(world: G
 
     results = world(2, "shm").run(lambda comm: train(comm, image_model(), nothing, move))
     require_trained_as_one(results, train(None, image_model(), nothing, move))
+
+
+def test_backward_averages_by_itself_after_a_model_went_to_another_dtype_and_back(
+    world: GetWorld,
+) -> None:
+    def averages(comm: Any) -> list[float]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+        seen = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            (param * 2 * comm.rank).backward()
+            assert param.grad is not None
+            seen.append(param.grad.item())
+            optimizer.step()
+            param.data = param.data.double()
+            param.data = param.data.float()
+        return seen
+
+    assert world(2, "shm").run(averages) == [[1, 1]] * 2
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_of_another_dtype_is_refused_until_it_is_looked_at_again(
+    world: GetWorld, overlap: bool
+) -> None:
+    def train_on(comm: Any) -> tuple[float, torch.dtype]:
+        param = nn.Parameter(torch.zeros(1))
+        options: Any = {"comm": comm, "overlap": overlap}
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1), **options)
+        param.data = param.data.double()
+        (param * 2 * comm.rank).backward()
+        with pytest.raises(gr.InvalidArgument, match=r"float64.* now; call optimizer\.refresh\(\)"):
+            optimizer.step()
+        optimizer.refresh()
+        optimizer.step()
+        return param.item(), param.dtype
+
+    assert world(2, "shm").run(train_on) == [(-1, torch.float64)] * 2
