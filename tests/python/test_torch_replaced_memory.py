@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
+from exact_server import ExactServer
 from torch_models import Tensors, are_same, mlp, part, values
 
 
@@ -163,3 +164,31 @@ def test_a_model_of_another_dtype_is_refused_until_it_is_looked_at_again(
         return param.item(), param.dtype
 
     assert world(2, "shm").run(train_on) == [(-1, torch.float64)] * 2
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=1), gr.Geo(k_steps=9)],
+    ids=str,
+)
+@pytest.mark.parametrize("then", ["step", "flush", "close"])
+def test_where_servers_are_a_model_trains_on_in_shared_memory(
+    world: GetWorld, mode: Any, then: str
+) -> None:
+    param, server = nn.Parameter(torch.zeros(4)), ExactServer()
+    optimizer = gt.distributed(
+        torch.optim.SGD([param], lr=1), mode, comm=world(1, "shm").comms[0], ps=server.client(0)
+    )
+    before = param.detach().numpy()
+    param.sum().backward()
+    optimizer.step()
+    param.detach().share_memory_()
+    assert param.data_ptr() != before.ctypes.data
+    if then == "step":
+        optimizer.zero_grad()
+        param.sum().backward()
+    getattr(optimizer, then)()
+    optimizer.close()
+    steps = 2 if then == "step" else 1
+    assert param.tolist() == [-steps] * 4
+    assert server.values("model/0").tolist() == [-steps] * 4
