@@ -146,3 +146,45 @@ def test_compiled_models_are_averaged(world: GetWorld) -> None:
         return model.weight.item()
 
     assert world(2, "shm").run(train) == [-1, -1]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_inside_backward_trains_with_averages_in_every_backward(
+    world: GetWorld, overlap: bool
+) -> None:
+    def train(comm: Any) -> list[list[float]]:
+        params = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+        optimizers = {param: sgd([param], comm, overlap=overlap) for param in params}
+
+        def step(param: torch.Tensor) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        for param in params:
+            param.register_post_accumulate_grad_hook(step)
+        seen = []
+        for _ in range(3):
+            (params[0] * 2 * comm.rank + params[1] * 4 * comm.rank).backward()
+            seen.append([param.item() for param in params])
+        return seen
+
+    assert world(2, "shm").run(train) == [[[-1, -2], [-2, -4], [-3, -6]]] * 2
+
+
+def test_averages_that_a_hook_inside_backward_has_waited_for_are_not_sent_again(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> list[float]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = sgd([param], comm)
+        param.register_post_accumulate_grad_hook(lambda _: optimizer.synchronize())
+        seen = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            (param * 2 * comm.rank).backward()
+            assert param.grad is not None
+            seen.append(param.grad.item())
+            optimizer.step()
+        return [*seen, param.item()]
+
+    assert world(2, "shm").run(train) == [[1, 1, -2]] * 2

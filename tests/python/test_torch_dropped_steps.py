@@ -121,6 +121,66 @@ def test_a_backward_in_no_sync_after_the_averages_is_refused(world: GetWorld) ->
     assert world(2, "shm").run(train) == [-1, -1]
 
 
+def test_without_overlap_a_backward_after_the_averages_is_refused_before_it_adds_anything(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> float:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = sgd([param], comm, overlap=False)
+        (param * 2 * comm.rank).backward()
+        optimizer.synchronize()
+        with pytest.raises(gr.InvalidArgument, match=r"synchronize\(\) after the last backward"):
+            (param * 100 * comm.rank).backward()
+        optimizer.step()
+        return param.item()
+
+    assert world(2, "shm").run(train) == [-1, -1]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_model_with_one_parameter_drops_a_step_too(world: GetWorld, overlap: bool) -> None:
+    def train(comm: Any) -> float:
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        optimizer = sgd(model.parameters(), comm, overlap=overlap)
+        for factor in (100, 2):
+            model.zero_grad()
+            (model(torch.ones(1, 1)) * factor * comm.rank).sum().backward()
+            optimizer.synchronize()
+        optimizer.step()
+        return model.weight.item()
+
+    assert world(2, "shm").run(train) == [-1, -1]
+
+
+def test_a_backward_after_one_that_has_failed_is_told_how_to_drop_the_step(
+    world: GetWorld,
+) -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, _grad: torch.Tensor) -> Any:  # type: ignore[override]
+            raise ValueError("no gradient")
+
+    def train(comm: Any) -> float:
+        first, second = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+        optimizer = sgd([first, second], comm)
+        with pytest.raises(ValueError, match="no gradient"):
+            (Failing.apply(first.sin()) + second).sum().backward()
+        with pytest.raises(gr.InvalidArgument, match=r"is dropped with optimizer\.zero_grad"):
+            (first + second).sum().backward()
+        optimizer.zero_grad()
+        (first + second).sum().backward()
+        optimizer.step()
+        return second.item()
+
+    assert world(2, "shm").run(train) == [-1, -1]
+
+
 def test_looking_at_the_parameters_again_keeps_weight_accumulation_and_counts(
     world: GetWorld,
 ) -> None:

@@ -172,7 +172,9 @@ def test_gradients_that_lie_in_the_bucket_are_not_copied_again() -> None:
             if param.grad is None:
                 param.grad = torch.ones_like(param)
             bucket.put(index, param, 1.0)
-        assert all(p.grad is bucket._slots[i] for i, p in enumerate(params))
+        for index, param in enumerate(params):
+            assert param.grad is not None
+            assert param.grad.data_ptr() == bucket._slots[index].data_ptr()
         assert not bucket._late
         bucket.reset()
 

@@ -31,17 +31,18 @@ class DenseParameters:
         seen: What the last pull said of each, for the pushes computed on it.
     """
 
-    def __init__(self, params: Sequence[Array], name: str) -> None:
+    def __init__(self, params: list[Array], name: str) -> None:
         """Check the arrays; nothing is sent.
 
         Args:
-            params: Float32, contiguous, writeable, none empty.
+            params: Float32, contiguous, writeable, none empty. The list is kept: its owner may put
+                other arrays there that hold what the first ones held.
             name: Of the model.
 
         Raises:
             InvalidArgument: One is something else.
         """
-        self.params = list(params)
+        self.params = params
         self.names = [f"{name}/{index}" for index in range(len(self.params))]
         for own_name, param in zip(self.names, self.params, strict=True):
             _require_servable(own_name, param)
@@ -131,6 +132,23 @@ def _require_servable(name: str, param: Any) -> None:
         raise InvalidArgument(f"{name} is empty; leave it out")
     if not (param.flags.writeable and param.flags.c_contiguous):
         raise InvalidArgument(f"{name} must be contiguous and writeable: training writes it")
+
+
+def one_for_each(params: Sequence[Array], rule: Any) -> list[Any]:
+    """Return a rule for each parameter.
+
+    Args:
+        params: What they are for.
+        rule: One for all, or a sequence of them.
+
+    Raises:
+        InvalidArgument: The sequence has another length.
+    """
+    if not isinstance(rule, Sequence):
+        return [rule] * len(params)
+    if len(rule) != len(params):
+        raise InvalidArgument(f"{len(rule)} rules for {len(params)} parameters")
+    return list(rule)
 
 
 def require_same_place(rule: Any, successor: Any) -> None:

@@ -137,6 +137,12 @@ class GeoOptimizer(ModeOptimizer):
         self.replicas.add(replica)
         return table
 
+    def move_params(self, params: Sequence[Array]) -> None:
+        """Train these arrays instead; see `ModeOptimizer.move_params`."""
+        super().move_params(params)
+        for replica, param in zip(self.replicas.dense, params, strict=True):
+            replica.weights = param
+
     def tell_rules(self, rules: list[tuple[Any, Any]]) -> None:
         """Tell nobody: the rule is the worker's."""
 

@@ -16,7 +16,7 @@ from gradring import config
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes import reminder
 from gradring.modes.background import require_process
-from gradring.modes.dense import DenseParameters, require_same_place
+from gradring.modes.dense import DenseParameters, one_for_each, require_same_place
 from gradring.modes.parts import Parts
 from gradring.modes.rows import summed
 from gradring.modes.served import number_of_workers, store_of
@@ -74,10 +74,10 @@ class ModeOptimizer:
                 not its rule's, or the timeout makes no sense.
             TimedOut: Worker 0 has not given the first values.
         """
-        self.params = list(params)
+        self.params = list(params)  # `self.dense` has the same list.
         self.name = name
         self.timeout = config.timeout_in_force(os.environ, timeout)
-        self.rules = self._one_for_each(rule)
+        self.rules = one_for_each(self.params, rule)
         for each in self.rules:
             self.require_rule(each)
         self.workers = self._number_of_workers() if workers is None else workers
@@ -95,13 +95,6 @@ class ModeOptimizer:
 
     def _number_of_workers(self) -> int:
         return number_of_workers(are_ranks=self.begins_together)
-
-    def _one_for_each(self, rule: Any) -> list[Any]:
-        if not isinstance(rule, Sequence):
-            return [rule] * len(self.params)
-        if len(rule) != len(self.params):
-            raise InvalidArgument(f"{len(rule)} rules for {len(self.params)} parameters")
-        return list(rule)
 
     def sparse_table(
         self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
@@ -192,7 +185,7 @@ class ModeOptimizer:
             TimedOut: Servers did not answer.
         """
         self.require_open()
-        rules = self._one_for_each(rule)
+        rules = one_for_each(self.params, rule)
         for before, after in zip(self.rules, rules, strict=True):
             require_successor(before, after)
         on_servers = [self.server_rule(each) for each in rules]
@@ -229,8 +222,7 @@ class ModeOptimizer:
         one when it comes for it, in one round trip: so fast workers do more, one that joins takes
         part, and all are through at about the same time. What a lost worker had taken is not handed
         out again. In the other modes, whose workers do equally many steps, part i is worker i mod
-        n's: go through the
-        batches with `uneven`, since not all need have equally many.
+        n's: go through the batches with `uneven`, since not all need have equally many.
 
         Args:
             name: Of this pass over the data, such as ``"epoch 3"``; the same on every worker, and
@@ -360,6 +352,10 @@ class ModeOptimizer:
         if self.is_closed:
             raise Closed(f"optimizer {self.name!r} is closed: it takes no further steps")
         require_process(self._process, f"optimizer {self.name!r}")
+
+    def move_params(self, params: Sequence[Array]) -> None:
+        """Train these arrays instead, which hold what the others held."""
+        self.params[:] = params
 
     def require_fitting(self, grads: Sequence[Any] | None) -> None:
         """Refuse dense gradients that `step` would refuse, before anything is sent.

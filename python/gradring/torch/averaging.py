@@ -54,7 +54,7 @@ class GradientAverager:
         overlap: bool,
         compress: Compression | None,
     ) -> None:
-        """Lay out the buckets; with ``overlap`` listen to the parameters' gradients.
+        """Lay out the buckets and listen to the parameters' gradients.
 
         Args:
             named: Parameters by name; those that need no gradient are left out.
@@ -69,6 +69,7 @@ class GradientAverager:
         trainable = {name: param for name, param in named.items() if param.requires_grad}
         self._names = list(trainable)
         self._params = list(trainable.values())
+        self._kinds = [_kind_of(param) for param in self._params]
         self._left_out = [name for name in named if name not in trainable]
         self._bucket_bytes = bucket_bytes
         self._compress = compress
@@ -77,7 +78,10 @@ class GradientAverager:
         # Until it is known better: backward begins at the end.
         self._lay_out(range(len(self._params) - 1, -1, -1))
         self._order = GradientOrder(len(self._params), is_wanted=overlap)
+        self._overlap = overlap
         self._is_ready = [False] * len(self._params)
+        self._ended = 0  # Rounds.
+        self._expected = [0] * len(self._params)  # `_ended` when each gradient came.
         self._weight = 1.0
         self._next_weight: float | None = None  # Of the round to come, where it is known already.
         self._sender = Sender(comm, compress)
@@ -85,11 +89,10 @@ class GradientAverager:
         self._given = 0  # Parameters that have an average of the last round's.
         self.is_done = False
         self.is_accumulating = False
-        self._listeners: list[GradientListener] = []
-        if overlap:
-            self._listeners = [
-                GradientListener(param, self, index) for index, param in enumerate(self._params)
-            ]
+        # Without the overlap too: they tell of gradients that come after the averages.
+        self._listeners = [
+            GradientListener(param, self, index) for index, param in enumerate(self._params)
+        ]
 
     def take_over(self, other: GradientAverager) -> None:
         """Go on from another averager: its weight, its counts, and what compression left out."""
@@ -151,14 +154,26 @@ class GradientAverager:
         else:
             self.set_weight(weight)
 
-    def take_gradient(self, index: int) -> None:
-        """Take a gradient that backward has just completed."""
-        if self.is_done and self._are_averages_gone(newest=index):
+    def expect_gradient(self, index: int) -> None:
+        """Look whether a gradient may come now that backward is about to add.
+
+        Raises:
+            InvalidArgument: It cannot be averaged any more, or the parameter is of another dtype,
+                shape or device by now.
+        """
+        if self.is_done and self._are_averages_gone():
             self._forget_round()
         if self.is_done or self._is_ready[index]:
             raise self._too_many_gradients(index)
-        if self.is_accumulating:
+        self._require_same_kind(index)
+        self._expected[index] = self._ended
+
+    def take_gradient(self, index: int) -> None:
+        """Take a gradient that backward has just completed."""
+        if not self._overlap or self.is_accumulating:
             return
+        if self._expected[index] != self._ended:
+            return  # A hook of the user's has stepped, or synchronised, with it.
         self._put(index)
         self._order.see(index)
         self._start_full_buckets()
@@ -190,6 +205,9 @@ class GradientAverager:
         self._require_all_listed()
         if not self._params:
             return
+        if not self.is_open:
+            for index in range(len(self._params)):
+                self._require_same_kind(index)
         total = self._end_round()
         if total == 0:
             self._reset_buckets()
@@ -214,6 +232,8 @@ class GradientAverager:
             self._end_round()
             self._reset_buckets()
         self._forget_round()
+        for listener in self._listeners:
+            listener.follow()
         order = self._order.take_learned()
         if order is not None:
             self._lay_out(order)
@@ -224,14 +244,21 @@ class GradientAverager:
         if self._next_weight is not None:
             self._weight, self._next_weight = self._next_weight, None
 
-    def _are_averages_gone(self, newest: int | None = None) -> bool:
-        """Tell whether somebody has dropped the averages, as ``model.zero_grad()`` does.
+    def _are_averages_gone(self) -> bool:
+        """Tell whether somebody has dropped the averages, as ``model.zero_grad()`` does."""
+        return self._given > 0 and all(param.grad is None for param in self._params)
 
-        Args:
-            newest: A parameter that has had a gradient since.
-        """
-        return self._given > (newest is not None) and all(
-            param.grad is None for index, param in enumerate(self._params) if index != newest
+    def _require_same_kind(self, index: int) -> None:
+        before, now = self._kinds[index], _kind_of(self._params[index])
+        if before == now:
+            return
+        was, is_now = [
+            f"{dtype}, of shape {tuple(shape)} on {device}"
+            for dtype, shape, device in (before, now)
+        ]
+        raise InvalidArgument(
+            f"{self._names[index]} was {was} when the optimizer became distributed, and is "
+            f"{is_now} now; call optimizer.refresh() on every rank after changing parameters"
         )
 
     def _too_many_gradients(self, index: int) -> InvalidArgument:
@@ -240,7 +267,14 @@ class GradientAverager:
             return InvalidArgument(
                 f"{name} got another gradient after its last one was sent; run all but the last "
                 "backward of a step inside `with optimizer.no_sync():`, and checkpoints that share "
-                "a parameter with use_reentrant=False"
+                "a parameter with use_reentrant=False; a step that was not done, after an error "
+                "say, is dropped with optimizer.zero_grad()"
+            )
+        if not self._overlap:
+            return InvalidArgument(
+                f"{name} got another gradient when the averages of this step were out; call "
+                "synchronize() after the last backward of a step, or drop the step with "
+                "optimizer.zero_grad()"
             )
         if self.is_accumulating:
             return InvalidArgument(
@@ -291,6 +325,7 @@ class GradientAverager:
         self._send_rest()
         total = self._sender.wait(self._stream)
         self._order.hear()
+        self._ended += 1
         self._sent = 0
         self._is_ready = [False] * len(self._params)
         return total
@@ -332,3 +367,8 @@ class GradientAverager:
                     f"{name} was frozen when the optimizer became distributed; call "
                     "optimizer.refresh() on every rank after unfreezing parameters"
                 )
+
+
+def _kind_of(param: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    """Return what a parameter's place in a bucket depends on."""
+    return param.dtype, param.shape, param.device

@@ -18,6 +18,7 @@ class _Listener(Protocol):
 
 
 class _Taker(Protocol):
+    def expect_gradient(self, index: int) -> None: ...
     def take_gradient(self, index: int) -> None: ...
 
 
@@ -60,33 +61,62 @@ def is_outermost_backward() -> bool:
 
 
 class GradientListener:
-    """Tells of each gradient of a parameter that a backward pass has completed.
+    """Tells of each gradient of a parameter, before a backward pass adds it and after.
 
-    It stands behind the node that adds gradients up, as in DistributedDataParallel, so whatever
-    hooks of the user's do to a gradient has been done, whenever they were registered.
+    It stands before and behind the node that adds gradients up; behind as DistributedDataParallel
+    does, so whatever hooks of the user's do to a gradient has been done, whenever they were
+    registered.
     """
 
     def __init__(self, param: torch.Tensor, taker: _Taker, index: int) -> None:
-        """Call ``taker.take_gradient(index)``, on the thread that runs backward, until `stop`.
+        """Call ``taker``, on the thread that runs backward, until `stop`.
 
         Parameters may outlive the taker; they do not keep it alive.
-        """
-        # The parameter itself holds its node weakly.
-        node: Any = torch.autograd.graph.get_gradient_edge(param).node
-        reference = weakref.ref(taker)
 
-        def listen(_inputs: Any, gradients: Any) -> None:
+        Args:
+            param: A leaf that requires a gradient.
+            taker: Its ``expect_gradient`` may refuse, and nothing is added then; what
+                ``take_gradient`` raises comes out of ``backward()`` too.
+            index: What both are called with.
+        """
+        self._param = param
+        self._index = index
+        self._taker = weakref.ref(taker)
+        self._listen()
+
+    def _listen(self) -> None:
+        reference, index = self._taker, self._index
+
+        # A function may give no gradient: then nothing is added.
+        def expect(gradients: Any) -> None:
             taker = reference()
-            # A function may give no gradient: then nothing was added.
+            if taker is not None and gradients[0] is not None:
+                taker.expect_gradient(index)
+
+        def take(_inputs: Any, gradients: Any) -> None:
+            taker = reference()
             if taker is not None and gradients[0] is not None:
                 taker.take_gradient(index)
 
-        self._node = node
-        self._handle = node.register_hook(listen)
+        # The parameter itself holds its node weakly.
+        self._node: Any = torch.autograd.graph.get_gradient_edge(self._param).node
+        self._handles = [self._node.register_prehook(expect), self._node.register_hook(take)]
+        self._address = self._param.data_ptr()
+        self._storage = self._param.untyped_storage()  # So that nothing else gets its address.
+
+    def follow(self) -> None:
+        """Listen where PyTorch has given the parameter another node.
+
+        It does so where ``.data`` gets another dtype or device, back and forth too.
+        """
+        if self._param.data_ptr() != self._address and self._param.requires_grad:
+            self.stop()
+            self._listen()
 
     def stop(self) -> None:
         """Leave the parameter alone from now on."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
 
 def _queue(act: Callable[[], None]) -> None:

@@ -1,9 +1,11 @@
 """Buckets: gradients of several parameters that travel in one operation.
 
 A bucket is one flat tensor: the slots of its parameters, then one mark a parameter that counts the
-ranks that had a gradient. Where a parameter's gradient has the dtype that travels, its ``.grad`` is
-its slot, so nothing is copied back; and a gradient that backward adds to its slot is not copied at
-all. Owned by `gradring.torch.averaging`.
+ranks that had a gradient. Where a parameter's gradient has the dtype that travels, its ``.grad``
+lies in its slot, so nothing is copied back; and a gradient that backward adds to its slot is not
+copied at all. What a user gets as ``.grad`` is a tensor of its own over the slot's memory, which he
+may give other memory (``.grad.data = ...``, ``model.to(...)``, ``model.share_memory()``): whether a
+gradient is in its slot is asked of its address. Owned by `gradring.torch.averaging`.
 """
 
 from __future__ import annotations
@@ -62,8 +64,10 @@ class Bucket:
             index: part.view(tensor.shape)
             for index, part, tensor in zip(self.members, parts, tensors, strict=True)
         }
+        self._begin = self.values.data_ptr()
+        self._end = self._begin + self.values.numel() * self.values.element_size()
         self._places = {index: place for place, index in enumerate(self.members)}
-        # Whose .grad can be the slot itself.
+        # Whose .grad can lie in the slot.
         self._is_grad = {
             index: params[index].dtype == wire_dtype and params[index].is_contiguous()
             for index in self.members
@@ -72,6 +76,7 @@ class Bucket:
 
     def _take(self, memory: Any, count: int, wire_dtype: torch.dtype) -> None:
         whole_bytes = (count + len(self.members)) * wire_dtype.itemsize
+        self._memory = memory  # Whatever happens to tensors over it, it is there.
         flat = torch.from_numpy(memory[:whole_bytes]).view(wire_dtype)
         self.buffer = flat.numpy()
         self.values = flat[:count]
@@ -105,8 +110,10 @@ class Bucket:
         if grad is None or weight == 0:
             slot.zero_()
             self.marks[self._places[index]] = 0
-        elif grad is not slot:
+        elif not self._is_in_slot(index, grad):
             grad = _as_real(grad.detach() if grad.requires_grad else grad)
+            if self._begin <= grad.data_ptr() < self._end:
+                grad = grad.clone()  # It is a view of what it is copied to, transposed say.
             self._copy(index, param, grad, weight)
         elif weight != 1:
             slot.mul_(weight)
@@ -121,8 +128,26 @@ class Bucket:
             slot.copy_(grad)
             if weight != 1:
                 slot.mul_(weight)
-        if self._is_grad[index]:
-            param.grad = slot
+        self._hand_out(index, param)
+
+    def _hand_out(self, index: int, param: torch.Tensor) -> None:
+        if self._is_grad[index] and param.dtype == self.values.dtype:
+            param.grad = self._alias(index)
+
+    def _alias(self, index: int) -> torch.Tensor:
+        """Return another tensor over a slot, with a storage of its own."""
+        return torch.from_numpy(self._slots[index].numpy())
+
+    def _is_in_slot(self, index: int, grad: torch.Tensor) -> bool:
+        slot = self._slots[index]
+        return (
+            grad.layout == torch.strided
+            and grad.data_ptr() == slot.data_ptr()
+            and grad.dtype == slot.dtype
+            and grad.shape == slot.shape
+            and grad.stride() == slot.stride()
+            and not grad.is_neg()
+        )
 
     def _is_filled(self) -> None:
         """Do what is left to do once every gradient has come."""
@@ -140,8 +165,8 @@ class Bucket:
             if index in is_absent:
                 param.grad = None  # A rank of weight 0 may have one of its own.
             elif self._is_grad[index]:
-                if param.grad is not self._slots[index]:
-                    param.grad = self._slots[index]
+                if param.grad is None or not self._is_in_slot(index, param.grad):
+                    self._hand_out(index, param)
             else:
                 if param.grad is None or param.grad.is_conj() or param.grad.is_neg():
                     # A view of other numbers is not written; autograd may hold those too.

@@ -27,7 +27,7 @@ class DeviceBucket(Bucket):
 
     def __init__(self, members: Sequence[int], params: Sequence[torch.Tensor], memory: Any) -> None:
         """As `Bucket`, but ``memory`` is a tensor of bytes on the parameters' device."""
-        self._late: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._late: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._weight = 1.0
         self._packer = Packer()
         super().__init__(members, params, memory)
@@ -43,18 +43,21 @@ class DeviceBucket(Bucket):
         return self.values
 
     def _copy(self, index: int, param: torch.Tensor, grad: torch.Tensor, weight: float) -> None:
-        self._late.append((self._slots[index], grad, param))
+        self._late.append((index, grad, param))
         self._weight = weight
 
     def _is_filled(self) -> None:
         if not self._late:
             return
         late, self._late = self._late, []
-        slots = [slot for slot, _, _ in late]
+        slots = [self._slots[index] for index, _, _ in late]
         self._packer.pack(slots, [grad for _, grad, _ in late], self._weight)
-        for slot, _, param in late:
-            if param.dtype == slot.dtype and param.is_contiguous():
-                param.grad = slot
+        for index, _, param in late:
+            self._hand_out(index, param)
+
+    def _alias(self, index: int) -> torch.Tensor:
+        # Its storage is that of the bucket: only memory of the CPU moves under a storage.
+        return self._slots[index].detach()
 
     def reset(self) -> None:
         """Wait for every gradient anew."""

@@ -129,6 +129,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.set_weight(weight)
         closures = () if closure is None else (closure,)
         with told_by_scaler(self) as told:
+            self._follow_memory()
             self._parameters.require_in_place()
             for driver in self._drivers():
                 driver.finish_step()  # Can be repeated, so before anything that cannot.
@@ -331,6 +332,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         Raises:
             InvalidArgument: As `step`, for a parameter that has other memory; nothing was done.
         """
+        self._follow_memory()
         self._parameters.require_in_place()
         for driver in self._drivers():
             driver.flush()
@@ -338,9 +340,18 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.rows.forget_rows()
 
     def close(self) -> None:
-        """Take no further part; see `ModeOptimizer.close`. May be called again."""
+        """Take no further part; see `ModeOptimizer.close`. May be called again.
+
+        A parameter that has other memory by now is left as it is.
+        """
+        if not self.driver.is_closed:
+            self._follow_memory()
         for driver in self._drivers():
             driver.close()
+
+    def _follow_memory(self) -> None:
+        if self._parameters.follow():
+            self.driver.move_params(self._parameters.memory)
 
     def _drivers(self) -> list[ModeOptimizer]:
         if self.rows is None or self.rows.driver is self.driver:

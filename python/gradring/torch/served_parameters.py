@@ -1,7 +1,9 @@
 """`ServedParameters`: the parameters of an optimizer as servers' tables and replicas take them.
 
 Modes read and write the memory that a parameter has when it joins, so that one whose memory is
-another later would be trained by nobody. Used by `gradring.torch.served`, on the training thread.
+another later would be trained by nobody. A storage may move by itself, into shared memory say: then
+what modes had is gone, and they are told of the new place before they read or write again. Used by
+`gradring.torch.served`, on the training thread.
 """
 
 from __future__ import annotations
@@ -36,12 +38,27 @@ class ServedParameters:
         self.params = list(named.values())
         self.memory = [_memory_of(param) for param in self.params]
         self._names = list(named)
-        self._addresses = [param.data_ptr() for param in self.params]
+        # Over the storages that they have now, whatever `.data` becomes.
+        self._first = [param.detach() for param in self.params]
+        self._addresses = [first.data_ptr() for first in self._first]
+
+    def follow(self) -> bool:
+        """Look for parameters whose storage has moved, as `share_memory_` moves it.
+
+        Returns:
+            Whether `memory` is elsewhere by now; what it was before must not be touched.
+        """
+        addresses = [first.data_ptr() for first in self._first]
+        if addresses == self._addresses:
+            return False
+        self.memory = [_memory_of(first) for first in self._first]
+        self._addresses = addresses
+        return True
 
     def require_in_place(self) -> None:
         """Raise `InvalidArgument` where a parameter has other memory by now; names it."""
-        for name, param, address in zip(self._names, self.params, self._addresses, strict=True):
-            if param.data_ptr() != address:
+        for name, param, first in zip(self._names, self.params, self._first, strict=True):
+            if param.data_ptr() != first.data_ptr():
                 raise InvalidArgument(
                     f"{name}: its memory was replaced after distributed(), and training would not "
                     "reach it; write into what it had with copy_(), instead of giving it another "
