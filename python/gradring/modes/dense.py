@@ -1,8 +1,8 @@
 """Dense parameters that live in tables of parameter servers: one table for each.
 
 The tables are called ``<name>/<parameter>``. The first time, worker 0's values go there, with the
-optimizer state that it has, and a table ``<name>/ready`` says so; where the servers have them
-already (a worker joins, or a checkpoint was loaded), theirs come back.
+optimizer state that it has, and a table ``<name>/ready`` then says how many they are; where the
+servers have them already (a worker joins, or a checkpoint was loaded), theirs come back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gradring.errors import InvalidArgument, TimedOut
+from gradring.errors import InvalidArgument, Mismatch, TimedOut
 from gradring.modes.store import Array, Gate, Pull, Push, Store
 from gradring.optim import Sum
 from gradring.optim.gradients import fitting_gradients
@@ -49,7 +49,7 @@ class DenseParameters:
         self._dtypes = [param.dtype for param in self.params]
         self.tables: list[Any] = []
         self.seen: list[Any] = []
-        self._ready_name = f"{name}/ready"
+        self._name = name
 
     def make(
         self, store: Store, rules: Sequence[Any], timeout: float, states: Sequence[Entry] = ()
@@ -64,33 +64,46 @@ class DenseParameters:
 
         Raises:
             InvalidArgument: A state is not of its rule.
+            Mismatch: The servers have another number of parameters, or other shapes or rules;
+                nothing was sent.
             TimedOut: Worker 0 has not given its values in ``timeout`` seconds.
         """
         if not self.params:
             return
+        mark = store.dense_table(f"{self._name}/ready", (1,), Sum())
+        count = self._wait_for_first(store, mark, timeout)
+        if count not in (0, len(self.params)):
+            # A table more would be made of zeros, and these taken for the model's values.
+            raise Mismatch(
+                f"model {self._name!r}: worker {store.rank} has {len(self.params)} dense "
+                f"parameters, and {count} are on the servers, of worker 0 or of an earlier run; "
+                "give the same ones on every worker and in every run, or the model another name"
+            )
         self.tables = [
             store.dense_table(name, param.shape, rule)
             for name, param, rule in zip(self.names, self.params, rules, strict=True)
         ]
-        mark, marks = store.dense_table(self._ready_name, (1,), Sum()), np.zeros(1, np.float32)
+        if count == 0:
+            entries = states or [{}] * len(self.params)
+            for table, param, entry in zip(self.tables, self.params, entries, strict=True):
+                store.write(table, param, entry)
+            store.write(mark, np.full(1, len(self.params), np.float32))
+        self.seen = store.pull(self.pulls(self.params))
+
+    def _wait_for_first(self, store: Store, mark: Any, timeout: float) -> int:
+        """Return how many parameters servers have; 0: none, and worker 0, this one, gives them."""
+        marks = np.zeros(1, np.float32)
         deadline = time.monotonic() + timeout
         while True:
             store.pull([Pull(mark, None, marks)])
-            if marks[0] > 0:
-                break
-            if store.rank == 0:
-                entries = states or [{}] * len(self.params)
-                for table, param, entry in zip(self.tables, self.params, entries, strict=True):
-                    store.write(table, param, entry)
-                store.push([Push(mark, None, np.ones(1, np.float32))]).result()
-                break
+            if marks[0] > 0 or store.rank == 0:
+                return int(marks[0])
             if time.monotonic() > deadline:
                 raise TimedOut(
-                    f"worker 0 has not given the first values of {self._ready_name!r} in "
+                    f"worker 0 has not given the first values of model {self._name!r} in "
                     f"{timeout:g} s; is it running?"
                 )
             time.sleep(_POLL_SECONDS)
-        self.seen = store.pull(self.pulls(self.params))
 
     def pulls(self, outs: Sequence[Array]) -> list[Pull]:
         """Return what to ask for to fill ``outs``."""

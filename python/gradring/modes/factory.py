@@ -50,6 +50,8 @@ def distributed(
     Raises:
         InvalidArgument: A parameter cannot be trained, the rule or the mode is none, or the timeout
             makes no sense.
+        Mismatch: Servers hold another number of dense parameters under this name, or other shapes;
+            nothing was written.
         TimedOut: Others did not come.
     """
     require_ranks(comm)

@@ -72,6 +72,7 @@ class ModeOptimizer:
         Raises:
             InvalidArgument: A parameter is no contiguous float32 array, a rule is none, a state is
                 not its rule's, or the timeout makes no sense.
+            Mismatch: Servers have another number of parameters under this name, or other shapes.
             TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)
