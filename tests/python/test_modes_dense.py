@@ -57,3 +57,25 @@ def test_a_model_that_has_grown_does_not_take_zeros_for_its_new_parameters(mode:
         over_servers(mode, params, SGD, server.client(0), workers=1)
     assert (params[1] == 1).all()
     assert "model/1" not in server.tables
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_arrays_that_share_memory_are_refused_by_their_numbers(mode: Any) -> None:
+    def nobody(*_: Any) -> Any:
+        raise AssertionError
+
+    whole, other = np.zeros(6, np.float32), np.zeros(2, np.float32)
+    for first, second in ((whole, whole), (whole[:4], whole[3:]), (whole, whole[2:4])):
+        for params in ([first, other, second], [second, other, first]):
+            with pytest.raises(gr.InvalidArgument, match="model/0 and model/2 share memory"):
+                gr.distributed(params, SGD, mode, ps=nobody, comm=gr.init())
+
+
+def test_parts_of_an_array_that_do_not_overlap_are_trained_as_arrays_of_their_own() -> None:
+    whole = np.zeros(4, np.float32)
+    optimizer = over_servers(
+        gr.Geo(k_steps=1), [whole[2:], whole[:2]], SGD, ExactServer().client(0), workers=1
+    )
+    optimizer.step([np.full(2, -2, np.float32), np.full(2, -4, np.float32)])
+    optimizer.close()
+    assert whole.tolist() == [2, 2, 1, 1]

@@ -7,6 +7,7 @@ servers have them already (a worker joins, or a checkpoint was loaded), theirs c
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -39,12 +40,13 @@ class DenseParameters:
             name: Of the model.
 
         Raises:
-            InvalidArgument: One is something else.
+            InvalidArgument: One is something else, or two share memory.
         """
         self.params = list(params)
         self.names = [f"{name}/{index}" for index in range(len(self.params))]
         for own_name, param in zip(self.names, self.params, strict=True):
             _require_servable(own_name, param)
+        _require_apart(self.names, self.params)
         self._shapes = [param.shape for param in self.params]
         self._dtypes = [param.dtype for param in self.params]
         self.tables: list[Any] = []
@@ -144,6 +146,21 @@ def _require_servable(name: str, param: Any) -> None:
         raise InvalidArgument(f"{name} is empty; leave it out")
     if not (param.flags.writeable and param.flags.c_contiguous):
         raise InvalidArgument(f"{name} must be contiguous and writeable: training writes it")
+
+
+def _require_apart(names: Sequence[str], params: Sequence[Array]) -> None:
+    # Each has a table of its own, and what comes from one would undo the steps of the other.
+    spans = sorted(
+        (param.ctypes.data, param.ctypes.data + param.nbytes, index)
+        for index, param in enumerate(params)
+    )
+    for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
+        if begin < end:
+            first, second = sorted((one, other))
+            raise InvalidArgument(
+                f"{names[first]} and {names[second]} share memory: give an array once, and two "
+                "parts of one array only where no element is in both"
+            )
 
 
 def require_same_place(rule: Any, successor: Any) -> None:
