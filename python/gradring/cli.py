@@ -329,7 +329,7 @@ def _add_servers(run: argparse.ArgumentParser) -> None:
         "--server-options",
         default="",
         metavar="TEXT",
-        help="for each `gradring serve`, as --threads=2 or '--threads 2 --fsync always' (--server-log)",
+        help="for each `gradring serve`: --threads=2, or '--fsync always' with --server-log",
     )
 
 

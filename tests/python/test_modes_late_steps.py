@@ -11,8 +11,10 @@ import pytest
 
 import gradring as gr
 from exact_server import ExactServer
+from geo_steps import geo
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.rounds import RoundOptimizer
+from worker_threads import on_workers
 
 SGD = gr.optim.SGD(lr=1.0)
 ONE = np.ones(1, np.float32)
@@ -104,3 +106,92 @@ def test_a_late_step_of_a_hybrid_is_done_in_both_its_parts_and_once(
     optimizer.close()
     assert server.values("model/0") == -1
     assert server.values("t")[1] == -1
+
+
+OUTER = gr.Nesterov(lr=1.0, momentum=0.5)
+IS_LATE = r"workers \[1\].* The local step is done all the same: do not repeat it"
+STILL_LATE = r"workers \[1\].* the exchange of a step, .* nothing new was trained or sent"
+
+
+def after(steps: int) -> float:
+    """What both have after so many steps of 1 by each, exchanged one by one, if nobody is late."""
+    server = ExactServer()
+    optimizer = geo([np.zeros(1, np.float32)], server.client(0), 1, outer=OUTER)
+    for _ in range(steps):
+        optimizer.step([-ONE])
+    optimizer.close()
+    return float(optimizer.params[0][0])
+
+
+def outer_workers(server: ExactServer) -> list[gr.GeoOptimizer]:
+    return [
+        geo([np.zeros(1, np.float32)], server.client(rank), 2, outer=OUTER) for rank in range(2)
+    ]
+
+
+def test_an_exchange_that_timed_out_is_ended_by_a_flush_and_not_begun_again(
+    server: ExactServer,
+) -> None:
+    first, second = outer_workers(server)
+    with pytest.raises(gr.TimedOut, match=IS_LATE):
+        first.step([-ONE])
+    for _ in range(2):
+        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+            first.flush()
+    second.step([-ONE])
+    first.flush()
+    second.flush()
+    assert first.params[0] == second.params[0] == after(1)
+    for optimizer in (first, second):
+        optimizer.abandon()
+
+
+def test_the_step_after_a_late_exchange_ends_it_before_it_trains(server: ExactServer) -> None:
+    first, second = outer_workers(server)
+    rows = [(first.sparse_table("t", 1, SGD), [1], -ONE[None])]
+    second.sparse_table("t", 1, SGD)
+    with pytest.raises(gr.TimedOut, match=IS_LATE):
+        first.step([-ONE], rows=rows)
+    for again in (lambda: first.step([-ONE], rows=rows), first.close):
+        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+            again()
+    with pytest.raises(gr.TimedOut, match=STILL_LATE):
+        first.step([-ONE], rows=rows)
+    assert first.params[0] == 1
+    second.step([-ONE])
+    with pytest.raises(gr.TimedOut, match=IS_LATE):
+        first.step([-ONE], rows=rows)
+    assert first.params[0] == after(1) + 1
+    second.step([-ONE])
+    first.flush()
+    second.flush()
+    assert first.params[0] == second.params[0] == after(2)
+    for optimizer in (first, second):
+        optimizer.abandon()
+
+
+def test_steps_of_a_callers_own_loop_are_kept_when_a_late_exchange_ends_under_them(
+    server: ExactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = outer_workers(server)
+    for steps in (1, 2):
+        first.params[0] += 1
+        with pytest.raises(gr.TimedOut, match=IS_LATE):
+            first.advance()
+        assert first.params[0] == steps
+    monkeypatch.setattr("exact_server.SECONDS", 20)
+
+    def three_steps(rank: int) -> None:
+        if rank == 0:
+            first.params[0] += 1
+            first.advance()  # Ends the late exchange, and does the two that are due by now.
+        else:
+            for _ in range(3):
+                second.step([-ONE])
+
+    on_workers(2, three_steps)
+    expected, state = np.zeros(1, np.float32), {}
+    for progress in ((1 + 1) / 2, (2 + 1) / 2, (0 + 1) / 2):
+        gr.optim.SGD(lr=1.0, momentum=0.5, nesterov=True).update(expected, -progress * ONE, state)
+    assert first.params[0] == second.params[0] == expected
+    on_workers(2, lambda rank: (first, second)[rank].close())

@@ -1,19 +1,20 @@
 """Dense parameters that live in tables of parameter servers: one table for each.
 
 The tables are called ``<name>/<parameter>``. The first time, worker 0's values go there, with the
-optimizer state that it has, and a table ``<name>/ready`` says so; where the servers have them
-already (a worker joins, or a checkpoint was loaded), theirs come back.
+optimizer state that it has, and a table ``<name>/ready`` then says how many they are; where the
+servers have them already (a worker joins, or a checkpoint was loaded), theirs come back.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from gradring.errors import InvalidArgument, TimedOut
+from gradring.errors import InvalidArgument, Mismatch, TimedOut
 from gradring.modes.store import Array, Gate, Pull, Push, Store
 from gradring.optim import Sum
 from gradring.optim.gradients import fitting_gradients
@@ -40,17 +41,18 @@ class DenseParameters:
             name: Of the model.
 
         Raises:
-            InvalidArgument: One is something else.
+            InvalidArgument: One is something else, or two share memory.
         """
         self.params = params
         self.names = [f"{name}/{index}" for index in range(len(self.params))]
         for own_name, param in zip(self.names, self.params, strict=True):
             _require_servable(own_name, param)
+        _require_apart(self.names, self.params)
         self._shapes = [param.shape for param in self.params]
         self._dtypes = [param.dtype for param in self.params]
         self.tables: list[Any] = []
         self.seen: list[Any] = []
-        self._ready_name = f"{name}/ready"
+        self._name = name
 
     def make(
         self, store: Store, rules: Sequence[Any], timeout: float, states: Sequence[Entry] = ()
@@ -65,33 +67,46 @@ class DenseParameters:
 
         Raises:
             InvalidArgument: A state is not of its rule.
+            Mismatch: The servers have another number of parameters, or other shapes or rules;
+                nothing was sent.
             TimedOut: Worker 0 has not given its values in ``timeout`` seconds.
         """
         if not self.params:
             return
+        mark = store.dense_table(f"{self._name}/ready", (1,), Sum())
+        count = self._wait_for_first(store, mark, timeout)
+        if count not in (0, len(self.params)):
+            # A table more would be made of zeros, and these taken for the model's values.
+            raise Mismatch(
+                f"model {self._name!r}: worker {store.rank} has {len(self.params)} dense "
+                f"parameters, and {count} are on the servers, of worker 0 or of an earlier run; "
+                "give the same ones on every worker and in every run, or the model another name"
+            )
         self.tables = [
             store.dense_table(name, param.shape, rule)
             for name, param, rule in zip(self.names, self.params, rules, strict=True)
         ]
-        mark, marks = store.dense_table(self._ready_name, (1,), Sum()), np.zeros(1, np.float32)
+        if count == 0:
+            entries = states or [{}] * len(self.params)
+            for table, param, entry in zip(self.tables, self.params, entries, strict=True):
+                store.write(table, param, entry)
+            store.write(mark, np.full(1, len(self.params), np.float32))
+        self.seen = store.pull(self.pulls(self.params))
+
+    def _wait_for_first(self, store: Store, mark: Any, timeout: float) -> int:
+        """Return how many parameters servers have; 0: none, and worker 0, this one, gives them."""
+        marks = np.zeros(1, np.float32)
         deadline = time.monotonic() + timeout
         while True:
             store.pull([Pull(mark, None, marks)])
-            if marks[0] > 0:
-                break
-            if store.rank == 0:
-                entries = states or [{}] * len(self.params)
-                for table, param, entry in zip(self.tables, self.params, entries, strict=True):
-                    store.write(table, param, entry)
-                store.push([Push(mark, None, np.ones(1, np.float32))]).result()
-                break
+            if marks[0] > 0 or store.rank == 0:
+                return int(marks[0])
             if time.monotonic() > deadline:
                 raise TimedOut(
-                    f"worker 0 has not given the first values of {self._ready_name!r} in "
+                    f"worker 0 has not given the first values of model {self._name!r} in "
                     f"{timeout:g} s; is it running?"
                 )
             time.sleep(_POLL_SECONDS)
-        self.seen = store.pull(self.pulls(self.params))
 
     def pulls(self, outs: Sequence[Array]) -> list[Pull]:
         """Return what to ask for to fill ``outs``."""
@@ -149,6 +164,22 @@ def one_for_each(params: Sequence[Array], rule: Any) -> list[Any]:
     if len(rule) != len(params):
         raise InvalidArgument(f"{len(rule)} rules for {len(params)} parameters")
     return list(rule)
+
+
+def _require_apart(names: Sequence[str], params: Sequence[Array]) -> None:
+    # Each has a table of its own, and what comes from one would undo the steps of the other.
+    spans = sorted(
+        (param.ctypes.data, param.ctypes.data + param.nbytes, index)
+        for index, param in enumerate(params)
+        if param.nbytes > 0
+    )
+    for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
+        if begin < end:
+            first, second = sorted((one, other))
+            raise InvalidArgument(
+                f"{names[first]} and {names[second]} share memory: give an array once, and two "
+                "parts of one array only where no element is in both"
+            )
 
 
 def require_same_place(rule: Any, successor: Any) -> None:

@@ -221,6 +221,11 @@ class Exchange(Replicas):
         self._is_under_way = True
         self._background.submit(lambda: self._carry(offers), self.timeout)
 
+    is_late = False  # No step waits for an exchange to end.
+
+    def finish(self) -> None:
+        """Do nothing: what an exchange brings is taken between later steps."""
+
     def settle(self) -> None:
         """Wait for the exchange under way and take what it brings."""
         if self._is_under_way:

@@ -36,7 +36,8 @@ def distributed(
     of an epoch, ``optimizer.close()`` in the end.
 
     Args:
-        params: Float32 arrays of the same shapes on every worker; written in place.
+        params: Float32 arrays of the same shapes on every worker; written in place. Where servers
+            hold them no two may share memory.
         rule: Update rule of `gradring.optim`, or a sequence with one for each parameter.
         mode: `Sync`, the default, `BoundedStaleness`, `Async`, `Geo` or `Hybrid`.
         ps: What `gradring.ps.connect` returned; ``None`` connects where servers are needed.
@@ -50,6 +51,8 @@ def distributed(
     Raises:
         InvalidArgument: A parameter cannot be trained, the rule or the mode is none, or the timeout
             makes no sense.
+        Mismatch: Servers hold another number of dense parameters under this name, or other shapes;
+            nothing was written.
         TimedOut: Others did not come.
     """
     require_ranks(comm)

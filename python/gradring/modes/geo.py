@@ -21,7 +21,7 @@ from gradring.modes.rows import Slots
 from gradring.modes.saved import dense_states, ids_of, names_of, parts_of
 from gradring.modes.store import Array, Domain, Ids, Pull
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients
-from gradring.modes.waiting import after_the_local_step
+from gradring.modes.waiting import after_the_local_step, before_the_local_step
 from gradring.optim import SGD, LocalRows, State, Sum
 from gradring.optim.averaging import require_weight
 from gradring.optim.gradients import is_finite
@@ -187,20 +187,22 @@ class GeoOptimizer(ModeOptimizer):
         Raises:
             InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing has
                 changed.
-            TimedOut: Servers did not bring rows that are new here, and nothing has changed; or an
-                exchange was late, and the message says that the local step is done: do not repeat
-                it.
+            TimedOut: An exchange was late, and the message says that the local step is done: do not
+                repeat it. Or nothing has changed: servers did not bring rows that are new here, or
+                an exchange that was late before still is, which the message says.
             Error: An exchange in the background failed; as it did.
         """
         self.require_open()
         require_weight(weight)
-        checked, local = self.dense.checked(grads), self._local(rows)
+        checked, entries = self.dense.checked(grads), self.by_table(rows)
         for rule, grad in zip(self.rules, checked, strict=True):
             if grad is not None and rule is None:
                 raise InvalidArgument(
                     "this optimizer was made without a rule, so the dense steps are the caller's: "
                     "give step() rows alone, or call train_rows() and advance()"
                 )
+        self.finish_step()
+        local = self._local(entries)
         for rule, param, grad, state in zip(
             self.rules, self.params, checked, self._state, strict=True
         ):
@@ -215,13 +217,13 @@ class GeoOptimizer(ModeOptimizer):
 
     def train_rows(self, rows: Iterable[RowGradients]) -> None:
         """Do a local step of rows alone."""
-        self._train(self._local(rows))
+        self._train(self._local(self.by_table(rows)))
 
-    def _local(self, rows: Iterable[RowGradients]) -> list[tuple[str, Slots, Array]]:
-        # Everything that can be refused or fail, for all tables, before any row is trained.
+    def _local(self, entries: list[tuple[ModeTable, Ids, Array]]) -> list[tuple[str, Slots, Array]]:
+        # Everything that can fail, for all tables, before any row is trained.
         return [
             (table.name, self._sparse[table.name].slots(ids), grads)
-            for table, ids, grads in self.by_table(rows)
+            for table, ids, grads in entries
         ]
 
     def _train(self, local: list[tuple[str, Slots, Array]]) -> None:
@@ -230,6 +232,19 @@ class GeoOptimizer(ModeOptimizer):
             self.report.refused += self._local_rows[name].step(replica.weights, slots, grads)
             replica.mark(slots)
 
+    def finish_step(self) -> None:
+        """Wait for an exchange with `Nesterov` that did not end in time, if there is one.
+
+        The next `step` calls it before it trains anything.
+
+        Raises:
+            TimedOut: It still has not; says who did not come. Nothing was trained.
+        """
+        if self.replicas.is_late:
+            self._take_prefetched()
+            with before_the_local_step():
+                self.replicas.finish()
+
     def make_room(self) -> None:
         """Wait for the exchange under way if the next step is to begin another one."""
         if self._steps_left <= 1:
@@ -237,6 +252,8 @@ class GeoOptimizer(ModeOptimizer):
 
     def advance(self) -> None:
         """End a local step that the caller has done itself; exchange if it is time.
+
+        Call `finish_step` before such a step where an exchange has timed out.
 
         Raises:
             TimedOut: The exchange was late; the step is done.
@@ -247,10 +264,13 @@ class GeoOptimizer(ModeOptimizer):
         self._take_prefetched()
         self.replicas.poll()
         self._steps_left -= 1
-        if self._steps_left <= 0:
-            with after_the_local_step():
+        with after_the_local_step():
+            self.replicas.finish()
+            while self._steps_left <= 0:
                 self.replicas.begin()
-            self._steps_left = self.replicas.pace.k_steps
+                # Where all exchange in the same step, a late worker leaves out no exchange.
+                self._steps_left = self.k_steps + (self._steps_left if self.is_in_step else 0)
+                self.replicas.finish()
         self._stepped_at = time.perf_counter()
 
     def _settle(self) -> None:

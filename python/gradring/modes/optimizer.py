@@ -70,8 +70,9 @@ class ModeOptimizer:
                 `gradring.optim.state`; worker 0's counts, where servers do not have the tables yet.
 
         Raises:
-            InvalidArgument: A parameter is no contiguous float32 array, a rule is none, a state is
-                not its rule's, or the timeout makes no sense.
+            InvalidArgument: A parameter is no contiguous float32 array, two share memory, a rule is
+                none, a state is not its rule's, or the timeout makes no sense.
+            Mismatch: Servers have another number of parameters under this name, or other shapes.
             TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)  # `self.dense` has the same list.
@@ -80,6 +81,7 @@ class ModeOptimizer:
         self.rules = one_for_each(self.params, rule)
         for each in self.rules:
             self.require_rule(each)
+        self.dense = DenseParameters(self.params, name)
         self.workers = self._number_of_workers() if workers is None else workers
         self.store: Store = store_of(ps, self.timeout)
         self.tables: dict[str, ModeTable] = {}
@@ -87,7 +89,6 @@ class ModeOptimizer:
         self._process = os.getpid()
         self._after_step: list[Prefetched] = []
         self._prefetches: list[Prefetched] = []  # That may be under way.
-        self.dense = DenseParameters(self.params, name)
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
         self.dense.make(self.store, on_servers, self.timeout, states)

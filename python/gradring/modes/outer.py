@@ -7,12 +7,28 @@ far each has moved away from the values they all began with.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
 from gradring.modes.contracts import Geo
 from gradring.modes.exchange import Replicas
-from gradring.modes.store import Domain, Gate, Ids, Push, Store
+from gradring.modes.store import Domain, Gate, Ids, Pending, Push, Store
+
+
+@dataclass(slots=True)
+class _Round:
+    """An exchange that has begun.
+
+    Attributes:
+        pending: Its push; ``None`` where there was nothing to push, or once it is acknowledged.
+        touched: For each sparse replica the rows that it pushes.
+        begin: When it began, in seconds of `time.perf_counter`.
+    """
+
+    pending: Pending | None
+    touched: list[Ids]
+    begin: float
 
 
 class OuterRounds(Replicas):
@@ -23,33 +39,65 @@ class OuterRounds(Replicas):
         super().__init__(store, domain, mode, timeout)
         self.report.workers = store.clock(domain, 0)
         self._clock = store.clocks(domain).living.get(store.rank, 0)
-        self._is_due = False
+        self._is_due = False  # A step was done since the last exchange began.
+        self._round: _Round | None = None
 
     def poll(self) -> None:
         """Note a step: a flush has something to exchange."""
         self._is_due = True
 
     def begin(self) -> None:
-        """Exchange now, and go on from the servers' values.
+        """Push this worker's progress; `finish` takes what comes of it.
 
         Raises:
-            PeerLost: A worker was lost or left; says which.
-            TimedOut: Others did not come in time; says who.
+            TimedOut: The exchange before has not ended, as `finish`; nothing was pushed.
         """
+        self.finish()
         begin = time.perf_counter()
         pushes, touched = self._pushes()
         gate = Gate(self.domain, self._clock)
         pending = self.store.push(pushes, gate) if pushes else None
         self._clock += 1
+        self._is_due = False
+        self._round = _Round(pending, touched, begin)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the exchange that was begun last has not ended."""
+        return self._round is not None
+
+    def finish(self) -> None:
+        """Go on from the servers' values once everybody has pushed, if an exchange has begun.
+
+        Of steps done since it began, where it did not end in time before, nothing is lost.
+
+        Raises:
+            PeerLost: A worker was lost or left; says which.
+            TimedOut: Others did not come in time; says who. Call it again.
+        """
+        if self._round is None:
+            return
         self.report.workers = self.store.clock(self.domain, self._clock)
         self.store.wait(Gate(self.domain, self._clock))
+        pending, self._round.pending = self._round.pending, None
         if pending is not None:
             self.report.refused += sum(pushed.refused for pushed in pending.result())
-        self.adopt(touched)
-        self._is_due = False
-        seconds = time.perf_counter() - begin
+        if self._is_due:
+            self._adopt_below_progress(self._round.touched)
+        else:
+            self.adopt(self._round.touched)
+        seconds = time.perf_counter() - self._round.begin
+        self._round = None
         self.report.stalled_seconds += seconds
         self.pace.note_exchange(seconds, self.report.relative_divergence)
+
+    def _adopt_below_progress(self, touched: list[Ids]) -> None:
+        progress = [replica.progress() for replica in self.all]
+        try:
+            self.adopt(touched)
+        finally:
+            for replica, values in zip(self.all, progress, strict=True):
+                replica.put_on_top(values)
 
     def _pushes(self) -> tuple[list[Push], list[Ids]]:
         pushes = [
@@ -66,12 +114,15 @@ class OuterRounds(Replicas):
         return pushes, touched
 
     def settle(self) -> None:
-        """Do nothing: no exchange is ever under way between two steps."""
+        """Wait for the exchange that has begun, if one has; as `finish`."""
+        self.finish()
 
     def flush(self) -> None:
         """Exchange, unless nothing happened since the last time; on every worker alike."""
+        self.finish()
         if self._is_due:
             self.begin()
+            self.finish()
 
     def leave(self) -> None:
         """Exchange what is left, and take no further part; on every worker alike."""

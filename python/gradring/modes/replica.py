@@ -73,6 +73,11 @@ def accept(weights: Array, base: Array, server: Array) -> float:
     return _squared_norm(moved)
 
 
+def _put_on_top(weights: Array, base: Array, progress: Array) -> None:
+    is_moved = np.isfinite(progress) & (progress != 0)
+    np.add(base, progress, out=weights, where=is_moved)
+
+
 def _squared_norm(values: Array) -> float:
     flat = values.reshape(-1)
     return float(np.dot(flat, flat))
@@ -114,6 +119,15 @@ class DenseReplica:
         """Forget the progress: weights and base are the servers' values."""
         self.weights[...] = server.reshape(self.weights.shape)
         self.base[...] = self.weights
+
+    def progress(self) -> Array:
+        """Return a copy of what was not offered yet."""
+        with np.errstate(invalid="ignore"):  # Infinity - infinity.
+            return np.asarray(self.weights - self.base)
+
+    def put_on_top(self, progress: Array) -> None:
+        """Have this progress beyond the base, which has moved since; what is not finite is left."""
+        _put_on_top(self.weights, self.base, progress)
 
     def squared_progress(self) -> float:
         """Return the sum of squares of what was not offered yet."""
@@ -305,6 +319,15 @@ class SparseReplica:
     def find(self, ids: Ids) -> Slots:
         """Return the slot of each id; -1 where this worker has none."""
         return self._index.find(ids)
+
+    def progress(self) -> Array:
+        """Return a copy of what was not offered yet."""
+        with np.errstate(invalid="ignore"):  # Infinity - infinity.
+            return np.asarray(self.weights - self.base)
+
+    def put_on_top(self, progress: Array) -> None:
+        """Have this progress beyond the base, which has moved since; what is not finite is left."""
+        _put_on_top(self.weights, self.base, progress)
 
     def squared_progress(self) -> float:
         """Return the sum of squares of what was not offered yet."""

@@ -49,7 +49,7 @@ def after_the_local_step() -> AbstractContextManager[None]:
         StepTimedOut: What timed out inside, and that the step is done.
     """
     return _after(
-        "The local step is done all the same: do not repeat it. The next one waits for the "
+        "The local step is done all the same: do not repeat it. The next one first waits for the "
         "exchange again"
     )
 
@@ -62,17 +62,30 @@ def _after(what_is_done: str) -> Iterator[None]:
         raise StepTimedOut(f"{error}. {what_is_done}") from error
 
 
-@contextmanager
-def before_the_push(clock: int) -> Iterator[None]:
+def before_the_push(clock: int) -> AbstractContextManager[None]:
     """Wait, in the step after it or in a flush, for what step ``clock`` has pushed.
 
     Raises:
         TimedOut: As inside, and that nothing new was sent.
     """
+    return _before(f"step {clock}", "sent")
+
+
+def before_the_local_step() -> AbstractContextManager[None]:
+    """Wait, in a step after it, for the exchange that a step before has begun.
+
+    Raises:
+        TimedOut: As inside, and that nothing was trained.
+    """
+    return _before("the exchange of a step", "trained or sent")
+
+
+@contextmanager
+def _before(what: str, done: str) -> Iterator[None]:
     try:
         yield
     except TimedOut as error:
         raise TimedOut(
-            f"{error}. That is what step {clock}, which has timed out before, still waits for; "
-            "nothing new was sent: make the same call again, or look at who is missing"
+            f"{error}. That is what {what}, which has timed out before, still waits for; "
+            f"nothing new was {done}: make the same call again, or look at who is missing"
         ) from error
