@@ -106,7 +106,7 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObje
 // A vectorcall function has this type behind METH_FASTCALL | METH_KEYWORDS.
 PyMethodDef define(const char* name) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
-          METH_FASTCALL | METH_KEYWORDS, "See the method of gradring.Communicator."};
+          METH_FASTCALL | METH_KEYWORDS, nullptr};
 }
 
 std::array<Named, 11> calls = {{
@@ -123,10 +123,17 @@ std::array<Named, 11> calls = {{
     {"barrier", &quick::barrier, {}, 0, define("barrier")},
 }};
 
+// `text`: the method's signature and documentation, as CPython wants them for a builtin.
 py::object make_quick(const std::shared_ptr<Communicator>& communicator, const std::string& name,
-                      const py::object& method) {
-  for (Named& named : calls) {
+                      const py::object& method, const std::string& text) {
+  static std::array<std::string, calls.size()> texts;  // Under the GIL; for as long as the process.
+  for (std::size_t at = 0; at < calls.size(); ++at) {
+    Named& named = calls[at];
     if (name != named.name) continue;
+    if (texts[at].empty() && !text.empty()) {
+      texts[at] = text;
+      named.definition.ml_doc = texts[at].c_str();
+    }
     auto quick = std::make_unique<Quick>(Quick{communicator, method, &named});
     const py::capsule capsule(quick.get(), kCapsule, [](PyObject* dying) {
       delete static_cast<Quick*>(PyCapsule_GetPointer(dying, kCapsule));
@@ -141,7 +148,8 @@ py::object make_quick(const std::shared_ptr<Communicator>& communicator, const s
 }  // namespace
 
 void register_quick(py::module_& module) {
-  module.def("quick", &make_quick, py::arg("communicator"), py::arg("name"), py::arg("method"));
+  module.def("quick", &make_quick, py::arg("communicator"), py::arg("name"), py::arg("method"),
+             py::arg("text") = "");
 }
 
 }  // namespace gradring::bind

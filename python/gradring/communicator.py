@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import math
 import operator
 import os
@@ -45,6 +46,7 @@ _QUICK = (
     Messages.recv,
 )
 
+
 _LARGEST_BYTES = 1 << 47  # Of one host's memory; the core's own limit.
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -52,6 +54,19 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 # Those of `init`, and what they shrank to. Kept until closed: to the other ranks, one that is
 # garbage-collected would have left the job.
 kept: list[Communicator] = []
+
+
+@functools.cache
+def _text_of(method: Callable[..., Any]) -> str:
+    """Return a method's signature and documentation as builtins have them, for help()."""
+    signature = inspect.signature(method)
+    plain = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for name, each in signature.parameters.items()
+        if name != "self"
+    ]
+    text = signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+    return f"{method.__name__}{text}\n--\n\n{inspect.getdoc(method)}"
 
 
 def keep(communicator: Communicator) -> None:
@@ -74,7 +89,8 @@ class Communicator(Reductions, Exchanges, Messages):
         # They must not keep this object alive, or dropping it would not leave the job.
         for method in _QUICK:
             slow = self._weakly_bound(method)
-            self.__dict__[method.__name__] = _core.quick(core, method.__name__, slow)
+            name = method.__name__
+            self.__dict__[name] = _core.quick(core, name, slow, _text_of(method))
         self.rank: int = core.rank
         self.world_size: int = core.world_size
         _close_at_the_end_of_a_worker(os.getpid())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import warnings
 from typing import Any
 
@@ -353,3 +354,19 @@ def test_plain_tensors_need_no_python_and_all_others_are_looked_at(
         assert all(one is other for one, other in zip(asked, others, strict=True))
 
     world(SIZE, transport).run(reduce)
+
+
+def test_help_of_a_communicators_methods_is_that_of_its_class(
+    world: GetWorld, transport: str
+) -> None:
+    def look(comm: gr.Communicator) -> None:
+        for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "barrier"):
+            method, of_class = getattr(comm, name), getattr(gr.Communicator, name)
+            assert inspect.getdoc(method) == inspect.getdoc(of_class)
+            expected = list(inspect.signature(of_class).parameters.values())[1:]
+            found = list(inspect.signature(method).parameters.values())
+            assert [(p.name, p.kind, p.default) for p in found] == [
+                (p.name, p.kind, p.default) for p in expected
+            ]
+
+    world(2, transport).run(look)
