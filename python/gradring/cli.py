@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gradring import endings
-from gradring.config import TRANSPORTS
+from gradring.config import TRANSPORTS, folder
 from gradring.errors import InvalidArgument
 from gradring.output_files import CannotWrite
 
@@ -319,7 +319,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_servers(run: argparse.ArgumentParser) -> None:
     add = run.add_argument_group("parameter servers").add_argument
     add("--servers", type=int, default=0, metavar="S", help="how many to start")
-    add("--server-log", type=Path, metavar="DIR", help="where servers keep logs of what they do")
+    add("--server-log", type=folder, metavar="DIR", help="where servers keep logs of what they do")
     add(
         "--restart-servers",
         action="store_true",

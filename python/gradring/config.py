@@ -201,6 +201,18 @@ def absolute_path(path: Path) -> Path:
         ) from None
 
 
+def folder(text: str) -> Path:
+    """Return the folder that an option names.
+
+    Raises:
+        InvalidArgument: It is empty, as of a variable that is not set: that is not the working
+            directory.
+    """
+    if not text:
+        raise InvalidArgument("the name of a folder is empty")
+    return Path(text)
+
+
 def _record(text: str) -> str:
     return plain_text(_absolute(text), "GRADRING_RECORD")
 

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from gradring import config
 from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
@@ -144,7 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--index", type=int, default=0, metavar="I", help="which server this is (default: 0)")
     add("--servers", type=int, default=1, metavar="S", help="how many there are (default: 1)")
     add("--threads", type=int, default=1, metavar="T", help="shards of this server (default: 1)")
-    add("--log", type=Path, metavar="DIR", help="keep a log there; found again, it is replayed")
+    add(
+        "--log",
+        type=config.folder,
+        metavar="DIR",
+        help="keep a log there; found again, it is replayed",
+    )
     add(
         "--fsync",
         metavar="none|MS|always",

@@ -51,6 +51,14 @@ def test_kernels_are_measured_and_the_emulation_is_named(plugin: str, tmp_path: 
     assert set(document["staging_gbs"]) == {"down", "up", "both"}
 
 
+def test_a_device_that_is_not_here_is_told_in_one_line(tmp_path: Path) -> None:
+    none = str(tmp_path / "none.so")
+    done = bench("all_reduce", "--device", "cuda", "-n", "2", plugin=none)
+    assert done.stderr.startswith("gradring bench: ")
+    assert none in done.stderr
+    assert (done.stderr.count("\n"), done.stdout, done.returncode) == (1, "", 1)
+
+
 def test_ranks_with_device_arrays_are_measured_and_checked(plugin: str, tmp_path: Path) -> None:
     file = tmp_path / "all_reduce.json"
     done = bench(

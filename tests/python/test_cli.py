@@ -98,6 +98,26 @@ def test_options_for_servers_may_be_one_word_that_begins_with_a_dash(
     assert seen[0].command == tuple(program), "what follows the program is the program's"
 
 
+@pytest.mark.parametrize(
+    ("argv", "option"),
+    [
+        (["serve", "--log", ""], "--log"),
+        (["run", "-n", "1", "--servers", "1", "--server-log", "", "true"], "--server-log"),
+    ],
+)
+def test_a_log_without_a_name_is_not_the_working_directory(
+    argv: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-m", "gradring", *argv],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert f"argument {option}: invalid folder value: ''" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_server_options_without_a_value_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "-n", "2", "--servers", "1", "--server-options", "--quiet", "train.py"])

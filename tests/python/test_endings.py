@@ -200,6 +200,7 @@ def test_only_the_rank_that_writes_a_file_looks_whether_it_can(
         (["bench", "all_reduce", "--seconds", "inf"], "--seconds must be positive"),
         (["bench", "all_reduce", "-n", "0"], "-n 0: not a whole number from 1 to 16384"),
         (["bench", "all_reduce", "--sizes", "9" * 5000], "is no size"),
+        (["bench", "gather", "barrier", "--algorithm", "ring"], "gather, barrier cannot be told"),
         (["bench", "barrier", "--plot", "x.png"], "a barrier has no sizes to draw over"),
         (["bench", "all_reduce", "--plot", "x.xyz"], "matplotlib draws no .xyz"),
         (["bench", "pull", "--seconds", "inf"], "--seconds must be positive"),

@@ -162,6 +162,7 @@ def test_a_host_that_does_not_answer_is_given_up(start: Start, tmp_path: Path) -
     code, _, err = start(WAIT, *options).finish()
     assert code == 1
     assert "red, blue: no answer within 0.3 s" in err
+    assert "after that" not in err, "no rank was started"
 
 
 def test_a_command_that_cannot_run_on_a_host_is_an_error_there(

@@ -146,6 +146,7 @@ def test_every_rank_is_placed_once_and_neighbours_share_a_host(count: int, tmp_p
 
 def test_the_first_failure_stays_and_the_rest_is_told_in_groups() -> None:
     outcome = Outcome(6)
+    outcome.has_begun = True
     outcome.end(4, 3)
     assert outcome.fail(Failure("rank 4", 3, 4))
     assert not outcome.fail(Failure("rank 1", 1, 1))

@@ -33,7 +33,8 @@ def run(argv: Sequence[str]) -> int:
     """Measure and report.
 
     Returns:
-        0; 1 where a result was wrong or our own ranks failed.
+        0; 1 where a result was wrong, our own ranks failed, or a device was asked for that is not
+        here.
 
     Raises:
         InvalidArgument: The command line makes no sense.
@@ -49,12 +50,16 @@ def run(argv: Sequence[str]) -> int:
         if role is None:
             return _measure_here(options, argv)
         return _take_part(options, argv)
-    except GroupFailed as failure:
+    except (GroupFailed, gr.DeviceError) as failure:
         print(f"gradring bench: {failure}", file=sys.stderr)
         return 1
 
 
 def _measure_here(options: Options, argv: Sequence[str]) -> int:
+    from gradring.bench.peers import ours
+
+    if options.device == "cuda":
+        ours.cuda_devices()  # Each rank would say it for itself.
     ranks = options.ranks or 2
     with folder_for_sockets("gradring-bench-") as folder, _closing() as groups:
         sockets = Path(folder)

@@ -16,6 +16,7 @@ from gradring.timeouts import is_timeout
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 _BIT_OPS = ("band", "bor", "bxor")
 ALGORITHMS = ("auto", "ring", "doubling", "halving", "direct", "gather", "flat", "hierarchical")
+_WITH_ALGORITHMS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
 MIN_ROUNDS = 5
 
 
@@ -99,6 +100,12 @@ def _check(given: argparse.Namespace, is_launched: bool) -> None:
     is_float = given.dtype.startswith(("float", "bfloat"))
     if (given.op in _BIT_OPS and is_float) or (given.op, given.dtype) == ("avg", "bool"):
         raise InvalidArgument(f"--op {given.op} is not defined for {given.dtype}")
+    fixed = [op for op in given.operations if op not in _WITH_ALGORITHMS]
+    if given.algorithm != "auto" and fixed:
+        raise InvalidArgument(
+            f"--algorithm {given.algorithm}: {', '.join(fixed)} cannot be told which to take; only "
+            f"{', '.join(_WITH_ALGORITHMS)} can"
+        )
     if is_launched and (given.ranks is not None or given.compare):
         raise InvalidArgument(
             "a launcher has started this rank: leave out -n and --compare, or start "

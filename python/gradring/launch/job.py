@@ -126,6 +126,7 @@ class Job:
             self._start_processes(self._plan.environ_at(self._ports[0], servers))
 
     def _start_processes(self, environ: dict[str, str]) -> None:
+        self._outcome.has_begun = True
         for link in self._links:
             link.send(
                 do="start",

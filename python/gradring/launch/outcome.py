@@ -31,6 +31,7 @@ class Outcome:
         """Nothing has ended yet."""
         self.failure: Failure | None = None
         self.interrupt: int | None = None
+        self.has_begun = False  # Whether any rank may have been started.
         self._world_size = world_size
         self._ends: dict[int, int] = {}
 
@@ -71,8 +72,8 @@ class Outcome:
         return 0 if self.interrupt is None else 128 + self.interrupt
 
     def aftermath(self) -> str:
-        """Say what became of the other ranks after a failure; empty without one."""
-        if self.failure is None:
+        """Say what became of the other ranks after a failure; empty where neither is there."""
+        if self.failure is None or not self.has_begun:
             return ""
         groups: dict[str, list[int]] = {}
         for rank in range(self._world_size):

@@ -23,6 +23,20 @@ _OP_CODES = {
 }  # fmt: skip
 
 
+def cuda_devices() -> int:
+    """Return the number of CUDA devices.
+
+    Raises:
+        DeviceError: There is none, or no plugin for them.
+    """
+    from gradring import gpu
+
+    count = gpu.device_count()
+    if count == 0:
+        raise gr.DeviceError("--device cuda: there is no CUDA device")
+    return count
+
+
 class Ours:
     """The library as the bench sees it."""
 
@@ -32,12 +46,7 @@ class Ours:
         self._algorithm = algorithm
         self._device: int | None = None
         if device == "cuda":
-            from gradring import gpu
-
-            count = gpu.device_count()
-            if count == 0:
-                raise gr.DeviceError("--device cuda: there is no CUDA device")
-            self._device = comm.local_rank % count
+            self._device = comm.local_rank % cuda_devices()
         self.rank = comm.rank
         self.size = comm.world_size
 
