@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradring import endings
 from gradring.config import TRANSPORTS, folder
@@ -200,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     doctor = commands.add_parser(
         "doctor", help="show what gradring finds on this machine, and what to change"
     )
@@ -234,7 +235,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_trace(commands: argparse._SubParsersAction[Any]) -> None:
     trace = commands.add_parser("trace", help="put the traces of all ranks together")
     actions = trace.add_subparsers(title="actions", metavar="ACTION", required=True)
     merge = actions.add_parser(
@@ -249,7 +250,7 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     merge.set_defaults(action=_trace_merge)
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     from gradring.launch.options import Options
 
     run = commands.add_parser(
