@@ -177,6 +177,42 @@ def test_an_optimizer_that_calls_a_closure_many_times_sees_averages(world: GetWo
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, None])
+def test_a_rank_without_a_batch_searches_with_the_loss_of_the_others(
+    world: GetWorld, dtype: torch.dtype | None
+) -> None:
+    def train(comm: Any) -> list[Any]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = sgd(nn.ParameterList([param]), comm)
+
+        def closure(value: float | None) -> Any:
+            if value is None:
+                return None
+            optimizer.zero_grad()
+            (param * value).backward()
+            return value / 3 if dtype is None else torch.tensor(value / 3, dtype=dtype)
+
+        batches = optimizer.uneven([1.0, 2.0, 4.0][: 3 - comm.rank])
+        losses = [optimizer.step(lambda value=value: closure(value)) for value in batches]
+        return [*losses, param.item()]
+
+    results = world(2, "shm").run(train)
+    expected = [1 / 3, 2 / 3, 4 / 3]
+    if dtype is not None:
+        expected = [torch.tensor(each, dtype=dtype) for each in expected]
+    assert results[0] == results[1] == [*expected, -0.5 * (1 + 2 + 4)]
+    assert all(getattr(loss, "dtype", None) == dtype for loss in results[1][:3])
+
+
+def test_a_closure_may_return_no_loss_anywhere(world: GetWorld) -> None:
+    def train(comm: Any) -> list[Any]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = sgd(nn.ParameterList([param]), comm)
+        return [optimizer.step((param * 2 * comm.rank).backward), param.item()]
+
+    assert world(2, "shm").run(train) == [[None, -0.5]] * 2
+
+
 def test_a_step_that_all_ranks_drop_leaves_no_trace(world: GetWorld) -> None:
     def train(comm: Any, is_dropping: bool) -> Tensors:
         model = mlp()

@@ -44,13 +44,14 @@ def distributed(
         comm: The ranks, which are the workers; ``None`` is the communicator that `init` made, or
             makes now in modes whose workers begin together. In the others (`Async`,
             `BoundedStaleness`, `Geo`) the launcher's variables say who this worker is.
-        name: Of the model: the first part of its tables' names.
+        name: Of the model: the first part of its tables' names. Two optimizers that are open at a
+            time have different ones.
         timeout: Seconds that a step may wait for other workers; ``None``: `GRADRING_TIMEOUT`, or
             30.
 
     Raises:
-        InvalidArgument: A parameter cannot be trained, the rule or the mode is none, or the timeout
-            makes no sense.
+        InvalidArgument: A parameter cannot be trained, the rule or the mode is none, the timeout
+            makes no sense, or an open optimizer has the name.
         Mismatch: Servers hold another number of dense parameters under this name, or other shapes;
             nothing was written.
         TimedOut: Others did not come.

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradring import config
 from gradring.errors import Closed, InvalidArgument
-from gradring.modes import reminder
+from gradring.modes import names, reminder
 from gradring.modes.background import require_process
 from gradring.modes.dense import DenseParameters, one_for_each, require_same_place
 from gradring.modes.parts import Parts
@@ -71,7 +71,8 @@ class ModeOptimizer:
 
         Raises:
             InvalidArgument: A parameter is no contiguous float32 array, two share memory, a rule is
-                none, a state is not its rule's, or the timeout makes no sense.
+                none, a state is not its rule's, the timeout makes no sense, or an open optimizer
+                has this name.
             Mismatch: Servers have another number of parameters under this name, or other shapes.
             TimedOut: Worker 0 has not given the first values.
         """
@@ -84,6 +85,7 @@ class ModeOptimizer:
         self.dense = DenseParameters(self.params, name)
         self.workers = self._number_of_workers() if workers is None else workers
         self.store: Store = store_of(ps, self.timeout)
+        names.require_free(name, self.store)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._process = os.getpid()
@@ -92,6 +94,7 @@ class ModeOptimizer:
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
         self.dense.make(self.store, on_servers, self.timeout, states)
+        names.take(self)
         reminder.begin(self)
 
     def _number_of_workers(self) -> int:

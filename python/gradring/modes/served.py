@@ -79,12 +79,16 @@ def store_of(ps: Any, timeout: float) -> Store:
 
 
 class ServedStore:
-    """A worker's client; see `gradring.modes.store.Store`."""
+    """A worker's client; see `gradring.modes.store.Store`.
+
+    Attributes:
+        connection: What it wraps.
+    """
 
     def __init__(self, ps: Any, timeout: float) -> None:
         """Wrap a `gradring.ps.ParameterServer`; ``timeout`` is for waits for other workers."""
         self.rank: int = ps.client
-        self._ps = ps
+        self.connection = self._ps = ps
         self._core = ps.calls.core
         self._row_writes = ps.calls.row_writes
         self._own_writes: Counter[str] = Counter()  # Those of them that are this store's.

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gradring.communicator import Communicator
@@ -29,6 +28,7 @@ from gradring.torch.backward import (
 )
 from gradring.torch.buckets import Bucket, lay_out, make_buckets
 from gradring.torch.gradient_order import GradientOrder
+from gradring.torch.losses import average_loss
 from gradring.torch.parameters import Named
 from gradring.torch.sending import Sender
 
@@ -287,11 +287,9 @@ class GradientAverager:
             "optimizer.zero_grad() (setting gradients to zero in another way does not)"
         )
 
-    def average_number(self, value: float) -> float:
-        """Return a number averaged with the ranks' weights; a collective call."""
-        pair = np.array([value * self._weight if self._weight else 0.0, self._weight])
-        self.comm.all_reduce(pair)
-        return float(pair[0] / pair[1])
+    def average_loss(self, loss: Any) -> Any:
+        """Return a closure's loss averaged with the ranks' weights; a collective call."""
+        return average_loss(self.comm, loss, self._weight)
 
     def _put(self, index: int) -> None:
         self._sender.open(self._weight)

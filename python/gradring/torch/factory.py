@@ -22,6 +22,7 @@ from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
 from gradring.torch import parameters
 from gradring.torch.optimizer import DistributedOptimizer
+from gradring.torch.other_averaging import require_no_other_averaging
 from gradring.torch.rows import make_rows
 from gradring.torch.served import ServedOptimizer
 
@@ -75,7 +76,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             ``grad_norm`` is what it was. Rows of embeddings are not in it: their own rule clips
             each row (``clip_norm=`` or ``clip_value=`` of `gradring.optim`).
         ps: What `gradring.ps.connect` returned; ``None`` connects where the mode needs servers.
-        name: Of the model: the first part of its tables' names on the servers.
+        name: Of the model: the first part of its tables' names on the servers. Two optimizers with
+            tables that are open at a time have different ones.
         timeout: Seconds that a step may wait for other workers, where servers are between them;
             ``None``: `GRADRING_TIMEOUT`, or 30.
 
@@ -84,7 +86,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         through servers a `gradring.torch.served.ServedOptimizer`.
 
     Raises:
-        InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense.
+        InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense;
+            or with `gradring.Sync()` DistributedDataParallel or FSDP average the same gradients.
         DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
             servers between them.
         Mismatch: The ranks have different models, or the same in another order, or with
@@ -99,6 +102,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     timeout = config.timeout_in_force(os.environ, timeout)
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)
+    if is_averaged:
+        require_no_other_averaging(named, model)
     if compress is not None:
         parameters.require_compressible(named)
     shared = parameters.shared_tensors(named, model)

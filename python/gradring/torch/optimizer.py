@@ -63,7 +63,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: As in `torch.optim`: computes the loss and its gradients anew. The loss it
-                returns is averaged over ranks too, so that all search along a line alike.
+                returns is averaged over ranks too, so that all search along a line alike; on a rank
+                without a batch it may return ``None``.
             weight: Number of examples behind this rank's gradients, where it was not said before
                 backward and nothing was sent yet (after `no_sync`, with ``overlap=False``, or on a
                 rank that had no batch).
@@ -143,11 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 averager.begin()
             loss = closure()
             self._finish()
-            if loss is None or averager is None:
-                return loss
-            value = loss.item() if torch.is_tensor(loss) else float(loss)
-            mean = averager.average_number(value)
-            return torch.as_tensor(mean, dtype=loss.dtype) if torch.is_tensor(loss) else mean
+            return loss if averager is None else averager.average_loss(loss)
 
         return closure_on_all_ranks
 

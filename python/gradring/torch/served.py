@@ -78,7 +78,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._clip_norm = clip_norm
         self._weight = 1.0
         self._is_local = isinstance(dense_mode, Geo)
-        self._server_settings = settings_of(self)
+        self._server_settings = [] if self._is_local else settings_of(self)
         named = parameters.optimizer_parameters(self.param_groups, model)
         self._parameters = served = ServedParameters(named)
         self._params = served.params

@@ -8,6 +8,7 @@ what modes had is gone, and they are told of the new place before they read or w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,14 +34,28 @@ class ServedParameters:
 
         Raises:
             DeviceError: One is on a device.
-            InvalidArgument: One is not contiguous, or no float32.
+            InvalidArgument: One is not contiguous, or no float32; or two lie in the same memory.
         """
         self.params = list(named.values())
         self.memory = [_memory_of(param) for param in self.params]
         self._names = list(named)
+        self._require_apart()
         # Over the storages that they have now, whatever `.data` becomes.
         self._first = [param.detach() for param in self.params]
         self._addresses = [first.data_ptr() for first in self._first]
+
+    def _require_apart(self) -> None:
+        places = sorted(
+            (param.data_ptr(), param.nbytes, name)
+            for name, param in zip(self._names, self.params, strict=True)
+        )
+        for (begin, size, name), (after, _, other) in itertools.pairwise(places):
+            if begin + size > after:
+                raise InvalidArgument(
+                    f"{name} and {other} lie in the same memory: servers have a table for each, "
+                    "and would step twice; let both modules have one Parameter, as in "
+                    "`decoder.weight = encoder.weight`"
+                )
 
     def follow(self) -> bool:
         """Look for parameters whose storage has moved, as `share_memory_` moves it.

@@ -87,7 +87,15 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     for kind in type(optimizer).__mro__:
         if kind in _TAKEN:
             taken = _TAKEN[kind][1]
-            return [_plain(group[option]) for group in optimizer.param_groups for option in taken]
+            # Of options that servers do not know, whether they are on: then they are refused.
+            return [
+                {
+                    option: _plain(value) if option in taken else bool(value)
+                    for option, value in group.items()
+                    if option not in _IGNORED
+                }
+                for group in optimizer.param_groups
+            ]
     return []
 
 

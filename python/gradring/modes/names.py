@@ -1,0 +1,68 @@
+"""Names of the optimizers that are open: tables and rounds of two with one name would be one's.
+
+Used from the threads that make optimizers.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any, Protocol
+
+from gradring.errors import InvalidArgument
+
+
+class Named(Protocol):
+    """An optimizer.
+
+    Attributes:
+        name: First part of the names of its tables.
+        store: Where they are.
+        is_closed: Its name may be given again.
+    """
+
+    name: str
+    store: Any
+    is_closed: bool
+
+
+_known: weakref.WeakSet[Named] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def require_free(name: str, store: Any) -> None:
+    """Refuse a name that an open optimizer over the same connection has.
+
+    Raises:
+        InvalidArgument: One has; says what to do.
+    """
+    if _has(name, store):
+        gc.collect()  # One that nobody can close any more has no name.
+        if _has(name, store):
+            given = name.removesuffix("/rows")
+            raise InvalidArgument(
+                f"an optimizer of this process with name={given!r} is open, and a second one would "
+                "train its tables: give each its own, distributed(..., name=...), or close() the "
+                "first one before"
+            )
+
+
+def take(optimizer: Named) -> None:
+    """Keep its name from others until it is closed or gone."""
+    with _lock:
+        _known.add(optimizer)
+
+
+def _has(name: str, store: Any) -> bool:
+    with _lock:
+        return any(
+            not other.is_closed
+            and other.name == name
+            and _connection(other.store) is _connection(store)
+            for other in _known
+        )
+
+
+def _connection(store: Any) -> Any:
+    return getattr(store, "connection", store)

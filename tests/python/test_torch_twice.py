@@ -1,0 +1,133 @@
+"""What would train a parameter twice is refused: averages beside ours, one name, one memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from exact_server import ExactServer
+from mode_servers import RealServers
+
+SERVED = [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=1)]
+
+
+@pytest.fixture
+def comm(world: GetWorld) -> Any:
+    """A communicator of one."""
+    return world(1, "tcp").comms[0]
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """PyTorch's own, of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1)
+
+
+def in_ddp(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    wrapped = DistributedDataParallel(model)
+    return wrapped, wrapped
+
+
+def beside_ddp(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    return model, DistributedDataParallel(model)
+
+
+def in_fsdp(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    return wrapped, wrapped
+
+
+def sharded(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+    return model, model
+
+
+@pytest.mark.parametrize("wrap", [in_ddp, beside_ddp, in_fsdp, sharded])
+@pytest.mark.parametrize("knows_model", [True, False])
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
+@pytest.mark.usefixtures("process_group")
+def test_a_model_whose_gradients_are_averaged_already_is_refused(
+    comm: Any, wrap: Callable[[nn.Module], tuple[nn.Module, nn.Module]], knows_model: bool
+) -> None:
+    model, _wrapper = wrap(nn.Linear(2, 1))
+    optimizer = sgd(model)
+    with pytest.raises(gr.InvalidArgument, match="plain model's parameters"):
+        gt.distributed(optimizer, model=model if knows_model else None, comm=comm)
+    assert type(optimizer) is torch.optim.SGD
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_model_beside_one_that_is_averaged_already_is_trained(comm: Any) -> None:
+    other = DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = gt.distributed(sgd(nn.Linear(2, 1)), comm=comm)
+    optimizer.close()
+    assert other.module.weight.shape == (1, 2)
+
+
+@pytest.mark.parametrize("mode", [*SERVED, gr.Sync()], ids=str)
+def test_a_second_optimizer_of_a_name_is_refused_until_the_first_one_is_closed(
+    comm: Any, real_servers: RealServers, mode: Any
+) -> None:
+    ps = real_servers.client(0)
+    models = [
+        nn.Sequential(gt.Embedding(name, 2, optimizer=gr.optim.SGD(lr=1)), nn.Linear(2, 2))
+        for name in ("a", "b")
+    ]
+
+    def make(model: nn.Module, **options: Any) -> Any:
+        return gt.distributed(sgd(model), mode, model=model, comm=comm, ps=ps, **options)
+
+    first = make(models[0])
+    with pytest.raises(gr.InvalidArgument, match=r"name='model' is open.* name=\.\.\."):
+        make(models[1])
+    make(models[1], name="other").close()
+    first.close()
+    make(models[1]).close()
+
+
+@pytest.mark.parametrize("mode", SERVED, ids=str)
+def test_a_second_optimizer_over_arrays_of_a_name_is_refused(comm: Any, mode: Any) -> None:
+    ps = ExactServer().client(0)
+
+    def make() -> Any:
+        params = [np.zeros(2, np.float32)]
+        return gr.distributed(params, gr.optim.SGD(lr=1), mode, ps=ps, comm=comm)
+
+    with make(), pytest.raises(gr.InvalidArgument, match="name='model' is open"):
+        make()
+    make().abandon()
+    make().close()
+
+
+@pytest.mark.parametrize("mode", SERVED, ids=str)
+def test_two_parameters_in_one_memory_are_refused_by_name_where_servers_are(
+    comm: Any, mode: Any
+) -> None:
+    model = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(3)])
+    flat = torch.zeros(8)
+    for index, begin in enumerate([0, 4, 2]):
+        model[index].weight.data = flat[begin : begin + 4].view(2, 2)
+    with pytest.raises(gr.InvalidArgument, match=r"^0\.weight and 2\.weight lie in the same"):
+        gt.distributed(sgd(model), mode, model=model, comm=comm, ps=ExactServer().client(0))
+    model[2].weight = model[1].weight  # One parameter in two modules is trained once.
+    gt.distributed(sgd(model), mode, model=model, comm=comm, ps=ExactServer().client(0)).close()
