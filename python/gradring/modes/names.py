@@ -31,12 +31,19 @@ _known: weakref.WeakSet[Named] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
+def require_name(name: Any) -> None:
+    """Raise `InvalidArgument` where a name is no string, or empty."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"name must be a string with something in it, got {name!r}")
+
+
 def require_free(name: str, store: Any) -> None:
     """Refuse a name that an open optimizer over the same connection has.
 
     Raises:
-        InvalidArgument: One has; says what to do.
+        InvalidArgument: One has; says what to do. Or the name is none.
     """
+    require_name(name)
     if _has(name, store):
         gc.collect()  # One that nobody can close any more has no name.
         if _has(name, store):
