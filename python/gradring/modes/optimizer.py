@@ -43,6 +43,7 @@ class ModeOptimizer:
     """
 
     comm: Any = None
+    uses_name = True  # For something on the servers that it trains by.
     domain: Domain | None = None  # Of those who wait for each other.
     _parts: Parts | None = None
 
@@ -82,7 +83,7 @@ class ModeOptimizer:
             self.require_rule(each)
         self.workers = self._number_of_workers() if workers is None else workers
         self.store: Store = store_of(ps, self.timeout)
-        names.require_free(name, self.store)
+        names.require_free(self)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._process = os.getpid()
