@@ -46,12 +46,13 @@ def shard(
         Int64 array of indices below ``count``.
 
     Raises:
-        InvalidArgument: ``count`` is negative or no whole number, or both ``drop_last`` and
-            ``pad`` are asked for.
+        InvalidArgument: ``count``, ``epoch`` or ``seed`` is negative or no whole number, or both
+            ``drop_last`` and ``pad`` are asked for.
     """
     count = calling.whole_number("shard: count", count, bits=64)
     if count < 0:
         raise InvalidArgument(f"shard: count is {count}; a data set has at least 0 examples")
+    epoch, seed = require_order("epoch", epoch), require_order("seed", seed)
     length = shard_length(count, comm.rank, comm.world_size, drop_last=drop_last, pad=pad)
     if shuffle:
         order: npt.NDArray[np.int64] = np.random.default_rng([seed, epoch]).permutation(count)
@@ -76,6 +77,30 @@ def shard_length(count: int, rank: int, world_size: int, *, drop_last: bool, pad
     return count // world_size + int(has_extra)
 
 
+def require_order(what: str, number: Any) -> int:
+    """Return what chooses the order of a shuffle.
+
+    Raises:
+        InvalidArgument: It is negative, or no whole number.
+    """
+    order: int = calling.whole_number(f"shard: {what}", number, bits=64)
+    if order < 0:
+        raise InvalidArgument(f"shard: {what} is {order}; it counts from 0")
+    return order
+
+
 def length_of(data: Any) -> int:
-    """Return the number of examples of a data set, or the number itself."""
-    return data if isinstance(data, int) else len(data)
+    """Return the number of examples of a data set, or the number itself.
+
+    Raises:
+        InvalidArgument: It has no length.
+    """
+    if isinstance(data, int):
+        return data
+    try:
+        return len(data)
+    except TypeError:
+        raise InvalidArgument(
+            f"a {type(data).__name__} has no length, so nobody knows which examples are whose; "
+            "deal its examples out by comm.rank, or give the number of examples"
+        ) from None

@@ -12,6 +12,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from mode_servers import RealServers
 from torch_models import Clicks, are_same, values
 
 ALL = [
@@ -322,3 +323,32 @@ def test_an_option_that_servers_do_not_know_is_refused_when_it_is_turned_on_late
     optimizer.step()
     optimizer.close()
     assert not are_same(before, values(model))
+
+
+@pytest.mark.parametrize("mode", ALL, ids=str)
+def test_a_model_is_evaluated_alike_before_and_after_its_optimizer_was_closed(
+    world: GetWorld, real_servers: RealServers, mode: Any
+) -> None:
+    def train(comm: Any) -> list[Any]:
+        model = nn.Sequential(gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=1)), nn.Linear(2, 1))
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=1), mode, model=model, comm=comm,
+            ps=real_servers.client(comm.rank),
+        )  # fmt: skip
+        ids = torch.tensor([1, 2])
+        model(ids).sum().backward()
+        optimizer.step()
+        for _ in range(2):  # Then everybody has what everybody has pushed.
+            optimizer.flush()
+            comm.barrier()
+        seen = [model.eval()(ids).tolist()]
+        comm.barrier()
+        optimizer.close()
+        comm.barrier()
+        seen.append(model(ids).tolist())
+        with pytest.raises(gr.Closed):
+            optimizer.step()
+        return seen
+
+    for before, after in world(2, "shm").run(train):
+        assert before == after

@@ -119,6 +119,13 @@ def test_a_second_optimizer_over_arrays_of_a_name_is_refused(comm: Any, mode: An
     make().close()
 
 
+def test_tables_of_rows_have_names_of_their_own_where_nobody_waits(comm: Any) -> None:
+    ps = ExactServer().client(0)
+    pair = [gr.distributed([], gr.optim.SGD(lr=1), gr.Async(), ps=ps, comm=comm) for _ in range(2)]
+    for each in pair:
+        each.close()
+
+
 @pytest.mark.parametrize("mode", SERVED, ids=str)
 def test_two_parameters_in_one_memory_are_refused_by_name_where_servers_are(
     comm: Any, mode: Any

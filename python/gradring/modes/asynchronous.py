@@ -56,6 +56,8 @@ class AsyncOptimizer(ModeOptimizer):
             **options: As there.
         """
         mode = Async(queue)
+        params = list(params)
+        self.uses_name = bool(params)  # Tables of rows have names of their own.
         super().__init__(params, rule, ps, **options)
         self.staleness = Histogram()
         self.refused = 0

@@ -13,6 +13,7 @@ from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.contracts import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.geo import GeoOptimizer
 from gradring.modes.hybrid import HybridOptimizer
+from gradring.modes.names import require_name
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.store import Array
@@ -57,6 +58,7 @@ def distributed(
         TimedOut: Others did not come.
     """
     require_ranks(comm)
+    require_name(name)
     params = list(params)
     if params and rule is None:
         require_rule(rule)

@@ -20,27 +20,39 @@ class Named(Protocol):
         name: First part of the names of its tables.
         store: Where they are.
         is_closed: Its name may be given again.
+        uses_name: There is something on the servers that it trains by and that has its name.
     """
 
     name: str
     store: Any
     is_closed: bool
+    uses_name: bool
 
 
 _known: weakref.WeakSet[Named] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def require_free(name: str, store: Any) -> None:
+def require_name(name: Any) -> None:
+    """Raise `InvalidArgument` where a name is no string, or empty."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"name must be a string with something in it, got {name!r}")
+
+
+def require_free(optimizer: Named) -> None:
     """Refuse a name that an open optimizer over the same connection has.
 
+    Args:
+        optimizer: That is being made.
+
     Raises:
-        InvalidArgument: One has; says what to do.
+        InvalidArgument: One has; says what to do. Or the name is none.
     """
-    if _has(name, store):
+    require_name(optimizer.name)
+    if _is_taken_from(optimizer):
         gc.collect()  # One that nobody can close any more has no name.
-        if _has(name, store):
-            given = name.removesuffix("/rows")
+        if _is_taken_from(optimizer):
+            given = optimizer.name.removesuffix("/rows")
             raise InvalidArgument(
                 f"an optimizer of this process with name={given!r} is open, and a second one would "
                 "train its tables: give each its own, distributed(..., name=...), or close() the "
@@ -50,16 +62,17 @@ def require_free(name: str, store: Any) -> None:
 
 def take(optimizer: Named) -> None:
     """Keep its name from others until it is closed or gone."""
-    with _lock:
-        _known.add(optimizer)
+    if optimizer.uses_name:
+        with _lock:
+            _known.add(optimizer)
 
 
-def _has(name: str, store: Any) -> bool:
+def _is_taken_from(optimizer: Named) -> bool:
     with _lock:
-        return any(
+        return optimizer.uses_name and any(
             not other.is_closed
-            and other.name == name
-            and _connection(other.store) is _connection(store)
+            and other.name == optimizer.name
+            and _connection(other.store) is _connection(optimizer.store)
             for other in _known
         )
 

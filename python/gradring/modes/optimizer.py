@@ -43,6 +43,7 @@ class ModeOptimizer:
     """
 
     comm: Any = None
+    uses_name = True  # For something on the servers that it trains by.
     domain: Domain | None = None  # Of those who wait for each other.
     _parts: Parts | None = None
 
@@ -85,7 +86,7 @@ class ModeOptimizer:
         self.dense = DenseParameters(self.params, name)
         self.workers = self._number_of_workers() if workers is None else workers
         self.store: Store = store_of(ps, self.timeout)
-        names.require_free(name, self.store)
+        names.require_free(self)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._process = os.getpid()
@@ -316,7 +317,9 @@ class ModeOptimizer:
     def read(self, table: ModeTable, ids: Ids) -> Array:
         """Return rows of ids, as old as the mode allows; they may repeat."""
         rows = np.empty((len(ids), table.dim), np.float32)
-        table.seen = self.store.pull([Pull(table.table, ids, rows)], self.gate())[0]
+        # Who has left is in step with nobody any more: an evaluation reads what servers have.
+        gate = None if self.is_closed else self.gate()
+        table.seen = self.store.pull([Pull(table.table, ids, rows)], gate)[0]
         return rows
 
     def gate(self) -> Any:

@@ -20,6 +20,7 @@ from gradring.fusion import require_bucket_bytes
 from gradring.joining import current, current_if_any, require_ranks
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
+from gradring.modes.names import require_name
 from gradring.torch import parameters
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.other_averaging import require_no_other_averaging
@@ -94,6 +95,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             other parameters frozen; names the first parameter that differs.
     """
     require_ranks(comm)
+    require_name(name)
     _require_ready(optimizer, mode, bucket_bytes)
     _require_usable(model, compress, clip_norm)
     is_averaged = mode is None or _is_all_reduce(mode)

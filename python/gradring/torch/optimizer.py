@@ -127,14 +127,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _finish(self, told: Told | None = None) -> None:
         if self._averager is not None:
             self._averager.finish()
-        params = self._all_params()
+        params = _params_of(self)
         if told is not None:
             told.unscale(param.grad for param in params)
         if self._clip_norm is not None:
             self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
-
-    def _all_params(self) -> list[torch.Tensor]:
-        return [param for group in self.param_groups for param in group["params"]]
 
     def _averaged(self, closure: Closure) -> Closure:
         averager = self._averager
@@ -176,7 +173,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self._scaler_may_have_looked_early = not had_averages
         if self.rows is not None:
-            agree_on_overflow(self._comm, self._all_params(), 1, self.rows.gradients())
+            agree_on_overflow(self._comm, _params_of(self), 1, self.rows.gradients())
 
     def _require_averages(self, told: Told, closure: Closure | None) -> None:
         told.require_no_closure(closure)
@@ -261,33 +258,54 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._averager.is_accumulating = before  # Another one after `refresh`.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with rank 0's values for every rank; a collective call."""
+        """Add parameters, with rank 0's values for every rank; a collective call.
+
+        Raises:
+            InvalidArgument: They cannot be averaged, or a step has begun; and as in `torch.optim`.
+            DeviceError: One is neither on the CPU nor on CUDA.
+            Mismatch: The ranks add different ones; names the first that differs. After this error,
+                as after the others, there is no such group.
+        """
+        self._require_between_steps()
         super().add_param_group(param_group)
-        named = parameters.optimizer_parameters(self.param_groups, self._model)
-        added = {id(param) for param in self.param_groups[-1]["params"]}
-        parameters.require_averageable(named)
-        if self._averager is not None:
-            new = {name: param for name, param in named.items() if id(param) in added}
-            parameters.share(self._comm, new, averaged=new)
-            self.refresh()
+        try:
+            named = self._checked_parameters()
+            if self._averager is not None:
+                added = {id(param) for param in self.param_groups[-1]["params"]}
+                new = {name: param for name, param in named.items() if id(param) in added}
+                parameters.share(self._comm, new, averaged=new)
+                self.refresh()
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     def refresh(self) -> None:
         """Look at the parameters again, after freezing or unfreezing some; a collective call.
 
         Raises:
-            InvalidArgument: A step has begun.
+            InvalidArgument: A step has begun, or a parameter cannot be averaged, or compressed.
             Mismatch: A parameter is frozen on some ranks only; names it. Nothing has changed.
         """
+        self._require_between_steps()
+        named = self._checked_parameters()
         if self._averager is None:
             return
-        if self._averager.is_open:
-            raise InvalidArgument("a step has begun; call step() or zero_grad() before")
         before = self._averager
-        named = parameters.optimizer_parameters(self.param_groups, self._model)
         parameters.require_same(before.comm, named, averaged=named)
         before.stop_listening()
         self._averager = self._listening(before.comm)
         self._averager.take_over(before)
+
+    def _require_between_steps(self) -> None:
+        if self._averager is not None and self._averager.is_open:
+            raise InvalidArgument("a step has begun; call step() or zero_grad() before")
+
+    def _checked_parameters(self) -> parameters.Named:
+        named = parameters.optimizer_parameters(self.param_groups, self._model)
+        parameters.require_averageable(named)
+        if self._options["compress"] is not None:
+            parameters.require_compressible(named)
+        return named
 
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers (running means, say), before an evaluation or a save.
@@ -335,3 +353,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: communicators and listeners cannot be copied."""
         raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")
+
+
+def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    # Not a method: a class behind ours may have any name for something else.
+    return [param for group in optimizer.param_groups for param in group["params"]]

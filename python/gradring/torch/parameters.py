@@ -117,10 +117,15 @@ def share(comm: Communicator, named: Named, averaged: Container[str] = ()) -> No
         averaged: As for `require_same`.
 
     Raises:
+        DeviceError: One is neither on the CPU nor on CUDA; nothing was sent.
         InvalidArgument: A tensor cannot be sent; nothing was.
         Mismatch: As `require_same`; nothing was written.
     """
     for name, tensor in named.items():
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise DeviceError(
+                f"{name} is on {tensor.device}; ranks share tensors on the CPU and on CUDA"
+            )
         if tensor.layout not in (torch.strided, torch.sparse_coo):
             raise InvalidArgument(
                 f"{name} is a {tensor.layout} tensor, which ranks cannot share; keep it in "

@@ -8,8 +8,8 @@ from typing import Any
 import torch.utils.data
 
 from gradring.communicator import Communicator
-from gradring.joining import current
-from gradring.sampling import length_of, shard, shard_length
+from gradring.joining import current, require_ranks
+from gradring.sampling import length_of, require_order, shard, shard_length
 
 
 class Sampler(torch.utils.data.Sampler[int]):
@@ -42,12 +42,14 @@ class Sampler(torch.utils.data.Sampler[int]):
             pad: Repeat the first examples, so that every rank has equally many.
 
         Raises:
-            InvalidArgument: Both ``drop_last`` and ``pad`` are asked for.
+            InvalidArgument: The data set has no length, ``comm`` or ``seed`` is none, or both
+                ``drop_last`` and ``pad`` are asked for.
         """
+        require_ranks(comm)
         self._count = length_of(data)
         self._comm = current() if comm is None else comm
         self._shuffle = shuffle
-        self._seed = seed
+        self._seed = require_order("seed", seed)
         self._drop_last = drop_last
         self._pad = pad
         self._epoch = 0
@@ -56,8 +58,12 @@ class Sampler(torch.utils.data.Sampler[int]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next; call it on every rank before each epoch."""
-        self._epoch = epoch
+        """Choose the epoch whose order comes next; call it on every rank before each epoch.
+
+        Raises:
+            InvalidArgument: It is negative, or no whole number.
+        """
+        self._epoch = require_order("epoch", epoch)
 
     def __len__(self) -> int:
         """Return the number of this rank's examples."""

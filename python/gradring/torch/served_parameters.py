@@ -34,10 +34,11 @@ class ServedParameters:
 
         Raises:
             DeviceError: One is on a device.
-            InvalidArgument: One is not contiguous, or no float32; or two lie in the same memory.
+            InvalidArgument: One is empty, not contiguous, or no float32; or two lie in the same
+                memory.
         """
         self.params = list(named.values())
-        self.memory = [_memory_of(param) for param in self.params]
+        self.memory = [_memory_of(name, param) for name, param in named.items()]
         self._names = list(named)
         self._require_apart()
         # Over the storages that they have now, whatever `.data` becomes.
@@ -66,7 +67,9 @@ class ServedParameters:
         addresses = [first.data_ptr() for first in self._first]
         if addresses == self._addresses:
             return False
-        self.memory = [_memory_of(first) for first in self._first]
+        self.memory = [
+            _memory_of(name, first) for name, first in zip(self._names, self._first, strict=True)
+        ]
         self._addresses = addresses
         return True
 
@@ -99,15 +102,17 @@ class ServedParameters:
         ]
 
 
-def _memory_of(param: torch.Tensor) -> Any:
+def _memory_of(name: str, param: torch.Tensor) -> Any:
     if param.device.type != "cpu":
-        raise DeviceError(f"a parameter is on {param.device}; this version trains on the CPU")
+        raise DeviceError(f"{name} is on {param.device}; this version trains on the CPU")
+    if param.numel() == 0:
+        raise InvalidArgument(f"{name} is empty, of shape {tuple(param.shape)}; leave it out")
     if param.dtype != torch.float32 or not param.is_contiguous():
         raise InvalidArgument(
-            f"a parameter is {param.dtype}, of shape {tuple(param.shape)} and strides "
+            f"{name} is {param.dtype}, of shape {tuple(param.shape)} and strides "
             f"{param.stride()}; servers hold contiguous float32 arrays"
         )
-    return arrays.view(param.detach(), "parameter", writes=True).buffer
+    return arrays.view(param.detach(), name, writes=True).buffer
 
 
 def _gradient_of(param: torch.Tensor) -> Any:

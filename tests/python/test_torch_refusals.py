@@ -1,0 +1,132 @@
+"""What cannot be trained is refused with its name and the way out, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+import gradring as gr
+import gradring.torch as gt
+from conftest import GetWorld
+from exact_server import ExactServer
+
+
+def sgd(params: Any, comm: Any, **options: Any) -> Any:
+    return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, **options)
+
+
+def on_meta() -> nn.Parameter:
+    return nn.Parameter(torch.ones(1, device="meta"))
+
+
+def test_a_group_that_is_refused_is_not_there(world: GetWorld) -> None:
+    def train(comm: Any) -> list[Any]:
+        param, added = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        optimizer = sgd([param], comm, compress="bf16")
+        with pytest.raises(gr.DeviceError, match="is on meta"):
+            optimizer.add_param_group({"params": [on_meta()]})
+        with pytest.raises(gr.InvalidArgument, match=r"float64, which cannot be compressed"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1).double())]})
+        with pytest.raises(gr.Mismatch):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1 + comm.rank))]})
+        param.backward()
+        optimizer.step()
+        optimizer.add_param_group({"params": [added]})
+        (param + added).backward()
+        optimizer.step()
+        return [len(optimizer.param_groups), param.item(), added.item()]
+
+    assert world(2, "shm").run(train) == [[2, -3, -1]] * 2
+
+
+def test_unfreezing_what_cannot_be_compressed_is_refused(world: GetWorld) -> None:
+    def train(comm: Any) -> float:
+        param, frozen = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1).double(), False)
+        optimizer = sgd([param, frozen], comm, compress="bf16")
+        frozen.requires_grad_(True)
+        with pytest.raises(gr.InvalidArgument, match="cannot be compressed"):
+            optimizer.refresh()
+        frozen.requires_grad_(False)
+        param.backward()
+        optimizer.step()
+        return param.item()
+
+    assert world(2, "shm").run(train) == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "problem"),
+    [
+        (torch.zeros(2).double(), r"0\.weight is torch\.float64"),
+        (torch.zeros(2, 2).t()[:1], r"0\.weight is torch\.float32, of shape \(1, 2\) and strides"),
+        (torch.zeros(0), r"0\.weight is empty"),
+    ],
+)
+def test_what_servers_cannot_hold_is_named(
+    world: GetWorld, tensor: torch.Tensor, problem: str
+) -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    model[0].weight = nn.Parameter(tensor)
+    with pytest.raises(gr.InvalidArgument, match=problem):
+        sgd(
+            model.parameters(), world(1, "tcp").comms[0], mode=gr.Async(), model=model,
+            ps=ExactServer().client(0),
+        )  # fmt: skip
+
+
+def test_a_tensor_of_the_model_that_ranks_cannot_share_is_named(world: GetWorld) -> None:
+    def train(comm: Any) -> None:
+        model = nn.Linear(1, 1)
+        model.register_buffer("limits", torch.zeros(1, device="meta"))
+        with pytest.raises(gr.DeviceError, match=r"^limits is on meta"):
+            sgd(model.parameters(), comm, model=model)
+
+    world(2, "shm").run(train)
+
+
+def test_a_class_may_have_an_attribute_of_any_name(world: GetWorld) -> None:
+    class Listed(torch.optim.SGD):
+        def __init__(self, params: Any) -> None:
+            self._all_params = list(params)  # As ZeroRedundancyOptimizer has it.
+            super().__init__(self._all_params, lr=1)
+
+    param = nn.Parameter(torch.zeros(1))
+    optimizer = gt.distributed(Listed([param]), comm=world(1, "tcp").comms[0])
+    param.backward()
+    optimizer.step()
+    assert param.item() == -1
+
+
+@pytest.mark.parametrize("name", [5, "", None])
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Async()], ids=str)
+def test_what_is_no_name_is_refused(world: GetWorld, mode: Any, name: Any) -> None:
+    comm, ps = world(1, "tcp").comms[0], ExactServer().client(0)
+    options: Any = {"comm": comm, "mode": mode, "ps": ps, "name": name}
+    with pytest.raises(gr.InvalidArgument, match="name must be a string"):
+        sgd([nn.Parameter(torch.zeros(1))], **options)
+    with pytest.raises(gr.InvalidArgument, match="name must be a string"):
+        gr.distributed([], gr.optim.SGD(lr=1), **options)
+
+
+def test_a_sampler_of_what_is_no_data_set_or_order_is_refused(world: GetWorld) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter([1])
+
+    comm = world(1, "tcp").comms[0]
+    with pytest.raises(gr.InvalidArgument, match="a Stream has no length"):
+        gt.Sampler(Stream(), comm)
+    with pytest.raises(gr.InvalidArgument, match="comm is a str"):
+        gt.Sampler(5, "x")  # type: ignore[arg-type]
+    sampler = gt.Sampler(5, comm)
+    for epoch in (-1, "a", 0.5):
+        with pytest.raises(gr.InvalidArgument, match="epoch"):
+            sampler.set_epoch(epoch)  # type: ignore[arg-type]
+    for seed in (-1, "a"):
+        with pytest.raises(gr.InvalidArgument, match="seed"):
+            gr.shard(5, comm, seed=seed)  # type: ignore[arg-type]
+    assert sorted(sampler) == [0, 1, 2, 3, 4]
