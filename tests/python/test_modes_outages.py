@@ -92,7 +92,7 @@ def test_steps_are_counted_right_after_a_push_that_was_given_up(
 def test_a_hybrid_step_for_which_there_is_no_room_is_done_in_neither_part(
     real_servers: RealServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comm: Any = SimpleNamespace(world_size=1)
+    comm: Any = SimpleNamespace(rank=0, world_size=1)
     mode = gr.Hybrid(dense=gr.Async(queue=1), sparse=gr.BoundedStaleness(0))
     optimizer = gr.distributed(
         full(0), SGD, mode, ps=real_servers.client(0), comm=comm, timeout=SHORT
