@@ -184,7 +184,8 @@ class GeoOptimizer(ModeOptimizer):
             TimedOut: An exchange was late, and the message says that the local step is done: do not
                 repeat it. Or nothing has changed: servers did not bring rows that are new here, or
                 an exchange that was late before still is, which the message says.
-            Error: An exchange in the background failed; as it did.
+            Error: An exchange in the background failed; as it did, or `Closed` if it timed out:
+                `abandon` this optimizer.
         """
         self.require_open()
         require_weight(weight)
@@ -233,7 +234,9 @@ class GeoOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: It still has not; says who did not come. Nothing was trained.
+            Error: An exchange in the background failed; as it did, or `Closed` if it timed out.
         """
+        self.replicas.require_well()
         if self.replicas.is_late:
             self._take_prefetched()
             with before_the_local_step():
@@ -251,7 +254,8 @@ class GeoOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: The exchange was late; the step is done.
-            Error: An exchange in the background failed; as it did.
+            Error: An exchange in the background failed; as it did, or `Closed` if it timed out:
+                `abandon` this optimizer.
         """
         self.require_open()
         self.replicas.pace.note_step(time.perf_counter() - self._stepped_at)

@@ -183,7 +183,7 @@ class ModeOptimizer:
 
         Raises:
             TimedOut: It still has to. Nothing was sent.
-            Error: A push or pull in the background failed; as it did.
+            Error: A push or pull in the background failed; as it did, or `Closed` if it timed out.
         """
 
     def set_rule(self, rule: Any) -> None:
