@@ -358,6 +358,7 @@ class Exchange(Replicas):
         for offer in sparse.offer_all(among):
             assert offer.slots is not None
             pushed.append(offer.slots)
+            self.report.pushed_rows += len(offer.slots)
             while len(under_way) >= PUSHES_UNDER_WAY:
                 self._note_pushed(under_way.popleft())
             under_way.append(self.store.push([Push(sparse.table, offer.ids, offer.delta)]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
-from gradring.modes.contracts import Geo, Nesterov, Outer
+from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.outer import OuterRounds
@@ -291,6 +291,8 @@ class GeoOptimizer(ModeOptimizer):
             return f"what its last {steps} steps have learned"
         if any(replica.has_waiting for replica in self._sparse.values()):
             return "what it has learned of rarely touched rows"
+        if isinstance(self.mode.outer, Mean) and self.replicas.residual_norm() > 0:
+            return "what it has held back of its progress"
         return ""
 
     @property
@@ -331,6 +333,8 @@ class GeoOptimizer(ModeOptimizer):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from a saved state of this worker; make the tables first.
 
+        Rows that the state does not have begin without one.
+
         Raises:
             InvalidArgument: It is of other parameters, tables or rules, or is none; nothing was
                 changed.
@@ -350,6 +354,9 @@ class GeoOptimizer(ModeOptimizer):
             self._local_rows[name].require_fitting(len(ids[name]), each, f"table {name!r}")
         slots = {name: self._sparse[name].slots(flat) for name, flat in ids.items()}
         for name, each in rows.items():
+            # Anew: rows that this worker has and the state has not go on from nothing.
+            rule, dim = self._local_rows[name].rule, self._sparse[name].dim
+            self._local_rows[name] = LocalRows(rule, dim)
             self._local_rows[name].load_state(slots[name], each)
         self._state = states
 
