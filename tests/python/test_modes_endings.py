@@ -12,6 +12,7 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from exact_server import ExactServer
+from geo_steps import exchange, geo
 from mode_servers import Servers
 
 MODES = [
@@ -123,3 +124,12 @@ def test_a_layer_without_an_optimizer_is_named_as_the_user_has_it() -> None:
     )
     assert "Embedding 'w', which has no optimizer, was not closed" in done.stderr
     assert "in the end call its flush(), or gr.ps.current().close()" in done.stderr
+
+
+def test_what_mean_has_held_back_is_missing_until_a_flush() -> None:
+    optimizer = geo([np.zeros(1, np.float32)], ExactServer().client(0), 2, outer=gr.Mean())
+    exchange(optimizer, 1.0)
+    assert optimizer.residual_norm() == 0.5
+    assert optimizer.left_behind() == "what it has held back of its progress"
+    optimizer.close()
+    assert optimizer.left_behind() == ""

@@ -158,3 +158,13 @@ def test_nobody_is_left_waiting_for_pushes_when_one_fails(lost: int) -> None:
     with pytest.raises(gr.Closed, match="could not be pushed"):
         optimizer.flush()
     optimizer.abandon()
+
+
+def test_rows_that_a_flush_has_sent_are_counted() -> None:
+    optimizer = geo([], ExactServer().client(0), 1, k_steps=100)
+    table = optimizer.sparse_table("t", DIM, IDENTITY)
+    for ids in ([1, 2, 3, 4], [4, 5]):
+        optimizer.step(rows=[(table, ids, np.ones((len(ids), DIM), np.float32))])
+        optimizer.flush()
+    assert optimizer.report.pushed_rows == 6
+    optimizer.close()

@@ -54,7 +54,7 @@ def test_a_closed_hybrid_hands_nothing_out(world: GetWorld) -> None:
 
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_dense_parameters_end_well_where_rows_do_not(end: str) -> None:
-    comm: Any = SimpleNamespace(world_size=1)
+    comm: Any = SimpleNamespace(rank=0, world_size=1)
     param, mode = np.zeros(1, np.float32), gr.Hybrid(gr.Async(), gr.Async())
     optimizer = gr.distributed([param], FAST, mode, ps=ExactServer().client(0), comm=comm)
     optimizer.sparse_table("t", 1, FAST)
@@ -87,7 +87,9 @@ def test_a_hybrid_is_what_its_mode_says_before_and_after_its_first_table(
     world: GetWorld, mode: Any, is_in_step: bool
 ) -> None:
     first = ExactServer().client(0)
-    comm: Any = world(1, "tcp").comms[0] if mode == gr.Sync() else SimpleNamespace(world_size=2)
+    # The other one is never asked for anything else.
+    pair = SimpleNamespace(rank=0, world_size=2, all_gather=lambda own: np.array([own, [0, 1]]))
+    comm: Any = world(1, "tcp").comms[0] if mode == gr.Sync() else pair
     optimizer = gr.distributed([np.zeros(1, np.float32)], FAST, mode, ps=first, comm=comm)
     assert optimizer.is_in_step == is_in_step
     mine = list(optimizer.hand_out("before", 4))

@@ -95,7 +95,7 @@ def test_who_leaves_after_a_late_step_waits_for_nobody(server: ExactServer) -> N
 def test_a_late_step_of_a_hybrid_is_done_in_both_its_parts_and_once(
     server: ExactServer, mode: Any
 ) -> None:
-    comm: Any = SimpleNamespace(world_size=2)
+    comm: Any = SimpleNamespace(rank=0, world_size=2)
     param = np.zeros(1, np.float32)
     optimizer = gr.distributed([param], SGD, mode, ps=server.client(0), comm=comm)
     rows = [(optimizer.sparse_table("t", 1, SGD), [1], ONE[None])]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gradring as gr
+from exact_server import ExactServer
 from mode_servers import Servers, make_servers
 
 Array = np.ndarray[Any, Any]
@@ -129,6 +130,24 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(servers: Servers, rule
     whole, halves = run("whole", [range(14)]), run("halves", [range(7), range(7, 14)])
     for one, other in zip(whole, halves, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_rows_that_a_loaded_state_does_not_have_begin_without_one() -> None:
+    momentum = gr.optim.SGD(lr=1.0, momentum=0.5)
+    with gr.GeoOptimizer([], momentum, ExactServer().client(0), workers=1) as optimizer:
+        table = optimizer.sparse_table("t", 1, momentum)
+
+        def step(*ids: int) -> list[float]:
+            before = table.pull(ids)
+            optimizer.step(rows=[(table, ids, np.ones((len(ids), 1), np.float32))])
+            return (before - table.pull(ids))[:, 0].tolist()
+
+        assert step(1) == [1]
+        saved = optimizer.state_dict()
+        assert step(1, 2) == [1.5, 1]
+        assert step(1, 2) == [1.75, 1.5]
+        optimizer.load_state_dict(saved)
+        assert step(1, 2) == [1.5, 1]
 
 
 def test_a_state_of_another_rule_is_refused() -> None:

@@ -35,6 +35,27 @@ def step():
     optimizer.step()
 step()
 """
+TRAIN = """
+def connect():
+    return gr.ps.connect({servers!r}, secret={secret!r}, client=comm.rank, transport="tcp")
+ps = connect()
+def train():
+    ones = np.ones(2, np.float32)
+    mode, param, rule = {mode}, np.zeros(2, np.float32), gr.optim.SGD(lr=1.0)
+    with gr.distributed([param], rule, mode, ps=ps, comm=comm) as optimizer:
+        rows = optimizer.sparse_table("t", 1, rule)
+        optimizer.step([ones], rows=[(rows, [1], ones[:1, None])])
+"""
+SHRINK = """
+try:
+    comm.barrier()
+except gr.PeerLost:
+    comm = comm.shrink()
+ps.close()
+comm.barrier()
+ps = connect()
+train()
+"""
 
 
 @pytest.fixture
@@ -79,3 +100,19 @@ def test_rounds_beside_a_communicator_that_its_user_has_closed_are_waited_for() 
         optimizer.close()
         table = ps.sparse_table("t", 2, gr.optim.SGD(lr=1.0))
         assert table.pull([1]).tolist() == [[-1, -1]]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("mode", ["gr.Sync()", "gr.Sync(via='ps')"])
+def test_who_is_left_trains_on_over_a_connection_of_its_new_rank(
+    job: StartJob, servers: RealServers, mode: str
+) -> None:
+    ranks = job(3)
+    ranks.call(TRAIN.format(servers=servers.addresses, secret=servers.secret, mode=mode))
+    ranks.call("train()")
+    ranks.ranks[1].kill()
+    for rank in ranks.others(1):
+        rank.begin(SHRINK)
+    for outcome in ranks.outcomes(ranks.others(1)):
+        assert outcome.error is None, outcome
+    np.testing.assert_array_equal(servers.sparse("t", 1, gr.optim.SGD(lr=1.0))[1], [-2])

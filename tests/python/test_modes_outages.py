@@ -92,7 +92,7 @@ def test_steps_are_counted_right_after_a_push_that_was_given_up(
 def test_a_hybrid_step_for_which_there_is_no_room_is_done_in_neither_part(
     real_servers: RealServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comm: Any = SimpleNamespace(world_size=1)
+    comm: Any = SimpleNamespace(rank=0, world_size=1)
     mode = gr.Hybrid(dense=gr.Async(queue=1), sparse=gr.BoundedStaleness(0))
     optimizer = gr.distributed(
         full(0), SGD, mode, ps=real_servers.client(0), comm=comm, timeout=SHORT
@@ -142,6 +142,29 @@ def test_progress_of_geo_that_could_not_be_pushed_is_not_forgotten(
         with pytest.raises(gr.Closed, match="could not be pushed"):
             getattr(optimizer, end)()
     np.testing.assert_array_equal(param, 1)
+    optimizer.abandon()
+
+
+@pytest.mark.parametrize("mode", [gr.Geo(k_steps=1), gr.Async()], ids=str)
+def test_after_a_failure_in_the_background_a_step_trains_nothing_and_says_what_to_do(
+    real_servers: RealServers, proxies: list[FlakyProxy], mode: Any
+) -> None:
+    far = real_servers.client(0, addresses=[proxy.address for proxy in proxies], timeout=SHORT)
+    [param] = full(0)
+    comm: Any = SimpleNamespace(rank=0, world_size=1)
+    optimizer = gr.distributed([param], SGD, mode, ps=far, comm=comm, timeout=10)
+    for proxy in proxies:
+        proxy.go_out()
+    optimizer.step(full(1))
+    with pytest.raises(gr.Closed, match=r"has failed, .* abandon\(\) this optimizer"):
+        optimizer.flush()
+    for proxy in proxies:
+        proxy.come_back()
+    before = param.copy()
+    for _ in range(2):
+        with pytest.raises(gr.Closed, match=r"has failed, .* abandon\(\) this optimizer"):
+            optimizer.step(full(1))
+    np.testing.assert_array_equal(param, before)
     optimizer.abandon()
 
 

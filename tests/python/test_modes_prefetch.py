@@ -11,6 +11,8 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
+from exact_server import ExactServer
+from gradring.modes.factory import over_servers
 from mode_servers import RealServers, Servers
 
 STEP = gr.optim.SGD(lr=1.0)
@@ -146,3 +148,19 @@ def test_prefetches_that_nobody_takes_do_not_pile_up(real_servers: RealServers) 
                 table.prefetch(IDS)
         assert len(begun) == 64
         np.testing.assert_array_equal(rows_of(table), 0)
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(via="ps"), gr.BoundedStaleness(1)], ids=str)
+def test_of_prefetches_that_wait_for_a_step_each_table_keeps_the_last(mode: Any) -> None:
+    store = ExactServer().client(0)
+    with over_servers(mode, [], STEP, store, workers=1) as optimizer:
+        tables = [optimizer.sparse_table(name, 1, STEP) for name in "ab"]
+        begun = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "begin_pull", lambda pulls, gate: begun.extend(pulls))
+            for number in range(200):  # As in an evaluation, which does no steps.
+                for table in tables:
+                    table.prefetch([number])
+                    table.pull([number - 1])
+            optimizer.step()
+        assert [(pull.table, pull.ids.tolist()) for pull in begun] == [("a", [199]), ("b", [199])]

@@ -26,6 +26,8 @@ MODES = [
         ([np.ones(4, np.float32)], 1, ROWS, r"gradient 0 has shape \(4,\)"),
         ([DENSE, DENSE], 1, ROWS, "2 gradients for 1 parameters"),
         ([DENSE], 1, np.ones((1, 2), np.float32), r"gradients have shape \(1, 2\)"),
+        ([DENSE], 1e39, ROWS, r"weight 1e\+39 is not a number of examples"),
+        ([DENSE], 1e-46, ROWS, "weight 1e-46 is not a number of examples"),
     ],
 )
 @pytest.mark.parametrize("mode", MODES, ids=str)

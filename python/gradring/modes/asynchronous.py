@@ -82,7 +82,7 @@ class AsyncOptimizer(ModeOptimizer):
                 over.
             TimedOut: The queue of steps to be sent stayed full, and this one is not in it: it can
                 be repeated.
-            Error: A push or pull in the background failed; as it did.
+            Error: A push or pull in the background failed; as it did, or `Closed` if it timed out.
         """
         self.require_open()
         require_weight(weight)
@@ -163,7 +163,7 @@ class AsyncOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: They have not after ``timeout`` seconds, or did not answer.
-            Error: A push or pull in the background failed; as it did.
+            Error: A push or pull in the background failed; as it did, or `Closed` if it timed out.
             Closed: After `close`.
         """
         self._sender.drain(self.timeout)

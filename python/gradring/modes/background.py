@@ -98,7 +98,10 @@ class Background:
         self._tasks.put(done)
         if not done.wait(timeout):
             self.require_well()
-            raise TimedOut(f"{self._thread.name}: still at work after {timeout:g} s")
+            raise TimedOut(
+                f"{self._thread.name}: still at work after {timeout:g} s; servers are too slow or "
+                "gone"
+            )
         self.require_well()
 
     @property
@@ -107,8 +110,20 @@ class Background:
         return self._tasks.unfinished_tasks
 
     def require_well(self) -> None:
-        """Raise what a task has raised; `Closed` in a forked child, which has no such thread."""
+        """Raise what a task has raised.
+
+        Raises:
+            Closed: That was `TimedOut`, which would say to try again; or this is a forked child,
+                which has no such thread.
+            Error: A task has raised it.
+        """
         require_process(self._process, self._thread.name)
+        if isinstance(self._failure, TimedOut):
+            raise Closed(
+                f"{self._thread.name} has failed, and what it carried may be with the servers or "
+                f"not: {self._failure}. It cannot go on from that: abandon() this optimizer and "
+                "make another one, which takes the servers' values, or go on from a checkpoint"
+            ) from self._failure
         if self._failure is not None:
             raise self._failure
         if self._is_closed:

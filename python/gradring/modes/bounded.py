@@ -68,11 +68,11 @@ class BoundedOptimizer(ModeOptimizer):
 
     def join(self) -> None:
         """Take part; one who comes back begins where the slowest is."""
+        self.domain = Domain(self.domain_name("clocks"), self.workers, is_round=False)
         if self.store.rank >= self.workers:
             raise InvalidArgument(
                 f"worker {self.store.rank} of {self.workers}: say the number of all workers"
             )
-        self.domain = Domain(f"{self.name}/clocks", self.workers, is_round=False)
         self.clock = self.store.clocks(self.domain).start(self.domain, self.store.rank)
         self._ids = np.arange(self.workers, dtype=np.uint64)
         self._clocks = np.zeros((self.workers, len(_PLACES)), np.float32)
@@ -115,7 +115,7 @@ class BoundedOptimizer(ModeOptimizer):
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows as they may be after the step that is being computed."""
-        self.prefetch_after_step(coming)
+        self.prefetches.keep(coming)
 
     def finish_step(self) -> None:
         """Wait for what a step that timed out still waits for; see `ModeOptimizer.finish_step`."""

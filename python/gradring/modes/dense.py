@@ -55,7 +55,13 @@ class DenseParameters:
         self._name = name
 
     def make(
-        self, store: Store, rules: Sequence[Any], timeout: float, states: Sequence[Entry] = ()
+        self,
+        store: Store,
+        rules: Sequence[Any],
+        timeout: float,
+        states: Sequence[Entry] = (),
+        *,
+        rank: int,
     ) -> None:
         """Make the tables and give every worker the same values.
 
@@ -64,6 +70,7 @@ class DenseParameters:
             rules: One for each parameter.
             timeout: Seconds to wait for worker 0.
             states: Of each parameter, to go on from; unused where the servers have the tables.
+            rank: Among the workers.
 
         Raises:
             InvalidArgument: A state is not of its rule.
@@ -74,11 +81,11 @@ class DenseParameters:
         if not self.params:
             return
         mark = store.dense_table(f"{self._name}/ready", (1,), Sum())
-        count = self._wait_for_first(store, mark, timeout)
+        count = self._wait_for_first(store, mark, timeout, rank)
         if count not in (0, len(self.params)):
             # A table more would be made of zeros, and these taken for the model's values.
             raise Mismatch(
-                f"model {self._name!r}: worker {store.rank} has {len(self.params)} dense "
+                f"model {self._name!r}: worker {rank} has {len(self.params)} dense "
                 f"parameters, and {count} are on the servers, of worker 0 or of an earlier run; "
                 "give the same ones on every worker and in every run, or the model another name"
             )
@@ -93,13 +100,13 @@ class DenseParameters:
             store.write(mark, np.full(1, len(self.params), np.float32))
         self.seen = store.pull(self.pulls(self.params))
 
-    def _wait_for_first(self, store: Store, mark: Any, timeout: float) -> int:
+    def _wait_for_first(self, store: Store, mark: Any, timeout: float, rank: int) -> int:
         """Return how many parameters servers have; 0: none, and worker 0, this one, gives them."""
         marks = np.zeros(1, np.float32)
         deadline = time.monotonic() + timeout
         while True:
             store.pull([Pull(mark, None, marks)])
-            if marks[0] > 0 or store.rank == 0:
+            if marks[0] > 0 or rank == 0:
                 return int(marks[0])
             if time.monotonic() > deadline:
                 raise TimedOut(

@@ -209,7 +209,7 @@ class Exchange(Replicas):
 
     def poll(self) -> None:
         """Take what an exchange has brought, if it has ended; between two steps."""
-        self._background.require_well()
+        self.require_well()
         if self._arrived is not None:
             self._take()
 
@@ -222,6 +222,10 @@ class Exchange(Replicas):
         self._background.submit(lambda: self._carry(offers), self.timeout)
 
     is_late = False  # No step waits for an exchange to end.
+
+    def require_well(self) -> None:
+        """Raise what an exchange in the background has raised."""
+        self._background.require_well()
 
     def finish(self) -> None:
         """Do nothing: what an exchange brings is taken between later steps."""
@@ -301,7 +305,7 @@ class Exchange(Replicas):
         self.pace.note_exchange(arrived.seconds, self.report.relative_divergence)
 
     def _push_rest(self) -> None:
-        self._background.require_well()
+        self.require_well()
         try:
             self._push_all()
         except BaseException as error:
@@ -354,6 +358,7 @@ class Exchange(Replicas):
         for offer in sparse.offer_all(among):
             assert offer.slots is not None
             pushed.append(offer.slots)
+            self.report.pushed_rows += len(offer.slots)
             while len(under_way) >= PUSHES_UNDER_WAY:
                 self._note_pushed(under_way.popleft())
             under_way.append(self.store.push([Push(sparse.table, offer.ids, offer.delta)]))

@@ -32,6 +32,8 @@ def distributed(
 ) -> ModeOptimizer:
     """Make an optimizer that trains NumPy arrays on all workers; call it on every worker.
 
+    In modes whose workers begin together that is a collective call of the ranks.
+
     Whatever the mode, the rest of a script is the same: ``table = optimizer.sparse_table(...)``,
     ``table.pull(ids)``, ``optimizer.step(grads, weight, rows)``, ``optimizer.flush()`` at the end
     of an epoch, ``optimizer.close()`` in the end.
@@ -52,7 +54,8 @@ def distributed(
 
     Raises:
         InvalidArgument: A parameter cannot be trained, the rule or the mode is none, the timeout
-            makes no sense, or an open optimizer has the name.
+            makes no sense, an open optimizer has the name, or servers count the ranks of ``comm``
+            otherwise (docs/modes.md, "Ranks and workers").
         Mismatch: Servers hold another number of dense parameters under this name, or other shapes;
             nothing was written.
         TimedOut: Others did not come.
@@ -67,10 +70,7 @@ def distributed(
         mode = Hybrid(dense=mode, sparse=Sync(via="ps"))
     if isinstance(mode, Hybrid):
         return HybridOptimizer(params, rule, mode, ps=ps, comm=comm, name=name, timeout=timeout)
-    workers = None if comm is None else comm.world_size
-    made = over_servers(mode, params, rule, ps, name=name, workers=workers, timeout=timeout)
-    made.comm = comm
-    return made
+    return over_servers(mode, params, rule, ps, name=name, comm=comm, timeout=timeout)
 
 
 def over_servers(

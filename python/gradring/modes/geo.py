@@ -12,7 +12,7 @@ import numpy as np
 
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
-from gradring.modes.contracts import Geo, Nesterov, Outer
+from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
 from gradring.modes.exchange import Exchange, GeoReport
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.outer import OuterRounds
@@ -76,7 +76,7 @@ class GeoOptimizer(ModeOptimizer):
     def join(self) -> None:
         """Take part."""
         is_outer = isinstance(self.mode.outer, Nesterov)
-        domain = Domain(f"{self.name}/geo", self.workers, is_round=is_outer)
+        domain = Domain(self.domain_name("geo"), self.workers, is_round=is_outer)
         kind = OuterRounds if is_outer else Exchange
         self.replicas: Exchange | OuterRounds = kind(self.store, domain, self.mode, self.timeout)
 
@@ -190,7 +190,8 @@ class GeoOptimizer(ModeOptimizer):
             TimedOut: An exchange was late, and the message says that the local step is done: do not
                 repeat it. Or nothing has changed: servers did not bring rows that are new here, or
                 an exchange that was late before still is, which the message says.
-            Error: An exchange in the background failed; as it did.
+            Error: An exchange in the background failed; as it did, or `Closed` if it timed out:
+                `abandon` this optimizer.
         """
         self.require_open()
         require_weight(weight)
@@ -239,7 +240,9 @@ class GeoOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: It still has not; says who did not come. Nothing was trained.
+            Error: An exchange in the background failed; as it did, or `Closed` if it timed out.
         """
+        self.replicas.require_well()
         if self.replicas.is_late:
             self._take_prefetched()
             with before_the_local_step():
@@ -257,7 +260,8 @@ class GeoOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: The exchange was late; the step is done.
-            Error: An exchange in the background failed; as it did.
+            Error: An exchange in the background failed; as it did, or `Closed` if it timed out:
+                `abandon` this optimizer.
         """
         self.require_open()
         self.replicas.pace.note_step(time.perf_counter() - self._stepped_at)
@@ -293,6 +297,8 @@ class GeoOptimizer(ModeOptimizer):
             return f"what its last {steps} steps have learned"
         if any(replica.has_waiting for replica in self._sparse.values()):
             return "what it has learned of rarely touched rows"
+        if isinstance(self.mode.outer, Mean) and self.replicas.residual_norm() > 0:
+            return "what it has held back of its progress"
         return ""
 
     @property
@@ -333,6 +339,8 @@ class GeoOptimizer(ModeOptimizer):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from a saved state of this worker; make the tables first.
 
+        Rows that the state does not have begin without one.
+
         Raises:
             InvalidArgument: It is of other parameters, tables or rules, or is none; nothing was
                 changed.
@@ -352,6 +360,9 @@ class GeoOptimizer(ModeOptimizer):
             self._local_rows[name].require_fitting(len(ids[name]), each, f"table {name!r}")
         slots = {name: self._sparse[name].slots(flat) for name, flat in ids.items()}
         for name, each in rows.items():
+            # Anew: rows that this worker has and the state has not go on from nothing.
+            rule, dim = self._local_rows[name].rule, self._sparse[name].dim
+            self._local_rows[name] = LocalRows(rule, dim)
             self._local_rows[name].load_state(slots[name], each)
         self._state = states
 

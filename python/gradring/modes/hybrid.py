@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 from gradring import config
 from gradring.communicator import Communicator
 from gradring.errors import Error, InvalidArgument
-from gradring.modes.contracts import Hybrid, Sync, is_in_step
+from gradring.joining import current
+from gradring.modes.agreement import agreed_name
+from gradring.modes.contracts import Hybrid, Sync, begins_together, is_in_step
 from gradring.modes.lost_ranks import close_beside
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import uneven_rounds
@@ -54,8 +56,9 @@ class HybridOptimizer(ModeOptimizer):
         self.sparse_side: ModeOptimizer | None = None
         self._ps = ps
         self.comm = comm
-        workers = None if comm is None else comm.world_size
-        self._options = {"workers": workers, "timeout": self.timeout}
+        self._generation: str | None = None
+        if begins_together(mode.sparse):  # Here: tables need not be made on all ranks at once.
+            self._generation = agreed_name(current() if comm is None else comm, None)
         self.dense_side: SyncOptimizer | ModeOptimizer
         if mode.dense == Sync():
             self.dense_side = SyncOptimizer(
@@ -69,12 +72,14 @@ class HybridOptimizer(ModeOptimizer):
         """Whether one of the two modes has workers do equally many steps."""
         return is_in_step(self.mode)
 
-    def _over_servers(self, mode: Any, params: list[Array], rule: Any, name: str) -> ModeOptimizer:
+    def _over_servers(
+        self, mode: Any, params: list[Array], rule: Any, name: str, **options: Any
+    ) -> ModeOptimizer:
         from gradring.modes.factory import over_servers
 
-        made = over_servers(mode, params, rule, self._ps, name=name, **self._options)
-        made.comm = self.comm
-        return made
+        return over_servers(
+            mode, params, rule, self._ps, name=name, comm=self.comm, timeout=self.timeout, **options
+        )
 
     def sparse_table(
         self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
@@ -93,7 +98,9 @@ class HybridOptimizer(ModeOptimizer):
         """
         self.require_open()
         if self.sparse_side is None:
-            self.sparse_side = self._over_servers(self.mode.sparse, [], None, f"{self.name}/rows")
+            self.sparse_side = self._over_servers(
+                self.mode.sparse, [], None, f"{self.name}/rows", generation=self._generation
+            )
         table = self.sparse_side.sparse_table(name, dim, rule, init=init, seed=seed, **settings)
         self.tables[name] = table
         return table

@@ -15,11 +15,13 @@ import numpy as np
 from gradring import config
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes import names, reminder
+from gradring.modes.agreement import Workers
 from gradring.modes.background import require_process
 from gradring.modes.dense import DenseParameters, one_for_each, require_same_place
 from gradring.modes.parts import Parts
+from gradring.modes.prefetches import Prefetches
 from gradring.modes.rows import summed
-from gradring.modes.served import number_of_workers, store_of
+from gradring.modes.served import store_of
 from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients, joined, listed
 from gradring.optim.rules import require_rule
@@ -27,8 +29,6 @@ from gradring.optim.state import Entry, require_successor
 from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
-
-_MOST_PREFETCHES = 64  # Under way: a connection carries so many calls only.
 
 
 class ModeOptimizer:
@@ -40,6 +40,7 @@ class ModeOptimizer:
         timeout: Seconds that a step may wait for others.
         is_closed: It takes no further steps.
         comm: The workers as ranks, for `uneven`; ``None``: those of `init`.
+        prefetches: Rows on their way, or to be asked for after the step.
     """
 
     comm: Any = None
@@ -47,7 +48,7 @@ class ModeOptimizer:
     domain: Domain | None = None  # Of those who wait for each other.
     _parts: Parts | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - modes pass them on by name
         self,
         params: Iterable[Array],
         rule: Any,
@@ -57,6 +58,8 @@ class ModeOptimizer:
         workers: int | None = None,
         timeout: float | None = None,
         states: Sequence[Entry] = (),
+        comm: Any = None,
+        generation: str | None = None,
     ) -> None:
         """Make the dense tables and give every worker the same values.
 
@@ -69,11 +72,12 @@ class ModeOptimizer:
             timeout: Seconds that a step may wait for others; ``None``: `GRADRING_TIMEOUT`, or 30.
             states: Optimizer state that servers go on from, for each parameter an entry of
                 `gradring.optim.state`; worker 0's counts, where servers do not have the tables yet.
+            comm: The workers as ranks; ``None``: those of `init`, where the mode needs any.
+            generation: What `agreed_name` has returned for these ranks, if they have asked.
 
         Raises:
             InvalidArgument: A parameter is no contiguous float32 array, two share memory, a rule is
-                none, a state is not its rule's, the timeout makes no sense, or an open optimizer
-                has this name.
+                none, a state not its rule's, the timeout makes no sense, or the name is in use.
             Mismatch: Servers have another number of parameters under this name, or other shapes.
             TimedOut: Worker 0 has not given the first values.
         """
@@ -84,22 +88,25 @@ class ModeOptimizer:
         for each in self.rules:
             self.require_rule(each)
         self.dense = DenseParameters(self.params, name)
-        self.workers = self._number_of_workers() if workers is None else workers
+        self._together = Workers(comm, workers, generation, begin=self.begins_together)
+        self.comm, self.workers = self._together.comm, self._together.count
         self.store: Store = store_of(ps, self.timeout)
         names.require_free(self)
         self.tables: dict[str, ModeTable] = {}
         self.is_closed = False
         self._process = os.getpid()
-        self._after_step: list[Prefetched] = []
-        self._prefetches: list[Prefetched] = []  # That may be under way.
+        self.prefetches = Prefetches()
         self.join()
         on_servers = [self.server_rule(each) for each in self.rules]
-        self.dense.make(self.store, on_servers, self.timeout, states)
+        # Of ranks the first gives its values, whatever number it has.
+        rank = self.store.rank if comm is None else comm.rank
+        self.dense.make(self.store, on_servers, self.timeout, states, rank=rank)
         names.take(self)
         reminder.begin(self)
 
-    def _number_of_workers(self) -> int:
-        return number_of_workers(are_ranks=self.begins_together)
+    def domain_name(self, kind: str) -> str:
+        """Return the name of the workers' domain; see `Workers.domain_name`."""
+        return self._together.domain_name(f"{self.name}/{kind}", self.store.rank)
 
     def sparse_table(
         self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any
@@ -171,7 +178,7 @@ class ModeOptimizer:
 
         Raises:
             TimedOut: It still has to. Nothing was sent.
-            Error: A push or pull in the background failed; as it did.
+            Error: A push or pull in the background failed; as it did, or `Closed` if it timed out.
         """
 
     def set_rule(self, rule: Any) -> None:
@@ -328,21 +335,13 @@ class ModeOptimizer:
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Begin to bring rows, now or after the step; not where many are under way already."""
-        self._prefetches = [each for each in self._prefetches if each.is_under_way]
-        if len(self._prefetches) < _MOST_PREFETCHES:
-            coming.begin(self.store, self.gate())
-            self._prefetches.append(coming)
-
-    def prefetch_after_step(self, coming: Prefetched) -> None:
-        """Keep a prefetch until the step that is being computed has been pushed."""
-        self._after_step.append(coming)
+        self.prefetches.begin(coming, self.store, self.gate())
 
     def take_kept_prefetches(self) -> list[Prefetched]:
         """Return the prefetches that were kept for this step; those before it are out of date."""
-        kept, self._after_step = self._after_step, []
         for table in self.tables.values():
             table.forget_begun_prefetch()
-        return kept
+        return self.prefetches.take_kept()
 
     def abandon(self) -> None:
         """End without waiting for servers."""

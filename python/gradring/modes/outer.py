@@ -61,6 +61,9 @@ class OuterRounds(Replicas):
         self._is_due = False
         self._round = _Round(pending, touched, begin)
 
+    def require_well(self) -> None:
+        """Do nothing: there is no thread that could have failed."""
+
     @property
     def is_late(self) -> bool:
         """Whether the exchange that was begun last has not ended."""

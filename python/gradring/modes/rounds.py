@@ -46,7 +46,7 @@ class RoundOptimizer(ModeOptimizer):
 
     def join(self) -> None:
         """Take part in the rounds."""
-        self.domain = Domain(f"{self.name}/rounds", self.workers, is_round=True)
+        self.domain = Domain(self.domain_name("rounds"), self.workers, is_round=True)
         self.store.clock(self.domain, 0)
         self.clock = self.store.clocks(self.domain).living.get(self.store.rank, 0)
         self._known = self.clock  # Rounds before this are known to be applied.
@@ -65,7 +65,7 @@ class RoundOptimizer(ModeOptimizer):
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows as they will be after the step that is being computed."""
-        self.prefetch_after_step(coming)
+        self.prefetches.keep(coming)
 
     def step(
         self,

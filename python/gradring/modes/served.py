@@ -40,16 +40,14 @@ _ENDS_TOO_MS = 1000  # Parts of a call have one deadline: where one has failed, 
 _GATE_FLOATS = 16  # Of each shard: dense tables are cut in such blocks.
 
 
-def number_of_workers(*, are_ranks: bool) -> int:
-    """Return the number of ranks in the job.
+def number_of_workers() -> int:
+    """Return the number of ranks in the job, without joining them.
 
-    Args:
-        are_ranks: Workers have to come together as ranks do, so join them. Else the number alone
-            is looked up: a worker that is restarted while the others go on cannot join.
+    A worker that is restarted while the others go on could not join.
     """
-    from gradring.joining import current, rank_and_world_size
+    from gradring.joining import rank_and_world_size
 
-    return current().world_size if are_ranks else rank_and_world_size()[1]
+    return rank_and_world_size()[1]
 
 
 def store_of(ps: Any, timeout: float) -> Store:

@@ -8,7 +8,6 @@ divided by the sum of weights, each once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,19 +21,26 @@ from gradring.optim.gradients import fitting_gradients
 
 Array = npt.NDArray[Any]
 
+# Weights are multiplied and added up in float32, also by servers, who refuse more than this.
+_LEAST_WEIGHT = float(np.finfo(np.float32).tiny)
+_MOST_WEIGHT = 1e30
+
 
 def require_weight(weight: float) -> float:
     """Return the weight as a float.
 
     Raises:
-        InvalidArgument: It is no number, negative or not finite.
+        InvalidArgument: It is no number, negative, or beyond what gradients can be multiplied by.
     """
     try:
         weight = float(weight)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(f"weight {weight!r} is no number of examples") from None
-    if not (math.isfinite(weight) and weight >= 0):
-        raise InvalidArgument(f"weight {weight} is not a number of examples; use 0 or more")
+    if not (weight == 0 or _LEAST_WEIGHT <= weight <= _MOST_WEIGHT):
+        raise InvalidArgument(
+            f"weight {weight} is not a number of examples; use 0, or {_LEAST_WEIGHT:g} to "
+            f"{_MOST_WEIGHT:g}"
+        )
     return weight
 
 
