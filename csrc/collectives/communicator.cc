@@ -260,7 +260,7 @@ void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
                            const CarryOut& carry_out) {
   check_usable(call);
   const std::uint64_t seq = ++seq_;
-  group_->begin_call(seq);
+  group_->begin_call(seq, call);
   transport::Idle idle(*group_, timeout, queued == 0);
   idle.waits_in(call, seq);
   OperationRing::Slot* record = logbook_->collectives.begin(call, seq, queued);

@@ -88,6 +88,12 @@ class Membership {
   void lose(wire::Lost lost, Time now, Actions& actions);
   void take_over(Actions& actions);
   void check_calls(Actions& actions);
+  struct Calling {
+    Rank rank;
+    const Call* call;
+  };
+  void report_difference(const wire::CallState& state, std::uint64_t seq, Calling one,
+                         Calling other, Actions& actions);
   void check_members(Actions& actions);
   void spread(const wire::Message& message, Rank except, Actions& actions);
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);

@@ -205,50 +205,6 @@ TEST_CASE("a loss that died with the coordinator reaches everybody through the n
   }
 }
 
-TEST_CASE("different calls in one operation are found in the heartbeats, and both are shown") {
-  Cluster cluster(3);
-  cluster.seat(1).calls = {in_call(4, 100)};
-  cluster.seat(2).calls = {in_call(4, 101)};
-  cluster.pass(Cluster::kHeartbeatTimeout);
-  for (Rank rank = 0; rank < 3; ++rank) {
-    CAPTURE(rank);
-    REQUIRE(cluster.seat(rank).aborted.size() == 1);
-    const Failure& failure = cluster.seat(rank).aborted[0].failure;
-    CHECK(failure.kind == ErrorKind::kMismatch);
-    CHECK(contains(failure.text, "rank 1 called all_reduce #4 (float32 x 100"));
-    CHECK(contains(failure.text, "rank 2 called all_reduce #4 (float32 x 101"));
-  }
-}
-
-TEST_CASE("ranks in different operations, or out of their calls, are no mismatch") {
-  Cluster cluster(3);
-  cluster.seat(0).calls = {in_call(4, 100)};
-  cluster.seat(1).calls = {in_call(5, 101)};
-  cluster.seat(2).calls = {in_call(4, 102)};
-  cluster.seat(2).calls[0].in_progress = false;
-  cluster.pass(Cluster::kHeartbeatTimeout * 2);
-  CHECK(cluster.seat(0).aborted.empty());
-}
-
-TEST_CASE("ranks that count others as members are found, even if one of them waits for nothing") {
-  Cluster cluster(3);
-  for (Rank rank : {1, 2}) {
-    cluster.seat(rank).calls = {in_call(4, 100)};
-    cluster.seat(rank).calls[0].members_hash = static_cast<std::uint64_t>(rank);
-    cluster.seat(rank).calls[0].made_by = rank == 1 ? "subgroup([1], 'a')" : "subgroup([2], 'a')";
-  }
-  cluster.seat(1).calls[0].in_progress = false;
-  cluster.seat(1).calls[0].seq = 9;
-  cluster.pass(Cluster::kHeartbeatTimeout);
-  for (Rank rank = 0; rank < 3; ++rank) {
-    CAPTURE(rank);
-    REQUIRE(cluster.seat(rank).aborted.size() == 1);
-    const Failure& failure = cluster.seat(rank).aborted[0].failure;
-    CHECK(failure.kind == ErrorKind::kMismatch);
-    CHECK(contains(failure.text, "rank 2 called subgroup([2], 'a'), rank 1 called subgroup([1]"));
-  }
-}
-
 TEST_CASE("an abort reaches everybody, and only the first cause does") {
   Cluster cluster(4);
   cluster.abort(2, 7, {ErrorKind::kTimedOut, -1, "not finished"});
