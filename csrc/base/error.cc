@@ -36,7 +36,7 @@ void Failure::raise() const {
     case ErrorKind::kTimedOut: raise_with(TimedOut(text), note);
     case ErrorKind::kAuthError: raise_with(AuthError(text), note);
     case ErrorKind::kProtocolError: raise_with(ProtocolError(text), note);
-    case ErrorKind::kClosed: raise_with(Closed(text), note);
+    case ErrorKind::kClosed: raise_with(Closed(text, cause ? *cause : Failure{}), note);
     case ErrorKind::kInterrupted: raise_with(Interrupted(text), note);
     case ErrorKind::kDeviceError: raise_with(DeviceError(text), note);
     case ErrorKind::kInternalError:
@@ -48,6 +48,9 @@ void Failure::raise() const {
 Failure Failure::from(const std::exception& error) {
   if (const auto* lost = dynamic_cast<const PeerLost*>(&error))
     return {ErrorKind::kPeerLost, lost->rank, lost->what(), lost->note};
+  if (const auto* closed = dynamic_cast<const Closed*>(&error); closed != nullptr && closed->cause)
+    return {ErrorKind::kClosed, -1, closed->what(), closed->note,
+            std::make_shared<const Failure>(closed->cause)};
   if (const auto* known = dynamic_cast<const Error*>(&error))
     return {known->kind(), -1, known->what(), known->note};
   return {ErrorKind::kInternalError, -1, error.what()};

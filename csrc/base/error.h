@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -87,6 +88,7 @@ struct Failure {
   std::string text;
   std::string note =
       {};  // What helps this process only, such as a file's name. Not sent to others.
+  std::shared_ptr<const Failure> cause = {};  // Closed: the first failure. Not sent either.
 
   explicit operator bool() const { return kind != ErrorKind::kNone; }
   [[noreturn]] void raise() const;  // Throws the class that belongs to `kind`.

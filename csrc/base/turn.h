@@ -1,13 +1,15 @@
 // Turn: a lock that is held for as long as an operation runs, and waited for in slices. What
 // std::timed_mutex does, made of a mutex and a condition, because ThreadSanitizer (GCC 12) does not
-// see a timed_mutex being locked and reports races that are none. Works with std::unique_lock and
+// see a timed_mutex being locked and reports races that are none. Knows which thread has it, for
+// calls that a signal handler makes inside of another call. Works with std::unique_lock and
 // std::lock_guard.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <utility>
+#include <thread>
 
 namespace gradring {
 
@@ -16,31 +18,44 @@ class Turn {
   void lock() {
     std::unique_lock guard(mutex_);
     freed_.wait(guard, [&] { return !is_taken_; });
-    is_taken_ = true;
+    take();
   }
   bool try_lock() {
     const std::lock_guard guard(mutex_);
-    return !std::exchange(is_taken_, true);
+    if (is_taken_) return false;
+    take();
+    return true;
   }
   template <typename Rep, typename Period>
   bool try_lock_for(const std::chrono::duration<Rep, Period>& time) {
     std::unique_lock guard(mutex_);
     if (!freed_.wait_for(guard, time, [&] { return !is_taken_; })) return false;
-    is_taken_ = true;
+    take();
     return true;
   }
   void unlock() {
     {
       const std::lock_guard guard(mutex_);
       is_taken_ = false;
+      holder_.store({}, std::memory_order_relaxed);
     }
     freed_.notify_one();
   }
+  // Whether this thread has it, and would wait for itself.
+  bool is_held_here() const {
+    return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
 
  private:
+  void take() {
+    is_taken_ = true;
+    holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+
   std::mutex mutex_;  // Guards is_taken_; held for a moment only.
   std::condition_variable freed_;
   bool is_taken_ = false;
+  std::atomic<std::thread::id> holder_{};  // A thread asks for itself only: relaxed.
 };
 
 }  // namespace gradring

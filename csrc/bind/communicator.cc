@@ -54,13 +54,12 @@ py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
                               self->world_size() - 1));
   Buffer buffer(array, dtype, is_recv);
   const auto message = message_of(is_recv, peer, tag, buffer);
-  self->check_usable(message->call);
-  self->point_to_point().start(message, in_background);
+  self->start(message, in_background);
   if (in_background)
     return py::cast(PendingWork{self, nullptr, message, std::move(buffer), Buffer()});
   {
     const WithoutGil release;
-    self->point_to_point().wait(message, timeout_of(*self, timeout_ms));
+    self->wait(message, timeout_of(*self, timeout_ms));
   }
   return py::none();
 }

@@ -32,6 +32,7 @@ py::object to_python(const Failure& failure) {
     error.attr("__notes__") = notes;
   }
   if (failure.kind == ErrorKind::kPeerLost) error.attr("rank") = failure.rank;
+  if (failure.cause) error.attr("__cause__") = to_python(*failure.cause);
   return error;
 }
 
@@ -42,9 +43,6 @@ void set_python_error(const std::exception_ptr& pointer) {
     // A signal handler raised, and its exception (KeyboardInterrupt) waits to be put back.
     if (error.kind() == ErrorKind::kInterrupted && restore_interrupt()) return;
     const py::object value = to_python(Failure::from(error));
-    if (const auto* closed = dynamic_cast<const Closed*>(&error);
-        closed != nullptr && closed->cause)
-      value.attr("__cause__") = to_python(closed->cause);
     PyErr_SetObject(py::type::handle_of(value).ptr(), value.ptr());
   } catch (py::error_already_set& error) {
     error.restore();

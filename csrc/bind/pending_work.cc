@@ -16,7 +16,10 @@ struct LeftWork {
   // A communicator that is gone has no thread any more that could touch the buffers.
   bool is_over() const {
     const auto user = communicator.lock();
-    return !user || (work ? work->is_done() : user->point_to_point().is_done(*transfer));
+    if (!user) return true;
+    // In a forked child nothing of the parent's ends, and its locks may be held for ever.
+    if (!user->is_here()) return false;
+    return work ? work->is_done() : user->point_to_point().is_done(*transfer);
   }
 };
 
@@ -24,7 +27,8 @@ struct LeftWork {
 
 PendingWork::~PendingWork() {
   abandoned<LeftWork>().release_finished();
-  if (!communicator || (!work && !transfer) || done()) return;
+  if (!communicator || (!work && !transfer)) return;
+  if (communicator->is_here() && done()) return;
   abandoned<LeftWork>().add({communicator, std::move(work), std::move(transfer), std::move(input),
                              std::move(output), std::move(beside)});
 }

@@ -48,7 +48,7 @@ struct PendingWork {
   void wait(std::int64_t timeout_ms) {
     const WithoutGil release;
     if (transfer)
-      communicator->point_to_point().wait(transfer, timeout_of(*communicator, timeout_ms));
+      communicator->wait(transfer, timeout_of(*communicator, timeout_ms));
     else if (timeout_ms < 0)
       communicator->wait(*work, std::nullopt);
     else
@@ -57,6 +57,7 @@ struct PendingWork {
   // The sender of a message; -1 before a recv from anyone has found one, and for collectives.
   Rank source() const { return transfer && done() ? transfer->peer : -1; }
   bool done() const {
+    communicator->check_process();
     return work ? work->is_done() : communicator->point_to_point().is_done(*transfer);
   }
 };

@@ -261,11 +261,10 @@ PyObject* transfer(const Caller& caller, const Arguments& arguments, bool is_rec
   const Held array(x, is_recv);
   if (!peer || !tag || !array) return nullptr;
   const auto message = message_of(is_recv, *peer, *tag, array);
-  caller.communicator.check_usable(message->call);
-  caller.communicator.point_to_point().start(message, false);
+  caller.communicator.start(message, false);
   {
     const WithoutGil no_gil;
-    caller.communicator.point_to_point().wait(message, caller.timeout);
+    caller.communicator.wait(message, caller.timeout);
   }
   PyObject* const result = is_recv ? x : Py_None;
   Py_INCREF(result);

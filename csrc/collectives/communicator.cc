@@ -28,6 +28,15 @@ Rank index_of(const std::vector<Rank>& members, Rank world_rank) {
   return static_cast<Rank>(std::find(members.begin(), members.end(), world_rank) - members.begin());
 }
 
+// A handler of signals runs inside of the call that it interrupts, on the same thread: neither
+// would go on before the other.
+[[noreturn]] void refuse_in_handler(const Call& call) {
+  throw InvalidArgument(
+      str(describe(call),
+          ": called by a signal handler inside of a call of this communicator, which cannot go on "
+          "before the handler returns; nothing was sent. Let the handler set a flag, or close()"));
+}
+
 // What `work` is and whom it waits for, as the record has it: that needs no lock which is held
 // while an operation runs.
 std::string describe_wait(const World& world, const OperationRing& ring, const Work& work) {
@@ -108,20 +117,6 @@ Algorithm Communicator::algorithm_for(const Operation& operation) const {
   return engine_.decide(engine_.complete(operation), operation.algorithm);
 }
 
-void Communicator::check_usable(const Call& next) const {
-  world_->check_process();
-  if (!group_->is_failed()) [[likely]]
-    return;
-  Failure failure = group_->failure();
-  if (failure.kind == ErrorKind::kClosed) throw Closed(failure.text);
-  // It happened between two calls: the next one raises it, as if it had been in there.
-  if (group_->note_told()) {
-    failure.text = str("before ", gradring::describe(next), ": ", failure.text);
-    logbook_->noted(failure).raise();
-  }
-  throw Closed(str("this communicator is closed since: ", failure.text), failure);
-}
-
 void Communicator::raise_no_turn(const Operation& operation, Millis timeout) const {
   const wire::CallState running = group_->call();
   throw TimedOut(str(gradring::describe(call_of(operation)), ": did not get its turn within ",
@@ -135,6 +130,7 @@ Communicator::DriveLock Communicator::lock_drive(const Operation& operation, Mil
   DriveLock lock(drive_, std::try_to_lock);
   if (lock.owns_lock()) [[likely]]
     return lock;
+  if (drive_.is_held_here()) refuse_in_handler(call_of(operation));
   TurnWait wait(*group_, timeout);
   while (!lock.try_lock_for(wait.slice())) {
     transport::run_interrupt_check();
@@ -145,6 +141,7 @@ Communicator::DriveLock Communicator::lock_drive(const Operation& operation, Mil
 
 void Communicator::run(const Operation& operation, Millis timeout) {
   world_->check_process();
+  const CallEnd end{*this};
   if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(operation, timeout);
   const DriveLock lock = lock_drive(operation, timeout);
   execute(operation, timeout);
@@ -155,7 +152,7 @@ std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis ti
   check_usable(call);
   const Ticks now = ticks_now();
   return enqueue(std::make_shared<Work>(
-      [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now));
+      group_, [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now));
 }
 
 std::shared_ptr<Work> Communicator::submit(const Call& call,
@@ -163,9 +160,12 @@ std::shared_ptr<Work> Communicator::submit(const Call& call,
                                            Millis timeout) {
   check_usable(call);
   const Ticks now = ticks_now();
-  return enqueue(std::make_shared<Work>([this, call, operation = std::move(operation), timeout,
-                                         now] { execute(call, *operation, timeout, now); },
-                                        call, now));
+  return enqueue(std::make_shared<Work>(
+      group_,
+      [this, call, operation = std::move(operation), timeout, now] {
+        execute(call, *operation, timeout, now);
+      },
+      call, now));
 }
 
 std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
@@ -187,6 +187,7 @@ std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
 // Waits until all that was queued before has been taken up. The progress thread runs it, never the
 // caller: a user's thread has a deadline of its own, and a Ctrl-C to notice.
 void Communicator::let_queue_go_first(const Operation& operation, Millis timeout) {
+  if (drive_.is_held_here()) refuse_in_handler(call_of(operation));
   TurnWait wait(*group_, timeout);
   std::unique_lock lock(queue_mutex_);
   const std::uint64_t before = submitted_;
@@ -201,6 +202,7 @@ void Communicator::let_queue_go_first(const Operation& operation, Millis timeout
 }
 
 void Communicator::wait(Work& work, std::optional<Millis> timeout) {
+  if (!work.is_done() && drive_.is_held_here()) refuse_in_handler(work.call);
   const Time begin = Clock::now();
   Time deadline = begin + std::min(timeout.value_or(kForGood), kForGood);
   while (!work.is_done()) {
@@ -215,6 +217,20 @@ void Communicator::wait(Work& work, std::optional<Millis> timeout) {
                          " s; it goes on, wait() again"));
   }
   work.raise_if_failed();
+}
+
+void Communicator::start(const std::shared_ptr<Transfer>& transfer, bool in_background) {
+  check_usable(transfer->call);
+  if (!in_background && point_to_point_.is_driven_here()) refuse_in_handler(transfer->call);
+  point_to_point_.start(transfer, in_background);
+}
+
+void Communicator::wait(const std::shared_ptr<Transfer>& transfer, Millis timeout) {
+  world_->check_process();
+  const CallEnd end{*this};
+  if (point_to_point_.is_driven_here() && !point_to_point_.is_done(*transfer))
+    refuse_in_handler(transfer->call);
+  point_to_point_.wait(transfer, timeout);
 }
 
 void Communicator::run_progress() {
@@ -258,9 +274,9 @@ std::vector<OperationRecord> Communicator::queued() {
 template <typename CarryOut>
 void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
                            const CarryOut& carry_out) {
-  check_usable(call);
+  queued == 0 ? check_usable(call) : check_queued(call);
   const std::uint64_t seq = ++seq_;
-  group_->begin_call(seq);
+  group_->begin_call(seq, call);
   transport::Idle idle(*group_, timeout, queued == 0);
   idle.waits_in(call, seq);
   OperationRing::Slot* record = logbook_->collectives.begin(call, seq, queued);
@@ -275,7 +291,9 @@ void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
     throw;
   } catch (...) {
     logbook_->collectives.end(record, OperationState::kFailed);
-    fail(call, seq, std::current_exception(), timeout);
+    const Failure failure = fail(call, seq, std::current_exception(), timeout);
+    if (queued == 0) group_->note_told();
+    failure.raise();
   }
 }
 
@@ -294,14 +312,14 @@ void Communicator::execute(const Call& call, ForeignOperation& operation, Millis
   if (call.op != OpKind::kSend && call.op != OpKind::kRecv)
     return execute(call, timeout, queued, carry_out);
   // Between two ranks only: no number that all count, and nothing to compare.
-  check_usable(call);
+  check_queued(call);
   transport::Idle idle(*group_, timeout, queued == 0);
   try {
     carry_out(seq_, idle);
   } catch (const InvalidArgument&) {
     throw;
   } catch (...) {
-    fail(call, seq_, std::current_exception(), timeout);
+    fail(call, seq_, std::current_exception(), timeout).raise();
   }
 } catch (...) {
   operation.give_up();
@@ -317,15 +335,6 @@ void Communicator::execute(const Call& call, Composition& operation, Millis time
 } catch (...) {
   operation.give_up();
   throw;
-}
-
-void Communicator::fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
-                        Millis timeout) {
-  const Failure failure = find_cause(*world_, *group_, gradring::describe(call, seq), seq, error,
-                                     engine_.waited_for(), timeout);
-  group_->fail(failure);
-  group_->note_told();
-  logbook_->noted(failure).raise();
 }
 
 std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Millis timeout) {
@@ -347,6 +356,7 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
     throw InvalidArgument(str("empty: ", sizes.size(), " ranks ask for ", bytes,
                               " bytes each; all arrays together are at most ", kLargestShared,
                               " bytes"));
+  const CallEnd end{*this};
   const DriveLock lock = lock_drive(exchange, kForGood);  // Something was sent.
   const Call call = call_of(exchange);
   check_usable(call);
@@ -359,38 +369,10 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
                          sizes[other]));
     return engine_.share_memory(bytes, idle);
   } catch (...) {
-    fail(call, seq_, std::current_exception(), timeout);
+    const Failure failure = fail(call, seq_, std::current_exception(), timeout);
+    group_->note_told();
+    failure.raise();
   }
-}
-
-void Communicator::close(bool is_lingering) {
-  world_->check_process();
-  if (is_lingering) point_to_point_.linger();
-  group_->fail({ErrorKind::kClosed, -1, "this communicator is closed: close() was called"});
-  std::thread progress;
-  {
-    const std::lock_guard lock(queue_mutex_);
-    is_stopping_ = true;
-    queue_filled_.notify_all();
-    progress = std::move(progress_);
-  }
-  recorder_->close(logbook_);
-  if (progress.joinable()) progress.join();
-  point_to_point_.stop();
-  const std::lock_guard drive(
-      drive_);  // The operation that was running has seen the failure by now.
-  std::deque<std::shared_ptr<Work>> orphans;
-  {
-    const std::lock_guard lock(queue_mutex_);
-    orphans.swap(queue_);
-  }
-  for (const auto& work : orphans)
-    work->cancel({ErrorKind::kClosed, -1, "the communicator was closed"});
-  engine_.leave();
-  world_->drop_group(group_->id);
-  if (std::exchange(has_left_, true)) return;
-  recorder_->finish();
-  world_->leave();
 }
 
 }  // namespace gradring::collectives

@@ -4,6 +4,7 @@
 // that every rank learns, and closes. Callable from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -74,6 +75,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Until `work` is done, or `timeout` has passed (TimedOut; the work goes on). Without one its own
   // decides.
   void wait(Work& work, std::optional<Millis> timeout);
+  // As PointToPoint has them. `start` begins a blocking one, of this thread, too.
+  void start(const std::shared_ptr<Transfer>& transfer, bool in_background);
+  void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout);
 
   // Collective. Memory for `bytes` that every rank can reach, so that reductions in place need no
   // copies; the same number on every rank. nullptr where not all ranks share memory.
@@ -98,13 +102,26 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Before the call `next`: throws what has ended this communicator, once; then Closed with that
   // cause.
   void check_usable(const Call& next) const;
+  // The same for one that was submitted, on the progress thread, where the user does not hear of
+  // it: throws what has ended this communicator, every time.
+  void check_queued(const Call& next) const;
   // Lingering: for messages in the background that nobody waits for (see PointToPoint::linger).
+  // Called by a signal handler inside of a call of this communicator: that call ends it, when it
+  // comes out with Closed.
   void close(bool is_lingering = true);
-  bool is_closed() const { return group_->is_failed(); }
-  Failure failure() const { return group_->failure(); }  // Why it is closed.
+  // To a forked child it is: what the parent's threads may have locked at the fork stays locked.
+  bool is_closed() const { return !is_here() || group_->is_failed(); }
+  Failure failure() const;  // Why it is closed.
+  bool is_here() const { return world_->is_here(); }
+  void check_process() const { world_->check_process(); }
 
  private:
   using DriveLock = std::unique_lock<Turn>;
+  // The end of a call in which a signal handler may have called close().
+  struct CallEnd {
+    Communicator& communicator;
+    ~CallEnd() { communicator.leave_if_due(); }
+  };
 
   std::shared_ptr<Work> enqueue(std::shared_ptr<Work> work);
   // Throw TimedOut, with nothing sent and nothing closed, where what comes before `operation` does
@@ -117,8 +134,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void execute(const Call& call, Composition& operation, Millis timeout, Ticks queued);
   template <typename CarryOut>
   void execute(const Call& call, Millis timeout, Ticks queued, const CarryOut& carry_out);
-  [[noreturn]] void fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
-                         Millis timeout);
+  // Of one that was submitted, or is still queued. By whoever holds drive_.
+  Failure failure_of_queued(const Call& next) const;
+  // Fails the group. Returns what to raise: on the user's thread, or when it waits for the work.
+  Failure fail(const Call& call, std::uint64_t seq, const std::exception_ptr& error,
+               Millis timeout);
+  // Whether this thread is in a call that has a turn: a signal handler has interrupted it.
+  bool is_in_call_here() const { return drive_.is_held_here() || point_to_point_.is_driven_here(); }
+  void leave_if_due() {
+    if (closing_.load(std::memory_order_relaxed) != std::thread::id{}) [[unlikely]]
+      finish_close();
+  }
+  void finish_close();
+  void leave();
   void run_progress();
   std::vector<OperationRecord> queued();
   std::shared_ptr<Communicator> make_child(std::uint64_t id, std::vector<Rank> members,
@@ -131,12 +159,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Rank rank_;
   PointToPoint point_to_point_;
 
-  Turn drive_;  // Held while an operation runs: guards engine_, seq_, splits_, has_left_.
+  Turn drive_;  // Held while an operation runs: guards engine_, seq_, splits_, has_left_, note_.
   Engine engine_;
   std::uint64_t seq_ = 0;
   std::uint64_t splits_ = 0;
   bool has_shrunk_ = false;  // The thread's that calls shrink().
   bool has_left_ = false;
+  mutable std::optional<std::string> note_;  // Of the failure: its record is written once for all.
+  std::atomic<bool> is_leaving_{false};      // close() was called. Guards nothing.
+  std::atomic<std::thread::id> closing_{};   // Who has to leave() after its call. Relaxed: its own.
 
   std::mutex queue_mutex_;  // Guards the next seven; never held while an operation runs.
   std::condition_variable queue_filled_;

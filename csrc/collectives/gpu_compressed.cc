@@ -25,7 +25,7 @@ class JobsTurn {
     const auto await = [&](const std::function<bool()>& is_so) {
       Patience patience(timeout);
       while (!is_so()) {
-        ranks.check_usable(call);
+        ranks.check_queued(call);
         if (!patience.nap())
           throw TimedOut(str("GPU ", lane_->device().index(), " did not bring what it encodes ",
                              "within ", seconds_between(Time{}, Time{timeout}),
@@ -61,8 +61,8 @@ void GpuCompressedWork::wait(Millis timeout) {
 
 bool GpuCompressedWork::is_done() const {
   if (!work_->is_done()) return false;
+  if (work_->failure()) return true;
   try {
-    work_->raise_if_failed();
     return job_->end().is_passed();
   } catch (const std::exception&) {
     return true;

@@ -102,6 +102,9 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   if (world_size() == 1) throw InvalidArgument("shrink: a communicator of one has nobody to lose");
   if (has_shrunk_)
     throw Closed("shrink: this communicator was shrunk already; use the one that it returned");
+  // The others count this rank as one that left: they would not wait for it.
+  if (is_leaving_.load())
+    throw Closed("shrink: close() was called on this communicator; there is nothing to go on with");
   const Time deadline = Clock::now() + timeout;
   // Whoever is still in an operation here must come out of it, or the survivors would wait for that
   // rank.

@@ -31,8 +31,10 @@ void PointToPoint::linger() {
 
 // False: it is of no use.
 bool PointToPoint::linger_a_moment() {
-  const std::unique_lock seat(drive_, std::try_to_lock);
-  if (!seat.owns_lock()) {
+  // A signal handler has the seat of the wait that it interrupted, which is between two drives.
+  std::unique_lock<Turn> seat;
+  if (!drive_.is_held_here()) seat = std::unique_lock(drive_, std::try_to_lock);
+  if (!seat.owns_lock() && !drive_.is_held_here()) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, Millis{1}, [&] { return given_ == 0; });
     return true;

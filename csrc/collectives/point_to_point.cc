@@ -111,14 +111,18 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
         idle.on_links(interests_);
       }
     } catch (...) {
-      give_up(*transfer, std::current_exception(), timeout, seat).raise();
+      const Failure failure = give_up(*transfer, std::current_exception(), timeout, seat);
+      group_->note_told();
+      failure.raise();
     }
     seat.unlock();
     const std::lock_guard lock(mutex_);
     changed_.notify_all();  // The seat is free.
   }
   const std::lock_guard lock(mutex_);
-  if (transfer->failure) transfer->failure.raise();
+  if (!transfer->failure) return;
+  if (group_->is_failed()) group_->note_told();
+  transfer->failure.raise();
 }
 
 // Closes the communicator. With the group failed, whoever has the seat comes out of its wait and
@@ -130,7 +134,6 @@ Failure PointToPoint::give_up(const Transfer& transfer, const std::exception_ptr
   const Failure failure =
       find_cause(*world_, *group_, describe(transfer.call), 0, error, progress, timeout);
   group_->fail(failure);
-  group_->note_told();
   if (!seat.owns_lock()) seat.lock();
   fail_all(failure);
   return logbook_->noted(failure);

@@ -54,6 +54,8 @@ class PointToPoint {
   // Until it is done. A failure or a deadline closes the communicator. Throws any public error.
   void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout, bool interruptible = true);
   bool is_done(const Transfer& transfer) const;
+  // Whether this thread has the driver's seat: a signal handler has interrupted its wait.
+  bool is_driven_here() const { return drive_.is_held_here(); }
   // Before a communicator is closed well: sends in the background that are under way still go, for
   // as long as their receivers take them; a second without progress, or ten in all.
   void linger();

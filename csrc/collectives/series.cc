@@ -22,10 +22,10 @@ std::shared_ptr<Work> Communicator::submit(const Compressed& what, Millis timeou
       if (group_->is_failed())
         throw Mismatch(str(error.what(), "; this rank compresses with ",
                            CompressedLayout(what, rank_, world_size()).text()));
-      fail(call, seq_, std::current_exception(), timeout);
+      fail(call, seq_, std::current_exception(), timeout).raise();
     }
   };
-  return enqueue(std::make_shared<Work>(carry_out, call, now));
+  return enqueue(std::make_shared<Work>(group_, carry_out, call, now));
 }
 
 std::shared_ptr<Work> Communicator::submit(const Call& call,
@@ -38,19 +38,22 @@ std::shared_ptr<Work> Communicator::submit(const Call& call,
       carry_out([&](const Operation& operation) { execute(operation, timeout, now); });
     } catch (...) {
       if (group_->is_failed()) throw;
-      fail(call, seq_, std::current_exception(), timeout);
+      fail(call, seq_, std::current_exception(), timeout).raise();
     }
   };
-  return enqueue(std::make_shared<Work>(run, call, now));
+  return enqueue(std::make_shared<Work>(group_, run, call, now));
 }
 
 std::shared_ptr<Work> Communicator::submit(const Call& call, std::shared_ptr<Composition> operation,
                                            Millis timeout) {
   check_usable(call);
   const Ticks now = ticks_now();
-  return enqueue(std::make_shared<Work>([this, call, operation = std::move(operation), timeout,
-                                         now] { execute(call, *operation, timeout, now); },
-                                        call, now));
+  return enqueue(std::make_shared<Work>(
+      group_,
+      [this, call, operation = std::move(operation), timeout, now] {
+        execute(call, *operation, timeout, now);
+      },
+      call, now));
 }
 
 Communicator::Cutting Communicator::cutting_of(const Operation& operation) const {

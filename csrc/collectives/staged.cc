@@ -40,7 +40,7 @@ class Passage {
                   Millis timeout) {
     Patience patience(timeout);
     while (!lane_->is_down(*job_, round)) {
-      communicator.check_usable(call);
+      communicator.check_queued(call);
       if (!patience.nap())
         throw TimedOut(str("GPU ", lane_->device().index(), " did not bring its data within ",
                            seconds_between(Time{}, Time{timeout}), " s (part ", round + 1, " of ",
@@ -56,12 +56,7 @@ class Passage {
 
 bool StagedWork::is_done() const {
   if (!work_->is_done()) return false;
-  try {
-    work_->raise_if_failed();
-  } catch (const std::exception&) {
-    return true;
-  }
-  return job_->is_over();
+  return work_->failure() || job_->is_over();
 }
 
 bool StagedWork::is_over() const {

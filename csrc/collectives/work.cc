@@ -30,9 +30,17 @@ bool Work::is_done() const {
   return is_done_;
 }
 
-void Work::raise_if_failed() const {
+Failure Work::failure() const {
   const std::lock_guard lock(mutex_);
-  if (failure_) failure_.raise();
+  return failure_;
+}
+
+void Work::raise_if_failed() const {
+  const Failure failed = failure();
+  if (!failed) return;
+  // What was refused has failed nothing else.
+  if (failed.kind != ErrorKind::kInvalidArgument && group_->is_failed()) group_->note_told();
+  failed.raise();
 }
 
 bool Work::wait_for(Millis time) {

@@ -5,20 +5,24 @@
 
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "base/call.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/ticks.h"
+#include "transport/group.h"
 
 namespace gradring::collectives {
 
 class Work {
  public:
   // `carry_out` runs the operation to its end on the calling thread; it throws what went wrong.
-  Work(std::function<void()> carry_out, const Call& submitted, Ticks when)
-      : call(submitted), queued(when), carry_out_(std::move(carry_out)) {}
+  Work(std::shared_ptr<transport::Group> group, std::function<void()> carry_out,
+       const Call& submitted, Ticks when)
+      : call(submitted), queued(when), group_(std::move(group)), carry_out_(std::move(carry_out)) {}
 
   const Call call;
   const Ticks queued;
@@ -26,12 +30,14 @@ class Work {
   void run();  // Once, by the thread that took it from the queue. Never throws.
   void cancel(const Failure& failure);  // Instead of run().
   bool is_done() const;
-  void raise_if_failed() const;  // When done.
+  Failure failure() const;       // When done: none if it went well.
+  void raise_if_failed() const;  // When done. To the user, who knows it from then on.
   bool wait_for(Millis time);    // True when done.
 
  private:
   void finish(const Failure& failure);
 
+  std::shared_ptr<transport::Group> group_;
   std::function<void()> carry_out_;
   mutable std::mutex mutex_;
   std::condition_variable done_;

@@ -109,7 +109,10 @@ std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from
 }
 
 void Group::publish_call(const Call& call, std::uint64_t seq) {
-  state_.with([&](State& state) { state.call = {id, seq, true, call, 0, {}}; });
+  std::vector<Call> before;
+  for (std::uint64_t back = 1; back < last_calls_.size() && back < seq; ++back)
+    before.push_back(last_calls_[(seq - back) % last_calls_.size()]);
+  state_.with([&](State& state) { state.call = {id, seq, true, call, 0, {}, std::move(before)}; });
 }
 
 void Group::end_call() {

@@ -5,6 +5,7 @@
 
 #include <sys/eventfd.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -85,10 +86,14 @@ class Group {
   // The connection that `wanted` accepts, if it has come.
   std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
 
-  // The operation this rank is in, for the heartbeat. Starting one costs one store; what it is, is
-  // said only when it has to wait.
-  void begin_call(std::uint64_t seq) { seq_.store(seq, std::memory_order_relaxed); }
-  // The operation moves on. Only whoever drives it says so.
+  // The operation this rank is in, for the heartbeat. Starting one costs a few stores; what it is,
+  // and what came before it, is said only when it has to wait. By whoever drives it, as the next
+  // two.
+  void begin_call(std::uint64_t seq, const Call& call) {
+    seq_.store(seq, std::memory_order_relaxed);
+    last_calls_[seq % last_calls_.size()] = call;
+  }
+  // The operation moves on.
   void note_progress() {
     progress_.store(progress_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
@@ -122,6 +127,7 @@ class Group {
   void count_call(bool has_waited);
 
   Guarded<State> state_;
+  std::array<Call, wire::kCallsBefore + 1> last_calls_{};  // By seq. Whoever drives has them.
   std::atomic<Clock::rep> sleep_until_{0};       // A hint: relaxed, as are the next three.
   std::atomic<Clock::rep> last_sleep_until_{0};  // The same, but never taken back.
   std::atomic<Clock::rep> sleep_time_{0};

@@ -292,68 +292,6 @@ void Membership::leave(Actions& actions) {
   spread(wire::Bye{}, -1, actions);  // Also to ranks that see in this one the next coordinator.
 }
 
-// Two ranks that are in the same operation of the same communicator with different calls wait for
-// each other for ever when neither sends to the other; the links' headers cannot show that, the
-// heartbeats can.
-void Membership::check_calls(Actions& actions) {
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::pair<Rank, const wire::CallState*>> first;
-  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
-    if (!is_alive(rank)) continue;
-    for (const wire::CallState& state : peer(rank).calls) {
-      if (!state.in_progress || aborts_.contains(state.communicator)) continue;
-      const auto [found, is_new] = first.try_emplace({state.communicator, state.seq}, rank, &state);
-      const auto& [other_rank, other] = found->second;
-      if (is_new || other->call == state.call) continue;
-      wire::Abort abort;
-      abort.communicator = state.communicator;
-      abort.seq = state.seq;
-      abort.origin = settings_.rank;
-      abort.failure = {ErrorKind::kMismatch, -1,
-                       str("rank ", other_rank, " called ", describe(other->call, state.seq),
-                           " but rank ", rank, " called ", describe(state.call, state.seq),
-                           "; all ranks must make the same calls in the same order")};
-      handle_abort(abort, settings_.rank, actions);
-      break;
-    }
-  }
-}
-
-// Two ranks that count different ranks as the members of a communicator may never connect: each
-// waits for the other to do so, or one has finished without it. So those that wait are compared
-// with all.
-void Membership::check_members(Actions& actions) {
-  std::map<std::uint64_t, std::pair<Rank, const wire::CallState*>> waiting;
-  for (Rank rank = 0; rank < settings_.world_size; ++rank)
-    if (is_alive(rank))
-      for (const wire::CallState& state : peer(rank).calls)
-        if (state.in_progress && !aborts_.contains(state.communicator))
-          waiting.try_emplace(state.communicator, rank, &state);
-  if (waiting.empty()) return;
-  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
-    if (!is_alive(rank)) continue;
-    for (const wire::CallState& state : peer(rank).calls) {
-      const auto found = waiting.find(state.communicator);
-      if (found == waiting.end() || aborts_.contains(state.communicator)) continue;
-      const auto& [other_rank, other] = found->second;
-      if (other->members_hash == state.members_hash) continue;
-      const Failure failure = members_differ(other_rank, other->made_by, rank, state.made_by);
-      handle_abort({state.communicator, 0, settings_.rank, failure}, settings_.rank, actions);
-    }
-  }
-}
-
-std::string Membership::who_is_not_in(const wire::Abort& abort) const {
-  std::string missing;
-  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
-    if (!is_alive(rank)) continue;
-    for (const wire::CallState& state : peers_[static_cast<std::size_t>(rank)].calls)
-      if (state.communicator == abort.communicator && state.seq < abort.seq)
-        missing += str(missing.empty() ? "" : ", ", rank);
-  }
-  return missing.empty() ? ""
-                         : str("; not in this operation at the last heartbeat: rank ", missing);
-}
-
 void Membership::leave_group(const wire::Left& left, Actions& actions) {
   hear_left(left, settings_.rank, actions);
 }

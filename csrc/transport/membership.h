@@ -89,6 +89,12 @@ class Membership {
   void take_over(Actions& actions);
   wire::Heartbeat beat(const std::vector<wire::CallState>& calls);
   void check_calls(Actions& actions);
+  struct Calling {
+    Rank rank;
+    const Call* call;
+  };
+  void report_difference(const wire::CallState& state, std::uint64_t seq, Calling one,
+                         Calling other, Actions& actions);
   void check_members(Actions& actions);
   void spread(const wire::Message& message, Rank except, Actions& actions);
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);

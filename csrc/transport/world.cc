@@ -60,8 +60,12 @@ World::World(const JoinOptions& options, std::vector<wire::Member> members, wire
 
 World::~World() = default;
 
+bool World::is_here() const {
+  return fork_generation() == fork_generation_;
+}
+
 void World::check_process() const {
-  if (fork_generation() == fork_generation_) [[likely]]
+  if (is_here()) [[likely]]
     return;
   throw Closed(
       "this communicator belongs to the parent process: a forked child cannot use it. Call "

@@ -64,6 +64,7 @@ class World {
   // Throws Closed in a process forked from the one that joined: its threads and turns belong to the
   // parent.
   void check_process() const;
+  bool is_here() const;  // In the process that joined.
 
  private:
   World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session);

@@ -50,6 +50,12 @@ Call get_call(Reader& in) {
   return call;
 }
 
+void put_calls_before(Writer& out, const std::vector<Call>& calls) {
+  const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(calls.size(), kCallsBefore));
+  out.put(count);
+  for (std::uint32_t i = 0; i < count; ++i) put(out, calls[i]);
+}
+
 void put(Writer& out, const std::vector<Rank>& ranks) {
   out.put(static_cast<std::uint32_t>(ranks.size()));
   for (const Rank rank : ranks) out.put(rank);
@@ -119,6 +125,7 @@ struct Encoder {
       put(out, state.call);
       out.put(state.members_hash);
       out.put_text(state.made_by);
+      put_calls_before(out, state.before);
     }
   }
   void operator()(const Lost& m) const {
@@ -175,6 +182,8 @@ Heartbeat get_heartbeat(Reader& in) {
     state.call = get_call(in);
     state.members_hash = in.get<std::uint64_t>();
     state.made_by = in.get_text();
+    state.before.resize(in.get_count(kCallsBefore));
+    for (Call& call : state.before) call = get_call(in);
   }
   return m;
 }

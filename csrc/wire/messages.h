@@ -35,8 +35,10 @@ struct CallState {
   bool in_progress = false;
   Call call;
   std::uint64_t members_hash = 0;
-  std::string made_by;  // The call that named its members, as errors show it; "": none did.
+  std::string made_by;       // The call that named its members, as errors show it; "": none did.
+  std::vector<Call> before;  // If in progress: what came before it, seq - 1 first; not all of it.
 };
+inline constexpr std::uint32_t kCallsBefore = 7;
 
 // The values are part of the wire format: append, never renumber.
 enum class TransportMode : std::uint8_t { kAuto = 0, kShm = 1, kTcp = 2 };

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gradring import endpoint_lists, mpich, slurm
 from gradring.address import parse_port
@@ -26,16 +27,30 @@ PORT_COUNT = 10000
 class Variables:
     """The environment, remembering which names were read. An empty value counts as unset."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Copy what is set."""
-        self.values: Mapping[str, str] = {k: v for k, v in environ.items() if v.strip()}
+    def __init__(
+        self, environ: Mapping[str, str], arguments: Mapping[str, tuple[str, Any]] | None = None
+    ) -> None:
+        """Copy what is set.
+
+        Args:
+            environ: The variables.
+            arguments: By the variable that it takes the place of: an argument's name and value.
+        """
+        given = arguments or {}
+        replaced = {**environ, **{name: str(value) for name, (_, value) in given.items()}}
+        self.values: Mapping[str, str] = {k: v for k, v in replaced.items() if v.strip()}
         self.read: list[str] = []
+        self._arguments = {name: argument for name, (argument, _) in given.items()}
         self._origins: dict[str, str] = {}
 
     def derive(self, origin: str, derived: Mapping[str, object]) -> None:
         """Add what was read out of the variable ``origin``, under names of our own."""
         self.values = {**self.values, **{name: str(value) for name, value in derived.items()}}
         self._origins |= dict.fromkeys(derived, origin)
+
+    def source(self, name: str) -> str:
+        """Return what the user has set: the variable, or the argument in its place."""
+        return self._arguments.get(name, name)
 
     def get(self, name: str) -> str | None:
         """Return the value, or ``None`` where it is unset."""
@@ -56,7 +71,7 @@ class Variables:
             return None
         digits = text.strip()
         if not (digits.isascii() and digits.isdigit() and len(digits) < 10):
-            raise InvalidArgument(f"{name}={text!r} is not a whole number from 0")
+            raise InvalidArgument(f"{name}={text!r} is not a whole number from 0 to {10**9 - 1}")
         return int(digits)
 
     def require(self, source: str, names: tuple[str, ...]) -> None:
@@ -64,7 +79,9 @@ class Variables:
         missing = [name for name in names if name not in self.values]
         if not missing:
             return
-        present = [f"{name}={self.values[name]}" for name in names if name in self.values]
+        present = [
+            f"{self.source(name)}={self.values[name]}" for name in names if name in self.values
+        ]
         raise InvalidArgument(
             f"{source}: the variables are incomplete: {', '.join(present) or 'nothing'} set, "
             f"{', '.join(missing)} missing; set what is missing, or unset the others to run alone"

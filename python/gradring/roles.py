@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gradring import launchers, slurm
 from gradring.address import format_address, is_loopback, parse_address
+from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
 from gradring.launchers import LOOPBACK, Launcher, Variables
 
@@ -83,17 +84,20 @@ def discover(
             variables.
     """
     explicit = {
-        "GRADRING_RANK": rank,
-        "GRADRING_WORLD_SIZE": world_size,
-        "GRADRING_RENDEZVOUS": rendezvous,
+        "GRADRING_RANK": ("rank", rank),
+        "GRADRING_WORLD_SIZE": ("world_size", world_size),
+        "GRADRING_RENDEZVOUS": ("rendezvous", rendezvous),
     }
     for argument, value in (("rank", rank), ("world_size", world_size)):
-        if value is not None and not (str(value).isascii() and str(value).isdigit()):
+        if value is None:
+            continue
+        if not (str(value).isascii() and str(value).isdigit()):
             raise InvalidArgument(f"{argument}={value!r}: not a whole number of at least 0")
+        _check_size(argument, int(value))
     if rendezvous and world_size != 1:
         parse_address(str(rendezvous), "rendezvous")
-    given = {name: str(value) for name, value in explicit.items() if value is not None}
-    variables = Variables({**environ, **given})
+    given = {name: pair for name, pair in explicit.items() if pair[1] is not None}
+    variables = Variables(environ, given)
     launcher = launchers.find(variables)
     return None if launcher is None else _role(launcher, variables)
 
@@ -104,9 +108,11 @@ def _role(launcher: Launcher, variables: Variables) -> Role:
     variables.require(launcher.source, (launcher.rank, launcher.world_size, *needs))
     rank = variables.number(launcher.rank) or 0
     world_size = variables.number(launcher.world_size) or 0
+    size_source = variables.source(launcher.world_size)
     if world_size == 0:
-        raise InvalidArgument(f"{launcher.world_size}=0: a world has at least one rank")
-    _check_below(launcher.rank, rank, launcher.world_size, world_size)
+        raise InvalidArgument(f"{size_source}=0: a world has at least one rank")
+    _check_size(size_source, world_size)
+    _check_below(variables.source(launcher.rank), rank, size_source, world_size)
     local_rank, local_world_size = _local(launcher, variables, world_size)
 
     host, port = LOOPBACK, 0
@@ -141,12 +147,13 @@ def _local(
     if local_world_size is not None and not 1 <= local_world_size <= world_size:
         raise InvalidArgument(
             f"{launcher.local_world_size}={local_world_size} does not fit "
-            f"{launcher.world_size}={world_size}"
+            f"{variables.source(launcher.world_size)}={world_size}"
         )
     if local_rank is not None and local_world_size is not None:
         _check_below(launcher.local_rank, local_rank, launcher.local_world_size, local_world_size)
     elif local_rank is not None:
-        _check_below(launcher.local_rank, local_rank, launcher.world_size, world_size)
+        size_source = variables.source(launcher.world_size)
+        _check_below(launcher.local_rank, local_rank, size_source, world_size)
     return local_rank, local_world_size
 
 
@@ -161,10 +168,15 @@ def _listen_fd(variables: Variables, rank: int) -> int | None:
     descriptor = variables.number("GRADRING_LISTEN_FD")
     if descriptor is not None and rank != 0:
         raise InvalidArgument(
-            f"GRADRING_LISTEN_FD={descriptor} is set for GRADRING_RANK={rank}; only rank 0 listens "
-            "at the rendezvous"
+            f"GRADRING_LISTEN_FD={descriptor} is set for {variables.source('GRADRING_RANK')}="
+            f"{rank}; only rank 0 listens at the rendezvous"
         )
     return descriptor
+
+
+def _check_size(source: str, number: int) -> None:
+    if number > MOST_RANKS:
+        raise InvalidArgument(f"{source}={number}: a job has at most {MOST_RANKS} ranks")
 
 
 def _check_below(name: str, value: int, bound_name: str, bound: int) -> None:

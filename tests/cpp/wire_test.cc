@@ -35,6 +35,7 @@ CallState some_state(std::uint64_t seed) {
                 ~seed};
   state.members_hash = seed << 56;
   state.made_by = std::string(seed % 3, 'x');
+  state.before.assign(seed % (kCallsBefore + 1), state.call);
   return state;
 }
 

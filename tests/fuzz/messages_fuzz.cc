@@ -30,6 +30,7 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
   state.call = {.op = OpKind::kAllReduce, .dtype = DType::kFloat32, .count = 1000};
   state.members_hash = 99;
   state.made_by = "subgroup([0, 1], 'a')";
+  state.before = {state.call, {.op = OpKind::kBroadcast, .root = 0}};
 
   const std::vector<wire::Message> messages{
       wire::Join{.world_size = 4, .member = member, .mode = wire::TransportMode::kTcp},

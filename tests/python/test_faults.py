@@ -61,6 +61,44 @@ def test_a_rank_killed_in_a_large_all_reduce_is_lost_to_every_other_rank(
     expect_closed(ranks, victim)
 
 
+# Whichever is waited for first; or none of them: then it is the next call that raises.
+@pytest.mark.parametrize("call", ["works[4].wait()", "works.clear(); comm.all_reduce(np.ones(3))"])
+def test_a_rank_killed_while_works_are_queued_is_lost_to_every_other_rank(
+    job: StartJob, transport: str, call: str
+) -> None:
+    ranks = job(SIZE, transport=transport)
+    ranks.call("comm.barrier()")
+    code = (
+        "works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(5)]\n"
+        f"say('moving'); {call}"
+    )
+    for rank in ranks.others(1):
+        rank.begin(code)
+    for rank in ranks.others(1):
+        rank.expect("moving")
+    killed = ranks.ranks[1].kill()
+    expect_loss(ranks.outcomes(ranks.others(1)), 1, killed, AFTER_A_KILL)
+    expect_closed(ranks, 1)
+
+
+def test_every_work_that_a_lost_rank_has_ended_says_so(job: StartJob, transport: str) -> None:
+    ranks = job(2, transport=transport)
+    ranks.call("comm.barrier()")
+    first, second = ranks.ranks
+    first.begin("works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(4)]")
+    assert first.outcome().error is None
+    second.kill()
+    for index in (3, 0, 2, 1):
+        first.begin(f"works[{index}].wait()")
+        outcome = first.outcome()
+        assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
+    first.begin("comm.barrier()")
+    closed = first.outcome()
+    assert closed.error == "Closed"
+    assert closed.cause is not None
+    assert (closed.cause["error"], closed.cause["lost"]) == ("PeerLost", 1)
+
+
 @pytest.mark.parametrize("victim", [0, 1, SIZE - 1])
 def test_a_rank_killed_while_the_others_wait_for_it_is_lost_to_every_other_rank(
     job: StartJob, transport: str, victim: int

@@ -71,6 +71,50 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_has_under_way(
     assert ranks.ranks[1].outcome().result == [2.0] * 3
 
 
+@pytest.mark.parametrize("call", ["work.wait()", "work.done()", "work.source"])
+def test_a_forked_child_is_told_that_a_message_under_way_is_its_parents(
+    job: StartJob, transport: str, call: str
+) -> None:
+    ranks = job(2, transport=transport)
+    ranks.ranks[0].call("work = comm.recv(np.zeros(3), 1, async_op=True)")
+    said = ranks.ranks[0].call(IN_A_CHILD.format(code=call, end="os._exit(0)"))
+    assert said.startswith("Closed: "), said
+    assert "fork" in said
+    ranks.ranks[1].call("comm.send(np.ones(3), 0)")
+    assert ranks.ranks[0].call("result = work.wait().tolist()") == [1.0] * 3
+
+
+def test_to_a_forked_child_its_parents_communicator_is_closed(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(2, transport=transport)
+    asked = "assert comm.is_closed and 'closed' in repr(comm)"
+    assert ranks.ranks[0].call(IN_A_CHILD.format(code=asked, end="os._exit(0)")) == "nothing raised"
+    assert ranks.call("result = comm.is_closed") == [False] * 2
+
+
+def test_a_forked_child_ends_at_once_whatever_its_parents_threads_were_at(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(2, transport=transport)
+    # The parent's progress thread may hold a work's lock when the child is made.
+    ranks.ranks[0].begin("""
+for turn in range(60):
+    works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(3)]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        del works
+        os._exit(0)
+    for work in works: work.wait()
+    status = os.waitpid(child, 0)[1]
+    if status: break
+result = status
+""")
+    ranks.ranks[1].begin("for _ in range(180): comm.all_reduce(np.ones(3))", is_fatal=False)
+    assert ranks.ranks[0].outcome().result == 0
+
+
 @pytest.mark.parametrize(
     "end",
     [

@@ -122,6 +122,44 @@ def test_calls_in_another_order_are_a_mismatch(fresh_world: FreshWorld, transpor
         assert "all_gather #1" in str(error)
 
 
+# What a rank that only gives calls, and the other one, which takes from it.
+AHEAD: dict[str, tuple[Call, Call]] = {
+    "broadcast": (
+        lambda comm, x: comm.broadcast(x, comm.rank),
+        lambda comm, x: comm.all_to_all(x),
+    ),
+    "reduce": (
+        lambda comm, x: comm.reduce(x, 1 - comm.rank),
+        lambda comm, x: comm.scatter(x.reshape(2, -1), 1 - comm.rank),
+    ),
+    "compressed": (
+        lambda comm, x: comm.broadcast(x, comm.rank),
+        lambda comm, x: comm.all_reduce_compressed(x, "bf16"),
+    ),
+    "nothing": (
+        lambda comm, x: comm.all_reduce(x[:0]),
+        lambda comm, x: comm.broadcast(x, 1 - comm.rank),
+    ),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("giver", [0, 1])
+@pytest.mark.parametrize("calls", AHEAD.values(), ids=AHEAD)
+def test_a_rank_that_is_calls_ahead_of_another_one_is_a_mismatch(
+    fresh_world: FreshWorld, calls: tuple[Call, Call], giver: int, transport: str
+) -> None:
+    def call(comm: Any) -> None:
+        calls[comm.rank != giver](comm, np.ones(8, np.float32))
+        comm.barrier()
+
+    began = time.monotonic()
+    errors = fresh_world(2, transport).errors(call)
+    assert [type(error) for error in errors] == [gr.Mismatch] * 2, errors
+    assert time.monotonic() - began < 10.0
+
+
 def test_a_mismatch_names_what_the_caller_wrote(fresh_world: FreshWorld) -> None:
     calls = [all_reduce(algorithm="ring"), all_reduce(deterministic="rank_order")]
     errors = fresh_world(2, "shm").errors(lambda comm: calls[comm.rank](comm, np.ones(7)))

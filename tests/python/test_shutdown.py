@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,21 @@ def test_a_group_that_one_rank_closes_is_over_for_those_who_wait_in_it(
         return float(comm.all_reduce(np.ones(1), timeout=20)[0])
 
     assert fresh_world(3, transport).run(use) == [3.0] * 3
+
+
+def test_what_was_closed_is_not_shrunk(fresh_world: FreshWorld, transport: str) -> None:
+    def use(comm: Any) -> None:
+        group = comm.split(0)
+        group.close()
+        with pytest.raises(gr.Closed, match="shrink"):
+            group.shrink(timeout=50)
+        comm.close()
+        with pytest.raises(gr.Closed, match="shrink"):
+            comm.shrink(timeout=50)
+
+    began = time.monotonic()
+    fresh_world(2, transport).run(use)
+    assert time.monotonic() - began < 20
 
 
 def test_close_can_be_repeated_and_ends_the_with_block(

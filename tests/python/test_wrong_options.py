@@ -11,9 +11,11 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from exact_server import ExactServer
+from gradring import roles
 
 SGD = gr.optim.SGD(lr=1.0)
 LONE = "half a \ud800"
+MET = {"rendezvous": "node1:4000"}
 
 
 def distributed(**options: Any) -> Any:
@@ -122,3 +124,22 @@ def test_an_embedding_says_that_an_address_is_no_connection() -> None:
     layer = gt.Embedding("e", 2, optimizer=SGD, ps="host:1")
     with pytest.raises(gr.InvalidArgument, match="ps is a str"):
         layer(torch.tensor([1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({**MET, "rank": 3, "world_size": 3}, "rank=3 is not below world_size=3"),
+        ({**MET, "rank": 0, "world_size": 0}, "world_size=0: a world has at least one rank"),
+        ({"world_size": 10**9}, "world_size=1000000000: a job has at most 16384 ranks"),
+        ({"rank": 10**12}, "rank=1000000000000: a job has at most 16384 ranks"),
+        ({"rank": 1}, "rank=1 set, GRADRING_WORLD_SIZE, GRADRING_RENDEZVOUS missing"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named_rather_than_a_variable(
+    arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(gr.InvalidArgument) as refused:
+        roles.discover({}, **arguments)
+    assert words in str(refused.value)
+    assert not any(f"GRADRING_{name.upper()}" in str(refused.value) for name in arguments)
