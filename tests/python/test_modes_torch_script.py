@@ -352,3 +352,20 @@ def test_a_model_is_evaluated_alike_before_and_after_its_optimizer_was_closed(
 
     for before, after in world(2, "shm").run(train):
         assert before == after
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(via="ps"), gr.BoundedStaleness(1)], ids=str)
+def test_ranks_that_servers_count_otherwise_are_told_before_anything_is_trained(
+    world: GetWorld, mode: Any
+) -> None:
+    server = ExactServer()
+
+    def train(comm: Any) -> None:
+        param = nn.Parameter(torch.zeros(1))
+        plain = torch.optim.SGD([param], lr=1.0)
+        with pytest.raises(gr.InvalidArgument, match=r"rank \d of this .* is worker \d to the ser"):
+            gt.distributed(plain, mode, comm=comm, ps=server.client(comm.rank + 1))
+        assert type(plain) is torch.optim.SGD
+        gt.distributed(plain, mode, comm=comm, ps=server.client(comm.rank)).close()
+
+    world(2, "tcp").run(train)

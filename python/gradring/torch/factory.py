@@ -109,6 +109,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     if compress is not None:
         parameters.require_compressible(named)
     shared = parameters.shared_tensors(named, model)
+    ranks = comm  # Whose numbers have to be the servers', and who agree on a name of their rounds.
     if comm is None:
         comm = _ranks(mode, has_more=len(shared) > len(named))
     if comm is not None and comm.world_size > 1:
@@ -116,10 +117,12 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     workers = None if comm is None else comm.world_size
     served = {"name": name, "workers": workers, "timeout": timeout}
     if mode is not None and not is_averaged:
-        return _through_servers(optimizer, mode, model, clip_norm, ps=ps, comm=comm, **served)
+        return _through_servers(
+            optimizer, mode, model, clip_norm, ps=ps, comm=comm, ranks=ranks, **served
+        )
     rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
     # First what servers may refuse: nothing of the optimizer has changed yet.
-    rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows"}))
+    rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows", "comm": ranks}))
     with contextlib.ExitStack() as undo:
         if rows is not None:
             undo.callback(rows.driver.abandon)

@@ -63,9 +63,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         *,
         ps: Any,
         comm: Any,
+        ranks: Any,
         **options: Any,
     ) -> None:
-        """Join the other workers; called once, by `distributed`."""
+        """Join the other workers; called once, by `distributed`, with ``ranks`` as it was given."""
+        options["comm"] = ranks
         dense_mode = mode.dense if isinstance(mode, Hybrid) else mode
         sparse_mode = mode.sparse if isinstance(mode, Hybrid) else mode
         if clip_norm is not None and isinstance(dense_mode, Sync):
