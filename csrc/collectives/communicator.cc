@@ -276,7 +276,7 @@ void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
                            const CarryOut& carry_out) {
   queued == 0 ? check_usable(call) : check_queued(call);
   const std::uint64_t seq = ++seq_;
-  group_->begin_call(seq, call);
+  group_->begin_call(seq);
   transport::Idle idle(*group_, timeout, queued == 0);
   idle.waits_in(call, seq);
   OperationRing::Slot* record = logbook_->collectives.begin(call, seq, queued);
@@ -284,6 +284,7 @@ void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
   if (logbook_->stamps_at_once && record != nullptr) record->stamp();
   try {
     carry_out(seq, idle);
+    group_->note_finished(seq, call);
     logbook_->collectives.end(record, OperationState::kFinished);
   } catch (const InvalidArgument&) {
     --seq_;  // Nothing was sent: the call has not happened.

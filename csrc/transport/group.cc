@@ -110,8 +110,11 @@ std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from
 
 void Group::publish_call(const Call& call, std::uint64_t seq) {
   std::vector<Call> before;
-  for (std::uint64_t back = 1; back < last_calls_.size() && back < seq; ++back)
-    before.push_back(last_calls_[(seq - back) % last_calls_.size()]);
+  for (std::uint64_t back = 1; back <= wire::kCallsBefore && back < seq; ++back) {
+    const Finished& last = finished_[(seq - back) % finished_.size()];
+    if (last.seq != seq - back) break;
+    before.push_back(last.call);
+  }
   state_.with([&](State& state) { state.call = {id, seq, true, call, 0, {}, std::move(before)}; });
 }
 

@@ -86,12 +86,11 @@ class Group {
   // The connection that `wanted` accepts, if it has come.
   std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
 
-  // The operation this rank is in, for the heartbeat. Starting one costs a few stores; what it is,
-  // and what came before it, is said only when it has to wait. By whoever drives it, as the next
-  // two.
-  void begin_call(std::uint64_t seq, const Call& call) {
-    seq_.store(seq, std::memory_order_relaxed);
-    last_calls_[seq % last_calls_.size()] = call;
+  // The operation this rank is in, for the heartbeat. Starting one costs one store; what it is, and
+  // what came before it, is said only when it has to wait. By whoever drives it, as the next two.
+  void begin_call(std::uint64_t seq) { seq_.store(seq, std::memory_order_relaxed); }
+  void note_finished(std::uint64_t seq, const Call& call) {
+    finished_[seq % finished_.size()] = {seq, call};
   }
   // The operation moves on.
   void note_progress() {
@@ -127,7 +126,13 @@ class Group {
   void count_call(bool has_waited);
 
   Guarded<State> state_;
-  std::array<Call, wire::kCallsBefore + 1> last_calls_{};  // By seq. Whoever drives has them.
+  struct Finished {
+    std::uint64_t seq = 0;  // 0: none yet.
+    Call call;
+  };
+  // The last ones, by seq; one more than are told, so that it is a power of two. Whoever drives has
+  // them.
+  std::array<Finished, wire::kCallsBefore + 1> finished_{};
   std::atomic<Clock::rep> sleep_until_{0};       // A hint: relaxed, as are the next three.
   std::atomic<Clock::rep> last_sleep_until_{0};  // The same, but never taken back.
   std::atomic<Clock::rep> sleep_time_{0};

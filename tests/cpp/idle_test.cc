@@ -96,7 +96,7 @@ TEST_CASE("a long wait says in the heartbeat what it waits in, and stops saying 
   Call call;
   call.op = OpKind::kAllReduce;
   call.count = 5;
-  waiter.group.begin_call(9, {});
+  waiter.group.begin_call(9);
   {
     Idle idle(waiter.group, Millis{30}, false);
     idle.waits_in(call, 9);

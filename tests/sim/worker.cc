@@ -98,12 +98,12 @@ void Worker::begin() {
   began_ = network_.now();
   memory_ = exercise().memory[static_cast<std::size_t>(group_rank_)];
   if (group_->is_failed()) return fail(group_->failure());
+  group_->begin_call(++seq_);
   const PlanCase& c = exercise().call;
   const collectives::Request request = c.requests()[static_cast<std::size_t>(group_rank_)];
   collectives::Operation operation;
   operation.request = request;
   call_ = call_of(operation);
-  group_->begin_call(++seq_, call_);
   stages_.clear();
   if (agrees_first(request, c.algorithm)) {
     const PlanCase barrier{
