@@ -13,10 +13,7 @@ Failure before(const Call& next, Failure failure) {
 
 }  // namespace
 
-void Communicator::check_usable(const Call& next) const {
-  world_->check_process();
-  if (!group_->is_failed()) [[likely]]
-    return;
+void Communicator::raise_ended(const Call& next) const {
   const Failure failure = group_->failure();
   if (failure.kind == ErrorKind::kClosed) throw Closed(failure.text);
   // It happened between two calls: the next one raises it, as if it had been in there.

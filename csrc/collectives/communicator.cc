@@ -274,7 +274,8 @@ std::vector<OperationRecord> Communicator::queued() {
 template <typename CarryOut>
 void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
                            const CarryOut& carry_out) {
-  queued == 0 ? check_usable(call) : check_queued(call);
+  if (group_->is_failed()) [[unlikely]]
+    queued == 0 ? raise_ended(call) : check_queued(call);
   const std::uint64_t seq = ++seq_;
   group_->begin_call(seq);
   transport::Idle idle(*group_, timeout, queued == 0);

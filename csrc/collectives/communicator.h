@@ -101,7 +101,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Before the call `next`: throws what has ended this communicator, once; then Closed with that
   // cause.
-  void check_usable(const Call& next) const;
+  void check_usable(const Call& next) const {
+    world_->check_process();
+    if (group_->is_failed()) [[unlikely]]
+      raise_ended(next);
+  }
   // The same for one that was submitted, on the progress thread, where the user does not hear of
   // it: throws what has ended this communicator, every time.
   void check_queued(const Call& next) const;
@@ -128,6 +132,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // not move on for `timeout`.
   DriveLock lock_drive(const Operation& operation, Millis timeout);
   void let_queue_go_first(const Operation& operation, Millis timeout);
+  [[noreturn]] void raise_ended(const Call& next) const;
   [[noreturn]] void raise_no_turn(const Operation& operation, Millis timeout) const;
   void execute(const Operation& operation, Millis timeout, Ticks queued = 0);
   void execute(const Call& call, ForeignOperation& operation, Millis timeout, Ticks queued);
