@@ -1,6 +1,7 @@
 #include "bind/arrays.h"
 
 #include <cstring>
+#include <vector>
 
 #include "base/error.h"
 
@@ -76,6 +77,34 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 Buffer::~Buffer() {
   if (view_.obj != nullptr) PyBuffer_Release(&view_);
+}
+
+StridedBuffer::StridedBuffer(pybind11::handle object, const Buffer& buffer, bool is_written) {
+  const int flags = PyBUF_FORMAT | PyBUF_STRIDES | (is_written ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) throw pybind11::error_already_set();
+  std::uint64_t count = 1;
+  std::vector<Axis> axes;
+  for (int i = 0; i < view_.ndim; ++i) {
+    axes.push_back({static_cast<std::size_t>(view_.shape[i]), view_.strides[i]});
+    count *= axes.back().size;
+  }
+  const auto item = static_cast<std::size_t>(view_.itemsize);
+  if (count != buffer.count() || item != item_bytes(buffer.dtype())) {
+    PyBuffer_Release(&view_);
+    throw InvalidArgument(str("a buffer of ", buffer.count(), " ", name(buffer.dtype()),
+                              " does not stand for ", count, " items of ", item, " bytes"));
+  }
+  packed_.emplace(Packed{Strided(static_cast<std::byte*>(view_.buf), item, axes), buffer.data()});
+}
+
+StridedBuffer::~StridedBuffer() {
+  PyBuffer_Release(&view_);
+}
+
+std::unique_ptr<StridedBuffer> strided(pybind11::handle object, const Buffer& buffer,
+                                       bool is_written) {
+  if (object.is_none()) return nullptr;
+  return std::make_unique<StridedBuffer>(object, buffer, is_written);
 }
 
 }  // namespace gradring::bind

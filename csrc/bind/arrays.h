@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 
+#include "base/strided.h"
 #include "base/types.h"
 
 namespace gradring::bind {
@@ -37,5 +39,24 @@ class Buffer {
   std::uint64_t count_ = 0;
   DType dtype_ = DType::kUInt8;
 };
+
+// The same of an array that need not be contiguous, and of which `buffer` is as large a one that
+// stands for it.
+class StridedBuffer {
+ public:
+  StridedBuffer(pybind11::handle object, const Buffer& buffer, bool is_written);
+  StridedBuffer(const StridedBuffer&) = delete;
+  StridedBuffer& operator=(const StridedBuffer&) = delete;
+  ~StridedBuffer();
+
+  const Packed& packed() const { return *packed_; }
+
+ private:
+  Py_buffer view_{};
+  std::optional<Packed> packed_;
+};
+// None where the object is None: `buffer` is the array itself.
+std::unique_ptr<StridedBuffer> strided(pybind11::handle object, const Buffer& buffer,
+                                       bool is_written);
 
 }  // namespace gradring::bind

@@ -20,9 +20,18 @@ namespace py = pybind11;
 using collectives::Communicator;
 using collectives::Operation;
 
-py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
-               const py::object& input, const py::object& output, int dtype,
+// Of one operation, as Python gives them.
+struct Arrays {
+  const py::object& input;
+  const py::object& output;
+  int dtype;
+  const py::object& packed_from;
+  const py::object& unpacked_to;
+};
+
+py::object run(const std::shared_ptr<Communicator>& self, Operation operation, const Arrays& arrays,
                std::int64_t timeout_ms, bool in_background) {
+  const auto& [input, output, dtype, packed_from, unpacked_to] = arrays;
   Buffer in = input.is_none() ? Buffer() : Buffer(input, dtype, false);
   Buffer out = output.is_none() ? Buffer() : Buffer(output, dtype, true);
   if (!input.is_none() || !output.is_none())
@@ -32,31 +41,40 @@ py::object run(const std::shared_ptr<Communicator>& self, Operation operation,
   // The root of a broadcast only reads; in place, so that nothing is copied.
   if (operation.request.op == OpKind::kBroadcast && output.is_none()) operation.output = in.data();
   check_operation(*self, operation, {in.count(), in.dtype()}, {out.count(), out.dtype()});
+  Apart apart{strided(packed_from, in, false), strided(unpacked_to, out, true)};
   const Millis timeout = timeout_of(*self, timeout_ms);
   if (in_background) {
-    auto work = self->submit(operation, timeout);
-    return py::cast(PendingWork{self, std::move(work), nullptr, std::move(in), std::move(out)});
+    auto work = self->submit(operation, timeout, apart.packing());
+    PendingWork pending{self, std::move(work), nullptr, std::move(in), std::move(out)};
+    pending.apart = std::move(apart);
+    return py::cast(std::move(pending));
   }
   {
     const WithoutGil
         release;  // Everything Python has been read; from here on it is memory and sockets.
-    self->run(operation, timeout);
+    self->run(operation, timeout, apart.packing());
   }
   return py::none();
 }
 
 py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
                     const py::object& array, int dtype, Rank peer, std::int32_t tag,
-                    std::int64_t timeout_ms, bool in_background) {
+                    std::int64_t timeout_ms, bool in_background, const py::object& memory) {
   const bool is_from_any = is_recv && peer == collectives::kAnyPeer;
   if (!is_from_any && (peer < 0 || peer >= self->world_size()))
     throw InvalidArgument(str(is_recv ? "recv" : "send", ": rank ", peer, " is not a rank of 0..",
                               self->world_size() - 1));
   Buffer buffer(array, dtype, is_recv);
   const auto message = message_of(is_recv, peer, tag, buffer);
+  Apart apart{nullptr, strided(memory, buffer, is_recv)};
+  if (apart.output && is_recv) message->unpacked_to = &apart.output->packed();
+  if (apart.output && !is_recv) apart.output->packed().pack();
   self->start(message, in_background);
-  if (in_background)
-    return py::cast(PendingWork{self, nullptr, message, std::move(buffer), Buffer()});
+  if (in_background) {
+    PendingWork pending{self, nullptr, message, std::move(buffer), Buffer()};
+    pending.apart = std::move(apart);
+    return py::cast(std::move(pending));
+  }
   {
     const WithoutGil release;
     self->wait(message, timeout_of(*self, timeout_ms));
@@ -93,20 +111,22 @@ void register_communicator(py::module_& module) {
           [](const std::shared_ptr<Communicator>& self, std::uint8_t op, const py::object& input,
              const py::object& output, int dtype, std::uint8_t reduce_op, Rank root,
              std::uint64_t count, Counts counts, Counts recv_counts, std::uint8_t algorithm,
-             bool is_rank_ordered, std::int64_t timeout_ms, bool in_background) {
+             bool is_rank_ordered, std::int64_t timeout_ms, bool in_background,
+             const py::object& packed_from, const py::object& unpacked_to) {
             return run(self,
                        operation_of(op, reduce_op, root, count, std::move(counts),
                                     std::move(recv_counts), algorithm, is_rank_ordered),
-                       input, output, dtype, timeout_ms, in_background);
+                       {input, output, dtype, packed_from, unpacked_to}, timeout_ms, in_background);
           },
           py::arg("op"), py::arg("source"), py::arg("target"), py::kw_only(), py::arg("dtype") = -1,
           py::arg("reduce_op") = 0, py::arg("root") = 0, py::arg("count") = 0,
           py::arg("counts") = py::none(), py::arg("recv_counts") = py::none(),
           py::arg("algorithm") = 0, py::arg("is_rank_ordered") = false, py::arg("timeout_ms") = -1,
-          py::arg("in_background") = false)
+          py::arg("in_background") = false, py::arg("packed_from") = py::none(),
+          py::arg("unpacked_to") = py::none())
       .def("transfer", &transfer, py::arg("is_recv"), py::arg("array"), py::arg("dtype"),
            py::arg("peer"), py::arg("tag"), py::arg("timeout_ms") = -1,
-           py::arg("in_background") = false)
+           py::arg("in_background") = false, py::arg("memory") = py::none())
       .def(
           "split",
           [](Communicator& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {

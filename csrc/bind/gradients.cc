@@ -1,5 +1,5 @@
-// What the optimizers need of the core: memory that the ranks of a host share, averages in the
-// background, codecs.
+// What buckets and the optimizers need of the core: memory that the ranks of a host share, averages
+// in the background, codecs.
 #include <pybind11/pybind11.h>
 
 #include <memory>
@@ -37,6 +37,17 @@ PendingWork average(const std::shared_ptr<Communicator>& self, const py::object&
   operation.divisor_at = reinterpret_cast<const double*>(divisor.data());
   auto work = self->submit(operation, timeout_of(*self, timeout_ms));
   return {self, std::move(work), nullptr, std::move(divisor), std::move(buffer)};
+}
+
+// Before something is packed that an operation in flight may still write.
+void settle(Communicator& self, std::uint64_t count, int dtype, std::int64_t timeout_ms) {
+  if (!self.has_submitted()) return;
+  Operation next;
+  next.request.op = OpKind::kAllReduce;
+  next.request.dtype = static_cast<DType>(dtype);
+  next.request.count = count;
+  const WithoutGil release;
+  self.settle(next, timeout_of(self, timeout_ms));
 }
 
 float* floats(const Buffer& buffer, std::uint64_t count, const char* what) {
@@ -116,9 +127,16 @@ void register_gradients(py::module_& module) {
           py::arg("size_bytes"), py::arg("timeout_ms") = -1)
       .def("all_reduce_compressed", &all_reduce_compressed, py::arg("array"), py::arg("codec"),
            py::arg("ratio"), py::arg("residual"), py::arg("total"), py::arg("timeout_ms") = -1)
+      .def("settle", &settle, py::arg("count"), py::arg("dtype"), py::arg("timeout_ms") = -1)
       .def("average", &average, py::arg("array"), py::arg("dtype"), py::arg("total"),
            py::arg("timeout_ms") = -1);
 
+  module.def(
+      "is_defined",
+      [](int dtype, std::uint8_t reduce_op) {
+        return is_defined(static_cast<DType>(dtype), static_cast<ReduceOp>(reduce_op));
+      },
+      py::arg("dtype"), py::arg("reduce_op"));
   module.def("encode", &encode, py::arg("array"), py::arg("codec"), py::arg("ratio"),
              py::arg("residual"));
   module.def("decode", &decode, py::arg("encoded"), py::arg("codec"), py::arg("ratio"),

@@ -12,6 +12,7 @@ struct LeftWork {
   Buffer input;
   Buffer output;
   Buffer beside;
+  Apart apart;
 
   // A communicator that is gone has no thread any more that could touch the buffers.
   bool is_over() const {
@@ -30,7 +31,7 @@ PendingWork::~PendingWork() {
   if (!communicator || (!work && !transfer)) return;
   if (communicator->is_here() && done()) return;
   abandoned<LeftWork>().add({communicator, std::move(work), std::move(transfer), std::move(input),
-                             std::move(output), std::move(beside)});
+                             std::move(output), std::move(beside), std::move(apart)});
 }
 
 }  // namespace gradring::bind

@@ -21,6 +21,16 @@ inline Millis timeout_of(const collectives::Communicator& communicator, std::int
   return timeout_of(communicator.timeout(), timeout_ms);
 }
 
+// The arrays that input and output stand for, where they are not the arrays themselves.
+struct Apart {
+  std::unique_ptr<StridedBuffer> input;
+  std::unique_ptr<StridedBuffer> output;
+
+  Packing packing() const {
+    return {input ? &input->packed() : nullptr, output ? &output->packed() : nullptr};
+  }
+};
+
 // An operation in flight and the buffers it uses, which stay exported (and so alive and in place)
 // until it is done, even if nobody holds this any more. Made and destroyed with the GIL held.
 struct PendingWork {
@@ -44,6 +54,7 @@ struct PendingWork {
   Buffer input;
   Buffer output;
   Buffer beside;
+  Apart apart;
 
   void wait(std::int64_t timeout_ms) {
     const WithoutGil release;

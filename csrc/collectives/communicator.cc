@@ -139,20 +139,30 @@ Communicator::DriveLock Communicator::lock_drive(const Operation& operation, Mil
   return lock;
 }
 
-void Communicator::run(const Operation& operation, Millis timeout) {
+void Communicator::run(const Operation& operation, Millis timeout, const Packing& packing) {
   world_->check_process();
   const CallEnd end{*this};
   if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(operation, timeout);
   const DriveLock lock = lock_drive(operation, timeout);
-  execute(operation, timeout);
+  execute(operation, timeout, 0, packing);
 }
 
-std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis timeout) {
+void Communicator::settle(const Operation& next, Millis timeout) {
+  world_->check_process();
+  const CallEnd end{*this};
+  if (has_queue_.load(std::memory_order_relaxed)) let_queue_go_first(next, timeout);
+  const DriveLock lock = lock_drive(next, timeout);
+}
+
+std::shared_ptr<Work> Communicator::submit(const Operation& operation, Millis timeout,
+                                           const Packing& packing) {
   const Call call = call_of(operation);
   check_usable(call);
   const Ticks now = ticks_now();
   return enqueue(std::make_shared<Work>(
-      group_, [this, operation, timeout, now] { execute(operation, timeout, now); }, call, now));
+      group_,
+      [this, operation, timeout, packing, now] { execute(operation, timeout, now, packing); }, call,
+      now));
 }
 
 std::shared_ptr<Work> Communicator::submit(const Call& call,
@@ -179,6 +189,7 @@ std::shared_ptr<Work> Communicator::enqueue(std::shared_ptr<Work> work) {
   if (!progress_.joinable()) progress_ = start_thread("progress", [this] { run_progress(); });
   queue_.push_back(work);
   ++submitted_;
+  has_submitted_.store(true, std::memory_order_relaxed);
   has_queue_.store(true, std::memory_order_relaxed);
   queue_filled_.notify_one();
   return work;
@@ -299,10 +310,13 @@ void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
   }
 }
 
-void Communicator::execute(const Operation& operation, Millis timeout, Ticks queued) {
+void Communicator::execute(const Operation& operation, Millis timeout, Ticks queued,
+                           const Packing& packing) {
   const Call call = call_of(operation);
   execute(call, timeout, queued, [&](std::uint64_t seq, transport::Idle& idle) {
+    if (packing.from != nullptr) packing.from->pack();
     engine_.execute(operation, call, seq, idle);
+    if (packing.to != nullptr) packing.to->unpack();
   });
 }
 

@@ -12,6 +12,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/strided.h"
 #include "base/turn.h"
 #include "collectives/compressed.h"
 #include "collectives/engine.h"
@@ -48,9 +49,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string describe(Rank group_rank) const;
   Algorithm algorithm_for(const Operation& operation) const;
 
-  // Blocks until this rank's part is done. Throws any public error.
-  void run(const Operation& operation, Millis timeout);
-  std::shared_ptr<Work> submit(const Operation& operation, Millis timeout);
+  // Blocks until this rank's part is done. Throws any public error. What there is of `packing` is
+  // packed into the input, and unpacked from the output, in the operation's turn.
+  void run(const Operation& operation, Millis timeout, const Packing& packing = {});
+  std::shared_ptr<Work> submit(const Operation& operation, Millis timeout,
+                               const Packing& packing = {});
+  // Until what was submitted before is done; as if `next`, which has still to be made, waited for
+  // its turn.
+  void settle(const Operation& next, Millis timeout);
+  // Whether anything was; else there is nothing to settle.
+  bool has_submitted() const { return has_submitted_.load(std::memory_order_relaxed); }
   // Several collectives in a row, and arithmetic between them, as one.
   std::shared_ptr<Work> submit(const Compressed& what, Millis timeout);
   // In its turn, with the deadline, the records and the failures of all others. `call` is what the
@@ -134,7 +142,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void let_queue_go_first(const Operation& operation, Millis timeout);
   [[noreturn]] void raise_ended(const Call& next) const;
   [[noreturn]] void raise_no_turn(const Operation& operation, Millis timeout) const;
-  void execute(const Operation& operation, Millis timeout, Ticks queued = 0);
+  void execute(const Operation& operation, Millis timeout, Ticks queued,
+               const Packing& packing = {});
   void execute(const Call& call, ForeignOperation& operation, Millis timeout, Ticks queued);
   void execute(const Call& call, Composition& operation, Millis timeout, Ticks queued);
   template <typename CarryOut>
@@ -174,12 +183,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> is_leaving_{false};      // close() was called. Guards nothing.
   std::atomic<std::thread::id> closing_{};   // Who has to leave() after its call. Relaxed: its own.
 
-  std::mutex queue_mutex_;  // Guards the next seven; never held while an operation runs.
+  std::mutex queue_mutex_;  // Guards the next eight; never held while an operation runs.
   std::condition_variable queue_filled_;
   std::condition_variable queue_moved_;
   std::deque<std::shared_ptr<Work>> queue_;
   std::uint64_t submitted_ = 0;
-  std::uint64_t taken_ = 0;  // By the progress thread, which holds drive_ meanwhile.
+  std::atomic<bool> has_submitted_{false};  // Relaxed, as has_queue_.
+  std::uint64_t taken_ = 0;                 // By the progress thread, which holds drive_ meanwhile.
   bool is_stopping_ = false;
   std::thread progress_;
   std::atomic<bool> has_queue_{

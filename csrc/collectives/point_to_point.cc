@@ -300,6 +300,8 @@ bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
 }
 
 void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
+  // Here, whoever waits: when it is done it is where it was asked for. Once: under the seat.
+  if (!failure && transfer.unpacked_to != nullptr) transfer.unpacked_to->unpack();
   const std::lock_guard lock(mutex_);
   if (transfer.is_done) return;
   transfer.failure = failure;

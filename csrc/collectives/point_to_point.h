@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/call.h"
+#include "base/strided.h"
 #include "base/turn.h"
 #include "collectives/flight_recorder.h"
 #include "transport/idle.h"
@@ -35,7 +36,8 @@ struct Transfer {
   Call call;  // kSend or kRecv, dtype and count.
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
-  std::uint64_t nth = 0;  // Order of posting. Under the driver's seat.
+  const Packed* unpacked_to = nullptr;  // Of a recv whose `data` stands for something else.
+  std::uint64_t nth = 0;                // Order of posting. Under the driver's seat.
 
   // Guarded by PointToPoint::mutex_.
   OperationRing::Slot* record = nullptr;

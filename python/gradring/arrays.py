@@ -3,14 +3,15 @@
 The only module that knows about array libraries, beside `gradring.device_arrays`. NumPy arrays go
 through as they are; torch CPU tensors, DLPack exporters and anything with the buffer protocol are
 viewed as NumPy arrays without a copy; what is not contiguous is packed, and written back
-afterwards.
+afterwards: by the core, in the operation's turn (`operand`), or by the caller (`view`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from gradring.errors import DeviceError, InvalidArgument
 
 Array = npt.NDArray[Any]
 
+LARGEST_BYTES = 1 << 47  # Of one host's memory; the core's own limit.
+
 _torch_codes: dict[Any, int] = {}  # By torch's dtypes; empty until a tensor was met.
 
 
@@ -30,13 +33,12 @@ class View:
     """One array as the core takes it.
 
     Attributes:
-        buffer: C-contiguous array over the user's memory, or a packed copy of it; bfloat16 as
-            uint16.
+        buffer: C-contiguous array over the user's memory, or one as large that stands for it;
+            bfloat16 as uint16.
         dtype: Code of the element type.
         shape: The user's shape.
-        unpack: Writes a packed copy back to the user's array; ``None`` where ``buffer`` is the
-            memory itself.
-        memory: The user's array where ``buffer`` is a packed copy.
+        unpack: Writes a packed copy back to the user's array; ``None`` where nobody has to.
+        memory: The user's array where ``buffer`` is not its memory.
     """
 
     buffer: Array
@@ -44,6 +46,11 @@ class View:
     shape: tuple[int, ...]
     unpack: Callable[[], None] | None = None
     memory: Array | None = None
+
+    @property
+    def array(self) -> Array:
+        """The user's memory, however strided."""
+        return self.buffer if self.memory is None else self.memory
 
     @property
     def count(self) -> int:
@@ -62,6 +69,9 @@ Operand = View | DeviceView
 def operand(x: Any, name: str, *, writes: bool, stream: Any = None) -> Operand:
     """See any array, wherever it lives, as the core takes it.
 
+    What is not contiguous has a buffer whose contents are undefined: the core packs it, and writes
+    it back, when the operation's turn has come.
+
     Args:
         x: What `view` takes, or an array on a CUDA device.
         name: As for `view`.
@@ -73,7 +83,7 @@ def operand(x: Any, name: str, *, writes: bool, stream: Any = None) -> Operand:
         DeviceError: It is on a device that is none of CUDA's.
     """
     found = device_arrays.find(x, name, writes=writes, stream=stream)
-    return view(x, name, writes=writes) if found is None else found
+    return _view(x, name, writes=writes) if found is None else found
 
 
 def overlap(one: Operand, other: Operand) -> bool:
@@ -84,38 +94,6 @@ def overlap(one: Operand, other: Operand) -> bool:
         begins_before = one.pointer < other.pointer + other.nbytes
         return begins_before and other.pointer < one.pointer + one.nbytes
     return False
-
-
-class Span(NamedTuple):
-    """Where an operand lies: from ``begin`` to before ``end``, on a device or (-1) the host."""
-
-    device: int
-    begin: int
-    end: int
-
-    def reaches(self, later: Span) -> bool:
-        """Tell whether it goes on where one that begins no earlier begins."""
-        return self.device == later.device and self.end > later.begin
-
-
-def span(one: Operand) -> Span:
-    """Return the user's memory that an operand lies in, gaps of a strided array included."""
-    if isinstance(one, DeviceView):
-        return Span(one.device, one.pointer, one.pointer + one.nbytes)
-    array = one.buffer if one.memory is None else one.memory
-    begin = end = array.__array_interface__["data"][0]
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        begin += min(0, (size - 1) * stride)
-        end += max(0, (size - 1) * stride)
-    return Span(-1, begin, end + array.itemsize)
-
-
-def share_memory(one: Operand, other: Operand) -> bool:
-    """Tell whether two of the user's arrays have an element in common, however strided."""
-    if isinstance(one, View) and isinstance(other, View):
-        mine, theirs = (v.buffer if v.memory is None else v.memory for v in (one, other))
-        return bool(np.shares_memory(mine, theirs))
-    return overlap(one, other)
 
 
 def view(x: Any, name: str, *, writes: bool) -> View:
@@ -131,13 +109,20 @@ def view(x: Any, name: str, *, writes: bool) -> View:
             is written.
         DeviceError: It lives on a device.
     """
+    seen = _view(x, name, writes=writes)
+    if seen.memory is not None:
+        np.copyto(seen.buffer, seen.memory)
+        seen.unpack = _unpacker(seen.memory, seen.buffer) if writes else None
+    return seen
+
+
+def _view(x: Any, name: str, *, writes: bool) -> View:
     array, code = _as_numpy(x, name)
     if writes and not array.flags.writeable:
         raise InvalidArgument(f"{name} is read-only, but the operation writes it")
     if array.flags.c_contiguous:
         return View(array, code, array.shape)
-    packed = np.ascontiguousarray(array)
-    return View(packed, code, array.shape, _unpacker(array, packed) if writes else None, array)
+    return View(np.empty(array.shape, array.dtype), code, array.shape, memory=array)
 
 
 def as_ids(x: Any, name: str = "ids") -> Array:
@@ -263,7 +248,13 @@ def _plain(x: Any, name: str) -> Array:
 
 
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
-    """Allocate an array of the library and dtype of ``x``; contents undefined."""
+    """Allocate an array of the library and dtype of ``x``; contents undefined.
+
+    Raises:
+        InvalidArgument: No host has memory for so much.
+    """
+    if math.prod(shape) > LARGEST_BYTES:
+        raise InvalidArgument(f"no array has shape {shape}")
     if is_torch(x):
         return x.new_empty(shape)
     if isinstance(x, np.ndarray):
@@ -294,6 +285,7 @@ def _as_numpy(x: Any, name: str) -> tuple[Array, int]:
     if isinstance(x, np.ndarray):
         if type(x) is not np.ndarray:
             _require_no_mask(x, name)
+            x = x.view(np.ndarray)  # Of a subclass, such as a matrix, also a view has its ways.
         return _coded(x, name)
     if is_torch(x):
         return _from_torch(x, name)

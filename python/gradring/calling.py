@@ -91,13 +91,17 @@ class Caller:
             assert not isinstance(target, arrays.View)
             pending = self._device_calls().run(op, source, target, **options)
         else:
+            if source is not None and source.memory is not None:
+                options["packed_from"] = source.memory
+            if target is not None and target.memory is not None:
+                options["unpacked_to"] = target.memory
             pending = self._core.run(
                 op,
                 None if source is None else source.buffer,
                 None if target is None else target.buffer,
                 **options,
             )
-        return finish(pending, result, target)
+        return finish(pending, result)
 
     def _device_calls(self) -> DeviceCalls:
         if not self._devices:
@@ -174,11 +178,6 @@ def whole_numbers(name: str, given: Iterable[Any]) -> list[int]:
     return [whole_number(f"{name}[{i}]", one, bits=64) for i, one in enumerate(listed)]
 
 
-def finish(pending: _core.Work | Flight | None, result: Any, target: arrays.Operand | None) -> Any:
+def finish(pending: _core.Work | Flight | None, result: Any) -> Any:
     """Return the result of a blocking call, or the handle of one in flight."""
-    unpack = None if target is None else target.unpack
-    if pending is not None:
-        return Work(pending, result, unpack)
-    if unpack is not None:
-        unpack()
-    return result
+    return result if pending is None else Work(pending, result)

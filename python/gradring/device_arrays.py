@@ -58,7 +58,7 @@ class DeviceView:
         return self.count * stored_as(self.dtype).itemsize
 
     @property
-    def unpack(self) -> None:
+    def memory(self) -> None:
         """Nothing is ever packed: device arrays are contiguous."""
         return
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring import arrays, calling
+from gradring import _core, arrays, calling, memory_spans
 from gradring.device_arrays import DeviceView
+from gradring.dtypes import name_of
 from gradring.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -65,13 +66,19 @@ def reduce_many(
     stream: Any,
 ) -> list[Any]:
     """Do the work of `Communicator.all_reduce_many`."""
-    calling.reduction(op, "auto", None)
+    code = calling.reduction(op, "auto", None)["reduce_op"]
     require_bucket_bytes(bucket_bytes)
     results = list(xs)
     views = [
         arrays.operand(x, f"xs[{index}]", writes=True, stream=stream)
         for index, x in enumerate(results)
     ]
+    # Of all of them first: nothing may be reduced when one is refused.
+    dtypes = [view.dtype for view in views]
+    for dtype in set(dtypes):
+        if not _core.is_defined(dtype, code):
+            odd = f"xs[{dtypes.index(dtype)}]: {name_of(dtype)}"
+            raise InvalidArgument(f"all_reduce_many: {op} is not defined for {odd}")
     _require_apart(views)
     sizes_bytes = [view.nbytes for view in views]
     for bucket in assign_buckets(sizes_bytes, [_kind(view) for view in views], bucket_bytes):
@@ -90,14 +97,14 @@ def reduce_many(
 def _require_apart(views: Sequence[arrays.Operand]) -> None:
     # What two of them share would get two results, one over the other. By address, so that it costs
     # little: `open_spans` are those before that reach beyond where this one begins.
-    open_spans: list[tuple[arrays.Span, int]] = []
+    open_spans: list[tuple[memory_spans.Span, int]] = []
     for span, index in sorted(
-        ((arrays.span(view), index) for index, view in enumerate(views) if view.count),
+        ((memory_spans.span(view), index) for index, view in enumerate(views) if view.count),
         key=lambda pair: pair[0],
     ):
         open_spans = [pair for pair in open_spans if pair[0].reaches(span)]
         for _, other in open_spans:
-            if arrays.share_memory(views[other], views[index]):
+            if memory_spans.share_memory(views[other], views[index]):
                 first, second = sorted((other, index))
                 raise InvalidArgument(
                     f"xs[{first}] and xs[{second}] overlap: each array is written in place, so "
@@ -114,12 +121,15 @@ def _kind(view: arrays.Operand) -> tuple[int, int | None]:
 def _reduce_packed(
     comm: Reductions, views: Sequence[arrays.View], op: str, timeout: float | None
 ) -> None:
-    members = [view.buffer.reshape(-1) for view in views]
+    comm.settle(sum(view.count for view in views), views[0].dtype, timeout)
+    members = [view.array.reshape(-1) for view in views]  # Copies of those that are strided.
     fused = np.concatenate(members)
     comm.reduce_bucket(arrays.View(fused, views[0].dtype, fused.shape), op, timeout)
     begin = 0
     for view, member in zip(views, members, strict=True):
-        np.copyto(member, fused[begin : begin + member.size])
+        part = fused[begin : begin + member.size]
+        if view.memory is None:
+            np.copyto(member, part)
+        else:
+            np.copyto(view.memory, part.reshape(view.shape))
         begin += member.size
-        if view.unpack is not None:
-            view.unpack()

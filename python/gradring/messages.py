@@ -104,6 +104,6 @@ class Messages(calling.Caller):
             )
         else:
             pending = self._core.transfer(
-                is_recv, view.buffer, view.dtype, peer, tag, timeout_ms, async_op
+                is_recv, view.buffer, view.dtype, peer, tag, timeout_ms, async_op, view.memory
             )
-        return calling.finish(pending, result if is_recv else None, view if is_recv else None)
+        return calling.finish(pending, result if is_recv else None)

@@ -270,7 +270,7 @@ class Reductions(calling.Caller):
         """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`."""
         values = arrays.operand(bucket, "x", writes=True)
         rest = None if residual is None else arrays.operand(residual, "residual", writes=True)
-        if values.unpack is not None or (rest is not None and rest.unpack is not None):
+        if values.memory is not None or (rest is not None and rest.memory is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
         compression.require_float32("all_reduce_compressed", values, rest)
         compression.require_apart(values, rest)
@@ -279,12 +279,12 @@ class Reductions(calling.Caller):
             flight = self._device_calls().all_reduce_compressed(
                 values, rest, codec, total, timeout_ms
             )
-            return Work(flight, bucket, None)
+            return Work(flight, bucket)
         if isinstance(rest, DeviceView):
             raise DeviceError("x is on the CPU, so residual must be there too")
         left = None if rest is None else rest.buffer
         pending = self._core.all_reduce_compressed(values.buffer, *codec, left, total, timeout_ms)
-        return Work(pending, bucket, None)
+        return Work(pending, bucket)
 
     def average_bucket(self, bucket: Any, total: Any) -> Work:
         """Add up a bucket in the background and divide it by ``total``; for the optimizers.
@@ -296,7 +296,17 @@ class Reductions(calling.Caller):
                 any other the sum stays a sum.
         """
         view = arrays.view(bucket, "bucket", writes=True)
-        return Work(self._core.average(view.buffer, view.dtype, total), bucket, view.unpack)
+        if view.memory is not None:
+            raise InvalidArgument("a bucket is contiguous")
+        return Work(self._core.average(view.buffer, view.dtype, total), bucket)
+
+    def settle(self, count: int, dtype: int, timeout: float | None) -> None:
+        """Wait until what was started before is done, as an all_reduce waits for its turn.
+
+        Raises:
+            TimedOut: As `all_reduce`, of this many elements of the dtype with this code.
+        """
+        self._core.settle(count, dtype, milliseconds(timeout))
 
     def reduce_bucket(
         self, bucket: arrays.View | Sequence[DeviceView], op: str, timeout: float | None

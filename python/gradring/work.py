@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gradring import _core
@@ -16,13 +15,10 @@ if TYPE_CHECKING:
 class Work:
     """An operation in flight: its arrays live, and must not be touched, until it is done."""
 
-    def __init__(
-        self, core: _core.Work | Flight, result: Any, unpack: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, core: _core.Work | Flight, result: Any) -> None:
         """Wrap a compiled handle; made by `Communicator`."""
         self._core = core
         self._result = result
-        self._unpack = unpack
 
     def wait(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Wait until it is done; may be called again.
@@ -49,9 +45,6 @@ class Work:
             self._core.wait(timeout_ms)
         else:
             self._core.wait(timeout_ms, stream_handle(stream))
-        if self._unpack is not None:
-            self._unpack()
-            self._unpack = None
         return self._result
 
     @property
@@ -61,5 +54,9 @@ class Work:
         return None if rank < 0 else rank
 
     def done(self) -> bool:
-        """Tell, without waiting, whether it has ended, well or not."""
+        """Tell, without waiting, whether it has ended, well or not; then the result is there.
+
+        Raises:
+            Closed: This is a forked child, and the operation its parent's.
+        """
         return self._core.done()

@@ -30,6 +30,66 @@ def test_works_run_in_the_order_they_were_started(world: GetWorld, transport: st
     assert world(3, transport).run(run) == [[3.0**6] * 2] * 3
 
 
+STRIDED: dict[str, Callable[[], Any]] = {
+    "a column": lambda: np.ones((300, 2))[:, 0],
+    "backwards": lambda: np.ones((300, 2))[::-1, 1],
+    "transposed": lambda: np.ones((10, 30)).T,
+    "of float16": lambda: np.ones((300, 2), np.float16)[:, 0],
+}
+
+
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED)
+def test_an_array_that_is_not_contiguous_takes_its_place_in_the_order_too(
+    world: GetWorld, transport: str, make: Callable[[], Any]
+) -> None:
+    def run(comm: Any) -> list[Any]:
+        both, mixed, dropped = make(), make(), make()
+        works = [comm.all_reduce(both, async_op=True) for _ in range(2)]
+        [work.wait() for work in works]
+        work = comm.all_reduce(mixed, async_op=True)
+        comm.all_reduce(mixed)
+        many = comm.all_reduce(dropped, async_op=True)
+        del many
+        comm.all_reduce_many([dropped, np.ones(3, dropped.dtype)])
+        return [np.unique(x).tolist() for x in (both, mixed, dropped)] + [work.wait() is mixed]
+
+    assert world(2, transport).run(run) == [[[4.0], [4.0], [4.0], True]] * 2
+
+
+def test_an_array_that_is_not_contiguous_holds_the_result_when_its_work_is_done(
+    world: GetWorld, transport: str
+) -> None:
+    def run(comm: Any) -> list[Any]:
+        x, y, z = (np.zeros((50, 2)) for _ in range(3))
+        x[:, 0] = 1
+        other = 1 - comm.rank
+        works = [
+            comm.all_reduce(x[:, 0], async_op=True),
+            comm.all_gather(np.full(25, comm.rank + 1.0), y[:, 1], async_op=True),
+            comm.recv(z[::-1, 1], other, async_op=True),
+        ]
+        comm.send(np.arange(100.0)[::2], other)
+        comm.barrier()
+        while not all(work.done() for work in works):
+            pass
+        return [x.sum(0).tolist(), y.sum(0).tolist(), z[:3].tolist(), works[2].source == other]
+
+    expected = [[100.0, 0.0], [0.0, 75.0], [[0.0, 98.0], [0.0, 96.0], [0.0, 94.0]], True]
+    assert world(2, transport).run(run) == [expected] * 2
+
+
+def test_an_array_packed_for_many_comes_after_the_works_started_before_it(
+    world: GetWorld, transport: str
+) -> None:
+    def run(comm: Any) -> list[float]:
+        x, y = np.ones(100_000), np.ones(3)
+        comm.all_reduce(x, async_op=True)
+        comm.all_reduce_many([x, y])
+        return [float(x.min()), float(x.max()), float(y[0])]
+
+    assert world(2, transport).run(run) == [[4.0, 4.0, 2.0]] * 2
+
+
 def test_a_blocking_call_comes_after_the_works_started_before_it(
     world: GetWorld, transport: str
 ) -> None:
