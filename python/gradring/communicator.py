@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gradring import _core, calling
+from gradring import _core, arrays, calling
 from gradring.errors import InvalidArgument
 from gradring.exchanges import Exchanges
 from gradring.messages import Messages
@@ -45,9 +45,6 @@ _QUICK = (
     Messages.send,
     Messages.recv,
 )
-
-
-_LARGEST_BYTES = 1 << 47  # Of one host's memory; the core's own limit.
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -197,7 +194,7 @@ class Communicator(Reductions, Exchanges, Messages):
         """
         wanted, sizes = _plain_dtype(dtype), _sizes(shape)
         count = math.prod(sizes)
-        if any(size < 0 for size in sizes) or count * wanted.itemsize > _LARGEST_BYTES:
+        if count * wanted.itemsize > arrays.LARGEST_BYTES or not _is_shape(sizes, wanted):
             raise InvalidArgument(f"empty: no array has shape {sizes} of {wanted}")
         memory = self._core.share_memory(count * wanted.itemsize, milliseconds(timeout))
         if memory is None or count * wanted.itemsize == 0:
@@ -315,6 +312,15 @@ def _plain_dtype(dtype: Any) -> np.dtype[Any]:
     if wanted.hasobject:
         raise InvalidArgument(f"empty: {wanted} holds Python objects, which ranks cannot share")
     return wanted
+
+
+def _is_shape(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    # Whether NumPy has arrays of it: of so many axes, and of so long ones beside one of 0.
+    try:
+        np.broadcast_to(np.empty((), dtype), sizes)
+    except ValueError:
+        return False
+    return True
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

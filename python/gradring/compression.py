@@ -33,8 +33,12 @@ class TopK:
 
     def __post_init__(self) -> None:
         """Check the ratio."""
-        if not 0 < self.ratio <= 1:
-            raise InvalidArgument(f"TopK: the ratio must be in (0, 1], got {self.ratio}")
+        try:
+            is_ratio = 0 < self.ratio <= 1
+        except TypeError:
+            is_ratio = False
+        if not is_ratio:
+            raise InvalidArgument(f"TopK: the ratio must be in (0, 1], got {self.ratio!r}")
 
 
 # "bf16" and "fp16": 2 bytes an element. "int8": 1 byte, and a float32 scale for each 256.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from gradring.errors import InvalidArgument
 
 # Clocks count nanoseconds in 64 bits: beyond this a deadline would not fit.
@@ -24,12 +27,13 @@ def milliseconds(timeout: float | None) -> int:
     """
     if timeout is None:
         return -1
+    given: Any = timeout
     try:
-        is_possible = is_timeout(timeout)
-    except (TypeError, ValueError):  # Text, or an array of several.
-        is_possible = False
-    if not is_possible:
+        seconds = math.nan if isinstance(given, (str, bytes)) else float(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # An array of several, say.
+        seconds = math.nan
+    if not is_timeout(seconds):
         raise InvalidArgument(
             f"timeout must be positive seconds, at most {LONGEST:g}, got {timeout!r}"
         )
-    return max(1, round(timeout * 1000))
+    return max(1, round(seconds * 1000))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,18 @@ Call = Callable[[Any, Any], Any]
 
 def masked(x: Any) -> Any:
     return np.ma.masked_array(x, [True, *[False] * (len(x) - 1)])
+
+
+class Several:
+    # As a tensor of torch's with several elements.
+    def __gt__(self, other: float) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("a tensor of 2 elements is neither true nor false")
+
+    def __float__(self) -> float:
+        raise RuntimeError("a tensor of 2 elements is no number")
 
 
 # Each with three float32.
@@ -43,6 +57,21 @@ WRONG: dict[str, tuple[str, Call]] = {
     "algorithm a list": ("algorithm", lambda comm, x: comm.all_reduce(x, algorithm=["ring"])),
     "compress a list": ("compress", lambda comm, x: comm.all_reduce_compressed(x, ["bf16"])),
     "timeout as text": ("timeout", lambda comm, x: comm.all_reduce(x, timeout="5")),
+    "tensors as timeouts": (
+        "timeout",
+        lambda comm, x: comm.all_reduce(x, timeout=Several()),
+    ),
+    "timeout beyond all numbers": (
+        "timeout",
+        lambda comm, x: comm.all_reduce(x, timeout=10**400),
+    ),
+    "a ratio as text": ("ratio", lambda comm, x: comm.all_reduce_compressed(x, gr.TopK("a"))),
+    "parts that no host holds": (
+        "no array has shape",
+        lambda comm, x: comm.all_gather(x, counts=[3, 1 << 62, 0]),
+    ),
+    "empty of a long axis beside none": ("shape", lambda comm, _: comm.empty((0, 1 << 62))),
+    "empty of many axes": ("shape", lambda comm, _: comm.empty((1,) * 99)),
     "timeouts": ("timeout", lambda comm, x: comm.all_reduce(x, timeout=np.ones(2))),
     "counts one number": ("counts", lambda comm, x: comm.reduce_scatter(x, counts=3)),
     "counts floats": ("counts", lambda comm, x: comm.reduce_scatter(x, counts=[1.9] * SIZE)),
@@ -86,6 +115,45 @@ def test_it_is_named_and_the_other_ranks_do_not_notice(
         return float(comm.all_reduce(np.ones(1))[0])
 
     assert world(SIZE, "shm").run(refuse) == [SIZE] * SIZE
+
+
+@pytest.mark.parametrize(
+    ("op", "odd"), [("bxor", np.ones(4, np.float32)), ("avg", np.ones(4, bool))]
+)
+def test_many_of_which_one_has_no_such_op_are_left_alone(
+    world: GetWorld, op: str, odd: Any
+) -> None:
+    def refuse(comm: Any) -> list[Any]:
+        xs = [np.full(4, comm.rank + 1, np.int32), np.full(2, comm.rank + 1, np.int32), odd.copy()]
+        with pytest.raises(gr.InvalidArgument, match=rf"{op} is not defined for xs\[2\]"):
+            comm.all_reduce_many(xs, op)
+        return [xs[0].tolist(), xs[1].tolist(), float(comm.all_reduce(np.ones(1))[0])]
+
+    found = world(SIZE, "shm").run(refuse)
+    assert found == [[[rank + 1] * 4, [rank + 1] * 2, SIZE] for rank in range(SIZE)]
+
+
+def test_a_timeout_may_be_any_one_number(world: GetWorld) -> None:
+    torch = pytest.importorskip("torch")
+
+    def use(comm: Any) -> float:
+        for timeout in (torch.tensor(20.0), np.float32(20), Fraction(41, 2), Decimal("20.5")):
+            comm.all_reduce(np.ones(1), async_op=True).wait(timeout)
+        return float(comm.all_reduce(np.ones(1))[0])
+
+    assert world(SIZE, "shm").run(use) == [SIZE] * SIZE
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_a_matrix_of_numpys_is_an_array_as_others(world: GetWorld) -> None:
+    def use(comm: Any) -> list[Any]:
+        matrix, beside = np.matrix(np.ones((2, 2))), np.ones(3)
+        comm.all_reduce_many([matrix, beside])
+        comm.all_reduce(matrix[:, 0])
+        return [matrix.tolist(), beside.tolist()]
+
+    expected = [[[SIZE**2, SIZE]] * 2, [SIZE] * 3]
+    assert world(SIZE, "shm").run(use) == [expected] * SIZE
 
 
 def test_whole_numbers_of_numpy_are_as_good_as_pythons(world: GetWorld) -> None:
