@@ -84,8 +84,8 @@ bool SparseTable::Impl::admits(std::uint64_t id, const Entry& entry) {
 std::uint64_t SparseTable::Impl::add(std::uint64_t id) {
   const std::uint64_t row = rows.add(id);
   index.insert(id, row);
-  gone.erase(id);
-  gone_before.erase(id);
+  if (gone.size() > 0) gone.erase(id);
+  if (gone_before.size() > 0) gone_before.erase(id);
   return row;
 }
 
