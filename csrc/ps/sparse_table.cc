@@ -109,7 +109,7 @@ bool SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
     return false;
   }
   RowNotes& notes = rows.notes(row);
-  notes.steps = next_count(notes.steps);
+  count_one(notes.steps);
   float* const weights = rows.floats(row);
   const std::uint64_t step = counts_steps_per_table(spec.rule) ? push.step : notes.steps;
   with.updater.update(step, weights, weights + dim, gradient);
@@ -117,7 +117,7 @@ bool SparseTable::Impl::update(std::uint64_t id, std::uint64_t row, float* gradi
   notes.tick = tick;
   notes.stamp = stamp;
   notes.writer = push.client;
-  notes.version = next_count(notes.version);
+  count_one(notes.version);
   changes.append(stamp, row);
   ++push.applied.rows;
   return true;
@@ -249,7 +249,8 @@ void SparseTable::write(std::span<const RowMeta> metas, const float* floats, std
       version = t.rows.notes(row).version;
     }
     meta.stamp = t.stamp;
-    meta.version = std::max(next_count(version), meta.version);
+    count_one(version);
+    meta.version = std::max(version, meta.version);
     meta.writer = client;
     t.set_notes(row, meta);
     std::memcpy(t.rows.floats(row), floats + i * row_floats(), row_floats() * sizeof(float));

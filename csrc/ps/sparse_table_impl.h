@@ -20,8 +20,9 @@
 namespace gradring::ps {
 
 // Stays at the end: a count that began anew would say that nothing had happened.
-inline std::uint32_t next_count(std::uint32_t count) {
-  return count + (count < std::numeric_limits<std::uint32_t>::max() ? 1 : 0);
+inline void count_one(std::uint32_t& count) {
+  if (count < std::numeric_limits<std::uint32_t>::max()) [[likely]]
+    ++count;
 }
 
 // Of an id that is no row yet: packed into the value of an index.
