@@ -143,3 +143,10 @@ def test_an_argument_that_makes_no_sense_is_named_rather_than_a_variable(
         roles.discover({}, **arguments)
     assert words in str(refused.value)
     assert not any(f"GRADRING_{name.upper()}" in str(refused.value) for name in arguments)
+
+
+def test_a_world_beyond_all_limits_is_refused_by_its_variable() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "20000", "MASTER_ADDR": "node1", "MASTER_PORT": "4000"}
+    words = "^WORLD_SIZE=20000: a job has at most 16384 ranks"
+    with pytest.raises(gr.InvalidArgument, match=words):
+        roles.discover(environ)
