@@ -12,17 +12,7 @@ import pytest
 
 from bare_servers import NEVER, SECRET, connect, dense_spec, pull, push, service, spec, start
 from gradring import _core
-from gradring.errors import (
-    AuthError,
-    Closed,
-    InternalError,
-    InvalidArgument,
-    Mismatch,
-    PeerLost,
-    TimedOut,
-)
-from gradring.ps import checkpoint
-from ps_servers import join, start_server
+from gradring.errors import AuthError, Closed, InvalidArgument, Mismatch, PeerLost, TimedOut
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -296,27 +286,6 @@ def test_a_closed_client_and_a_stopped_server_say_so() -> None:
         servers[0].check()
     with pytest.raises(Closed):
         servers[0].next_job(1)
-
-
-def test_a_job_that_is_no_text_fails_and_its_server_goes_on() -> None:
-    with start_server() as server, join([server.address]) as ps:
-        core = ps.calls.core
-        for nonsense in (b"\xff", b"{}", b"[1]", b'{"action": "dance"}'):
-            (said,) = core.await_job(core.begin_load([nonsense]))
-            assert "error" in json.loads(said)
-        server.require_well()
-
-
-def test_a_server_whose_jobs_end_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(core: Any, job: Any) -> None:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(checkpoint, "carry_out", breaks)
-    with start_server() as server, join([server.address]) as ps:
-        ps.calls.core.begin_load(["{}"])
-        server._thread.join(20)
-        with pytest.raises(InternalError, match="MemoryError: no more"):
-            server.require_well()
 
 
 def test_a_cut_and_a_load_go_through_the_servers_owner() -> None:
