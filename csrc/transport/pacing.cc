@@ -39,7 +39,7 @@ in6_addr ip_of(const sockaddr_storage& address) {
   return ip;
 }
 
-bool is_loopback(const in6_addr& ip) {
+bool is_loopback_ip(const in6_addr& ip) {
   return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
 }
 
@@ -55,7 +55,7 @@ bool is_within_host(int fd) {
     return false;
   const in6_addr here = ip_of(mine);
   const in6_addr there = ip_of(theirs);
-  return is_loopback(there) || IN6_ARE_ADDR_EQUAL(&here, &there);
+  return is_loopback_ip(there) || IN6_ARE_ADDR_EQUAL(&here, &there);
 }
 
 bool leads_to_this_host(const addrinfo& entry) {
