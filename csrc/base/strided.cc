@@ -6,6 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "base/prefetch.h"
+
 namespace gradring {
 namespace {
 
@@ -39,9 +41,8 @@ void copy_row(std::byte* to, std::ptrdiff_t to_stride, const std::byte* from,
 constexpr std::size_t kTile = 32;
 
 bool is_crossed(std::span<const Axis> axes) {
-  constexpr std::ptrdiff_t kLineBytes = 64;
   const std::ptrdiff_t inner = std::abs(axes[1].stride_bytes);
-  return inner >= kLineBytes && std::abs(axes[0].stride_bytes) < inner;
+  return inner >= std::ptrdiff_t{kCacheLineBytes} && std::abs(axes[0].stride_bytes) < inner;
 }
 
 // Calls `copy(array, packed, count)` for parts of rows of the innermost axis, until all are copied.
