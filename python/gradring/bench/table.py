@@ -11,8 +11,9 @@ from gradring.bench.report import Document, footer_lines, header_lines
 _OURS = "gradring"
 
 
-def show(document: Document, stream: TextIO = sys.stdout) -> None:
+def show(document: Document, stream: TextIO | None = None) -> None:
     """Print the whole report."""
+    stream = sys.stdout if stream is None else stream
     for line in header_lines(document):
         print(f"# {line}", file=stream)
     for operation in document["operations"]:

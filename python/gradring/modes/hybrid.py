@@ -12,6 +12,7 @@ from gradring.errors import Error, InvalidArgument
 from gradring.joining import current
 from gradring.modes.agreement import agreed_name
 from gradring.modes.contracts import Hybrid, Sync, begins_together, is_in_step
+from gradring.modes.dense import one_for_each
 from gradring.modes.lost_ranks import close_beside
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import uneven_rounds
@@ -19,6 +20,7 @@ from gradring.modes.store import Array
 from gradring.modes.tables import ModeTable, RowGradients, listed
 from gradring.modes.waiting import StepTimedOut
 from gradring.optim.averaging import require_weight
+from gradring.optim.rules import require_rule
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
 from gradring.uneven import dealt_out
@@ -47,6 +49,8 @@ class HybridOptimizer(ModeOptimizer):
     ) -> None:
         """Make both; see `gradring.distributed`, which calls this."""
         self.params = list(params)
+        for each in one_for_each(self.params, rule):  # Before anybody is asked.
+            require_rule(each)
         self.mode = mode
         self.name = name
         self.timeout = config.timeout_in_force(os.environ, timeout)

@@ -82,8 +82,9 @@ def document_of(found: list[Found]) -> Document:
     }
 
 
-def show(found: list[Found], stream: TextIO = sys.stdout) -> None:
-    """Print the tables."""
+def show(found: list[Found], stream: TextIO | None = None) -> None:
+    """Print the tables, on standard output if nothing else is given."""
+    stream = sys.stdout if stream is None else stream  # Of now: another one may have its place.
     facts = machine_facts()
     cpus = facts["cpus"]
     print(f"# {facts['cpu']}, {cpus['usable']} cores, load {facts['load']}", file=stream)

@@ -85,8 +85,9 @@ def _operation(
     }
 
 
-def show(document: Document, stream: TextIO = sys.stdout) -> None:
+def show(document: Document, stream: TextIO | None = None) -> None:
     """Print the report."""
+    stream = sys.stdout if stream is None else stream
     for line in _header(document):
         print(f"# {line}", file=stream)
     columns = [
