@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,47 +157,41 @@ def test_a_load_is_its_own_clients_alone_and_ends_with_it() -> None:
         server.commit_load(shard, numbers[1])
 
 
-def test_after_a_server_was_lost_and_a_load_checkpoints_are_made_again(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def lost_client(number: int, before: Callable[[ParameterServer], Any]) -> Iterator[list[str]]:
+    """Servers of which one was started again empty; a client that was there stays connected."""
     one = np.ones((100, 2), np.float32)
-    with start_server(0, 2) as first:
+    with start_server(0, 2) as first, contextlib.ExitStack() as stack:
         second = start_server(1, 2)
-        lost = join([first.address, second.address], timeout=5)
+        addresses = [first.address, second.address]
+        lost = join(addresses, client=number, timeout=5)
         table = lost.sparse_table("t", 2, gr.optim.Sum())
         table.push(np.arange(100), one)
-        lost.save(tmp_path / "step")
+        before(lost)
         table.push(np.arange(100), one)
-        port = int(second.address.rpartition(":")[2])
         second.stop()
-        with start_server(1, 2, port=port) as second:
-            with pytest.raises(PeerLost, match="started again"):
-                table.push(np.arange(100), one)
-            # The connection that was lost is still there: others need not know of it.
-            with join([first.address, second.address]) as ps:
-                ps.load(tmp_path / "step")
-                again = ps.sparse_table("t", 2, gr.optim.Sum())
-                again.push(np.arange(100), one)
-                ps.save(tmp_path / "next")
-                assert (again.pull(np.arange(100)) == 2).all()
-            with contextlib.suppress(PeerLost):
-                lost.close()
+        stack.enter_context(start_server(1, 2, port=int(second.address.rpartition(":")[2])))
+        with pytest.raises(PeerLost, match="started again"):
+            table.push(np.arange(100), one)
+        yield addresses
+        with contextlib.suppress(PeerLost):
+            lost.close()
+
+
+def test_after_a_server_was_lost_and_a_load_checkpoints_are_made_again(tmp_path: Path) -> None:
+    # Who was connected before is still there: others need not know of it.
+    with lost_client(7, lambda ps: ps.save(tmp_path / "step")) as addresses, join(addresses) as ps:
+        ps.load(tmp_path / "step")
+        table = ps.sparse_table("t", 2, gr.optim.Sum())
+        table.push(np.arange(100), np.ones((100, 2), np.float32))
+        ps.save(tmp_path / "next")
+        assert (table.pull(np.arange(100)) == 2).all()
 
 
 def test_a_save_in_a_short_timeout_still_says_whom_it_has_waited_for(tmp_path: Path) -> None:
-    one = np.ones((100, 2), np.float32)
-    with start_server(0, 2) as first:
-        second = start_server(1, 2)
-        lost = join([first.address, second.address], client=7, timeout=5)
-        table = lost.sparse_table("t", 2, gr.optim.Sum())
-        table.push(np.arange(100), one)
-        port = int(second.address.rpartition(":")[2])
-        second.stop()
-        with start_server(1, 2, port=port) as second:
-            with pytest.raises(PeerLost, match="started again"):
-                table.push(np.arange(100), one)
-            with (
-                join([first.address, second.address], client=8, timeout=2) as ps,
-                pytest.raises(TimedOut, match=r"shard 1 waited 1600 ms .* client 7 "),
-            ):
-                ps.save(tmp_path / "next")
-            with contextlib.suppress(PeerLost):
-                lost.close()
+    with (
+        lost_client(7, lambda _: None) as addresses,
+        join(addresses, client=8, timeout=2) as ps,
+        pytest.raises(TimedOut, match=r"shard 1 waited 1600 ms .* client 7 "),
+    ):
+        ps.save(tmp_path / "next")
