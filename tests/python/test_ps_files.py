@@ -288,6 +288,12 @@ def test_a_place_that_is_no_text_is_refused(place: str) -> None:
         files.absolute(place)
 
 
+def test_a_name_that_the_system_finds_too_long_is_named(tmp_path: Path) -> None:
+    place = files.followed(str(tmp_path / ("x" * 300)))
+    with pytest.raises(DeviceError, match="cannot be read: File name too long"):
+        files.folder(place).bytes_of(manifest.NAME)
+
+
 def test_urls_that_need_an_extra_say_which_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(InvalidArgument, match=r"pip install gradring\[fs\] s3fs"):

@@ -120,7 +120,9 @@ def followed(url: str) -> str:
     What lies beside it is beside what the link leads to, and the link may lead elsewhere later.
     """
     path = local_path(url)
-    return os.path.realpath(path) if path is not None and path.is_symlink() else url
+    # Of a name that is too long to be one Path.is_symlink() raises; whoever opens it says so.
+    is_link = path is not None and os.path.islink(path)  # noqa: PTH114
+    return os.path.realpath(path) if path is not None and is_link else url
 
 
 def is_same_folder(one: str, other: str) -> bool:
