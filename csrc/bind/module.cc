@@ -10,6 +10,7 @@
 #include "bind/gil.h"
 #include "collectives/communicator.h"
 #include "transport/inspection.h"
+#include "transport/interrupts.h"
 
 namespace gradring::bind {
 

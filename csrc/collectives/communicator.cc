@@ -7,6 +7,7 @@
 #include "base/threads.h"
 #include "collectives/turn_wait.h"
 #include "transport/forks.h"
+#include "transport/interrupts.h"
 
 namespace gradring::collectives {
 namespace {

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "collectives/compressed_lane.h"
 #include "collectives/patience.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 
 namespace gradring::collectives {
 namespace {

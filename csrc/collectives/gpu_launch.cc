@@ -4,7 +4,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 
 namespace gradring::collectives {
 

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "collectives/communicator.h"
 #include "transport/forks.h"
+#include "transport/interrupts.h"
 
 namespace gradring::collectives {
 namespace {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/threads.h"
 #include "collectives/communicator.h"
+#include "transport/interrupts.h"
 
 namespace gradring::collectives {
 namespace {

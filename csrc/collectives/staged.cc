@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "collectives/patience.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 
 namespace gradring::collectives {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/threads.h"
 #include "ps/plain_call.h"
 #include "transport/forks.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 
 namespace gradring::ps {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "transport/host.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 #include "transport/pass_fd.h"
 #include "transport/shm_link.h"
 #include "transport/tcp_link.h"

@@ -9,7 +9,7 @@
 #include "transport/forks.h"
 #include "transport/handshake.h"
 #include "transport/host.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 
 namespace gradring::ps {
 namespace {

@@ -9,7 +9,6 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/threads.h"
-#include "transport/idle.h"
 #include "transport/pass_fd.h"
 #include "transport/shm_link.h"
 #include "transport/tcp_link.h"

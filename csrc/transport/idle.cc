@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/config.h"
+#include "transport/interrupts.h"
 
 namespace gradring::transport {
 namespace {
@@ -22,17 +23,7 @@ constexpr std::chrono::microseconds kStolenTime{500};
 // Nobody will wake us: long enough to leave the core to others, short beside what a GPU does.
 constexpr long kLookNanoseconds = 200'000;
 
-std::atomic<void (*)()> interrupt_check{nullptr};  // Set once at import, before any wait.
-
 }  // namespace
-
-void set_interrupt_check(void (*check)()) {
-  interrupt_check.store(check);
-}
-
-void run_interrupt_check() {
-  if (auto* check = interrupt_check.load()) check();
-}
 
 Idle::~Idle() {
   if (is_published_) group_.end_call();

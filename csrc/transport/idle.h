@@ -25,11 +25,6 @@ struct Interest {
 // state.
 struct DeadlinePassed {};
 
-// Set once by the binding: runs pending signal handlers and throws Interrupted if one of them wants
-// out.
-void set_interrupt_check(void (*check)());
-void run_interrupt_check();
-
 class Idle {
  public:
   // `interruptible`: this is a user's thread, signals may end the wait.

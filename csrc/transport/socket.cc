@@ -16,7 +16,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 #include "transport/pacing.h"
 #include "transport/resolve.h"
 

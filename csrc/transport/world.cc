@@ -9,7 +9,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "transport/forks.h"
-#include "transport/idle.h"
+#include "transport/interrupts.h"
 #include "transport/knock.h"
 #include "transport/pass_fd.h"
 #include "transport/shm_link.h"

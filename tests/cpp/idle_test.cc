@@ -1,6 +1,7 @@
 // How a thread waits: until something happens, a failure, a signal or its deadline, whichever comes
 // first, and never longer.
 #include "transport/idle.h"
+#include "transport/interrupts.h"
 
 #include <doctest/doctest.h>
 
