@@ -15,7 +15,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
-#include "collectives/flat.h"
+#include "collectives/flat/flat.h"
 
 namespace gradring::collectives {
 namespace {

@@ -17,10 +17,10 @@
 #include <span>
 #include <vector>
 
-#include "ps/initial.h"
-#include "ps/merge.h"
-#include "ps/partition.h"
-#include "ps/sparse_table.h"
+#include "ps/tables/initial.h"
+#include "ps/tables/merge.h"
+#include "ps/tables/partition.h"
+#include "ps/tables/sparse_table.h"
 
 namespace gradring {
 namespace {

@@ -1,5 +1,5 @@
-// What a link costs, as the planner sees it (collectives/choose.h). Measured by `gradring tune`,
-// given to rank 0, told to the others when they join: all ranks must go by the same figures.
+// What a link costs, as the planner sees it (collectives/plan/choose.h). Measured by `gradring
+// tune`, given to rank 0, told to the others when they join: all ranks must go by the same figures.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // _core.Communicator and _core.Work: convert, release the GIL, call. The documented classes are in
 // gradring/communicator.py.
-#include "collectives/communicator.h"
+#include "collectives/communicator/communicator.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -13,8 +13,8 @@
 #include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/operations.h"
-#include "collectives/choose.h"
-#include "collectives/flat.h"
+#include "collectives/flat/flat.h"
+#include "collectives/plan/choose.h"
 #include "kernels/reduce.h"
 
 namespace gradring::bind {

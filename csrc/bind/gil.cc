@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "transport/forks.h"
+#include "transport/links/forks.h"
 
 namespace gradring::bind {
 namespace {

@@ -8,8 +8,8 @@
 #include "bind/gil.h"
 #include "bind/module.h"
 #include "bind/pending_work.h"
-#include "collectives/compressed.h"
-#include "collectives/shared_array.h"
+#include "collectives/engine/compressed.h"
+#include "collectives/flat/shared_array.h"
 
 namespace gradring::bind {
 namespace {

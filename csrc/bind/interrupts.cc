@@ -1,7 +1,7 @@
 // Ctrl-C in a wait: waits ask a few times a second whether a Python signal handler wants to raise.
+#include "transport/links/interrupts.h"
 #include "bind/gil.h"
 #include "bind/module.h"
-#include "transport/interrupts.h"
 
 namespace gradring::bind {
 namespace {

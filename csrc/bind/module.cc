@@ -8,9 +8,9 @@
 #include <string>
 
 #include "bind/gil.h"
-#include "collectives/communicator.h"
-#include "transport/inspection.h"
-#include "transport/interrupts.h"
+#include "collectives/communicator/communicator.h"
+#include "transport/links/interrupts.h"
+#include "transport/membership/inspection.h"
 
 namespace gradring::bind {
 

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "kernels/codec.h"
-#include "transport/rendezvous.h"
+#include "transport/joining/rendezvous.h"
 
 namespace gradring::bind {
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "collectives/communicator.h"
-#include "collectives/point_to_point.h"
+#include "collectives/communicator/communicator.h"
+#include "collectives/communicator/point_to_point.h"
 
 namespace gradring::bind {
 

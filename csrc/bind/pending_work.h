@@ -9,7 +9,7 @@
 
 #include "bind/arrays.h"
 #include "bind/gil.h"
-#include "collectives/communicator.h"
+#include "collectives/communicator/communicator.h"
 
 namespace gradring::bind {
 

@@ -8,7 +8,7 @@
 
 #include <array>
 
-#include "collectives/communicator.h"
+#include "collectives/communicator/communicator.h"
 
 namespace gradring::bind::quick {
 

@@ -1,5 +1,5 @@
 // The modes' arithmetic on rows in NumPy arrays, without the GIL: kernels/replica.h for GEO, and
-// ps/merge.h for gradients on their way to servers.
+// ps/tables/merge.h for gradients on their way to servers.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "bind/gil.h"
 #include "bind/module.h"
 #include "kernels/replica.h"
-#include "ps/merge.h"
+#include "ps/tables/merge.h"
 
 namespace gradring::bind {
 namespace {

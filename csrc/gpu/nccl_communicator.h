@@ -23,7 +23,8 @@ struct NcclFailed : DeviceError {
   nccl::Result result;
 };
 
-// What to move and reduce; extents as in collectives/operation.h. Device memory that outlives it.
+// What to move and reduce; extents as in collectives/plan/operation.h. Device memory that outlives
+// it.
 struct NcclCall {
   OpKind op = OpKind::kAllReduce;
   DType dtype = DType::kFloat32;

@@ -1,8 +1,8 @@
 // Calls of the row kernels: tables of rows in device memory, addressed by slots; lists of ids that
-// have some of them many times. The bits are those of the CPU path (ps/merge.h, kernels/update.h);
-// a sum that is a NaN is the one NaN of kernels/reduce.h. All pointers are device memory and lie on
-// their type's size; rows on 16 bytes, a multiple of 16 bytes long and apart, are faster. Scratch
-// memory lies on 16 bytes and belongs to one call at a time.
+// have some of them many times. The bits are those of the CPU path (ps/tables/merge.h,
+// kernels/update.h); a sum that is a NaN is the one NaN of kernels/reduce.h. All pointers are
+// device memory and lie on their type's size; rows on 16 bytes, a multiple of 16 bytes long and
+// apart, are faster. Scratch memory lies on 16 bytes and belongs to one call at a time.
 //
 // Every entry only enqueues kernels: it allocates nothing and waits for nothing, so it may be
 // captured in a CUDA graph once preload() was called. It returns 0, the driver's code, or

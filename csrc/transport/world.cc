@@ -8,12 +8,12 @@
 
 #include "base/config.h"
 #include "base/error.h"
-#include "transport/forks.h"
-#include "transport/interrupts.h"
-#include "transport/knock.h"
-#include "transport/pass_fd.h"
-#include "transport/shm_link.h"
-#include "transport/tcp_link.h"
+#include "transport/joining/knock.h"
+#include "transport/links/forks.h"
+#include "transport/links/interrupts.h"
+#include "transport/links/pass_fd.h"
+#include "transport/links/shm_link.h"
+#include "transport/links/tcp_link.h"
 
 namespace gradring::transport {
 namespace {

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "transport/inspection.h"
-#include "transport/link.h"
-#include "transport/monitor.h"
-#include "transport/scribe.h"
-#include "transport/shared_memory.h"
+#include "transport/links/link.h"
+#include "transport/links/shared_memory.h"
+#include "transport/membership/inspection.h"
+#include "transport/membership/monitor.h"
+#include "transport/membership/scribe.h"
 
 namespace gradring::transport {
 

@@ -48,7 +48,7 @@ enum class PsType : std::uint8_t {
   kSetRule = 21,  // -; [tail] rule
   // Answers.
   kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns); see
-                     // ps/payloads.h
+                     // ps/protocol/payloads.h
   kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]
   kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions]
   kDense = 35,       // the same; floats
@@ -84,7 +84,8 @@ struct PsHeader {
   std::uint8_t flags = 0;
   RowCodec codec = RowCodec::kFloat32;
   std::uint32_t count = 0;
-  std::uint32_t layout = 0;  // Of the table as the sender knows it (ps/spec.h); 0: it says nothing.
+  std::uint32_t layout =
+      0;  // Of the table as the sender knows it (ps/tables/spec.h); 0: it says nothing.
   std::uint64_t request = 0;  // The client's; answers repeat it.
   std::uint64_t seq = 0;
   std::uint64_t table = 0;

@@ -1,7 +1,7 @@
 // The first bytes of a connection, from strangers at either end. The input is what one half gets to
 // read: no bytes but those that the secret makes bring it to its end, whatever they are it asks for
 // no more than a handshake's fixed sizes, and it refuses with AuthError or ProtocolError only.
-#include "transport/handshake.h"
+#include "transport/joining/handshake.h"
 
 #include <algorithm>
 #include <string>

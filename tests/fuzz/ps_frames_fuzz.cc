@@ -2,8 +2,8 @@
 // what it refuses leaves no trace, and its journal makes the same shard again.
 #include "base/error.h"
 #include "fuzz/target.h"
-#include "ps/shard_state.h"
-#include "support/shard_rig.h"
+#include "ps/shard/shard_state.h"
+#include "support/ps/shard_rig.h"
 #include "wire/ps_frames.h"
 
 using namespace gradring;

@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "collectives/operation.h"
-#include "collectives/run.h"
-#include "ps/merge.h"
-#include "ps/partition.h"
-#include "ps/sparse_table.h"
-#include "support/flat_team.h"
-#include "support/operations.h"
-#include "support/shard_rig.h"
-#include "transport/memory_link.h"
+#include "collectives/engine/run.h"
+#include "collectives/plan/operation.h"
+#include "ps/tables/merge.h"
+#include "ps/tables/partition.h"
+#include "ps/tables/sparse_table.h"
+#include "support/collectives/flat_team.h"
+#include "support/collectives/operations.h"
+#include "support/ps/shard_rig.h"
+#include "transport/links/memory_link.h"
 
 namespace gradring::testing {
 namespace {

@@ -98,7 +98,7 @@ def test_a_server_that_cannot_open_the_place_can_save_again(
 def test_a_load_during_a_save_ends_the_save_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_python_write(monkeypatch)  # tests/cpp/snapshot_writer_test.cc has the other way.
+    let_python_write(monkeypatch)  # tests/cpp/ps/server/snapshot_writer_test.cc has the other way.
     with start_server() as server, join([server.address]) as ps:
         train(ps)
         seal: Callable[..., None] = checkpoint_jobs._seal

@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "transport/membership.h"
+#include "transport/membership/membership.h"
 
 namespace gradring::testing {
 

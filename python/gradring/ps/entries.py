@@ -9,7 +9,7 @@ from typing import TypeAlias
 from gradring.errors import InvalidArgument
 from gradring.ps.checks import real, whole
 
-_SLOTS_MAX = 4096  # Servers hang up on who names more (csrc/ps/payloads.cc).
+_SLOTS_MAX = 4096  # Servers hang up on who names more (csrc/ps/protocol/payloads.cc).
 
 
 @dataclass(frozen=True)

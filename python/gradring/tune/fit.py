@@ -1,6 +1,6 @@
 """From the times of real algorithms to the cost model's figures, and how good both are.
 
-The model (csrc/collectives/choose.cc) is linear in latency, latency times further links, and the
+The model (csrc/collectives/plan/choose.cc) is linear in latency, latency times further links, and the
 inverse of each rate. What an addition costs is known from the kernel alone; the others are the
 weighted least squares of what is left, none of them negative. Errors count as parts of what was
 measured, so that a microsecond of a short call weighs as much as a millisecond of a long one, and

@@ -16,7 +16,7 @@ from gradring.bench.peers import control, ours
 from gradring.bench.peers.timing import Rank, Reply
 from gradring.choices import OPERATIONS
 
-# What plans add at once (csrc/collectives/plan.h).
+# What plans add at once (csrc/collectives/plan/plan.h).
 _PIECE_BYTES = 256 << 10
 
 

@@ -1,0 +1,40 @@
+// PointToPoint: how far messages have come, in bytes and in words.
+#include <algorithm>
+
+#include "collectives/communicator/point_to_point.h"
+#include "wire/op_header.h"
+
+namespace gradring::collectives {
+
+// Of a transfer's payload. Under the seat.
+std::uint64_t PointToPoint::moved(const Peer& peer, const Transfer& transfer) {
+  if (transfer.is_recv) return peer.target.get() == &transfer ? peer.received : 0;
+  const bool is_next = !peer.sends.empty() && peer.sends.front().get() == &transfer;
+  return is_next ? peer.sent - std::min<std::uint64_t>(peer.sent, wire::kOpHeaderBytes) : 0;
+}
+
+// What can be told while another thread has the seat.
+std::string PointToPoint::describe_moved(const Transfer& transfer) const {
+  const std::lock_guard lock(mutex_);
+  if (transfer.is_done || transfer.record == nullptr) return "";
+  return str("; ", transfer.is_recv ? transfer.record->received() : transfer.record->sent(), " of ",
+             transfer.bytes, " bytes ", transfer.is_recv ? "received" : "sent", ", tag ",
+             transfer.tag);
+}
+
+std::string PointToPoint::describe_wait(const Transfer& transfer) const {
+  if (transfer.peer < 0)
+    return transfer.is_recv ? str("; from any rank, tag ", transfer.tag) : std::string();
+  const Peer& peer = peers_[static_cast<std::size_t>(transfer.peer)];
+  const Rank member = group_->members[static_cast<std::size_t>(transfer.peer)];
+  std::string text = str("; ", moved(peer, transfer), " of ", transfer.bytes, " bytes ",
+                         transfer.is_recv ? "received from " : "sent to ", world_->describe(member),
+                         ", tag ", transfer.tag);
+  if (transfer.is_recv && is_stuck(peer))
+    text +=
+        str("; its next message has tag ", peer.arriving.tag, ", nobody has asked for that, and ",
+            peer.unexpected_bytes, " bytes of earlier ones wait already");
+  return text;
+}
+
+}  // namespace gradring::collectives

@@ -1,0 +1,258 @@
+#include "collectives/flat/flat.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/copy_bytes.h"
+#include "base/error.h"
+#include "collectives/flat/flat_gather.h"
+#include "collectives/flat/flat_reduce.h"
+
+namespace gradring::collectives {
+namespace {
+
+// Up to here everybody reading everything costs less than a second round of flags.
+constexpr std::size_t kShortBytes = 32 * 1024;
+// Of one rank's part of an all_gather, where the second round saves a copy.
+constexpr std::size_t kShortPartBytes = 16 * 1024;
+static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
+static_assert(sizeof(SharedPlace) == sizeof(FlatDirect::Offer));  // What long operations post.
+
+// What `rank` writes into its post when the operation is short.
+std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {
+  switch (request.op) {
+    case OpKind::kAllGather: return shape.part(rank).bytes;
+    case OpKind::kBroadcast: return rank == request.root ? shape.bytes() : 0;
+    default: return shape.bytes();
+  }
+}
+
+void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  if (dst != src) copy_bytes(dst, src, bytes);
+}
+
+// A watch that stands still while others are waited for, and where nobody wants to know.
+class Lap {
+ public:
+  explicit Lap(bool is_wanted) : is_wanted_(is_wanted) { go_on(); }
+  void stop() {
+    if (is_wanted_) took_ += Clock::now() - since_;
+  }
+  void go_on() {
+    if (is_wanted_) since_ = Clock::now();
+  }
+  FlatWays::Took took() const { return took_; }
+
+ private:
+  const bool is_wanted_;
+  Time since_{};
+  FlatWays::Took took_{0};
+};
+
+}  // namespace
+
+bool Flat::supports(const Request& request) {
+  return reduces(request.op) || request.op == OpKind::kBarrier ||
+         request.op == OpKind::kAllGather || request.op == OpKind::kBroadcast;
+}
+
+Flat::Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank,
+           Rank processors)
+    : side_(std::move(memory), ranks, rank), shape_(side_.ranks), direct_(side_, processors) {}
+
+void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
+               std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
+  GRADRING_ASSERT(request.world_size == side_.ranks && request.rank == side_.rank);
+  GRADRING_ASSERT(supports(request));
+  shape_.set(request);
+  const std::size_t largest =
+      request.op == OpKind::kAllGather ? shape_.largest_part_bytes() : shape_.bytes();
+  const bool is_short =
+      largest <=
+      (request.op == OpKind::kAllGather && direct_.is_likely() ? kShortPartBytes : kShortBytes);
+  const std::size_t own =
+      is_short ? payload_bytes(request, shape_, side_.rank) : sizeof shared.place;
+  if (side_.ranks > 1) free_post(own, idle);
+  ++round_;
+  if (side_.ranks == 1) {
+    copy_to(output, input, shape_.bytes());
+  } else if (is_short) {
+    if (largest >= FlatMemory::kSpreadBytes && !std::exchange(has_payloads_, true))
+      side_.memory.take_payloads();
+    run_short(request, call, seq, input, idle);
+    finish_short(request, input, output);
+  } else {
+    // An array that all ranks share needs none.
+    if (!shared.array && !std::exchange(has_slots_, true)) side_.memory.take_slots();
+    run_long(request, call, seq, input, output, idle, shared);
+  }
+}
+
+void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
+                    const std::byte* input, std::byte* output, transport::Idle& idle,
+                    const SharedArrays::Found& shared) {
+  if (reduces(request.op)) {
+    // What lies in shared memory on this rank may not on another: that is known from the posts.
+    post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
+    FlatReduce reduce(side_, shape_, request, input, output);
+    if (!shared.array) reduce.begin(idle);
+    check_posts(idle);
+    if (shared.array && all_share(shared.place))
+      shared.array->reduce_in_place(side_, shape_, shared.place.offset, idle);
+    else
+      reduce.finish(idle);
+  } else {
+    run_gather(request, call, seq, input, output, idle);
+  }
+}
+
+void Flat::run_gather(const Request& request, const Call& call, std::uint64_t seq,
+                      const std::byte* input, std::byte* output, transport::Idle& idle) {
+  const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
+  FlatDirect::Offer offer;
+  if (may_be_direct) offer = direct_.offer(input, ways_.prefers_direct(request.op, shape_.bytes()));
+  post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);
+  const bool tries = offer.is_made != 0 && ways_.is_direct(request.op, shape_.bytes());
+  try {
+    if (!tries || !read_others(request, input, output, idle))
+      gather(request, may_be_direct && !tries, input, output, idle);
+  } catch (...) {
+    direct_.withdraw();
+    throw;
+  }
+  if (!may_be_direct) return;
+  // Neither the root, which may be done before the others, nor always the same rank.
+  const Rank decider = request.op == OpKind::kBroadcast ? side_.next(request.root) : 0;
+  ways_.count(request.op, shape_.bytes(), direct_.is_preferred_by(decider, round_));
+}
+
+// After this rank's post. False, on all ranks, if one of them could not: then the slots must do.
+bool Flat::read_others(const Request& request, const std::byte* input, std::byte* output,
+                       transport::Idle& idle) {
+  const bool is_try = ways_.is_try(request.op, shape_.bytes());
+  Lap lap(is_try);
+  direct_.begin(shape_, request, input, output);
+  lap.stop();
+  check_posts(idle);
+  lap.go_on();
+  was_direct_ = direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle);
+  lap.stop();
+  if (was_direct_ && is_try) ways_.note(request.op, shape_.bytes(), true, lap.took());
+  return was_direct_;
+}
+
+// `is_unread`: nobody has looked at the others' offers yet.
+void Flat::gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
+                  transport::Idle& idle) {
+  // Made now: an attempt to read has moved the counters on.
+  const bool is_try = is_unread && ways_.is_try(request.op, shape_.bytes());
+  Lap lap(is_try);
+  FlatGather slots(side_, shape_, request, input, output);
+  slots.begin(idle);
+  lap.stop();
+  if (in_step_ != round_) check_posts(idle);
+  lap.go_on();
+  slots.finish(idle);
+  lap.stop();
+  was_direct_ = false;
+  const bool could_be_direct = is_unread && direct_.is_agreed(round_);
+  if (could_be_direct && is_try) ways_.note(request.op, shape_.bytes(), false, lap.took());
+}
+
+// Posts, and waits for those whose posts this rank needs.
+void Flat::run_short(const Request& request, const Call& call, std::uint64_t seq,
+                     const std::byte* input, transport::Idle& idle) {
+  post(call, seq, input, payload_bytes(request, shape_, side_.rank));
+  const bool is_root = side_.rank == request.root;
+  if (request.op == OpKind::kBroadcast) {
+    if (!is_root) await_post(request.root, idle);
+  } else if (request.op != OpKind::kReduce || is_root) {
+    check_posts(idle);
+  }
+}
+
+// Before this rank's next operation: the others have read all they need of the post that it will
+// write over, which they show by having begun an operation after it. What could not be compared in
+// the last operation is compared now if it has come: another rank's post of that operation stays as
+// it is until this one begins the next.
+void Flat::free_post(std::size_t payload, transport::Idle& idle) {
+  if (in_step_ == round_) return;
+  look_back();
+  const std::uint32_t begun = round_ + 2 - FlatMemory::turn_of(payload);
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    side_.wait(peer, side_.memory.post(peer, begun).round, begun, idle);
+}
+
+void Flat::look_back() const {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    if (side_.memory.post(peer, round_).round.has_reached(round_)) compare_post(peer);
+}
+
+void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes) {
+  Post& mine = side_.memory.post(side_.rank, round_);
+  mine.seq = seq;
+  mine.call = call;
+  if (bytes != 0) copy_bytes(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
+  FlatSide::publish(mine.round, round_);
+}
+
+void Flat::check_posts(transport::Idle& idle) {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    await_post(peer, idle);
+  in_step_ = round_;
+}
+
+void Flat::await_post(Rank peer, transport::Idle& idle) {
+  side_.wait(peer, side_.memory.post(peer, round_).round, round_, idle);
+  compare_post(peer);
+}
+
+void Flat::compare_post(Rank peer) const {
+  const Post& mine = side_.memory.post(side_.rank, round_);
+  const Post& theirs = side_.memory.post(peer, round_);
+  if (theirs.seq == mine.seq && theirs.call == mine.call) [[likely]]
+    return;
+  throw Mismatch(str("the ranks made different calls: rank ", side_.in_world(side_.rank),
+                     " called ", describe(mine.call, mine.seq), ", rank ", side_.in_world(peer),
+                     " called ", describe(theirs.call, theirs.seq)));
+}
+
+bool Flat::all_share(const SharedPlace& place) const {
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer)) {
+    SharedPlace theirs;
+    std::memcpy(&theirs, side_.memory.payload(peer, round_, sizeof theirs), sizeof theirs);
+    if (theirs != place) return false;
+  }
+  return true;
+}
+
+void Flat::finish_short(const Request& request, const std::byte* input, std::byte* output) {
+  const auto operand = [&](Rank rank) -> const std::byte* {
+    if (rank == side_.rank) return input;
+    return side_.memory.payload(rank, round_, payload_bytes(request, shape_, rank));
+  };
+  if (request.op == OpKind::kReduceScatter) {
+    const FlatPart part = shape_.part(side_.rank);
+    shape_.reduce(output, part.bytes, side_.rank,
+                  [&](Rank rank) { return operand(rank) + part.begin; });
+  } else if (request.op == OpKind::kAllGather) {
+    for (Rank rank = 0; rank < side_.ranks; ++rank)
+      copy_to(output + shape_.part(rank).begin, operand(rank), shape_.part(rank).bytes);
+  } else if (request.op == OpKind::kBroadcast) {
+    copy_to(output, operand(request.root), shape_.bytes());
+  } else if (request.op == OpKind::kReduce && side_.rank != request.root) {
+    return;
+  } else if (shape_.is_uniform()) {
+    shape_.reduce(output, shape_.bytes(), 0, operand);
+  } else {
+    for (Rank owner = 0; owner < side_.ranks; ++owner) {
+      const FlatPart part = shape_.part(owner);
+      if (part.bytes == 0) continue;
+      shape_.reduce(output + part.begin, part.bytes, owner,
+                    [&](Rank rank) { return operand(rank) + part.begin; });
+    }
+  }
+}
+
+}  // namespace gradring::collectives

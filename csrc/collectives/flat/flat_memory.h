@@ -1,0 +1,150 @@
+// The shared segment of flat.h: who writes where. Pure layout. Every pointer it hands out lies
+// inside the segment whatever another process wrote into it, because nothing read from the segment
+// takes part in computing one. Used by the thread that drives a Flat.
+//   counters   per rank: how far it is in long operations
+//   posts      kPosts per rank, used in turn: what it calls, and the payload of the shortest
+//   payloads   some per rank, used in turn: the payload of other short operations
+//   slots      kSlots per rank, used in turn: a long operation's payload, one entry per rank
+// What takes only a part of such a place takes another part of it the next time around: a line that
+// a reader has in its core's own cache takes the writer four times as long as one that has left it
+// (docs/decisions/0016-slots-are-longer-than-a-cache.md).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/call.h"
+#include "transport/links/peer_memory.h"
+#include "transport/links/shared_memory.h"
+
+namespace gradring::collectives {
+
+inline constexpr std::size_t kLineBytes = 64;
+
+// Written by one rank, awaited by others. Counts up for ever, modulo 2^32.
+struct Word {
+  std::atomic<std::uint32_t> value;
+  std::atomic<std::uint32_t> sleepers;  // In the kernel until `value` changes: see idle.h.
+
+  // Pairs with the writer's store: what was written before it can be read now.
+  bool has_reached(std::uint32_t target) const {
+    return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
+  }
+};
+
+struct alignas(kLineBytes) Counter : Word {};
+
+struct Counters {
+  Counter staged;     // Steps of which this rank's slots hold its part.
+  Counter reduced;    // Steps of which it has written its result.
+  Counter consumed;   // Steps of which it reads nothing any more.
+  Counter gone;       // 1: it left, after its last write.
+  Counter unread;     // Of flat_direct.h: the last step of which it could not read all.
+  Counter withdrawn;  // 1: nobody is to read its vector any more.
+  alignas(kLineBytes) transport::MemoryCard card;
+};
+
+// A cache line with room for a few elements behind the call: the shortest operations cost one
+// line's way from core to core. Lines of its own for some more.
+struct alignas(kLineBytes) Post {
+  Word round;
+  std::uint64_t seq;
+  Call call;
+  std::array<std::byte, 24> few;
+  std::array<std::byte, 448> some;
+};
+static_assert(sizeof(Post) == 8 * kLineBytes);
+
+class FlatMemory {
+ public:
+  // How many steps of a long operation a rank may be ahead of those who read what it writes.
+  static constexpr std::uint32_t kSlots = 8;
+  // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others: where
+  // ranks share cores, the fewer changes from one to the other the farther.
+  static constexpr std::uint32_t kPosts = 32;
+  // Payloads of so many operations may be in use; places for them are a multiple.
+  static constexpr std::uint32_t kPayloads = 8;
+  static constexpr std::size_t kPayloadBytes = 32 * 1024;
+  // From here on they are spread over all places: shorter ones lie in few, which stay in a cache.
+  static constexpr std::size_t kSpreadBytes = 4096;
+
+  static std::size_t bytes(Rank ranks);
+  FlatMemory(transport::SharedMemory memory, Rank ranks);
+
+  // A multiple of kLineBytes, so that no element is cut in two.
+  std::size_t entry_bytes() const { return entry_bytes_; }
+  std::size_t slot_bytes() const { return slot_bytes_; }
+
+  // How many slots a step takes at once where all ranks go step by step, as everybody reads from
+  // everybody: then many short steps are only more waits. Of 1, 2, 4: as few as hold an entry of
+  // `bytes`, while one is no longer than 256 KiB.
+  std::uint32_t slots_at_once(std::size_t bytes) const;
+
+  Counters& counters(Rank rank) const { return counters_[rank]; }
+  transport::MemoryCard& card(Rank rank) const { return counters_[rank].card; }
+  Post& post(Rank rank, std::uint32_t round) const {
+    return posts_[kPosts * static_cast<std::size_t>(rank) + round % kPosts];
+  }
+  // Where the payload of `bytes` of a rank's operation lies, at most kPayloadBytes.
+  std::byte* payload(Rank rank, std::uint32_t round, std::size_t bytes) const {
+    Post& at = post(rank, round);
+    if (bytes <= at.few.size()) return at.few.data();
+    if (bytes <= at.some.size()) return at.some.data();
+    std::byte* const own = payloads_ + static_cast<std::size_t>(rank) * places_ * kPayloadBytes;
+    if (bytes < kSpreadBytes) return own + round % kPayloads * kPayloadBytes;
+    return own + round % places_ * kPayloadBytes + shift(kPayloadBytes, bytes, round / places_);
+  }
+  // After how many operations what a payload of `bytes` takes may be written again.
+  static constexpr std::uint32_t turn_of(std::size_t bytes) {
+    return bytes <= sizeof(Post::some) ? kPosts : kPayloads;
+  }
+  // Of one rank, at most as long as the slots that the step takes at once.
+  std::byte* slot(Rank rank, std::uint32_t step, std::size_t bytes) const {
+    return begin_of_slot(rank, step) + shift(slot_bytes_, bytes, step / kSlots);
+  }
+  // All ranks' slots, before the first long operation, so that it costs as much as later ones: ways
+  // are compared by then (flat_ways.h).
+  void take_slots() const {
+    memory_.take_pages(slots_, memory_.bytes() - static_cast<std::size_t>(slots_ - memory_.data()));
+  }
+  // The same before the first short operation that is spread.
+  void take_payloads() const {
+    memory_.take_pages(payloads_, static_cast<std::size_t>(slots_ - payloads_));
+  }
+  // How the slots of a step are cut: it is a multiple of `slots`, which it takes at once, and each
+  // entry has `bytes`.
+  struct Cut {
+    std::uint32_t slots;
+    std::size_t bytes;
+  };
+  std::byte* entry(Rank rank, std::uint32_t step, Rank index, const Cut& cut) const {
+    const std::size_t room = entry_bytes_ * cut.slots;
+    return begin_of_slot(rank, step) + static_cast<std::size_t>(index) * room +
+           shift(room, cut.bytes, step / kSlots);
+  }
+
+ private:
+  std::byte* begin_of_slot(Rank rank, std::uint32_t step) const {
+    return slots_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+  }
+  static constexpr std::size_t kOne = 1;
+  // Where in its room something of `bytes` lies, the nth time around. 0 if it is longer.
+  static std::size_t shift(std::size_t room, std::size_t bytes, std::uint32_t nth) {
+    const std::size_t taken = std::max((bytes + kLineBytes - 1) / kLineBytes, kOne) * kLineBytes;
+    return nth % std::max(room / taken, kOne) * taken;
+  }
+
+  transport::SharedMemory memory_;
+  std::size_t entry_bytes_;
+  std::size_t slot_bytes_;
+  std::uint32_t places_;  // For payloads, of each rank.
+  Counters* counters_;
+  Post* posts_;
+  std::byte* payloads_;
+  std::byte* slots_;
+};
+
+}  // namespace gradring::collectives

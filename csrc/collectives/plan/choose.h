@@ -1,0 +1,25 @@
+// Which algorithm to use: a small cost model over what every rank knows, so that all ranks choose
+// alike. Pure functions. The order of additions is settled before (order_for); the model only picks
+// among algorithms that give it.
+#pragma once
+
+#include "base/link_costs.h"
+#include "collectives/plan/plan.h"
+
+namespace gradring::collectives {
+
+// Measured with 4 ranks on 2 cores over loopback TCP. A real network has less of both latency (no
+// shared cores) and bandwidth; their ratio, which decides, is close.
+LinkCosts loopback_costs();
+// The same machine, ranks linked by rings in shared memory.
+LinkCosts shared_memory_costs();
+// What the profile says of the transport, else the defaults.
+LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory);
+
+// The cheapest of algorithms_for(request). Throws InvalidArgument when there is none.
+Algorithm choose(const Request& request, const LinkCosts& costs);
+
+// How long the model believes the slowest rank takes. Good for comparing, not for promising.
+double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts& costs);
+
+}  // namespace gradring::collectives

@@ -1,0 +1,358 @@
+#include "ps/client/client.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/threads.h"
+#include "ps/client/plain_call.h"
+#include "transport/links/forks.h"
+#include "transport/links/interrupts.h"
+
+namespace gradring::ps {
+namespace {
+
+constexpr Millis kGoodbyeTime{200};
+constexpr Millis kSeatTime{5};
+constexpr Millis kTickTime{10};
+constexpr Millis kIdleTime{250};   // Between two looks after connections that nobody uses,
+constexpr Millis kRepairTime{20};  // while one of them is to be made anew.
+constexpr std::size_t kFailuresKept = 64;
+constexpr const char* kIsClosed = "this connection to the parameter server is closed";
+
+}  // namespace
+
+Client::Client(const ClientOptions& options)
+    : Client(options, find_shards(options.servers, options.secret, options.timeout)) {}
+
+Client::Client(const ClientOptions& options, FoundShards found)
+    : options_(options),
+      fork_generation_(transport::watch_forks()),
+      addresses_(std::move(found.addresses)),
+      core_({{options.client, found.incarnation}, addresses_, options.answer_time}),
+      connections_(addresses_.size()),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      dialer_(addresses_, options.secret, options.mode, wake_.get()) {
+  thread_ = start_thread("client", [this] { run_background(); });
+}
+
+Client::~Client() {
+  close();
+}
+
+void Client::check_usable() const {
+  if (transport::fork_generation() != fork_generation_)
+    throw Closed(
+        "this connection to the parameter server belongs to the parent process: a forked child "
+        "cannot use it. Connect in the child, or start workers with the 'spawn' method");
+  if (is_closed()) throw Closed(kIsClosed);
+}
+
+void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
+  check_usable();
+  // Alone, the call goes straight in.
+  if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock()) {
+    check_usable();  // close() comes here last: what it finds here it ends.
+    take_posted();
+    core_.submit(call, timeout, Clock::now());
+  } else {
+    submit_later(call, timeout, [] {});
+  }
+  wait_done(call);
+  if (call->failure()) call->failure().raise();
+}
+
+void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
+  check_usable();
+  submit_later(call, timeout, [&] {
+    if (background_.size() >= limits::kQueuedWorks)
+      throw InvalidArgument(str(call->what(), ": ", background_.size(),
+                                " asynchronous operations are under way; wait for some"));
+    background_.push_back(call);
+    has_work_.notify_one();
+  });
+}
+
+// Posts the call for whoever has the seat. `prepare` runs under mutex_, where it is certain that
+// close() will find both: it ends what was posted before it began to stop.
+template <typename Prepare>
+void Client::submit_later(const std::shared_ptr<Call>& call, Millis timeout,
+                          const Prepare& prepare) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_stopping_) throw Closed(kIsClosed);
+    prepare();
+    put_posted([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
+  }
+  wake();
+}
+
+void Client::post(std::function<void(Time)> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    put_posted(std::move(task));
+  }
+  wake();
+}
+
+void Client::forget_residuals(const std::shared_ptr<RemoteTable>& table) {
+  post([table](Time) { table->residuals.clear(); });
+}
+
+// Under mutex_.
+void Client::put_posted(std::function<void(Time)> task) {
+  posted_.push_back(std::move(task));
+  has_posted_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void Client::wake() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+// Under the seat.
+void Client::take_posted() {
+  if (!has_posted_.load(std::memory_order_acquire)) return;
+  std::vector<std::function<void(Time)>> posted;
+  {
+    const std::lock_guard lock(mutex_);
+    posted.swap(posted_);
+    has_posted_.store(false, std::memory_order_release);
+  }
+  const Time now = Clock::now();
+  for (const auto& task : posted) task(now);
+}
+
+void Client::wait_done(const std::shared_ptr<Call>& call) {
+  try {
+    while (!call->is_done()) {
+      std::unique_lock seat(seat_, std::try_to_lock);
+      if (seat.owns_lock()) {
+        drive_until(*call);
+        seat.unlock();
+        const std::lock_guard lock(mutex_);
+        changed_.notify_all();  // The seat is free.
+        continue;
+      }
+      {
+        std::unique_lock lock(mutex_);
+        if (!call->is_done()) changed_.wait_for(lock, kSeatTime);
+      }
+      transport::run_interrupt_check();
+    }
+  } catch (...) {
+    // The caller's memory is the caller's again only when the core has let go of it.
+    post([this, call](Time) {
+      core_.cancel(*call, {ErrorKind::kInterrupted, -1, str(call->what(), " was interrupted")});
+    });
+    while (!call->is_done()) {
+      if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock())
+        take_posted();
+      else
+        std::this_thread::yield();
+    }
+    throw;
+  }
+}
+
+void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
+  Time deadline = Clock::now() + timeout;
+  while (!call->is_done()) {
+    check_usable();
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, limits::kSleepSlice, [&] { return call->is_done(); });
+    lock.unlock();
+    if (call->is_done()) break;
+    transport::run_interrupt_check();
+    if (Clock::now() < deadline) continue;
+    const Standing standing = standing_of(call);
+    if (!standing.is_known) continue;
+    deadline = std::max(deadline, standing.progress_at + timeout);
+    if (Clock::now() >= deadline)
+      throw TimedOut(str(call->what(), " is still under way, without progress for ",
+                         timeout.count(), " ms", standing.missing));
+  }
+  if (!call->failure()) return;
+  const std::lock_guard lock(mutex_);
+  std::erase(background_, call);
+  std::erase(failed_, call);
+  call->failure().raise();
+}
+
+// Asks the driver, whoever that is: the background thread if nobody else. Not known: it is done, or
+// the client is closed meanwhile.
+Client::Standing Client::standing_of(const std::shared_ptr<Call>& call) {
+  const auto standing = std::make_shared<Standing>();
+  post([this, call, standing](Time) {
+    if (call->is_done()) return;
+    const std::lock_guard lock(mutex_);
+    standing->progress_at = core_.progress_of(*call);
+    standing->missing = core_.describe_missing(*call);
+    standing->is_known = true;
+    changed_.notify_all();
+  });
+  std::unique_lock lock(mutex_);
+  while (!standing->is_known && !call->is_done() && !is_closed())
+    changed_.wait_for(lock, limits::kSleepSlice);
+  return *standing;
+}
+
+void Client::flush(Millis timeout) {
+  check_usable();
+  std::vector<std::shared_ptr<Call>> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    pending = background_;
+  }
+  std::erase_if(pending, [](const auto& call) { return call->is_hint(); });
+  for (const auto& call : pending) wait(call, timeout);
+  const std::lock_guard lock(mutex_);
+  if (failed_.empty()) return;
+  const std::shared_ptr<Call> failed = failed_.front();
+  failed_.clear();
+  failed->failure().raise();
+}
+
+// Under the seat.
+void Client::drive_until(const Call& call) {
+  Time checked = Clock::now();
+  while (!call.is_done()) {
+    const bool moved = drive_once();
+    if (moved) pause_.reset();
+    const bool sleeps = !moved && !call.is_done() && !pause_.look_again();
+    if (sleeps) sleep(Clock::now());
+    // Also in a call that moves bytes for minutes.
+    if (!sleeps && next_tick_ < checked + limits::kSleepSlice) continue;
+    checked = next_tick_;
+    transport::run_interrupt_check();
+  }
+}
+
+void Client::run_background() {
+  Millis idle = kIdleTime;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      has_work_.wait_for(lock, idle, [&] { return is_stopping_ || !background_.empty(); });
+      if (is_stopping_) return;
+      idle = background_.empty() ? kIdleTime : Millis{0};
+    }
+    std::unique_lock seat(seat_, std::defer_lock);
+    if (idle == Millis{0} ? !seat.try_lock_for(limits::kSleepSlice) : !seat.try_lock()) continue;
+    try {
+      if (idle != Millis{0}) notice_hang_ups();
+      while (drive_background()) {
+      }
+      if (lacks_connection()) idle = kRepairTime;
+    } catch (const std::exception& error) {
+      // Nobody's thread: those who wait for the calls hear of it.
+      core_.cancel_all(Failure::from(error));
+    }
+    seat.unlock();
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();  // The seat is free.
+  }
+}
+
+// One turn for the asynchronous calls; false once there is none. Under the seat.
+bool Client::drive_background() {
+  const bool moved = drive_once();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto is_over = [this](const auto& call) {
+      if (!call->is_done()) return false;
+      const bool is_told = call->failure() && !call->is_hint();
+      if (is_told && failed_.size() < kFailuresKept) failed_.push_back(call);
+      return true;
+    };
+    std::erase_if(background_, is_over);
+    if (is_stopping_ || background_.empty()) return false;
+  }
+  if (moved)
+    pause_.reset();
+  else if (!pause_.look_again())
+    sleep(Clock::now());
+  return true;
+}
+
+// Does what can be done without waiting; whether that was anything. Under the seat.
+bool Client::drive_once() {
+  take_posted();
+  const Time now = Clock::now();
+  bool moved = false;
+  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard) {
+    Connection& connection = connections_[shard];
+    Session& session = core_.session(shard);
+    if (connection.link && session.wants_hang_up()) disconnect(shard, session.trouble());
+    if (!connection.link) connect(shard, now);
+    if (!connection.link) continue;
+    try {
+      moved |= push(shard, now);
+      if (connection.link) moved |= pull(shard);
+    } catch (const ProtocolError& error) {
+      disconnect(shard, str("its answer makes no sense: ", error.what()));
+    }
+  }
+  // Deadlines hold also while others keep the links busy.
+  if (now >= next_tick_) {
+    next_tick_ = now + kTickTime;
+    core_.tick(now);
+  }
+  if (core_.finished() != finished_seen_) {
+    finished_seen_ = core_.finished();
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+  return moved;
+}
+
+void Client::close() {
+  if (transport::fork_generation() != fork_generation_) return;
+  if (is_closed_.exchange(true)) return;
+  std::thread background;
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    has_work_.notify_one();
+    background = std::move(thread_);
+  }
+  post([this](Time) {
+    core_.cancel_all({ErrorKind::kClosed, -1, "the connection to the parameter server was closed"});
+  });
+  if (background.joinable()) background.join();
+  const std::lock_guard seat(seat_);
+  take_posted();
+  try {
+    say_goodbye();
+  } catch (const std::exception& error) {
+    log_warning(
+        -1, str("the connection to the parameter server ends without a goodbye: ", error.what()));
+  }
+  for (Connection& connection : connections_) {
+    if (connection.link) connection.link->hang_up();
+    connection.link.reset();
+  }
+  const std::lock_guard lock(mutex_);
+  background_.clear();
+  changed_.notify_all();
+}
+
+// So that the shards need not wait whether this client comes back. Under the seat.
+void Client::say_goodbye() {
+  const auto call = std::make_shared<PlainCall>("goodbye");
+  wire::PsHeader header;
+  header.type = wire::PsType::kGoodbye;
+  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard)
+    if (connections_[shard].link) call->add(shard, header);
+  const Time deadline = Clock::now() + kGoodbyeTime;
+  core_.submit(call, kGoodbyeTime, Clock::now());
+  while (!call->is_done() && Clock::now() < deadline)
+    if (!drive_once() && !pause_.look_again()) sleep(Clock::now());
+  core_.cancel(*call, {ErrorKind::kClosed, -1, ""});
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,195 @@
+#include "ps/client/cut.h"
+
+#include <algorithm>
+#include <random>
+
+#include "ps/client/plain_call.h"
+
+namespace gradring::ps {
+namespace {
+
+using wire::PsHeader;
+using wire::PsType;
+using Answers = std::vector<PlainCall::Answered>;
+
+std::uint64_t new_number() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
+}
+
+PsHeader header_of(PsType type, std::uint64_t number, std::uint64_t b = 0) {
+  PsHeader header;
+  header.type = type;
+  header.a = number;
+  header.b = b;
+  return header;
+}
+
+// One request to each shard, with a payload of its own.
+Answers ask(Client& client, const std::string& what, const PsHeader& header,
+            const std::vector<Bytes>& payloads, Millis timeout) {
+  const bool may_wait = header.type == PsType::kAdvance || header.type == PsType::kJob;
+  const auto call = std::make_shared<PlainCall>(what, may_wait);
+  for (std::uint32_t shard = 0; shard < client.shards(); ++shard)
+    call->add(shard, header, payloads.empty() ? Bytes{} : payloads[shard]);
+  client.run(call, timeout);
+  return call->answers();
+}
+
+void require_type(const Answers& answers, PsType type) {
+  for (const auto& answer : answers)
+    if (answer.header.type != type) throw ProtocolError("a checkpoint: an answer of another kind");
+}
+
+std::vector<Bytes> encode_jobs(const CutRequest& request) {
+  std::vector<Bytes> payloads;
+  for (std::size_t shard = 0; shard < request.jobs.size(); ++shard) {
+    wire::Writer base;
+    const TableStamps none;
+    const TableStamps& stamps = request.bases.empty() ? none : request.bases[shard];
+    base.put(static_cast<std::uint32_t>(stamps.size()));
+    for (const auto& [table, stamp] : stamps) {
+      base.put(table);
+      base.put(stamp);
+    }
+    Bytes& payload = payloads.emplace_back();
+    put_bytes(payload, base.take());
+    put_bytes(payload, encode_text(request.jobs[shard]));
+  }
+  return payloads;
+}
+
+TableStamps decode_stamps(std::span<const std::byte> payload) {
+  wire::Reader in(payload);
+  TableStamps stamps;
+  const std::uint32_t count = in.get_count(1u << 16);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto table = in.get<std::uint64_t>();
+    stamps[table] = in.get<std::uint64_t>();
+  }
+  in.finish();
+  return stamps;
+}
+
+void require_all(const Client& client, std::size_t jobs, const char* what) {
+  if (jobs != client.shards())
+    throw InvalidArgument(str(what, ": ", jobs, " jobs for ", client.shards(), " shards"));
+}
+
+// Holds everybody at one cut while it lives, and lets go of what was not cut.
+class Freeze {
+ public:
+  Freeze(Client& client, std::uint64_t number, const CutRequest& request)
+      : client_(client), number_(number), request_(request) {}
+  ~Freeze() {
+    if (is_cut_) return;
+    try {
+      ask(client_, "a checkpoint's thaw", header_of(PsType::kThaw, number_), {}, Millis{2000});
+    } catch (const std::exception&) {
+      // It melts by itself.
+    }
+  }
+  Freeze(const Freeze&) = delete;
+  Freeze& operator=(const Freeze&) = delete;
+
+  Cut cut() {
+    const auto limit = static_cast<std::uint64_t>(request_.freeze.count());
+    const Answers frozen = ask(client_, "a checkpoint's freeze",
+                               header_of(PsType::kFreeze, number_, limit), {}, request_.timeout);
+    require_type(frozen, PsType::kFrozen);
+    Cut cut{number_, {}, {}};
+    std::vector<std::vector<Position>> positions;
+    for (const auto& answer : frozen) {
+      cut.lineages.push_back(answer.header.b);
+      positions.push_back(decode_positions(answer.payload));
+    }
+    advance(targets_of(positions), limit);
+    const Answers done = ask(client_, "a checkpoint's cut", header_of(PsType::kCut, number_),
+                             encode_jobs(request_), request_.timeout);
+    require_type(done, PsType::kDone);
+    is_cut_ = true;
+    for (const auto& answer : done) cut.stamps.push_back(decode_stamps(answer.payload));
+    return cut;
+  }
+
+ private:
+  void advance(const std::vector<std::vector<Position>>& targets, std::uint64_t limit) {
+    std::vector<Bytes> payloads;
+    for (const auto& positions : targets) payloads.push_back(encode(positions));
+    const Answers there =
+        ask(client_, "a checkpoint's advance", header_of(PsType::kAdvance, number_, limit),
+            payloads, request_.timeout);
+    require_type(there, PsType::kText);
+    for (std::uint32_t shard = 0; shard < there.size(); ++shard) {
+      const std::string missing = decode_text(there[shard].payload);
+      if (!missing.empty())
+        throw TimedOut(str(
+            "a checkpoint: shard ", shard, " waited ", limit,
+            " ms in vain for the rest of pushes that other shards have: ", missing,
+            ". Nothing was cut; try again. A client that has lost a server of its own has to be ",
+            "closed"));
+    }
+  }
+
+  Client& client_;
+  const std::uint64_t number_;
+  const CutRequest& request_;
+  bool is_cut_ = false;
+};
+
+}  // namespace
+
+std::vector<std::vector<Position>> targets_of(const std::vector<std::vector<Position>>& frozen) {
+  // By client: its latest incarnation, and how far that has to come on each shard.
+  struct Reach {
+    std::uint64_t incarnation = 0;
+    std::vector<std::uint64_t> seqs;
+  };
+  std::map<std::uint32_t, Reach> reaches;
+  for (std::size_t shard = 0; shard < frozen.size(); ++shard) {
+    for (const Position& position : frozen[shard]) {
+      Reach& reach = reaches[position.client];
+      if (position.incarnation < reach.incarnation) continue;
+      if (position.incarnation > reach.incarnation)
+        reach = {position.incarnation, std::vector<std::uint64_t>(frozen.size(), 0)};
+      for (std::size_t other = 0; other < std::min(position.tail.size(), frozen.size()); ++other)
+        reach.seqs[other] = std::max(reach.seqs[other], position.tail[other]);
+      reach.seqs[shard] = std::max(reach.seqs[shard], position.seq);
+    }
+  }
+  std::vector<std::vector<Position>> targets(frozen.size());
+  for (const auto& [client, reach] : reaches)
+    for (std::size_t shard = 0; shard < frozen.size(); ++shard)
+      if (reach.seqs[shard] > 0)
+        targets[shard].push_back({client, reach.incarnation, reach.seqs[shard], {}});
+  return targets;
+}
+
+Cut take_cut(Client& client, const CutRequest& request) {
+  require_all(client, request.jobs.size(), "a checkpoint");
+  if (!request.bases.empty()) require_all(client, request.bases.size(), "a checkpoint's base");
+  // What was begun before belongs to the checkpoint, and the freeze overtakes what is not sent.
+  client.flush(request.timeout);
+  return Freeze(client, new_number(), request).cut();
+}
+
+std::uint64_t begin_load(Client& client, const std::vector<std::string>& jobs, Millis timeout) {
+  require_all(client, jobs.size(), "load");
+  const std::uint64_t number = new_number();
+  std::vector<Bytes> payloads;
+  for (const std::string& job : jobs) payloads.push_back(encode_text(job));
+  require_type(ask(client, "load", header_of(PsType::kLoad, number), payloads, timeout),
+               PsType::kDone);
+  return number;
+}
+
+std::vector<std::string> await_job(Client& client, std::uint64_t number, Millis timeout) {
+  const Answers answers =
+      ask(client, "a checkpoint's files", header_of(PsType::kJob, number), {}, timeout);
+  require_type(answers, PsType::kText);
+  std::vector<std::string> results;
+  for (const auto& answer : answers) results.push_back(decode_text(answer.payload));
+  return results;
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,349 @@
+#include "ps/client/session.h"
+
+#include <algorithm>
+
+#include "base/config.h"
+
+namespace gradring::ps {
+namespace {
+
+constexpr Millis kFirstBackoff{10};
+constexpr Millis kMostBackoff{1000};
+constexpr std::uint64_t kNobodysDomain = ~std::uint64_t{0};
+
+std::span<const std::byte> rest_of(std::span<const std::byte> bytes, std::size_t& skip) {
+  const std::size_t skipped = std::min(skip, bytes.size());
+  skip -= skipped;
+  return bytes.subspan(skipped);
+}
+
+}  // namespace
+
+void Session::add(const std::shared_ptr<Call>& call, std::size_t part, std::uint64_t seq) {
+  items_.push_back({.call = call, .part = part, .seq = seq, .after = last_seq_});
+  if (is_urgent(items_.back())) ++urgent_;
+}
+
+void Session::drop(const Call& call) {
+  for (std::size_t at = 0; at < items_.size();) {
+    Item& item = items_[at];
+    if (item.call.get() != &call) {
+      ++at;
+      continue;
+    }
+    if (out_bytes_ > 0 && item.request == out_request_ && out_sent_ == 0) {
+      next_ = at;  // It was the last one begun.
+      flight_bytes_ -= item.bytes;
+    }
+    item.call->release(item.part);
+    if (item.seq == 0) {
+      if (at < next_) abandoned_[item.request] = item.bytes;
+      settle(at);
+      continue;
+    }
+    item.tail = item.call->state().tail;
+    item.call.reset();
+    ++at;
+  }
+  // Whatever became of its request meanwhile. Half a frame on the wire cannot be taken back.
+  if (out_bytes_ > 0 && out_call_ == &call) {
+    wants_hang_up_ |= out_sent_ > 0;
+    end_output();
+  }
+}
+
+bool Session::is_awaited(std::uint64_t request) const {
+  const std::size_t at = find(request);
+  return at < next_ && items_[at].call != nullptr;
+}
+
+bool Session::wants_connection(Time now) const {
+  return state_ == State::kDown && is_wanted() && now >= next_try_;
+}
+
+void Session::connected(Time now) {
+  state_ = State::kGreeting;
+  wants_hang_up_ = false;
+  next_ = 0;
+  flight_bytes_ = 0;
+  abandoned_.clear();
+  begin_hello();
+  next_try_ = now;
+  greeted_at_ = now;
+}
+
+void Session::disconnected(const std::string& why, Time now) {
+  // After one that has worked at once, then in growing steps.
+  state_ = State::kDown;
+  trouble_ = why;
+  wants_hang_up_ = false;
+  end_output();
+  next_try_ = now + backoff_;
+  backoff_ = std::min(std::max(backoff_ * 2, kFirstBackoff), kMostBackoff);
+}
+
+void Session::end_output() {
+  out_bytes_ = 0;
+  out_body_ = {};
+  out_call_ = nullptr;
+}
+
+void Session::begin_hello() {
+  const Bytes hello = encode(options_.hello);
+  wire::PsHeader header;
+  header.type = wire::PsType::kHello;
+  header.request = hello_request_ = ++last_request_;
+  header.payload_bytes = hello.size();
+  out_head_.clear();
+  put_bytes(out_head_, wire::encode(header));
+  put_bytes(out_head_, hello);
+  out_body_ = {};
+  out_sent_ = 0;
+  out_bytes_ = out_head_.size();
+  out_request_ = header.request;
+  out_is_first_try_ = false;
+}
+
+// Puts the frame of an item together.
+void Session::begin(Item& item) {
+  wire::PsHeader header;
+  Bytes tail;
+  std::span<const std::byte> head;
+  out_body_ = {};
+  if (item.call) {
+    Part& part = item.call->parts()[item.part];
+    header = part.header;
+    head = part.head;
+    if (item.seq != 0) put(tail, item.call->state().tail);
+    out_body_ = item.call->body(item.part);
+    out_call_ = item.call.get();
+  } else {
+    header.type = wire::PsType::kLeave;
+    header.a = kNobodysDomain;
+    put(tail, item.tail);
+  }
+  out_is_first_try_ = item.request == 0;
+  header.request = item.request = ++last_request_;
+  header.seq = item.seq != 0 ? item.seq : item.after;
+  begun_ = std::max(begun_, item.seq);
+  header.payload_bytes =
+      tail.size() + head.size() + out_body_.first.size() + out_body_.second.size();
+  out_head_.clear();
+  put_bytes(out_head_, wire::encode(header));
+  put_bytes(out_head_, tail);
+  put_bytes(out_head_, head);
+  out_sent_ = 0;
+  out_bytes_ = wire::kPsHeaderBytes + header.payload_bytes;
+  out_request_ = item.request;
+  item.bytes = out_bytes_;
+  flight_bytes_ += item.bytes;
+}
+
+// What ends a freeze: shards may hold our own changes until then, and no room would ever come.
+bool Session::is_urgent(const Item& item) {
+  if (!item.call) return false;
+  switch (item.call->parts()[item.part].header.type) {
+    case wire::PsType::kFreeze:
+    case wire::PsType::kAdvance:
+    case wire::PsType::kCut:
+    case wire::PsType::kThaw: return true;
+    default: return false;
+  }
+}
+
+// Brings it before all that has not begun; whether there was one.
+bool Session::take_urgent() {
+  if (urgent_ == 0) return false;
+  const auto begin = items_.begin() + static_cast<std::ptrdiff_t>(next_);
+  const auto found = std::find_if(begin, items_.end(), is_urgent);
+  if (found == items_.end()) return false;
+  std::rotate(begin, found, found + 1);
+  return true;
+}
+
+// A frozen shard may hold what was given up here as well, and then it holds more than it reads for:
+// what is urgent would lie behind that until the freeze melts.
+bool Session::may_be_stuck() const {
+  std::uint64_t bytes = flight_bytes_;
+  for (const auto& [request, of_it] : abandoned_) bytes += of_it;
+  return !abandoned_.empty() && bytes >= options_.flight_bytes;
+}
+
+bool Session::has_room() const {
+  return next_ == 0 || (flight_bytes_ < options_.flight_bytes && next_ < limits::kPsFlightRequests);
+}
+
+Output Session::output(Time now) {
+  if (state_ == State::kDown || wants_hang_up_) return {};
+  if (out_bytes_ == 0) {
+    if (state_ != State::kUp) return {};
+    if (take_urgent() && may_be_stuck()) {
+      trouble_ = "it may hold so much of what was given up that it reads no further";
+      wants_hang_up_ = true;
+      return {};
+    }
+    if (next_ == items_.size() || !(has_room() || is_urgent(items_[next_]))) return {};
+    Item& item = items_[next_++];
+    begin(item);
+    item.sent_at = now;
+  }
+  Output output;
+  std::size_t skip = out_sent_;
+  output.spans[0] = rest_of(out_head_, skip);
+  output.spans[1] = rest_of(out_body_.first, skip);
+  output.spans[2] = rest_of(out_body_.second, skip);
+  return output;
+}
+
+void Session::sent(std::size_t bytes, Time now) {
+  if (bytes == 0) return;
+  out_sent_ += bytes;
+  // Bytes that go out again and again are no progress.
+  if (out_is_first_try_) progress_at_ = now;
+  if (out_sent_ < out_bytes_) return;
+  if (const std::size_t at = find(out_request_); at < next_) {
+    Item& item = items_[at];
+    item.sent_at = now;
+    if (item.call) item.call->sent(item.part);
+  }
+  end_output();
+}
+
+// Where it is among those under way; next_ if it is not.
+std::size_t Session::find(std::uint64_t request) const {
+  std::size_t at = 0;
+  while (at < next_ && items_[at].request != request) ++at;
+  return at;
+}
+
+// Mostly the first one; others overtake only what waits at a gate.
+void Session::settle(std::size_t at) {
+  if (at < next_) {
+    flight_bytes_ -= items_[at].bytes;
+    --next_;
+  }
+  if (is_urgent(items_[at])) --urgent_;
+  items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+std::span<std::byte> Session::destination(const wire::PsHeader& answer) {
+  const std::size_t at = find(answer.request);
+  if (at == next_ || !items_[at].call) return {};
+  return items_[at].call->destination(items_[at].part, answer);
+}
+
+void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> payload, Time now) {
+  if (state_ == State::kGreeting) {
+    if (answer.request != hello_request_) throw ProtocolError("an answer before the welcome");
+    if (answer.type == wire::PsType::kError)
+      return fail(static_cast<ErrorKind>(answer.a), decode_text(payload));
+    if (answer.type != wire::PsType::kWelcome) throw ProtocolError("no welcome");
+    return take_welcome(answer, payload);
+  }
+  if (out_bytes_ > 0 && answer.request == out_request_)
+    throw ProtocolError("an answer to a request that is not sent yet");
+  abandoned_.erase(answer.request);
+  const std::size_t at = find(answer.request);
+  if (at == next_) return;  // Of an earlier try, or nobody's any more.
+  if (answer.type == wire::PsType::kOutOfOrder) return go_back(answer.b);
+  // A welcome is none: a server may greet for ever and never answer.
+  progress_at_ = now;
+  backoff_ = Millis{0};
+  const Item& item = items_[at];
+  if (item.seq != 0) acknowledged_ = std::max(acknowledged_, item.seq);
+  if (item.call) this->answer(item, answer, payload);
+  settle(at);
+}
+
+void Session::answer(const Item& item, const wire::PsHeader& header,
+                     std::span<const std::byte> payload) {
+  Call& call = *item.call;
+  call.release(item.part);
+  if (header.type == wire::PsType::kError) {
+    call.refused(item.part);
+    const bool has_rank = header.b <= limits::kWorldSize;
+    call.note_failure({static_cast<ErrorKind>(header.a),
+                       has_rank ? static_cast<Rank>(header.b) : Rank{-1},
+                       str(call.what(), ", ", options_.address, ": ", decode_text(payload))});
+  } else {
+    try {
+      call.take(item.part, header, payload);
+    } catch (const ProtocolError& error) {
+      call.note_failure({ErrorKind::kProtocolError, -1,
+                         str(call.what(), ", ", options_.address, ": ", error.what())});
+    }
+  }
+  call.parts()[item.part].is_answered = true;
+  ++call.state().answered;
+}
+
+void Session::take_welcome(const wire::PsHeader& header, std::span<const std::byte> payload) {
+  const Welcome welcome = decode_welcome(payload);
+  if (welcome.shard != options_.shard || welcome.shards != options_.shards)
+    return fail(ErrorKind::kMismatch,
+                str("it is shard ", welcome.shard, " of ", welcome.shards, ", expected was shard ",
+                    options_.shard, " of ", options_.shards,
+                    ": the servers' addresses are in another order, or there are others"));
+  if (header.b < acknowledged_)
+    return fail(ErrorKind::kPeerLost,
+                str("the server has lost its state: it knows ", header.b, " of the ", acknowledged_,
+                    " changes that it had acknowledged to this client (it was started again "
+                    "without its log). Restore a checkpoint and connect anew"));
+  // Our next changes would be taken for those that were done, and never be done.
+  if (header.b > begun_)
+    return fail(ErrorKind::kMismatch,
+                str("the server knows ", header.b, " changes of this client, which has sent ",
+                    begun_, ": two processes use client number ", options_.hello.client,
+                    ", or this one was restored from an image. Connect anew"));
+  options_.incarnation = header.a;
+  state_ = State::kUp;
+  was_welcome_ = true;
+}
+
+// The server has seen a gap: everything numbered after `last_done` goes out once more.
+void Session::go_back(std::uint64_t last_done) {
+  if (last_done < acknowledged_)
+    return fail(ErrorKind::kPeerLost,
+                str("the server has gone back from change ", acknowledged_, " to ", last_done));
+  std::size_t first = next_;
+  for (std::size_t at = next_; at-- > 0;)
+    if (items_[at].seq > last_done) first = at;
+  for (std::size_t at = first; at < next_; ++at) {
+    Item& item = items_[at];
+    flight_bytes_ -= item.bytes;
+    // What is half on the wire goes on; it will be answered with "out of order" again, by a number
+    // that nobody waits for.
+    item.request = ~std::uint64_t{0};
+  }
+  next_ = first;
+}
+
+void Session::fail(ErrorKind kind, const std::string& text) {
+  failure_ = {kind, -1, text};
+  wants_hang_up_ = true;
+}
+
+// By when the server has to answer something on this connection.
+Time Session::answer_due() const {
+  if (state_ == State::kGreeting) return greeted_at_ + options_.answer_time;
+  for (std::size_t at = 0; at < next_; ++at) {
+    const Item& item = items_[at];
+    const bool is_being_sent = out_bytes_ > 0 && item.request == out_request_;
+    if (is_being_sent || (item.call && item.call->may_wait())) continue;
+    return std::max(item.sent_at, moved_at_) + options_.answer_time;
+  }
+  return Time::max();
+}
+
+void Session::tick(Time now) {
+  if (state_ == State::kDown || wants_hang_up_ || now < answer_due()) return;
+  trouble_ = str("no answer for ", options_.answer_time.count(), " ms");
+  wants_hang_up_ = true;
+}
+
+Time Session::next_tick() const {
+  if (state_ == State::kDown) return is_wanted() ? next_try_ : Time::max();
+  return answer_due();
+}
+
+}  // namespace gradring::ps

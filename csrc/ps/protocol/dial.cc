@@ -1,0 +1,157 @@
+#include "ps/protocol/dial.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "transport/joining/host.h"
+#include "transport/links/interrupts.h"
+#include "transport/links/pass_fd.h"
+#include "transport/links/shm_link.h"
+#include "transport/links/tcp_link.h"
+
+namespace gradring::ps {
+namespace {
+
+using transport::Fd;
+using transport::Intro;
+using transport::Purpose;
+using transport::TransportMode;
+
+constexpr std::uint64_t kCardBytes = 16384;
+constexpr Millis kAskTime{2000};
+constexpr int kAgainMs = 20;
+
+Fd reach(const std::string& address, const std::string& secret, const Intro& intro, Time deadline) {
+  std::string why;
+  Fd fd = transport::connect_tcp(transport::parse_host_port(address), deadline, why);
+  if (!fd) throw PeerLost(-1, why);
+  transport::shake_hands(fd.get(), secret, intro, deadline);
+  return fd;
+}
+
+Intro intro_to(Purpose purpose, std::int32_t shard) {
+  return {purpose, 0, -1, shard, 0, {}};
+}
+
+ServerCard read_card(int fd, Time deadline) {
+  wire::PsHeaderBytes head;
+  transport::recv_all(fd, head, deadline);
+  const wire::PsHeader header = wire::decode_ps_header(head);
+  if (header.type != wire::PsType::kWelcome || header.payload_bytes > kCardBytes || header.b == 0)
+    throw ProtocolError("it is no server of parameters");
+  Bytes payload(static_cast<std::size_t>(header.payload_bytes));
+  transport::recv_all(fd, payload, deadline);
+  return {header.a, header.count, header.b, decode_welcome(payload)};
+}
+
+// What goes wrong on the way says only that there is no connection.
+template <typename Talk>
+auto or_lost(const Talk& talk) {
+  try {
+    return talk();
+  } catch (const ProtocolError& error) {
+    throw PeerLost(-1, error.what());
+  } catch (const TimedOut& error) {
+    throw PeerLost(-1, error.what());
+  }
+}
+
+std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
+                                              const std::string& secret, std::uint32_t shard,
+                                              Time deadline) {
+  std::string why;
+  Fd fd = transport::connect_unix(unix_name, deadline, why);
+  if (!fd) throw PeerLost(-1, str("its Unix socket: ", why));
+  transport::shake_hands(fd.get(), secret,
+                         intro_to(Purpose::kSharedParameters, static_cast<std::int32_t>(shard)),
+                         deadline);
+  auto memory = transport::SharedMemory::create(transport::ShmLink::kMemoryBytes);
+  transport::send_fd(fd.get(), memory.fd(), deadline);
+  return std::make_unique<transport::ShmLink>(std::move(memory), std::move(fd), true);
+}
+
+}  // namespace
+
+ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline) {
+  return or_lost([&] {
+    const Fd fd = reach(address, secret, intro_to(Purpose::kParameters, -1), deadline);
+    return read_card(fd.get(), deadline);
+  });
+}
+
+std::unique_ptr<transport::Link> dial_shard(const std::string& address, const std::string& secret,
+                                            std::uint32_t shard, TransportMode mode,
+                                            Time deadline) {
+  return or_lost([&]() -> std::unique_ptr<transport::Link> {
+    if (mode != TransportMode::kTcp) {
+      // Asked anew each time: a server that was started again has another socket.
+      const Welcome server = ask_server(address, secret, deadline).welcome;
+      const bool is_here = !server.unix_name.empty() && server.host_key == transport::host_key();
+      if (is_here) return share_memory(server.unix_name, secret, shard, deadline);
+      if (mode == TransportMode::kShm)
+        throw InvalidArgument(str("transport 'shm': the server at ", address,
+                                  " is on another host, or takes no shared memory; use 'auto'"));
+    }
+    Fd fd = reach(address, secret, intro_to(Purpose::kParameters, static_cast<std::int32_t>(shard)),
+                  deadline);
+    transport::end_with_silence(fd.get(), limits::kPsSilence);
+    return std::make_unique<transport::TcpLink>(std::move(fd));
+  });
+}
+
+FoundShards find_shards(const std::vector<std::string>& named, const std::string& secret,
+                        Millis timeout) {
+  const auto servers = static_cast<std::uint32_t>(named.size());
+  if (servers == 0) throw InvalidArgument("no server of parameters is named");
+  const Time deadline = Clock::now() + timeout;
+  FoundShards found;
+  for (std::uint32_t index = 0; index < servers; ++index) {
+    const std::string& address = named[index];
+    ServerCard card;
+    while (true) {
+      try {
+        card = ask_server(address, secret, std::min(deadline, Clock::now() + kAskTime));
+        break;
+      } catch (const AuthError& error) {
+        throw AuthError(str("connecting to the parameter server at ", address, ": ", error.what()));
+      } catch (const PeerLost& error) {
+        // It may be about to start.
+        if (Clock::now() + Millis{50} > deadline)
+          throw PeerLost(-1, str("no parameter server at ", address, " within ", timeout.count(),
+                                 " ms: ", error.what()));
+        ::poll(nullptr, 0, kAgainMs);
+        transport::run_interrupt_check();
+      }
+    }
+    const Welcome& welcome = card.welcome;
+    const std::uint64_t each = card.threads;
+    if (each == 0 || welcome.shards > limits::kPsShards || welcome.shards != each * servers ||
+        welcome.shard != each * index)
+      throw Mismatch(str("the parameter server at ", address, " has the shards from ",
+                         welcome.shard, " of ", welcome.shards, ", which does not fit server ",
+                         index, " of ", servers,
+                         ": name all servers, in the order of their numbers"));
+    found.addresses.insert(found.addresses.end(), each, address);
+    found.incarnation = std::max(found.incarnation, card.next_incarnation);
+  }
+  return found;
+}
+
+Bytes encode_card(const ServerCard& card) {
+  const Bytes payload = encode(card.welcome);
+  wire::PsHeader header;
+  header.type = wire::PsType::kWelcome;
+  header.a = card.incarnation;
+  header.b = card.next_incarnation;
+  header.count = card.threads;
+  header.payload_bytes = payload.size();
+  Bytes bytes;
+  put_bytes(bytes, wire::encode(header));
+  put_bytes(bytes, payload);
+  return bytes;
+}
+
+}  // namespace gradring::ps

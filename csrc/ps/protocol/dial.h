@@ -1,0 +1,47 @@
+// Connections to servers of parameters: asks who is there, and makes a link to a shard, through
+// shared memory where both are on one host. Used by the client's driver; blocks for at most the
+// given time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ps/protocol/payloads.h"
+#include "transport/joining/rendezvous.h"
+#include "transport/links/link.h"
+
+namespace gradring::ps {
+
+// What the server answers to a connection to shard -1: `shard` is its first one.
+struct ServerCard {
+  std::uint64_t incarnation = 0;
+  std::uint32_t threads = 1;  // So many shards are there.
+  // For a client that comes now: nanoseconds by the server's clock, and more than any before.
+  std::uint64_t next_incarnation = 0;
+  Welcome welcome;
+};
+
+// Both throw AuthError (another secret), or PeerLost that says why there is no connection.
+ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline);
+std::unique_ptr<transport::Link> dial_shard(const std::string& address, const std::string& secret,
+                                            std::uint32_t shard, transport::TransportMode mode,
+                                            Time deadline);
+
+struct FoundShards {
+  std::vector<std::string> addresses;  // Of every shard's server, by shard.
+  // The latest of the servers', for a client's hello: one that starts again, also on a host whose
+  // clock is behind, replaces the one it was.
+  std::uint64_t incarnation = 0;
+};
+
+// `servers` is in the order of their numbers; waits until all of them have started. Throws
+// AuthError, Mismatch (others are there than were named), or PeerLost.
+FoundShards find_shards(const std::vector<std::string>& servers, const std::string& secret,
+                        Millis timeout);
+
+// The server's half, once the handshake is done.
+Bytes encode_card(const ServerCard& card);
+
+}  // namespace gradring::ps

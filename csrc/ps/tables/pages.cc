@@ -1,0 +1,93 @@
+#include "ps/tables/pages.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <new>
+
+namespace gradring::ps {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kSmallPage = 4096;
+// Few blocks make a large table; of its first block a small one takes what it touches, in small
+// pages as long as those are less than a huge one.
+constexpr std::size_t kBlockBytes = std::size_t{32} << 20;
+
+std::size_t round_up(std::size_t bytes, std::size_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+// What follows is only advice: without huge pages it is slower.
+void ask_for_huge_pages(std::byte* data, std::size_t bytes) {
+  if (bytes > 0) ::madvise(data, bytes, MADV_HUGEPAGE);
+}
+
+// Of small pages that are in use. Linux does it from 6.1 on.
+void make_huge(std::byte* data, std::size_t bytes) {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack.
+  ask_for_huge_pages(data, bytes);
+  ::madvise(data, bytes, kCollapse);
+}
+
+// Of a multiple of kHugePage, aligned to it: what is mapped too much is given back. Asks for huge
+// pages behind the first `small_bytes`.
+std::byte* map_aligned(std::size_t bytes, std::size_t small_bytes) {
+  void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  const auto start = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
+  if (aligned > start) ::munmap(mapped, aligned - start);
+  const std::size_t tail = start + kHugePage - aligned;
+  auto* const data = static_cast<std::byte*>(mapped) + (aligned - start);
+  if (tail > 0) ::munmap(data + bytes, tail);
+  ask_for_huge_pages(data + small_bytes, bytes - small_bytes);
+  return data;
+}
+
+}  // namespace
+
+Pages::Pages(std::size_t bytes, bool begins_small) : bytes_(bytes) {
+  if (bytes >= kHugePage) {
+    bytes_ = round_up(bytes, kHugePage);
+    data_ = map_aligned(bytes_, begins_small ? kHugePage : 0);
+  } else {
+    data_ = static_cast<std::byte*>(std::calloc(1, std::max<std::size_t>(bytes, 1)));
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+}
+
+Pages::~Pages() {
+  if (bytes_ >= kHugePage) {
+    ::munmap(data_, bytes_);
+  } else {
+    std::free(data_);
+  }
+}
+
+BlockArray::BlockArray(std::size_t item_bytes)
+    : item_bytes_(item_bytes),
+      shift_(static_cast<unsigned>(
+          std::bit_width(std::max<std::size_t>(kBlockBytes / item_bytes, 1)) - 1)),
+      mask_((std::uint64_t{1} << shift_) - 1) {}
+
+void BlockArray::grow_to(std::uint64_t count) {
+  while (blocks_.size() * (mask_ + 1) < count) blocks_.emplace_back(block_bytes(), blocks_.empty());
+  count_ = std::max(count_, count);
+  if (is_small_ && count_ * item_bytes_ > kHugePage && block_bytes() > kHugePage) {
+    is_small_ = false;
+    make_huge(blocks_.front().data(), kHugePage);
+  }
+}
+
+std::size_t BlockArray::bytes() const {
+  if (blocks_.empty()) return 0;
+  const std::size_t full = (blocks_.size() - 1) * block_bytes();
+  const std::size_t in_last = (count_ - (blocks_.size() - 1) * (mask_ + 1)) * item_bytes_;
+  return full + round_up(in_last, is_small_ ? kSmallPage : kHugePage);
+}
+
+}  // namespace gradring::ps

@@ -1,0 +1,125 @@
+#include "transport/joining/door.h"
+
+#include <cerrno>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/links/socket.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr Millis kGrace{100};  // Before a guest may have to make room.
+constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
+
+void refuse(Rank rank, int fd, const std::string& why) {
+  const std::string from = peer_text(fd);
+  // Keyed without the port: one line for each host and reason.
+  const std::string host = from.substr(0, from.rfind(':'));
+  log_warning_once(rank, host + why, str("refused a connection from ", from, ": ", why));
+}
+
+}  // namespace
+
+Door::Door(Fd tcp, Fd unix_socket, std::string secret, Rank rank)
+    : tcp_(std::move(tcp)),
+      unix_(std::move(unix_socket)),
+      secret_(std::move(secret)),
+      rank_(rank) {}
+
+void Door::add_polls(std::vector<pollfd>& polls) const {
+  // Who cannot be taken would wake its poller for nothing, again and again.
+  if (!is_resting_) polls.push_back({tcp_.get(), POLLIN, 0});
+  if (!is_resting_ && unix_) polls.push_back({unix_.get(), POLLIN, 0});
+  for (const Guest& guest : guests_) {
+    const auto events = static_cast<short>(guest.out.empty() ? POLLIN : POLLIN | POLLOUT);
+    polls.push_back({guest.fd.get(), events, 0});
+  }
+}
+
+std::vector<Arrival> Door::work(Time now) {
+  is_resting_ = now < rests_until_;
+  if (!is_resting_) accept_all(tcp_.get(), now);
+  if (!is_resting_ && unix_) accept_all(unix_.get(), now);
+  std::vector<Arrival> arrivals;
+  for (auto guest = guests_.begin(); guest != guests_.end();) {
+    const Outcome outcome = advance(*guest, now);
+    if (outcome == Outcome::kThrough)
+      arrivals.push_back({std::move(guest->fd), guest->handshake.intro()});
+    guest = outcome == Outcome::kWaiting ? std::next(guest) : guests_.erase(guest);
+  }
+  return arrivals;
+}
+
+void Door::accept_all(int listener, Time now) {
+  while (true) {
+    // A crowd of strangers must not shut out a rank, which needs two round trips and then is no
+    // guest. Nor must a crowd of ranks that all start at once: those behind wait in the listener.
+    const bool is_full = guests_.size() >= limits::kHandshakesPending;
+    if (is_full && now < guests_.front().deadline - limits::kHandshakeTime + kGrace) return;
+    int error = 0;
+    Fd fd = accept_one(listener, &error);
+    if (!fd && (error == EMFILE || error == ENFILE)) rest(now, error);
+    if (!fd) return;
+    if (is_full) {
+      refuse(rank_, guests_.front().fd.get(),
+             "too many connections that have not proved themselves");
+      guests_.pop_front();
+    }
+    guests_.push_back({std::move(fd),
+                       ServerHandshake(secret_, random_nonce()),
+                       now + limits::kHandshakeTime,
+                       {},
+                       {}});
+  }
+}
+
+void Door::rest(Time now, int error) {
+  is_resting_ = true;
+  rests_until_ = now + kRest;
+  log_warning_once(rank_, "door rests",
+                   str("takes no connections for now: ", errno_text(error),
+                       "; raise the limit of open files (ulimit -n)"));
+}
+
+Door::Outcome Door::advance(Guest& guest, Time now) const {
+  try {
+    while (true) {
+      while (!guest.out.empty()) {
+        const Io io = send_some(guest.fd.get(), guest.out, {});
+        if (io.closed) throw ProtocolError("it closed the connection during the handshake");
+        if (io.bytes == 0) break;
+        guest.out.erase(guest.out.begin(),
+                        guest.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+      }
+      if (guest.handshake.is_done() && guest.out.empty()) return Outcome::kThrough;
+      if (guest.handshake.is_done()) break;
+
+      // Never more than the message it may send now: what follows the handshake belongs to the
+      // connection's owner.
+      const std::size_t have = guest.in.size();
+      guest.in.resize(guest.handshake.wants());
+      const Io io = recv_some(guest.fd.get(), std::span(guest.in).subspan(have), {});
+      guest.in.resize(have + io.bytes);
+      if (io.closed)
+        throw ProtocolError(
+            "it closed the connection during the handshake (does it have another "
+            "GRADRING_SECRET?)");
+      if (guest.in.size() == guest.handshake.wants()) {
+        guest.out = guest.handshake.receive(guest.in);
+        guest.in.clear();
+      } else if (io.bytes == 0) {
+        break;
+      }
+    }
+  } catch (const Error& error) {
+    refuse(rank_, guest.fd.get(), error.what());
+    return Outcome::kGone;
+  }
+  if (now < guest.deadline) return Outcome::kWaiting;
+  refuse(rank_, guest.fd.get(), "it did not finish the handshake in time");
+  return Outcome::kGone;
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,55 @@
+// The listening side of a process: one TCP port and one abstract Unix socket. Accepts, shakes hands
+// without blocking, and hands out connections that have proved themselves. Strangers are refused,
+// logged once, and disturb nobody. Owned by one thread at a time: init's while ranks meet, the
+// monitor's afterwards.
+#pragma once
+
+#include <poll.h>
+
+#include <list>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "transport/joining/handshake.h"
+#include "transport/links/fd.h"
+
+namespace gradring::transport {
+
+struct Arrival {
+  Fd fd;
+  Intro intro;
+};
+
+class Door {
+ public:
+  Door(Fd tcp, Fd unix_socket, std::string secret, Rank rank);
+
+  void add_polls(std::vector<pollfd>& polls) const;
+  // Does what can be done without waiting, and returns the connections that are through.
+  std::vector<Arrival> work(Time now);
+  int tcp_fd() const { return tcp_.get(); }
+
+ private:
+  struct Guest {
+    Fd fd;
+    ServerHandshake handshake;
+    Time deadline;
+    std::vector<std::byte> in;
+    std::vector<std::byte> out;
+  };
+  enum class Outcome : std::uint8_t { kWaiting, kThrough, kGone };
+  void accept_all(int listener, Time now);
+  void rest(Time now, int error);
+  Outcome advance(Guest& guest, Time now) const;
+
+  Fd tcp_;
+  Fd unix_;
+  std::string secret_;  // Before guests_, whose handshakes point to it.
+  Rank rank_;
+  std::list<Guest> guests_;
+  Time rests_until_{};  // Takes nobody: this process is out of descriptors.
+  bool is_resting_ = false;
+};
+
+}  // namespace gradring::transport

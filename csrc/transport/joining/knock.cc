@@ -1,0 +1,85 @@
+#include "transport/joining/knock.h"
+
+#include <cerrno>
+
+#include "base/error.h"
+#include "transport/links/socket.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr Millis kLocalTime{2000};  // For a member of this host whose queue is full.
+
+Knock::Outcome outcome_of(int error) {
+  if (error == ECONNREFUSED) return Knock::Outcome::kRefused;
+  return is_shortage(error) ? Knock::Outcome::kHere : Knock::Outcome::kBroken;
+}
+
+}  // namespace
+
+Knock::Knock(const wire::Member& member, const std::string& secret, const Intro& intro)
+    : to_(intro.to), handshake_(secret, random_nonce(), intro), out_(handshake_.hello()) {
+  if (intro.purpose == Purpose::kSharedLink || intro.purpose == Purpose::kSegment) {
+    std::string why;
+    int error = 0;
+    fd_ = connect_unix(member.unix_name, Clock::now() + kLocalTime, why, &error);
+    is_connected_ = static_cast<bool>(fd_);
+    if (!fd_) fail(is_shortage(error) ? Outcome::kHere : Outcome::kBroken, why);
+    return;
+  }
+  int error = 0;
+  fd_ = begin_connect_tcp(parse_host_port(member.tcp_address), error);
+  if (!fd_) fail(outcome_of(error), errno_text(error));
+}
+
+Knock::Outcome Knock::fail(Outcome outcome, const std::string& why) {
+  fd_.reset();
+  why_ = why;
+  return outcome_ = outcome;
+}
+
+pollfd Knock::wants() const {
+  const bool writes = !is_connected_ || !out_.empty();
+  return {fd_.get(), static_cast<short>(writes ? POLLOUT : POLLIN), 0};
+}
+
+Knock::Outcome Knock::advance() {
+  if (outcome_ != Outcome::kWaiting) return outcome_;
+  if (!is_connected_) {
+    pollfd entry = wants();
+    if (::poll(&entry, 1, 0) <= 0) return outcome_;
+    const int error = connect_error(fd_.get());
+    if (error != 0) return fail(outcome_of(error), errno_text(error));
+    is_connected_ = true;
+  }
+  try {
+    while (true) {
+      if (!out_.empty()) {
+        const Io io = send_some(fd_.get(), out_, {});
+        if (io.closed) return fail(Outcome::kBroken, "it closed the connection");
+        if (io.bytes == 0) return outcome_;
+        out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+        continue;
+      }
+      if (handshake_.is_done()) return outcome_ = Outcome::kThrough;
+      // Never more than this message: what follows belongs to the connection's owner.
+      const std::size_t have = in_.size();
+      in_.resize(handshake_.wants());
+      const Io io = recv_some(fd_.get(), std::span(in_).subspan(have), {});
+      in_.resize(have + io.bytes);
+      if (in_.size() == handshake_.wants()) {
+        out_ = handshake_.receive(in_);
+        in_.clear();
+      } else if (io.closed) {
+        return fail(Outcome::kBroken, "it closed the connection");
+      } else if (io.bytes == 0) {
+        return outcome_;
+      }
+    }
+  } catch (const AuthError& error) {
+    // Its port has another owner now.
+    return fail(Outcome::kRefused, error.what());
+  }
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,323 @@
+#include "transport/joining/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/joining/host.h"
+#include "transport/links/resolve.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr Millis kRetryPause{50};
+constexpr Millis kShortestTry{200};
+constexpr Millis kLookPause{50};
+constexpr int kBacklog = 1024;
+
+std::string hex(const wire::SessionId& session) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const std::byte byte : session) {
+    text += kDigits[static_cast<unsigned>(byte) >> 4];
+    text += kDigits[static_cast<unsigned>(byte) & 15];
+  }
+  return text;
+}
+
+wire::Member describe_self(const JoinOptions& options, const std::string& tcp_address) {
+  return {options.rank, tcp_address, str("gradring-", hex(random_session())),
+          host_key() + options.host_label, options.link_mbit};
+}
+
+std::unique_ptr<Door> open_door(const JoinOptions& options, Fd listener, const wire::Member& self) {
+  // Without shared memory nobody has business at a Unix socket.
+  Fd local = options.mode == TransportMode::kTcp ? Fd() : listen_unix(self.unix_name, 1024);
+  return std::make_unique<Door>(std::move(listener), std::move(local), options.secret,
+                                options.rank);
+}
+
+void check_interrupt(const JoinOptions& options) {
+  if (options.check_interrupt) options.check_interrupt();
+}
+
+// "1, 3": those who never came, or those who came and went again.
+std::string missing_ranks(const Meeting& meeting, bool has_come) {
+  std::string text;
+  for (std::size_t rank = 0; rank < meeting.members.size(); ++rank) {
+    const bool came = std::count(meeting.departed.begin(), meeting.departed.end(), rank) > 0;
+    if (meeting.members[rank].rank < 0 && came == has_come)
+      text += str(text.empty() ? "" : ", ", rank);
+  }
+  return text;
+}
+
+bool is_complete(const Meeting& meeting) {
+  return std::all_of(meeting.members.begin(), meeting.members.end(),
+                     [](const wire::Member& member) { return member.rank >= 0; });
+}
+
+std::string who_is_missing(const Meeting& meeting) {
+  const std::string never = missing_ranks(meeting, false);
+  const std::string departed = missing_ranks(meeting, true);
+  const std::string gone =
+      departed.empty() ? "" : str("rank ", departed, " had joined and gave up waiting");
+  if (never.empty()) return gone;
+  return str("rank ", never, " of a world of ", meeting.members.size(), " had not joined",
+             gone.empty() ? "" : ", ", gone);
+}
+
+// Why a join makes no sense, or nothing.
+std::string objection(const JoinOptions& options, const wire::Join& join, const Meeting& meeting) {
+  const Rank rank = join.member.rank;
+  const std::vector<wire::Member>& members = meeting.members;
+  if (join.world_size != static_cast<std::uint32_t>(options.world_size))
+    return str("rank ", rank, " was started with world size ", join.world_size, ", rank 0 with ",
+               options.world_size);
+  if (rank <= 0 || rank >= options.world_size)
+    return str("rank ", rank, " does not exist in a world of ", options.world_size);
+  for (std::size_t other = 0; other < members.size(); ++other) {
+    const TransportMode mode = meeting.modes[other];
+    // They would look for each other in different places.
+    if (members[other].rank >= 0 && members[other].host_key == join.member.host_key &&
+        (mode == TransportMode::kTcp) != (join.mode == TransportMode::kTcp))
+      return str("rank ", rank, " was started with transport ", wire::name(join.mode), ", rank ",
+                 other, " of the same host with ", wire::name(mode),
+                 "; all ranks of a host use tcp, or none of them does");
+  }
+  if (members[static_cast<std::size_t>(rank)].rank >= 0)
+    return str("two processes were started as rank ", rank, ": ",
+               members[static_cast<std::size_t>(rank)].tcp_address, " and ",
+               join.member.tcp_address);
+  return "";
+}
+
+void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
+  if (arrival.intro.purpose == Purpose::kInspect) return;  // Nothing has happened yet.
+  if (arrival.intro.purpose != Purpose::kControl) {
+    meeting.early.push_back(std::move(arrival));
+    return;
+  }
+  try {
+    // It has proved that it belongs to the job; a second is plenty for the rest of its first
+    // message.
+    const Time deadline = Clock::now() + Millis{1000};
+    const wire::Message message = recv_frame(arrival.fd.get(), deadline);
+    const auto* join = std::get_if<wire::Join>(&message);
+    if (join == nullptr) throw ProtocolError("expected a join");
+    const std::string reason = objection(options, *join, meeting);
+    if (!reason.empty()) {
+      log_warning(options.rank, str("refused a rank: ", reason));
+      send_frame(arrival.fd.get(), wire::Refused{reason, false}, deadline);
+      return;
+    }
+    meeting.members[static_cast<std::size_t>(join->member.rank)] = join->member;
+    meeting.modes[static_cast<std::size_t>(join->member.rank)] = join->mode;
+    meeting.controls[join->member.rank] = std::move(arrival.fd);
+  } catch (const Error& error) {
+    log_warning(options.rank, str("a rank did not join properly: ", error.what()));
+  }
+}
+
+// A rank that joined and died before everybody was there may come again.
+void forget_dead(Meeting& meeting) {
+  for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
+    std::byte byte{};
+    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
+      ++control;
+      continue;
+    }
+    meeting.members[static_cast<std::size_t>(control->first)] = {};
+    meeting.departed.push_back(static_cast<std::size_t>(control->first));
+    control = meeting.controls.erase(control);
+  }
+}
+
+void send_payload(int fd, std::span<const std::byte> payload, Time deadline) {
+  const auto length = static_cast<std::uint32_t>(payload.size());
+  send_all(fd, std::as_bytes(std::span(&length, 1)), deadline);
+  send_all(fd, payload, deadline);
+}
+
+// `host` is where the rendezvous leads from here. A name may mean loopback on its own host, as
+// Debian's 127.0.1.1, and an address that others reach elsewhere: then all addresses.
+Fd listen_for_ranks(const JoinOptions& options, const std::string& host, int port) {
+  const std::string& name = options.rendezvous.host;
+  const bool is_name = name != "localhost" && !resolve({name, 0}, AI_NUMERICHOST);
+  if (options.interface.empty() && is_name && is_loopback(host))
+    return listen_everywhere(port, kBacklog);
+  return listen_tcp(options.interface.empty() ? host : interface_address(options.interface), port,
+                    kBacklog);
+}
+
+// Ranks that came over loopback are on this host: others reach them where they have reached us.
+void give_outward_addresses(Meeting& meeting) {
+  std::string outward;
+  for (const auto& [rank, control] : meeting.controls)
+    if (const std::string here = local_address(control.get()).host; !is_loopback(here))
+      outward = here;
+  if (outward.empty()) return;
+  for (const auto& [rank, control] : meeting.controls) {
+    std::string& address = meeting.members[static_cast<std::size_t>(rank)].tcp_address;
+    const HostPort own = parse_host_port(address);
+    if (is_loopback(own.host)) address = to_text({outward, own.port});
+  }
+}
+
+Meeting host_meeting(const JoinOptions& options) {
+  Fd listener = options.listen_fd >= 0
+                    ? adopt_listener(options.listen_fd)
+                    : listen_for_ranks(options, options.rendezvous.host, options.rendezvous.port);
+  HostPort address = options.rendezvous;
+  address.port = local_port(listener.get());
+  Meeting meeting;
+  meeting.session = random_session();
+  meeting.costs = options.costs;
+  meeting.members.resize(static_cast<std::size_t>(options.world_size));
+  meeting.modes.resize(meeting.members.size(), options.mode);
+  meeting.members[0] = describe_self(options, to_text(address));
+  meeting.door = open_door(options, std::move(listener), meeting.members[0]);
+
+  const Time deadline = Clock::now() + options.timeout;
+  Time next_look{};
+  while (!is_complete(meeting)) {
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("rendezvous at ", to_text(address), ": after ",
+                         seconds_between(Time{}, Time{options.timeout}), " s ",
+                         who_is_missing(meeting),
+                         "; start the missing ranks, or raise the timeout"));
+    std::vector<pollfd> polls;
+    meeting.door->add_polls(polls);
+    ::poll(polls.data(), polls.size(), 50);
+    check_interrupt(options);
+    for (Arrival& arrival : meeting.door->work(Clock::now()))
+      admit(options, std::move(arrival), meeting);
+    // A look at every rank for each that comes would be a look for each pair of them.
+    if (!is_complete(meeting) && Clock::now() < next_look) continue;
+    forget_dead(meeting);
+    next_look = Clock::now() + kLookPause;
+  }
+  give_outward_addresses(meeting);
+  // Encoded once: it is as long as there are ranks to send it to.
+  const std::vector<std::byte> welcome =
+      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
+  for (const auto& [rank, control] : meeting.controls)
+    send_payload(control.get(), welcome, deadline + options.timeout);
+  return meeting;
+}
+
+Fd find_host(const JoinOptions& options, Time deadline) {
+  std::string why;
+  while (true) {
+    try {
+      Fd fd = connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
+      if (fd) {
+        shake_hands(fd.get(), options.secret, {Purpose::kControl, 0, options.rank, 0, 0, {}},
+                    deadline);
+        return fd;
+      }
+    } catch (const ProtocolError& error) {
+      why = error.what();  // Closed during the handshake: its owner may just be going or coming.
+    } catch (const TimedOut&) {
+      why = "something takes connections there and says nothing";
+    }
+    check_interrupt(options);
+    if (Clock::now() + kRetryPause >= deadline)
+      throw TimedOut(str("rank ", options.rank, ": rank 0 does not answer at ",
+                         to_text(options.rendezvous), " after ",
+                         seconds_between(Time{}, Time{options.timeout}), " s: ", why,
+                         "; is rank 0 started, and is the address reachable from here?"));
+    ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
+  }
+}
+
+wire::Message hear_of_others(const JoinOptions& options, int control, Time deadline) {
+  try {
+    return recv_frame(control, deadline);
+  } catch (const ProtocolError&) {
+    throw PeerLost(0, str("rank 0 at ", to_text(options.rendezvous),
+                          " ended, or gave up, before all ranks had joined; its log says why"));
+  }
+}
+
+// Nothing while rank 0 is in another world; `why` is what it says of that.
+std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, std::string& why) {
+  Fd control = find_host(options, deadline);
+  const std::string host = options.interface.empty() ? local_address(control.get()).host
+                                                     : interface_address(options.interface);
+  Fd listener = listen_for_ranks(options, host, 0);
+  const wire::Member self = describe_self(options, to_text({host, local_port(listener.get())}));
+  Meeting meeting;
+  meeting.door = open_door(options, std::move(listener), self);
+  send_frame(control.get(),
+             wire::Join{static_cast<std::uint32_t>(options.world_size), self, options.mode},
+             deadline);
+
+  while (!wait_readable(control.get(), std::min(deadline, Clock::now() + Millis{100}))) {
+    check_interrupt(options);
+    if (Clock::now() >= deadline)
+      throw TimedOut(str("rank ", options.rank, ": joined at ", to_text(options.rendezvous),
+                         ", but some other ranks did not come within ",
+                         seconds_between(Time{}, Time{options.timeout}),
+                         " s; rank 0's error names them"));
+  }
+  const wire::Message message = hear_of_others(options, control.get(), deadline);
+  if (const auto* refused = std::get_if<wire::Refused>(&message)) {
+    if (!refused->may_come_again) throw InvalidArgument(refused->text);
+    why = refused->text;
+    return std::nullopt;
+  }
+  const auto* welcome = std::get_if<wire::Welcome>(&message);
+  if (welcome == nullptr || welcome->members.size() != static_cast<std::size_t>(options.world_size))
+    throw ProtocolError("the answer to a join is no welcome");
+  meeting.session = welcome->session;
+  meeting.members = welcome->members;
+  meeting.costs = welcome->costs;
+  // Where rank 0 was found is where it can be reached, whatever it calls itself.
+  meeting.members[0].tcp_address = to_text(options.rendezvous);
+  meeting.controls[0] = std::move(control);
+  return meeting;
+}
+
+Meeting join_meeting(const JoinOptions& options) {
+  const Time deadline = Clock::now() + options.timeout;
+  std::string why;
+  while (true) {
+    if (auto meeting = try_to_join(options, deadline, why)) return std::move(*meeting);
+    check_interrupt(options);
+    // A try that is cut off would look to rank 0 like one with another secret.
+    if (Clock::now() + kRetryPause + kShortestTry >= deadline)
+      throw TimedOut(str("rank ", options.rank, ": after ",
+                         seconds_between(Time{}, Time{options.timeout}), " s rank 0 at ",
+                         to_text(options.rendezvous), " still says: ", why));
+    ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
+  }
+}
+
+}  // namespace
+
+Meeting meet(const JoinOptions& options) {
+  return options.rank == 0 ? host_meeting(options) : join_meeting(options);
+}
+
+void send_frame(int fd, const wire::Message& message, Time deadline) {
+  send_payload(fd, wire::encode(message), deadline);
+}
+
+wire::Message recv_frame(int fd, Time deadline) {
+  std::uint32_t length = 0;
+  recv_all(fd, std::as_writable_bytes(std::span(&length, 1)), deadline);
+  if (length > limits::kControlFrameBytes)
+    throw ProtocolError(str("a control message of ", length, " bytes is over the limit of ",
+                            limits::kControlFrameBytes));
+  std::vector<std::byte> payload(length);
+  recv_all(fd, payload, deadline);
+  return wire::decode_message(payload);
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,30 @@
+// From a host's name to addresses. A look-up may take half a minute where a name server is silent,
+// and nothing can end it: who waits under a deadline leaves it behind, and finds it again if it
+// asks for the same name anew.
+#pragma once
+
+#include <netdb.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "transport/links/socket.h"
+
+namespace gradring::transport {
+
+using AddressList = std::shared_ptr<const addrinfo>;
+
+// Null where it does not resolve. `flags` as getaddrinfo's. As long as the system takes.
+AddressList resolve(const HostPort& address, int flags);
+
+using Lookup = std::function<AddressList(const HostPort&)>;
+
+// Null, and why, if it does not resolve, or has not by then. `look_up` runs in a thread of its own,
+// once at a time for each address.
+AddressList resolve_by(const HostPort& address, Time deadline, std::string& why,
+                       const Lookup& look_up);
+AddressList resolve_by(const HostPort& address, Time deadline, std::string& why);
+
+}  // namespace gradring::transport

@@ -1,0 +1,40 @@
+// SharedMemory: an anonymous memory file (memfd) mapped into this process. It has no name in any
+// file system: it is passed by descriptor to a process that proved itself, does not count against
+// /dev/shm, and vanishes with its last user.
+#pragma once
+
+#include <cstddef>
+
+#include "transport/links/fd.h"
+
+namespace gradring::transport {
+
+class SharedMemory {
+ public:
+  static SharedMemory create(std::size_t bytes);  // Zeroed, sealed against shrinking.
+  static SharedMemory attach(
+      Fd fd, std::size_t bytes);  // Throws ProtocolError if the file is smaller or not sealed.
+
+  SharedMemory() = default;
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  ~SharedMemory();
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+  void forget_fd() { fd_.reset(); }  // Once everybody has it: the mapping stays.
+  // Has the kernel give the pages of these bytes now, at once, and not one by one as they are first
+  // written. Only advice: kernels before 5.14 go on one by one.
+  void take_pages(const std::byte* begin, std::size_t bytes) const;
+
+ private:
+  SharedMemory(Fd fd, std::byte* data, std::size_t bytes)
+      : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+  void unmap();
+  Fd fd_;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace gradring::transport

@@ -1,0 +1,37 @@
+// Link over one TCP connection that has passed the handshake.
+#pragma once
+
+#include <vector>
+
+#include "transport/links/link.h"
+
+namespace gradring::transport {
+
+class TcpLink final : public Link {
+ public:
+  explicit TcpLink(Fd fd);
+
+  Io send_some(std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void hang_up() override;
+  Io recv_some(std::span<std::byte> head, std::span<std::byte> body) override;
+  bool prepare_sleep(bool wants_recv, bool) override { return !wants_recv || ahead_.empty(); }
+  void finish_sleep() override {}
+  int fd() const override { return fd_.get(); }
+  short poll_events(bool wants_recv, bool wants_send) const override;
+  std::string peer_address() const override { return peer_; }
+
+ private:
+  // Where a whole message is asked for, and a short one: what lies behind it is copied twice.
+  static constexpr std::size_t kShortBytes = 4096;
+  static constexpr std::size_t kAheadBytes = 16384;
+
+  Io recv_ahead(std::span<std::byte> head, std::span<std::byte> body);
+
+  Fd fd_;
+  // What one system call brings of a peer that is messages ahead.
+  std::vector<std::byte> room_;
+  std::span<const std::byte> ahead_;  // In room_: not asked for yet.
+  std::string peer_;                  // Read once: a closed socket has no peer name any more.
+};
+
+}  // namespace gradring::transport

@@ -1,0 +1,332 @@
+#include "transport/membership/membership.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <utility>
+
+#include "base/config.h"
+#include "base/error.h"
+
+namespace gradring::transport {
+namespace {
+
+bool is_member(const wire::Left& left, Rank rank) {
+  return std::find(left.members.begin(), left.members.end(), rank) != left.members.end();
+}
+
+// A member need not hear who the others are. Where all of n ranks close a communicator, that makes
+// n^2 short messages instead of n^2 long ones.
+wire::Left told_to(Rank member, const wire::Left& left) {
+  return {left.communicator, left.rank, {member}};
+}
+
+}  // namespace
+
+Failure members_differ(Rank rank, const std::string& mine, Rank other, const std::string& theirs) {
+  if (mine.empty())
+    return {ErrorKind::kMismatch, -1,
+            str("rank ", rank, " and rank ", other,
+                " count different ranks as the members of one communicator")};
+  return {ErrorKind::kMismatch, -1,
+          str("the ranks called subgroup with one name but different ranks: rank ", rank,
+              " called ", mine, ", rank ", other, " ",
+              theirs.empty() ? "gave others or another order" : str("called ", theirs),
+              "; all members must give the same ranks in the same order")};
+}
+
+Membership::Membership(Settings settings, Time now) : settings_(std::move(settings)) {
+  peers_.resize(static_cast<std::size_t>(settings_.world_size));
+  settings_.addresses.resize(peers_.size());
+  last_tick_ = now;
+  for (Peer& peer : peers_) peer.last_heard = now;
+  peer(settings_.rank).is_connected = true;
+}
+
+Rank Membership::coordinator() const {
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (is_alive(rank)) return rank;
+  return settings_.rank;
+}
+
+Millis Membership::beat_interval() const {
+  return std::clamp(settings_.heartbeat_timeout / 5, Millis{20}, Millis{500});
+}
+
+void Membership::on_connected(Rank who, Time now, Actions& actions) {
+  Peer& entry = peer(who);
+  if (!entry.is_alive) {  // It was given up; it must not come back under the same rank.
+    actions.send.emplace_back(who, wire::Lost{who, entry.farewell.has_left, entry.farewell.text});
+    actions.disconnect.push_back(who);
+    return;
+  }
+  entry.is_connected = true;
+  entry.last_heard = now;
+  // Whoever comes to a new coordinator may not have heard who else is gone, nor have its requests
+  // been answered.
+  for (const Peer& other : peers_)
+    if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
+  for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
+  for (const wire::Left& left : lefts_)
+    if (who == coordinator() && left.rank == settings_.rank)
+      actions.send.emplace_back(who, left);
+    else if (who != coordinator() && is_member(left, who))
+      actions.send.emplace_back(who, told_to(who, left));
+  if (who == coordinator()) {
+    for (const auto& [communicator, reply] : settled_) actions.send.emplace_back(who, reply);
+    for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
+  }
+  if (is_leaving_) actions.send.emplace_back(who, wire::Bye{});  // It came too late for leave().
+}
+
+void Membership::on_closed(Rank who, Time now, const std::string& why, Actions& actions) {
+  Peer& entry = peer(who);
+  entry.is_connected = false;
+  if (!entry.is_alive) return;
+  if (is_coordinator() || who == coordinator())
+    lose({who, false, str(describe_rank(who), " ", why)}, now, actions);
+}
+
+void Membership::on_refused(Rank who, Time now, Actions& actions) {
+  peer(who).is_connected = false;
+  lose({who, true, str(describe_rank(who), " has ended")}, now, actions);
+}
+
+void Membership::on_message(Rank from, const wire::Message& message, Time now, Actions& actions) {
+  if (!is_alive(from)) return;  // It was given up; what it believes since then counts for nobody.
+  peer(from).last_heard = now;
+  if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
+    peer(from).calls = beat->calls;
+  } else if (const auto* lost = std::get_if<wire::Lost>(&message)) {
+    if (lost->rank < 0 || lost->rank >= settings_.world_size)
+      throw ProtocolError("lost: no such rank");
+    hear_lost(*lost, from, now, actions);
+  } else if (const auto* abort = std::get_if<wire::Abort>(&message)) {
+    handle_abort(*abort, from, actions);
+  } else if (std::holds_alternative<wire::Bye>(message)) {
+    lose({from, true,
+          str(describe_rank(from), " has left: it closed its communicator or its script ended")},
+         now, actions);
+    actions.disconnect.push_back(from);
+  } else if (const auto* request = std::get_if<wire::ShrinkRequest>(&message)) {
+    request_shrink(*request, from, actions);
+  } else if (const auto* reply = std::get_if<wire::ShrinkReply>(&message)) {
+    settle(*reply, actions);
+    settle_shrinks(actions);
+  } else if (const auto* wait = std::get_if<wire::ShrinkWait>(&message)) {
+    actions.awaited.push_back(*wait);
+  } else if (const auto* left = std::get_if<wire::Left>(&message)) {
+    hear_left(*left, from, actions);
+  }
+}
+
+void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Actions& actions) {
+  forgive_own_pause(now);
+  peer(settings_.rank).last_heard = now;
+  peer(settings_.rank).calls = calls;
+  if (is_coordinator()) {
+    watch_followers(now, actions);
+    check_members(actions);
+    check_calls(actions);
+    tell_of_shrinks(actions);
+    return;
+  }
+  const Rank leader = coordinator();
+  if (is_silent(leader, now))
+    give_up(leader, now, actions);
+  else if (peer(leader).is_connected)
+    actions.send.emplace_back(leader, beat(calls));
+  else
+    actions.connect = leader;  // Again: it may be about to become reachable.
+}
+
+// Of more communicators than a heartbeat holds those in a call come first: a rank that others wait
+// for is found by them. The rest take turns, as their members may still differ from the others'.
+wire::Heartbeat Membership::beat(const std::vector<wire::CallState>& calls) {
+  if (calls.size() <= wire::kCallsPerHeartbeat) return {calls};
+  wire::Heartbeat told;
+  std::vector<const wire::CallState*> idle;
+  for (const wire::CallState& state : calls) {
+    if (!state.in_progress)
+      idle.push_back(&state);
+    else if (told.calls.size() < wire::kCallsPerHeartbeat)
+      told.calls.push_back(state);
+  }
+  const std::size_t room = std::min(wire::kCallsPerHeartbeat - told.calls.size(), idle.size());
+  for (std::size_t i = 0; i < room; ++i) told.calls.push_back(*idle[next_idle_++ % idle.size()]);
+  return told;
+}
+
+// Where nobody at all is heard it is rather this rank that is cut off. It waits for a sign of life
+// of one of them, and then or in the end acts, but tells nobody about the others any more: what it
+// sent now would be believed by whoever hears it before giving this rank up.
+void Membership::watch_followers(Time now, Actions& actions) {
+  std::vector<Rank> silent;
+  std::size_t living = 0;
+  Time newest{};
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    if (rank == settings_.rank || !is_alive(rank)) continue;
+    ++living;
+    newest = std::max(newest, peer(rank).last_heard);
+    if (is_silent(rank, now)) silent.push_back(rank);
+  }
+  const bool hears_nobody = living > 1 && now - newest > 2 * beat_interval();
+  if (hears_nobody && silent.size() < living) silent.clear();
+  if (hears_nobody)
+    for (const Rank rank : silent) peer(rank).is_connected = false;
+  for (const Rank rank : silent) give_up(rank, now, actions);
+  spread(wire::Heartbeat{}, -1, actions);
+}
+
+bool Membership::is_silent(Rank rank, Time now) const {
+  const Peer& entry = peers_[static_cast<std::size_t>(rank)];
+  return now - entry.last_heard > settings_.heartbeat_timeout;
+}
+
+void Membership::give_up(Rank rank, Time now, Actions& actions) {
+  const double silence = seconds_between(peer(rank).last_heard, now);
+  if (peer(rank).is_connected)
+    actions.send.emplace_back(
+        rank, wire::Lost{rank, false,
+                         str("rank ", settings_.rank, " gave this rank up after ",
+                             std::setprecision(2), silence, " s without a heartbeat")});
+  actions.disconnect.push_back(rank);
+  lose({rank, false,
+        str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
+            " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
+            " s): it is frozen, or the network to it is down")},
+       now, actions);
+}
+
+// The coordinator's word counts. Anybody else's may come from a rank that is itself cut off.
+void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
+  if (lost.rank != settings_.rank) {
+    if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected))
+      lose(lost, now, actions);
+    else if (!is_coordinator())
+      hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
+    return;
+  }
+  // This rank was frozen or cut off.
+  if (from != coordinator() && !is_coordinator()) return;
+  actions.gone.push_back(lost);
+  // A coordinator that one rank has left behind steps down for all: they must follow that rank to
+  // the next one, or there would be two.
+  if (is_coordinator()) spread(lost, from, actions);
+}
+
+// Where the whole job was stopped (Ctrl-Z, a paused virtual machine), nobody could beat meanwhile.
+void Membership::forgive_own_pause(Time now) {
+  const auto pause = now - std::exchange(last_tick_, now);
+  if (pause < settings_.heartbeat_timeout / 2) return;
+  for (Peer& entry : peers_) entry.last_heard = std::min(now, entry.last_heard + pause);
+}
+
+void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
+  Peer& entry = peer(lost.rank);
+  if (!entry.is_alive) return;
+  const bool was_coordinator = lost.rank == coordinator();
+  const bool tells_others = is_coordinator();
+  entry.is_alive = false;
+  entry.farewell = lost;
+  actions.gone.push_back(lost);
+  if (tells_others) {
+    spread(lost, lost.rank, actions);
+  } else if (entry.is_connected && !was_coordinator) {
+    // It came here because it had lost the coordinator, which has lost it too.
+    actions.send.emplace_back(lost.rank, lost);
+    actions.disconnect.push_back(lost.rank);
+  }
+  if (was_coordinator) {
+    // A new term: everybody gets a full heartbeat timeout to find the new coordinator.
+    for (Peer& other : peers_) other.last_heard = now;
+    if (is_coordinator())
+      take_over(actions);
+    else if (!peer(coordinator()).is_connected)
+      actions.connect = coordinator();
+    for (const auto& [from, heard] : std::exchange(hearsay_, {}))
+      hear_lost(heard, from, now, actions);
+  }
+  settle_shrinks(actions);
+}
+
+// Who came here before this rank knew that it leads has not heard what it has heard since.
+void Membership::take_over(Actions& actions) {
+  for (const Peer& other : peers_)
+    if (!other.is_alive) spread(other.farewell, -1, actions);
+  for (const auto& [communicator, abort] : aborts_) spread(abort, -1, actions);
+  for (const wire::Left& left : lefts_) tell_members(left, left.rank, actions);
+  for (const auto& request : std::vector(own_shrinks_))
+    request_shrink(request, settings_.rank, actions);
+}
+
+void Membership::spread(const wire::Message& message, Rank except, Actions& actions) {
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (rank != settings_.rank && rank != except && is_alive(rank) && peer(rank).is_connected)
+      actions.send.emplace_back(rank, message);
+}
+
+void Membership::abort(const wire::Abort& abort, Actions& actions) {
+  handle_abort(abort, settings_.rank, actions);
+}
+
+void Membership::handle_abort(wire::Abort abort, Rank from, Actions& actions) {
+  const bool is_known = aborts_.contains(abort.communicator);
+  if (aborts_.size() >= limits::kCommunicators && !is_known) aborts_.erase(aborts_.begin());
+  if (!is_coordinator()) {
+    aborts_[abort.communicator] = abort;
+    if (from == settings_.rank)
+      actions.send.emplace_back(coordinator(), abort);
+    else
+      actions.aborted.push_back(abort);
+    return;
+  }
+  if (is_known) return;  // Everybody has been told; the first cause stands.
+  if (abort.failure.kind == ErrorKind::kTimedOut) abort.failure.text += who_is_not_in(abort);
+  aborts_[abort.communicator] = abort;
+  spread(abort, -1, actions);
+  actions.aborted.push_back(abort);
+}
+
+void Membership::leave(Actions& actions) {
+  is_leaving_ = true;
+  spread(wire::Bye{}, -1, actions);  // Also to ranks that see in this one the next coordinator.
+}
+
+void Membership::leave_group(const wire::Left& left, Actions& actions) {
+  hear_left(left, settings_.rank, actions);
+}
+
+void Membership::hear_left(const wire::Left& left, Rank from, Actions& actions) {
+  const auto known = std::find_if(lefts_.begin(), lefts_.end(), [&](const wire::Left& other) {
+    return other.communicator == left.communicator && other.rank == left.rank;
+  });
+  if (known != lefts_.end()) {
+    // This rank was told by a coordinator that is gone now. Who left says again whom it concerns.
+    if (left.members.size() <= known->members.size()) return;
+    *known = left;
+  } else {
+    if (lefts_.size() >= limits::kCommunicators) lefts_.pop_front();
+    lefts_.push_back(left);
+    if (from != settings_.rank && is_member(left, settings_.rank)) actions.left.push_back(left);
+  }
+  if (is_coordinator())
+    tell_members(left, from, actions);
+  else if (from == settings_.rank && peer(coordinator()).is_connected)
+    actions.send.emplace_back(coordinator(), left);
+}
+
+void Membership::tell_members(const wire::Left& left, Rank except, Actions& actions) {
+  for (const Rank rank : left.members) {
+    if (rank < 0 || rank >= settings_.world_size || rank == settings_.rank || rank == except)
+      continue;
+    if (is_alive(rank) && peer(rank).is_connected)
+      actions.send.emplace_back(rank, told_to(rank, left));
+  }
+}
+
+std::string Membership::describe_rank(Rank rank) const {
+  const std::string& address = settings_.addresses[static_cast<std::size_t>(rank)];
+  return address.empty() ? str("rank ", rank) : str("rank ", rank, " (", address, ")");
+}
+
+}  // namespace gradring::transport

@@ -1,0 +1,86 @@
+// Membership's shrinks: the living members of a communicator agree on who they are, and hear whom
+// they wait for meanwhile.
+#include <algorithm>
+
+#include "base/config.h"
+#include "transport/membership/membership.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr std::size_t kAwaitedShown = 16;  // Of all that are waited for: they are for an error.
+
+}  // namespace
+
+void Membership::shrink(const wire::ShrinkRequest& request, Actions& actions) {
+  own_shrinks_.push_back(request);
+  if (is_coordinator())
+    request_shrink(request, settings_.rank, actions);
+  else if (peer(coordinator()).is_connected)
+    actions.send.emplace_back(coordinator(), request);
+}
+
+void Membership::request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions) {
+  // A sender may know before this rank does that this rank leads: the request waits for that.
+  Shrink& shrink = shrinks_[request.communicator];
+  shrink.members = request.members;
+  if (std::find(shrink.asked.begin(), shrink.asked.end(), from) == shrink.asked.end())
+    shrink.asked.push_back(from);
+  settle_shrinks(actions);
+}
+
+void Membership::settle_shrinks(Actions& actions) {
+  if (!is_coordinator()) return;
+  for (auto entry = shrinks_.begin(); entry != shrinks_.end();) {
+    const Shrink& shrink = entry->second;
+    wire::ShrinkReply reply{entry->first, {}};
+    for (const Rank rank : shrink.members)
+      if (rank >= 0 && rank < settings_.world_size && is_alive(rank))
+        reply.survivors.push_back(rank);
+    const bool is_complete = who_has_not_asked(shrink).empty();
+    // What a coordinator before this one has answered stands, even if somebody has died since.
+    const auto known = settled_.find(entry->first);
+    if (known != settled_.end()) reply = known->second;
+    if (!is_complete && known == settled_.end()) {
+      ++entry;
+      continue;
+    }
+    for (const Rank rank : shrink.asked)
+      if (rank != settings_.rank && is_alive(rank)) actions.send.emplace_back(rank, reply);
+    entry = shrinks_.erase(entry);
+    settle(reply, actions);
+  }
+}
+
+void Membership::settle(const wire::ShrinkReply& reply, Actions& actions) {
+  std::erase_if(own_shrinks_,
+                [&](const auto& own) { return own.communicator == reply.communicator; });
+  if (settled_.contains(reply.communicator)) return;
+  if (settled_.size() >= limits::kCommunicators) settled_.erase(settled_.begin());
+  settled_.emplace(reply.communicator, reply);
+  actions.shrunk.push_back(reply);
+}
+
+std::vector<Rank> Membership::who_has_not_asked(const Shrink& shrink) const {
+  std::vector<Rank> missing;
+  for (const Rank rank : shrink.members)
+    if (rank >= 0 && rank < settings_.world_size && is_alive(rank) &&
+        std::find(shrink.asked.begin(), shrink.asked.end(), rank) == shrink.asked.end())
+      missing.push_back(rank);
+  return missing;
+}
+
+void Membership::tell_of_shrinks(Actions& actions) {
+  for (const auto& [communicator, shrink] : shrinks_) {
+    wire::ShrinkWait wait{communicator, 0, who_has_not_asked(shrink)};
+    wait.count = static_cast<std::uint32_t>(wait.missing.size());
+    wait.missing.resize(std::min(wait.missing.size(), kAwaitedShown));
+    for (const Rank rank : shrink.asked)
+      if (rank == settings_.rank)
+        actions.awaited.push_back(wait);
+      else if (is_alive(rank))
+        actions.send.emplace_back(rank, wait);
+  }
+}
+
+}  // namespace gradring::transport

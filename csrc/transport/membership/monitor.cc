@@ -1,0 +1,315 @@
+#include "transport/membership/monitor.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/threads.h"
+
+namespace gradring::transport {
+namespace {
+
+constexpr Millis kGoodbyeTime{200};
+constexpr Millis kNewcomerTime{200};  // It has proved that it knows the secret, and writes at once.
+
+std::vector<std::string> addresses_of(const std::vector<wire::Member>& members) {
+  std::vector<std::string> addresses;
+  for (const wire::Member& member : members) addresses.push_back(member.tcp_address);
+  return addresses;
+}
+
+}  // namespace
+
+Monitor::Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Fd)> inspect)
+    : meeting_(std::move(meeting)),
+      rank_(options.rank),
+      secret_(options.secret),
+      inspect_(std::move(inspect)),
+      membership_({options.rank, options.world_size, options.heartbeat_timeout,
+                   addresses_of(meeting_.members)},
+                  Clock::now()),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  Membership::Actions actions;
+  for (auto& [rank, fd] : meeting_.controls) {
+    controls_[rank].fd = std::move(fd);
+    membership_.on_connected(rank, Clock::now(), actions);
+  }
+  groups_.with([&](Groups& groups) { groups.unclaimed = std::move(meeting_.early); });
+  thread_ = start_thread("monitor", [this] { run(); });
+}
+
+void Monitor::stop() {
+  if (!thread_.joinable()) return;
+  orders_.with([](Orders& orders) { orders.is_leaving = true; });
+  wake();
+  thread_.join();
+}
+
+void Monitor::report(const wire::Abort& abort) {
+  orders_.with([&](Orders& orders) { orders.aborts.push_back(abort); });
+  wake();
+}
+
+void Monitor::request_shrink(const wire::ShrinkRequest& request) {
+  orders_.with([&](Orders& orders) { orders.shrinks.push_back(request); });
+  wake();
+}
+
+void Monitor::wake() {
+  ::eventfd_write(wake_.get(), 1);
+}
+
+std::vector<wire::CallState> Monitor::calls() const {
+  return groups_.with([](const Groups& groups) {
+    std::vector<wire::CallState> calls;
+    for (const auto& [id, group] : groups.by_id) calls.push_back(group->call());
+    return calls;
+  });
+}
+
+void Monitor::run() {
+  try {
+    bool is_leaving = false;
+    while (!is_leaving) {
+      wait();
+      Membership::Actions actions;
+      step(actions);
+      is_leaving = orders_.with([](const Orders& orders) { return orders.is_leaving; });
+      if (is_leaving) membership_.leave(actions);
+      carry_out(actions);
+    }
+    say_goodbye();
+    controls_.clear();
+    meeting_.door.reset();
+  } catch (const std::exception& error) {
+    const Failure failure = Failure::from(error);
+    log_warning(rank_, str("the monitor stopped: ", failure.text));
+    groups_.with([&](Groups& groups) {
+      for (const auto& [id, group] : groups.by_id) group->fail(failure);
+    });
+  }
+}
+
+void Monitor::wait() {
+  std::vector<pollfd> polls{{wake_.get(), POLLIN, 0}};
+  meeting_.door->add_polls(polls);
+  for (const auto& [rank, control] : controls_)
+    polls.push_back(
+        {control.fd.get(), static_cast<short>(control.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+  if (knock_) polls.push_back(knock_->wants());
+  const auto left = std::chrono::duration_cast<Millis>(next_beat_ - Clock::now()).count();
+  ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 1000)));
+  eventfd_t count = 0;
+  ::eventfd_read(wake_.get(), &count);
+}
+
+void Monitor::step(Membership::Actions& actions) {
+  Orders orders = orders_.with([](Orders& pending) {
+    Orders taken = std::move(pending);
+    pending = Orders{};
+    pending.is_leaving = taken.is_leaving;
+    return taken;
+  });
+  for (Arrival& arrival : meeting_.door->work(Clock::now()))
+    take_arrival(std::move(arrival), actions);
+  advance_knock(actions);
+  read_controls(actions);
+  for (const wire::Abort& abort : orders.aborts) membership_.abort(abort, actions);
+  for (const wire::ShrinkRequest& request : orders.shrinks) membership_.shrink(request, actions);
+  for (const wire::Left& left : orders.lefts) membership_.leave_group(left, actions);
+  const Time now = Clock::now();
+  if (now < next_beat_) return;
+  membership_.on_tick(now, calls(), actions);
+  next_beat_ = now + membership_.beat_interval();
+}
+
+void Monitor::carry_out(Membership::Actions& actions) {
+  // Carrying out may find a connection broken or open a new one, which asks for more; each round
+  // loses a peer or ends.
+  while (true) {
+    tell_groups(actions);
+    for (const auto& [rank, message] : actions.send) {
+      const auto control = controls_.find(rank);
+      if (control == controls_.end()) continue;
+      const std::vector<std::byte> payload = wire::encode(message);
+      const auto length = static_cast<std::uint32_t>(payload.size());
+      const auto head = std::as_bytes(std::span(&length, 1));
+      auto& out = control->second.out;
+      out.insert(out.end(), head.begin(), head.end());
+      out.insert(out.end(), payload.begin(), payload.end());
+    }
+    Membership::Actions more;
+    flush_controls(more);
+    for (const Rank rank : actions.disconnect) controls_.erase(rank);
+    if (actions.connect) {
+      connect(*actions.connect);
+      advance_knock(more);
+    }
+    const bool is_done = more.send.empty() && more.disconnect.empty() && !more.connect &&
+                         more.gone.empty() && more.aborted.empty() && more.shrunk.empty() &&
+                         more.awaited.empty() && more.left.empty();
+    if (is_done) return;
+    actions = std::move(more);
+  }
+}
+
+void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
+  const Intro& intro = arrival.intro;
+  if (intro.purpose == Purpose::kInspect) return inspect_(std::move(arrival.fd));
+  const bool is_ours = intro.session == meeting_.session && intro.to == rank_ && intro.from >= 0 &&
+                       intro.from < static_cast<Rank>(meeting_.members.size()) &&
+                       intro.from != rank_;
+  if (intro.purpose == Purpose::kControl && intro.session == wire::SessionId{})
+    return send_away(std::move(arrival.fd));
+  if (!is_ours) {
+    log_warning_once(rank_, "session",
+                     str("refused a connection of another job or run with the same secret from ",
+                         peer_text(arrival.fd.get())));
+    return;
+  }
+  if (intro.purpose == Purpose::kControl) {
+    controls_[intro.from] = Control{std::move(arrival.fd), {}, {}};
+    membership_.on_connected(intro.from, Clock::now(), actions);
+    return;
+  }
+  hand_over(std::move(arrival));
+}
+
+// Somebody wants to join who comes too late, or too early: for what this rank will join after this.
+void Monitor::send_away(Fd newcomer) const {
+  try {
+    const Time deadline = Clock::now() + kNewcomerTime;
+    recv_frame(newcomer.get(), deadline);  // Its join: what is not read would undo what is sent.
+    send_frame(newcomer.get(),
+               wire::Refused{"all ranks of this job have joined, and nobody can join it any more; "
+                             "a script that calls init() again closes its first communicator on "
+                             "every rank before",
+                             true},
+               deadline);
+  } catch (const Error&) {
+    // It asks again.
+  }
+}
+
+void Monitor::connect(Rank peer) {
+  if (knock_ && knock_->to() == peer) return;
+  knock_.emplace(meeting_.members[static_cast<std::size_t>(peer)], secret_,
+                 Intro{Purpose::kControl, 0, rank_, peer, 0, meeting_.session});
+}
+
+// A connection that breaks on the way says nothing about who is there: the next tick asks again,
+// and the heartbeat timeout has the last word.
+void Monitor::advance_knock(Membership::Actions& actions) {
+  if (!knock_) return;
+  const Rank peer = knock_->to();
+  if (!membership_.is_alive(peer)) return knock_.reset();
+  const Knock::Outcome outcome = knock_->advance();
+  if (outcome == Knock::Outcome::kWaiting) return;
+  Fd fd = knock_->take();
+  knock_.reset();
+  if (outcome == Knock::Outcome::kRefused) membership_.on_refused(peer, Clock::now(), actions);
+  if (outcome != Knock::Outcome::kThrough) return;
+  controls_[peer] = Control{std::move(fd), {}, {}};
+  membership_.on_connected(peer, Clock::now(), actions);
+}
+
+void Monitor::read_controls(Membership::Actions& actions) {
+  std::vector<std::pair<Rank, std::string>> closed;
+  for (auto& [rank, control] : controls_) {
+    std::string why;
+    if (!read_control(rank, control, why, actions)) closed.emplace_back(rank, why);
+  }
+  for (const auto& [rank, why] : closed) {
+    controls_.erase(rank);
+    membership_.on_closed(rank, Clock::now(), why, actions);
+  }
+}
+
+bool Monitor::read_control(Rank peer, Control& control, std::string& why,
+                           Membership::Actions& actions) {
+  std::array<std::byte, 16384> chunk;
+  bool is_open = true;
+  while (is_open) {
+    const Io io = recv_some(control.fd.get(), chunk, {});
+    is_open = !io.closed;
+    if (io.bytes == 0) break;
+    control.in.insert(control.in.end(), chunk.begin(),
+                      chunk.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+  }
+  try {
+    std::size_t at = 0;
+    std::uint32_t length = 0;
+    while (control.in.size() - at >= sizeof length) {
+      std::memcpy(&length, control.in.data() + at, sizeof length);
+      if (length > limits::kControlFrameBytes)
+        throw ProtocolError(str("a control message of ", length, " bytes"));
+      if (control.in.size() - at - sizeof length < length) break;
+      const auto payload = std::span(control.in).subspan(at + sizeof length, length);
+      membership_.on_message(peer, wire::decode_message(payload), Clock::now(), actions);
+      at += sizeof length + length;
+    }
+    control.in.erase(control.in.begin(), control.in.begin() + static_cast<std::ptrdiff_t>(at));
+  } catch (const Error& error) {
+    why = str("sent a control message that makes no sense: ", error.what());
+    return false;
+  }
+  why = "closed its control connection: its process ended";
+  return is_open;
+}
+
+void Monitor::flush_controls(Membership::Actions& actions) {
+  std::vector<Rank> stuck;
+  for (auto& [rank, control] : controls_) {
+    while (!control.out.empty()) {
+      const Io io = send_some(control.fd.get(), control.out, {});
+      control.out.erase(control.out.begin(),
+                        control.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+      // What it said before it went (a goodbye, say) is still to be read: reading finds the end of
+      // file.
+      if (io.closed) control.out.clear();
+      if (io.bytes == 0) break;
+    }
+    if (control.out.size() > limits::kControlFrameBytes) stuck.push_back(rank);
+  }
+  for (const Rank rank : stuck) {
+    controls_.erase(rank);
+    membership_.on_closed(rank, Clock::now(), "does not read its control connection any more",
+                          actions);
+  }
+}
+
+// Closing a socket with unread bytes in it would reset the connection and take our goodbye with it;
+// so the goodbye is sent, and the others' end of file awaited, which they send when they have read
+// it.
+void Monitor::say_goodbye() {
+  const Time deadline = Clock::now() + kGoodbyeTime;
+  // A coordinator that is only being found is told too: on_connected says goodbye.
+  while (knock_ && Clock::now() < deadline) {
+    pollfd entry = knock_->wants();
+    ::poll(&entry, 1, 10);
+    Membership::Actions actions;
+    advance_knock(actions);
+    carry_out(actions);
+  }
+  for (auto& [rank, control] : controls_) {
+    try {
+      send_all(control.fd.get(), control.out, deadline);
+      ::shutdown(control.fd.get(), SHUT_WR);
+    } catch (const Error&) {
+      // It is gone or stuck; the goodbye was a courtesy.
+    }
+  }
+  for (auto& [rank, control] : controls_) {
+    std::array<std::byte, 4096> chunk;
+    while (wait_readable(control.fd.get(), deadline))
+      if (recv_some(control.fd.get(), chunk, {}).closed) break;
+  }
+}
+
+}  // namespace gradring::transport

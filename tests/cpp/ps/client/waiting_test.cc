@@ -1,0 +1,213 @@
+// What a client makes of waiting: at a gate, for a server that says nothing, and for what it has
+// given up meanwhile.
+#include <doctest/doctest.h>
+
+#include "base/config.h"
+#include "support/ps/net.h"
+#include "support/ps/requests.h"
+
+namespace gradring::testing::ps_waiting_test {
+
+namespace {
+
+using namespace gradring::ps;
+using gradring::testing::counting_table;
+using gradring::testing::PsNet;
+
+const std::vector<std::uint64_t> kOne{1};
+
+std::shared_ptr<PushCall> push_of(const std::shared_ptr<RemoteTable>& table,
+                                  const std::vector<std::uint64_t>& ids,
+                                  const std::vector<float>& gradients) {
+  return std::make_shared<PushCall>(
+      std::vector<PushItem>{{table, ids, gradients.data(), nullptr, {}}}, PushOptions{});
+}
+
+// The only worker that a bound waits for.
+void say_clock(PsNet& net, std::uint64_t to) {
+  const auto clock = std::make_shared<PlainCall>("clock");
+  wire::PsHeader header;
+  header.type = wire::PsType::kClock;
+  header.a = 5;
+  header.b = to;
+  Bytes head;
+  put(head, ClockPayload{0, false, 1});
+  clock->add(0, header, head);
+  net.run(clock);
+  CHECK_FALSE(clock->failure());
+}
+
+std::shared_ptr<PullCall> gated_pull(const std::shared_ptr<RemoteTable>& table,
+                                     std::vector<float>& rows) {
+  return std::make_shared<PullCall>(
+      std::vector<PullItem>{{table, kOne, rows.data()}},
+      PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 60000, false}});
+}
+
+}  // namespace
+
+TEST_CASE("of a call that is given up nothing more is sent, whatever became of its request") {
+  ClientCoreOptions options;
+  options.hello = {7, 1};
+  options.addresses = {"server-0:1"};
+  ClientCore core(options);
+  Session& session = core.session(0);
+  const Time now = Time{} + Millis{1000};
+  const auto table = std::make_shared<RemoteTable>(counting_table("counts", 8), 1);
+  const std::vector<std::uint64_t> ids(1000, 3);
+  const std::vector<float> ones(8000, 1.0f);
+  const auto first = push_of(table, ids, ones);
+  const auto second = push_of(table, ids, ones);
+  core.submit(first, Millis{1000}, now);
+  core.submit(second, Millis{1000}, now);
+  session.connected(now);
+  const auto send = [&](std::size_t most) {
+    std::size_t bytes = 0;
+    for (const auto span : session.output(now).spans) bytes += span.size();
+    session.sent(std::min(bytes, most), now);
+  };
+  send(SIZE_MAX);  // The hello: request 1.
+  wire::PsHeader answer;
+  answer.type = wire::PsType::kWelcome;
+  answer.request = 1;
+  core.receive(0, answer, encode(Welcome{}), now);
+  send(SIZE_MAX);
+  send(100);
+  // The first one was lost: everything goes out again, once what is half sent is through.
+  answer.type = wire::PsType::kOutOfOrder;
+  answer.request = 2;
+  core.receive(0, answer, {}, now);
+  CHECK_FALSE(session.output(now).is_empty());
+  core.cancel(*second, {ErrorKind::kInterrupted, -1, "Ctrl-C"});
+  CHECK(session.output(now).is_empty());
+  CHECK(session.wants_hang_up());
+}
+
+TEST_CASE("a client whose pull waits at a gate for long may sleep") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  say_clock(net, 0);
+  std::vector<float> rows(2);
+  const auto pull = gated_pull(table, rows);
+  net.submit(pull);
+  net.pass(Millis{700});  // Longer than an answer may take that waits for nobody.
+  CHECK_FALSE(pull->is_done());
+  CHECK(net.core().next_tick() > net.now());
+}
+
+TEST_CASE("what waits at a gate keeps nothing else from going on") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  say_clock(net, 0);
+  std::vector<float> rows(2);
+  const auto waiting = gated_pull(table, rows);
+  net.submit(waiting);
+  const std::vector<float> ones(2, 1.0f);
+  for (std::size_t nth = 0; nth < 2 * limits::kPsFlightRequests; ++nth) {
+    const auto push = push_of(table, kOne, ones);
+    net.run(push);
+    REQUIRE_FALSE(push->failure());
+  }
+  CHECK_FALSE(waiting->is_done());
+  say_clock(net, 3);
+  CHECK(waiting->is_done());
+}
+
+TEST_CASE(
+    "who waits for something outside the tables is not kept waiting by what goes on in them") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  say_clock(net, 0);
+  const auto request = gradring::testing::pull("counts", {1}, wire::Gate{5, 3, 60000, false});
+  const auto waiting = std::make_shared<PlainCall>("a checkpoint's files", true);
+  waiting->add(0, request.header, request.rest);
+  net.submit(waiting);
+  const std::vector<float> ones(2, 1.0f);
+  for (Millis passed{0}; passed < 2 * PsNet::kTimeout; passed += Millis{100}) {
+    net.run(push_of(table, kOne, ones));
+    net.pass(Millis{100});
+  }
+  REQUIRE(waiting->is_done());
+  CHECK(waiting->failure().kind == ErrorKind::kTimedOut);
+}
+
+TEST_CASE("a freeze ends however much was given up behind the changes that it holds") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 1));
+  const auto plain = [](const gradring::testing::Request& request) {
+    const auto call = std::make_shared<PlainCall>("a checkpoint");
+    call->add(0, request.header, request.rest);
+    return call;
+  };
+  net.run(plain(gradring::testing::freeze(1, Millis{60'000})));
+  const std::vector<float> ones(1, 1.0f);
+  const auto first = push_of(table, kOne, ones);
+  net.submit(first);
+  // Each wants to see the push, so that the shard holds it; nobody waits for them any more.
+  std::vector<std::uint64_t> ids(1 << 17);
+  for (std::size_t at = 0; at < ids.size(); ++at) ids[at] = at;
+  std::vector<float> rows(ids.size());
+  for (std::size_t bytes = 0; bytes <= limits::kPsHeldBytes; bytes += ids.size() * sizeof ids[0]) {
+    const auto pull =
+        std::make_shared<PullCall>(std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{});
+    net.submit(pull);
+    net.settle();
+    net.core().cancel(*pull, {ErrorKind::kInterrupted, -1, "Ctrl-C"});
+  }
+  const auto second = push_of(table, kOne, ones);
+  net.submit(second);
+  net.settle();
+  const auto thaw = plain(gradring::testing::thaw(1));
+  net.submit(thaw);
+  net.pass(Millis{100});
+  REQUIRE(thaw->is_done());
+  CHECK_FALSE(thaw->failure());
+  for (const auto& push : {first, second}) {
+    REQUIRE(push->is_done());
+    CHECK_FALSE(push->failure());
+  }
+  const auto pull =
+      std::make_shared<PullCall>(std::vector<PullItem>{{table, kOne, rows.data()}}, PullOptions{});
+  net.run(pull);
+  CHECK_FALSE(pull->failure());
+  CHECK(rows[0] == 2.0f);
+}
+
+TEST_CASE("a server that does not greet is asked again on a new connection") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  net.disconnect(0);
+  bool is_lost = false;
+  net.answers = [&](std::uint32_t, const wire::PsHeader& header) {
+    if (header.type != wire::PsType::kWelcome || is_lost) return 1;
+    is_lost = true;
+    return -1;
+  };
+  const std::vector<float> ones(2, 1.0f);
+  const auto push = push_of(table, kOne, ones);
+  net.run(push);
+  CHECK(is_lost);
+  CHECK(push->is_done());
+  CHECK_FALSE(push->failure());
+}
+
+TEST_CASE("a welcome that comes in pieces, again and again, ends no wait for an answer") {
+  Time now{Millis{1000}};
+  ClientCore core({{7, 1}, {"server:1"}, Millis{500}});
+  const auto call = std::make_shared<PlainCall>("stats");
+  wire::PsHeader header;
+  header.type = wire::PsType::kStats;
+  call->add(0, header);
+  core.submit(call, Millis{1000}, now);
+  for (int nth = 0; nth < 4; ++nth) {
+    core.session(0).connected(now);
+    now += Millis{300};
+    core.session(0).moved(now);
+    core.session(0).disconnected("it hung up", now);
+    core.tick(now);
+  }
+  REQUIRE(call->is_done());
+  CHECK(call->failure().kind == ErrorKind::kTimedOut);
+}
+
+}  // namespace gradring::testing::ps_waiting_test

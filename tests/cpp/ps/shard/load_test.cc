@@ -1,0 +1,88 @@
+// A shard that loads a checkpoint for a client: what becomes of it when that client is away.
+#include <doctest/doctest.h>
+
+#include "base/error.h"
+#include "support/ps/shard_rig.h"
+
+namespace gradring::testing::ps_load_test {
+namespace {
+
+constexpr Millis kLongerThanGrace{5000};
+
+// A table "t" of one float a row, in which row 1 is `value`.
+std::vector<std::byte> checkpoint_of(float value) {
+  ShardRig source;
+  Guest guest = source.enter(0);
+  source.ask(guest, make_table(sum_table("t", 1)));
+  source.ask(guest, push("t", {1}, {value}));
+  return source.snapshot();
+}
+
+// Has all of it beside what the shard has.
+void stage(ShardRig& rig, Guest& loader, std::uint64_t number, float value) {
+  rig.ask(loader, load(number, ""));
+  rig.shard().begin_load(number);
+  rig.shard().load_piece(checkpoint_of(value), number);
+}
+
+Values row_of(ShardRig& rig, Guest& guest) {
+  const ps::Frame answer = rig.ask(guest, pull("t", {1}));
+  return rows_of(answer.header, answer.payload, 1).rows;
+}
+
+TEST_CASE("a load ends with its client, but once it is prepared it waits for it to come back") {
+  for (const bool is_prepared : {false, true}) {
+    CAPTURE(is_prepared);
+    ShardRig rig;
+    Guest loader = rig.enter(5);
+    stage(rig, loader, 1, 4);
+    if (is_prepared) rig.shard().prepare_load(1);
+    rig.shard().disconnected(loader.connection, rig.now);
+    rig.tick_after(kLongerThanGrace);
+    loader = rig.enter(5);
+    if (is_prepared) {
+      rig.shard().commit_load(false, 1);
+      CHECK(row_of(rig, loader) == Values{4});
+    } else {
+      CHECK_THROWS_AS(rig.shard().prepare_load(1), Closed);
+      CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+    }
+  }
+}
+
+TEST_CASE("what a lost client or an earlier process has prepared makes way for the next load") {
+  for (const std::uint32_t next_client : {5u, 6u}) {
+    CAPTURE(next_client);
+    ShardRig rig;
+    Guest loader = rig.enter(5);
+    stage(rig, loader, 1, 4);
+    rig.shard().prepare_load(1);
+    Guest other = rig.enter(6);
+    rig.ask(other, load(2, ""));
+    CHECK_THROWS_AS(rig.shard().begin_load(2), InvalidArgument);
+    rig.shard().disconnected(loader.connection, rig.now);
+    if (next_client == 6) rig.tick_after(kLongerThanGrace);
+    Guest next = rig.enter(next_client, 2);
+    stage(rig, next, 3, 8);
+    CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+    rig.shard().commit_load(false, 3);
+    CHECK(row_of(rig, next) == Values{8});
+  }
+}
+
+TEST_CASE("a client that says goodbye takes along what it has prepared") {
+  ShardRig rig;
+  Guest loader = rig.enter(5);
+  stage(rig, loader, 1, 4);
+  rig.shard().prepare_load(1);
+  Request goodbye;
+  goodbye.header.type = wire::PsType::kGoodbye;
+  rig.ask(loader, goodbye);
+  rig.shard().disconnected(loader.connection, rig.now);
+  rig.tick_after(Millis{1});
+  rig.enter(5);
+  CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+}
+
+}  // namespace
+}  // namespace gradring::testing::ps_load_test

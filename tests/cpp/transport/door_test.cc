@@ -1,0 +1,231 @@
+// The listening side: whoever proves the secret comes in, strangers are turned away, and nobody who
+// is slow, silent or rude keeps the others waiting.
+#include "transport/joining/door.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <thread>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "transport/links/socket.h"
+
+namespace gradring::transport::door_test {
+namespace {
+
+const std::string kSecret = "the secret";
+constexpr Millis kPlenty{20'000};
+
+struct House {
+  House() : door(listen_tcp("127.0.0.1", 0, 512), Fd(), kSecret, 0) {
+    address = local_address(door.tcp_fd());
+  }
+
+  Fd call() const {
+    std::string why;
+    Fd fd = connect_tcp(address, Clock::now() + kPlenty, why);
+    REQUIRE_MESSAGE(fd, why);
+    return fd;
+  }
+  // Lets the door work until somebody is through.
+  std::vector<Arrival> wait_for_arrival() {
+    const Time deadline = Clock::now() + kPlenty;
+    while (Clock::now() < deadline) {
+      std::vector<pollfd> polls;
+      door.add_polls(polls);
+      ::poll(polls.data(), polls.size(), 100);
+      std::vector<Arrival> arrivals = door.work(Clock::now());
+      if (!arrivals.empty()) return arrivals;
+    }
+    return {};
+  }
+  // Lets the door work, at time `now`, until `fd` was hung up on.
+  bool hangs_up(int fd, Time now) {
+    const Time deadline = Clock::now() + kPlenty;
+    std::array<std::byte, 256> bytes{};
+    while (Clock::now() < deadline) {
+      door.work(now);
+      if (recv_some(fd, bytes, {}).closed) return true;
+      wait_readable(fd, Clock::now() + Millis{1});
+    }
+    return false;
+  }
+
+  Door door;
+  HostPort address;
+};
+
+// A guest that knows the secret, on a thread of its own.
+std::thread good_guest(const House& house, Fd& fd, Rank from) {
+  fd = house.call();
+  return std::thread([&fd, from] {
+    shake_hands(fd.get(), kSecret, {Purpose::kControl, 0, from, 0, 0, {}}, Clock::now() + kPlenty);
+  });
+}
+
+Rank admits_one(House& house) {
+  Fd fd;
+  std::thread guest = good_guest(house, fd, 6);
+  const std::vector<Arrival> arrivals = house.wait_for_arrival();
+  guest.join();
+  REQUIRE(arrivals.size() == 1);
+  return arrivals[0].intro.from;
+}
+
+TEST_CASE("a guest with the secret is let in, and its connection is usable at once") {
+  House house;
+  Fd fd;
+  std::thread guest = good_guest(house, fd, 6);
+  const std::vector<Arrival> arrivals = house.wait_for_arrival();
+  guest.join();
+  REQUIRE(arrivals.size() == 1);
+  CHECK(arrivals[0].intro.from == 6);
+  const std::byte sent{42};
+  std::byte got{};
+  send_all(fd.get(), std::span(&sent, 1), Clock::now() + kPlenty);
+  recv_all(arrivals[0].fd.get(), std::span(&got, 1), Clock::now() + kPlenty);
+  CHECK(got == sent);
+}
+
+TEST_CASE("what a guest sends right behind its handshake belongs to the connection's owner") {
+  House house;
+  Fd fd = house.call();
+  std::thread guest([&] {
+    shake_hands(fd.get(), kSecret, {Purpose::kControl, 0, 1, 0, 0, {}}, Clock::now() + kPlenty);
+    const std::array<std::byte, 3> message{std::byte{1}, std::byte{2}, std::byte{3}};
+    send_all(fd.get(), message, Clock::now() + kPlenty);
+  });
+  std::vector<Arrival> arrivals = house.wait_for_arrival();
+  guest.join();
+  REQUIRE(arrivals.size() == 1);
+  house.door.work(Clock::now());
+  std::array<std::byte, 3> got{};
+  recv_all(arrivals[0].fd.get(), got, Clock::now() + kPlenty);
+  CHECK(got[2] == std::byte{3});
+}
+
+TEST_CASE("a stranger with another secret is turned away, and the next guest comes in") {
+  House house;
+  Fd fd = house.call();
+  std::exception_ptr error;
+  std::atomic<bool> has_gone{false};
+  std::thread stranger([&] {
+    try {
+      shake_hands(fd.get(), "a guess", {}, Clock::now() + kPlenty);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    has_gone = true;
+  });
+  // The stranger sees that the answer was not made with its secret, and goes.
+  while (!has_gone) {
+    house.door.work(Clock::now());
+    wait_readable(house.door.tcp_fd(), Clock::now() + Millis{1});
+  }
+  stranger.join();
+  REQUIRE(error);
+  CHECK_THROWS_AS(std::rethrow_exception(error), AuthError);
+  fd.reset();
+  CHECK(admits_one(house) == 6);
+}
+
+TEST_CASE("garbage is hung up on") {
+  House house;
+  Fd fd = house.call();
+  const std::vector<std::byte> garbage(4096, std::byte{'G'});
+  send_all(fd.get(), garbage, Clock::now() + kPlenty);
+  CHECK(house.hangs_up(fd.get(), Clock::now()));
+  CHECK(admits_one(house) == 6);
+}
+
+TEST_CASE("a proof with the wrong secret is hung up on") {
+  House house;
+  Fd fd = house.call();
+  std::vector<std::byte> hello(kHelloBytes);
+  std::copy_n(reinterpret_cast<const std::byte*>("GRADRNG1"), 8, hello.begin());
+  send_all(fd.get(), hello, Clock::now() + kPlenty);
+  house.door.work(Clock::now());
+  send_all(fd.get(), std::vector<std::byte>(kProofBytes), Clock::now() + kPlenty);
+  CHECK(house.hangs_up(fd.get(), Clock::now()));
+}
+
+TEST_CASE("who does not finish in time is hung up on") {
+  House house;
+  Fd fd = house.call();
+  const std::byte first{'G'};
+  send_all(fd.get(), std::span(&first, 1), Clock::now() + kPlenty);
+  const Time now = Clock::now();
+  wait_readable(house.door.tcp_fd(), now + kPlenty);
+  CHECK(house.door.work(now).empty());
+  CHECK(house.hangs_up(fd.get(), now + limits::kHandshakeTime));
+}
+
+TEST_CASE("a guest who dribbles its bytes does not keep others waiting") {
+  House house;
+  std::vector<Fd> slow;
+  for (int i = 0; i < 20; ++i) {
+    slow.push_back(house.call());
+    const std::byte byte{'G'};
+    send_all(slow.back().get(), std::span(&byte, 1), Clock::now() + kPlenty);
+  }
+  CHECK(admits_one(house) == 6);
+}
+
+TEST_CASE("a crowd of strangers has a limit, and shuts nobody out") {
+  House house;
+  std::vector<Fd> crowd;
+  for (std::size_t i = 0; i < limits::kHandshakesPending; ++i) {
+    crowd.push_back(house.call());
+    wait_readable(house.door.tcp_fd(), Clock::now() + kPlenty);
+    house.door.work(Clock::now());
+  }
+  std::byte byte{};
+  CHECK_FALSE(recv_some(crowd.front().get(), std::span(&byte, 1), {}).closed);
+  CHECK(admits_one(house) == 6);
+  CHECK(house.hangs_up(crowd.front().get(), Clock::now()));
+  CHECK_FALSE(recv_some(crowd.back().get(), std::span(&byte, 1), {}).closed);
+}
+
+// This process opens nothing more while this lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    rlimit none = before_;
+    none.rlim_cur = static_cast<rlim_t>(Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)).get());
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST_CASE("out of descriptors, the door does not wake its poller, and soon it tries again") {
+  House house;
+  const Fd fd = house.call();
+  const Time now = Clock::now();
+  std::vector<pollfd> polls;
+  {
+    const NoDescriptors none;
+    house.door.work(now);
+    house.door.add_polls(polls);
+    CHECK(polls.empty());
+  }
+  house.door.work(now + Millis{99});
+  house.door.add_polls(polls);
+  CHECK(polls.empty());
+  house.door.work(now + Millis{100});
+  house.door.add_polls(polls);
+  CHECK(polls.size() == 2);  // The listener and who was waiting.
+}
+
+}  // namespace
+}  // namespace gradring::transport::door_test

@@ -1,0 +1,117 @@
+#include "sim/collectives/network.h"
+
+#include <algorithm>
+
+namespace gradring::sim {
+
+using transport::MemoryLink;
+using transport::MemoryScript;
+using transport::MemoryWire;
+
+Attempt* Network::connect(Rank from, Rank to, std::uint64_t communicator,
+                          const MemoryScript& script) {
+  auto [near, far] = join(from, to, communicator, script);
+  Attempt& attempt = attempts_.emplace_back();
+  attempt.from = from;
+  attempt.to = to;
+  attempt.communicator = communicator;
+  attempt.arrives = after_a_delay();
+  attempt.near = std::move(near);
+  attempt.far = std::move(far);
+  // The kernel of a host that is there answers for a process that is not.
+  if (process(to).has_ended && !process(to).is_cut_off() && !process(from).is_cut_off()) {
+    attempt.state = Attempt::State::kRefused;
+    attempt.answered = attempt.arrives;
+  }
+  return &attempt;
+}
+
+Attempt::State Network::answer(const Attempt& attempt) const {
+  const bool has_come = attempt.state != Attempt::State::kWaiting && attempt.answered <= now();
+  return has_come ? attempt.state : Attempt::State::kWaiting;
+}
+
+void Network::give_up(Attempt* attempt) {
+  attempts_.remove_if([&](const Attempt& other) { return &other == attempt; });
+}
+
+std::vector<Attempt*> Network::arrived(Rank at) {
+  std::vector<Attempt*> found;
+  for (Attempt& attempt : attempts_) {
+    const bool is_reachable = !process(at).is_cut_off() && !process(attempt.from).is_cut_off();
+    if (attempt.to == at && attempt.state == Attempt::State::kWaiting && attempt.arrives <= now() &&
+        is_reachable && !process(attempt.from).has_ended)
+      found.push_back(&attempt);
+  }
+  return found;
+}
+
+std::unique_ptr<MemoryLink> Network::accept(Attempt& attempt) {
+  attempt.state = Attempt::State::kConnected;
+  attempt.answered = after_a_delay();
+  return std::move(attempt.far);
+}
+
+std::pair<std::unique_ptr<MemoryLink>, std::unique_ptr<MemoryLink>> Network::join(
+    Rank a, Rank b, std::uint64_t communicator, MemoryScript script) {
+  script.seed = dice_.any();
+  auto wire = std::make_shared<MemoryWire>(weather, script);
+  wire->set_silent(process(a).is_cut_off() || process(b).is_cut_off());
+  cables_.push_back({a, b, communicator, wire});
+  return {std::make_unique<MemoryLink>(wire, 0), std::make_unique<MemoryLink>(wire, 1)};
+}
+
+void Network::end(Rank rank, bool is_killed) {
+  process(rank).has_ended = true;
+  for (Cable& cable : cables_) {
+    if (cable.a != rank && cable.b != rank) continue;
+    // The kernel resets a connection on which unread bytes wait.
+    if (is_killed && dice_.percent(50)) cable.wire->break_off(true);
+    cable.wire->close(cable.a == rank ? 0 : 1);
+  }
+  for (Attempt& attempt : attempts_) {
+    if (attempt.to != rank || attempt.state != Attempt::State::kWaiting) continue;
+    if (process(rank).is_cut_off() || process(attempt.from).is_cut_off()) continue;
+    attempt.state = Attempt::State::kRefused;
+    attempt.answered = after_a_delay();
+  }
+}
+
+void Network::cut_off(Rank rank, int cuts) {
+  process(rank).cuts += cuts;
+  for (Cable& cable : cables_)
+    if (cable.a == rank || cable.b == rank)
+      cable.wire->set_silent(process(cable.a).is_cut_off() || process(cable.b).is_cut_off());
+}
+
+void Network::reset(Rank a, Rank b, std::uint64_t communicator) {
+  for (Cable& cable : cables_)
+    if (cable.joins(a, b) && cable.communicator == communicator) cable.wire->break_off(true);
+}
+
+bool Network::is_broken(Rank a, Rank b, std::uint64_t communicator) const {
+  return std::any_of(cables_.begin(), cables_.end(), [&](const Cable& cable) {
+    return cable.joins(a, b) && cable.communicator == communicator && cable.wire->was_broken();
+  });
+}
+
+Time Network::next_event() const {
+  const auto runs = [&](Rank rank) { return processes_[static_cast<std::size_t>(rank)].runs(); };
+  Time next = Time::max();
+  for (const Cable& cable : cables_) {
+    if (runs(cable.a)) next = std::min(next, cable.wire->next_arrival(0));
+    if (runs(cable.b)) next = std::min(next, cable.wire->next_arrival(1));
+  }
+  for (const Attempt& attempt : attempts_) {
+    const bool is_waiting = attempt.state == Attempt::State::kWaiting;
+    const Time when = is_waiting ? attempt.arrives : attempt.answered;
+    if (runs(is_waiting ? attempt.to : attempt.from) && when > now()) next = std::min(next, when);
+  }
+  return next;
+}
+
+Time Network::after_a_delay() {
+  return now() + dice_.between(weather.min_delay, weather.max_delay) + Micros{1};
+}
+
+}  // namespace gradring::sim

@@ -1,0 +1,92 @@
+// Network: who runs, who can be reached, and the connections between them: what processes, kernels
+// and switches are to real ranks. Connections are MemoryWires; a connection that is being made
+// waits until the other side's monitor lets it in.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "base/types.h"
+#include "sim/dice.h"
+#include "transport/links/memory_link.h"
+
+namespace gradring::sim {
+
+struct Process {
+  bool has_ended = false;
+  int freezes = 0;  // Several faults may overlap.
+  int cuts = 0;
+  bool runs() const { return !has_ended && freezes == 0; }
+  bool is_cut_off() const { return cuts > 0; }
+};
+
+inline constexpr std::uint64_t kControl = 0;  // As a communicator id.
+
+struct Attempt {  // A connection that is being made.
+  enum class State : std::uint8_t { kWaiting, kRefused, kConnected };
+  Rank from = -1;
+  Rank to = -1;
+  std::uint64_t communicator = kControl;
+  Time arrives{};
+  State state = State::kWaiting;
+  Time answered{};
+  std::unique_ptr<transport::MemoryLink> near;
+  std::unique_ptr<transport::MemoryLink> far;
+};
+
+class Network {
+ public:
+  Network(Rank ranks, std::uint64_t seed)
+      : dice_(seed), processes_(static_cast<std::size_t>(ranks)) {}
+
+  transport::MemoryWeather weather;
+
+  Process& process(Rank rank) { return processes_[static_cast<std::size_t>(rank)]; }
+  Time now() const { return weather.now; }
+
+  // Asks for a connection. The script's seed is drawn here.
+  Attempt* connect(Rank from, Rank to, std::uint64_t communicator,
+                   const transport::MemoryScript& script);
+  // Waiting while nothing has come back. Once answered, the attempt may be given up.
+  Attempt::State answer(const Attempt& attempt) const;
+  void give_up(Attempt* attempt);
+  // What has arrived at a rank's door.
+  std::vector<Attempt*> arrived(Rank at);
+  std::unique_ptr<transport::MemoryLink> accept(Attempt& attempt);
+
+  // A connection that exists already when the simulation starts.
+  std::pair<std::unique_ptr<transport::MemoryLink>, std::unique_ptr<transport::MemoryLink>> join(
+      Rank a, Rank b, std::uint64_t communicator, transport::MemoryScript script);
+
+  void end(Rank rank, bool is_killed);  // Its connections close, or are reset.
+  void cut_off(Rank rank, int cuts);    // 1: one more, -1: one less.
+  void reset(Rank a, Rank b, std::uint64_t communicator);
+  bool is_broken(Rank a, Rank b, std::uint64_t communicator) const;
+
+  // When something next arrives at a rank that runs.
+  Time next_event() const;
+
+ private:
+  struct Cable {
+    Rank a = -1;
+    Rank b = -1;
+    std::uint64_t communicator = kControl;
+    std::shared_ptr<transport::MemoryWire> wire;
+    bool joins(Rank one, Rank other) const {
+      return (a == one && b == other) || (a == other && b == one);
+    }
+  };
+
+  Time after_a_delay();
+
+  Dice dice_;
+  std::vector<Process> processes_;
+  std::vector<Cable> cables_;
+  std::list<Attempt> attempts_;
+};
+
+}  // namespace gradring::sim

@@ -1,0 +1,133 @@
+// What a simulation of the parameter server is judged by once something is whole: a checkpoint, or
+// the end.
+#include <algorithm>
+
+#include "base/text.h"
+#include "ps/tables/partition.h"
+#include "sim/ps/probe.h"
+#include "sim/ps/simulation.h"
+
+namespace gradring::sim {
+namespace {
+
+// Reads rows of the counting table wherever they are.
+PsLedger::Reader reader_of(std::vector<std::unique_ptr<PsProbe>>& probes, std::uint32_t columns) {
+  return [&probes, columns](std::uint64_t id) {
+    auto row =
+        probes[ps::shard_of(id, static_cast<std::uint32_t>(probes.size()))]->row(kCounts, id);
+    row.resize(columns);  // No table: nobody has made it yet.
+    return row;
+  };
+}
+
+}  // namespace
+
+std::unique_ptr<ps::Shard> PsSimulation::replayed(std::uint32_t shard, std::size_t records) {
+  PsServer& server = *servers_[shard / scenario_.threads];
+  static testing::MemoryJournal nowhere;
+  auto made = server.blank(shard, nowhere);
+  const auto& log = server.disk(shard).log;
+  for (std::size_t at = 0; at < records; ++at)
+    made->replay(log[at].header, log[at].payload, log[at].client, log[at].incarnation);
+  nowhere.records.clear();
+  return made;
+}
+
+std::string PsSimulation::compare(ps::Shard& one, ps::Shard& other) const {
+  PsProbe left(one, network_.now());
+  PsProbe right(other, network_.now());
+  for (const std::string& table : {kCounts, std::string("adagrad")}) {
+    const auto rows = left.rows(table);
+    const auto others = right.rows(table);
+    if (rows.size() != others.size())
+      return str(rows.size(), " rows of table ", table, " and ", others.size());
+    for (const auto& [id, row] : rows) {
+      const auto found = others.find(id);
+      if (found == others.end()) return str("row ", id, " of table ", table, " is missing");
+      if (found->second != row) return str("row ", id, " of table ", table, " is another");
+    }
+  }
+  return "";
+}
+
+void PsSimulation::check_cut(std::uint64_t cut, const std::vector<std::size_t>& done_before) {
+  trace_.note(network_.now(), -1, "a checkpoint is judged");
+  world_.ledger.settle();
+  testing::MemoryJournal nowhere;
+  for (std::uint32_t shard = 0; shard < scenario_.shards(); ++shard) {
+    PsServer& server = *servers_[shard / scenario_.threads];
+    PsDisk& disk = server.disk(shard);
+    if (!disk.checkpoints.contains(cut))
+      return world_.complain(str("shard ", shard, " has no part of a finished checkpoint"));
+    const auto restored = server.blank(shard, nowhere);
+    restored->begin_load();
+    restored->load_piece(disk.checkpoints[cut]);
+    restored->commit_load(true);
+    const auto again = replayed(shard, disk.position_of(cut));
+    const std::string difference = compare(*restored, *again);
+    if (!difference.empty())
+      return world_.complain(str("shard ", shard, ": a checkpoint is not what the log says up to ",
+                                 "its cut: ", difference));
+  }
+  // Whole pushes only: read from a cluster of another size.
+  const auto others = static_cast<std::uint32_t>(1 + dice_.below(4));
+  std::vector<std::unique_ptr<ps::Shard>> shards;
+  std::vector<std::unique_ptr<PsProbe>> probes;
+  for (std::uint32_t other = 0; other < others; ++other) {
+    ps::ShardOptions options;
+    options.shard = other;
+    options.shards = others;
+    shards.push_back(std::make_unique<ps::Shard>(options, nowhere));
+    shards.back()->begin_load();
+    for (std::uint32_t shard = 0; shard < scenario_.shards(); ++shard)
+      shards.back()->load_piece(servers_[shard / scenario_.threads]->disk(shard).checkpoints[cut]);
+    shards.back()->commit_load(false);
+    probes.push_back(std::make_unique<PsProbe>(*shards.back(), network_.now()));
+  }
+  const std::string wrong =
+      world_.ledger.check_cut(done_before, reader_of(probes, scenario_.clients),
+                              scenario_.is_gentle() ? std::set<std::uint32_t>() : world_.troubled);
+  if (!wrong.empty()) world_.complain(str("a checkpoint: ", wrong));
+}
+
+void PsSimulation::check_end() {
+  if (!scenario_.has_poison)
+    for (const auto& server : servers_)
+      if (!server->refusal().empty())
+        return world_.complain(str("a server understood nothing: ", server->refusal()));
+  world_.ledger.settle();
+  std::vector<std::unique_ptr<PsProbe>> probes;
+  for (std::uint32_t shard = 0; shard < scenario_.shards(); ++shard) {
+    PsServer& server = *servers_[shard / scenario_.threads];
+    if (!server.is_up()) return world_.complain("a server did not come back");
+    const auto again = replayed(shard, server.disk(shard).log.size());
+    const std::string difference = compare(server.shard(shard), *again);
+    if (!difference.empty())
+      return world_.complain(str("shard ", shard, " is not what its log says: ", difference));
+    probes.push_back(std::make_unique<PsProbe>(server.shard(shard), network_.now()));
+  }
+  const PsLedger::Reader read = reader_of(probes, scenario_.clients);
+  if (scenario_.has_log) {
+    const std::string wrong = world_.ledger.check_end(read);
+    if (!wrong.empty()) return world_.complain(str("at the end: ", wrong));
+  }
+  // Nothing failed, and nobody was crashed: all numbers were told.
+  for (const auto& [counter, told] : world_.claims)
+    if (scenario_.is_gentle() && told.size() != world_.claims_sent[counter])
+      return world_.complain(str(told.size(), " numbers of counter ", counter, " were told, ",
+                                 world_.claims_sent[counter], " asked for"));
+  // Replicas are equal once everybody has given everything.
+  if (world_.replicas.size() != scenario_.clients || world_.calls_failed > 0) return;
+  for (const auto& [client, replica] : world_.replicas)
+    for (std::uint64_t id = 0; id < 64; ++id) {
+      const auto found = replica.find(id);
+      const std::vector<float> there = read(id);
+      const bool is_nothing =
+          std::all_of(there.begin(), there.end(), [](float v) { return v == 0; });
+      if (found == replica.end() ? !is_nothing : found->second != there)
+        return world_.complain(
+            str("client ", client, "'s replica of row ", id, " differs from the server's"));
+    }
+}
+
+}  // namespace gradring::sim

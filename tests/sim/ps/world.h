@@ -1,0 +1,85 @@
+// PsWorld: what all programs of a simulation of the parameter server share, and what they are
+// judged by. PsProgram: what one client does.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "sim/ps/client.h"
+#include "sim/ps/ledger.h"
+#include "sim/ps/scenario.h"
+#include "sim/trace.h"
+
+namespace gradring::sim {
+
+inline constexpr std::uint64_t kPsDomain = 77;
+inline constexpr std::uint32_t kSaverNumber = 1u << 31;
+
+struct PsWorld {
+  PsWorld(const PsScenario& of, Trace& with)
+      : scenario(of), trace(with), ledger(of), dice(of.seed + 99) {}
+
+  const PsScenario& scenario;
+  Trace& trace;
+  PsLedger ledger;
+  Dice dice;
+  std::string complaint;
+  std::uint64_t calls_ended = 0;
+  std::uint64_t calls_failed = 0;
+  std::uint64_t cuts_taken = 0;
+  std::uint64_t rows_judged = 0;  // Of the counting program's pulls.
+
+  std::set<std::uint32_t> troubled;     // Clients that were crashed, frozen, cut off, or failed.
+  std::set<std::uint32_t> still_going;  // Clients whose program is not over.
+
+  // By client number, over all of its processes: what it has seen and said.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint32_t> versions_seen;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<float>> counts_seen;
+  std::map<std::uint32_t, std::uint64_t> clocks;        // Acknowledged.
+  std::map<std::uint32_t, std::uint64_t> marks_pushed;  // Submitted, in bounded staleness.
+  std::map<std::uint32_t, std::map<std::uint64_t, std::vector<float>>> replicas;  // GEO.
+  std::map<std::pair<std::uint32_t, std::uint64_t>, float> given;  // Submitted, in GEO.
+  std::map<std::uint64_t, std::set<float>> claims;                 // Numbers told, by counter.
+  std::map<std::uint64_t, std::uint64_t> claims_sent;
+
+  // The simulation's.
+  std::function<bool(std::uint32_t client)> was_given_up;
+  std::function<void(std::uint64_t cut, const std::vector<std::size_t>& done_before)> check_cut;
+
+  void complain(const std::string& text) {
+    if (complaint.empty()) complaint = text;
+  }
+  // Judges how a call ended. Whether it has succeeded.
+  bool has_succeeded(const PsClient& client, const ps::Call& call);
+};
+
+class PsProgram {
+ public:
+  virtual ~PsProgram() = default;
+  virtual void step() = 0;
+  virtual bool is_over() const = 0;
+};
+
+std::unique_ptr<PsProgram> make_counting(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_bounded(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_rounds(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_geo(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_claiming(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_saver(PsClient& client, PsWorld& world);
+std::unique_ptr<PsProgram> make_counting_saver(PsClient& client, PsWorld& world);
+
+// The tables that programs use.
+ps::TableSpec counts_table(const PsScenario& scenario);
+ps::TableSpec adagrad_table();
+ps::TableSpec dense_table();
+
+// Ids by the shard they belong to.
+std::vector<std::vector<std::uint64_t>> by_shard(const std::vector<std::uint64_t>& ids,
+                                                 std::uint32_t shards);
+
+}  // namespace gradring::sim

@@ -1,0 +1,181 @@
+#include "support/ps/requests.h"
+
+#include <cstring>
+
+namespace gradring::testing {
+namespace {
+
+using wire::PsType;
+
+template <typename Item>
+void put_items(Bytes& out, const std::vector<Item>& items) {
+  ps::put_bytes(out, std::as_bytes(std::span(items)));
+}
+
+Request request(PsType type, std::uint64_t a = 0, std::uint64_t b = 0) {
+  Request made;
+  made.header.type = type;
+  made.header.a = a;
+  made.header.b = b;
+  return made;
+}
+
+std::uint8_t flags_of(const PushWishes& wishes) {
+  return static_cast<std::uint8_t>((wishes.returns_rows ? wire::kReturnsRows : 0) |
+                                   (wishes.is_last_part ? wire::kIsLastPart : 0) |
+                                   (wishes.round ? wire::kHasRound : 0));
+}
+
+}  // namespace
+
+ps::TableSpec sum_table(const std::string& name, std::uint32_t dim) {
+  ps::TableSpec spec;
+  spec.name = name;
+  spec.dim = dim;
+  return spec;
+}
+
+Request make_table(const ps::TableSpec& spec) {
+  Request made = request(PsType::kMakeTable);
+  made.header.table = ps::table_id(spec.name);
+  ps::put(made.rest, spec);
+  return made;
+}
+
+Request push(const std::string& table, const Ids& ids, const Values& rows,
+             const PushWishes& wishes) {
+  Request made = request(PsType::kPush, wishes.seen);
+  made.header.flags = flags_of(wishes);
+  made.header.table = ps::table_id(table);
+  made.header.count = static_cast<std::uint32_t>(ids.size());
+  if (wishes.round) ps::put(made.rest, *wishes.round);
+  put_items(made.rest, ids);
+  put_items(made.rest, rows);
+  return made;
+}
+
+Request push_dense(const std::string& table, const Values& values, const PushWishes& wishes) {
+  Request made = request(PsType::kPushDense, wishes.seen);
+  made.header.flags = flags_of(wishes);
+  made.header.table = ps::table_id(table);
+  made.header.count = static_cast<std::uint32_t>(values.size());
+  if (wishes.round) ps::put(made.rest, *wishes.round);
+  put_items(made.rest, values);
+  return made;
+}
+
+Request clock(std::uint64_t domain, std::uint64_t clock, const ps::ClockPayload& payload) {
+  Request made = request(PsType::kClock, domain, clock);
+  ps::put(made.rest, payload);
+  return made;
+}
+
+Request leave(std::uint64_t domain) {
+  return request(PsType::kLeave, domain);
+}
+
+Request tick(std::uint32_t tick) {
+  return request(PsType::kTick, tick);
+}
+
+Request set_rule(const std::string& table, const kernels::Rule& rule) {
+  Request made = request(PsType::kSetRule);
+  made.header.table = ps::table_id(table);
+  ps::put(made.rest, rule);
+  return made;
+}
+
+Request nothing() {
+  return request(PsType::kLeave, ~std::uint64_t{0});
+}
+
+Request pull(const std::string& table, const Ids& ids, const std::optional<wire::Gate>& gate) {
+  Request made = request(PsType::kPull, 0, 1);
+  made.header.table = ps::table_id(table);
+  made.header.count = static_cast<std::uint32_t>(ids.size());
+  if (gate) {
+    made.header.flags = wire::kHasGate;
+    ps::put(made.rest, *gate);
+  }
+  put_items(made.rest, ids);
+  return made;
+}
+
+Request pull_dense(const std::string& table, const std::optional<wire::Gate>& gate) {
+  Request made = request(PsType::kPullDense);
+  made.header.table = ps::table_id(table);
+  if (gate) {
+    made.header.flags = wire::kHasGate;
+    ps::put(made.rest, *gate);
+  }
+  return made;
+}
+
+Request pull_changed(const std::string& table, std::uint64_t since, std::uint64_t most) {
+  Request made = request(PsType::kPullChanged, since, most);
+  made.header.table = ps::table_id(table);
+  return made;
+}
+
+Request freeze(std::uint64_t cut, Millis limit) {
+  return request(PsType::kFreeze, cut, static_cast<std::uint64_t>(limit.count()));
+}
+
+Request advance(std::uint64_t cut, Millis limit, const std::vector<ps::Position>& positions) {
+  Request made = request(PsType::kAdvance, cut, static_cast<std::uint64_t>(limit.count()));
+  made.rest = ps::encode(positions);
+  return made;
+}
+
+Request cut(std::uint64_t cut, const std::string& text) {
+  Request made = request(PsType::kCut, cut);
+  const std::uint32_t bases = 0;
+  ps::put_bytes(made.rest, std::as_bytes(std::span(&bases, 1)));
+  ps::put_bytes(made.rest, std::as_bytes(std::span(text)));
+  return made;
+}
+
+Request thaw(std::uint64_t cut) {
+  return request(PsType::kThaw, cut);
+}
+
+Request load(std::uint64_t cut, const std::string& text) {
+  Request made = request(PsType::kLoad, cut);
+  made.rest = ps::encode_text(text);
+  return made;
+}
+
+Request job(std::uint64_t cut) {
+  return request(PsType::kJob, cut);
+}
+
+Bytes hello_payload(std::uint32_t client, std::uint64_t incarnation) {
+  return ps::encode(ps::Hello{client, incarnation});
+}
+
+ps::Frame arrived(ps::Answer answer) {
+  if (answer.shared) answer.frame.payload = *answer.shared;
+  answer.frame.header.payload_bytes = answer.frame.payload.size();
+  return std::move(answer.frame);
+}
+
+Values floats_of(std::span<const std::byte> bytes) {
+  Values values(bytes.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+  return values;
+}
+
+PulledRows rows_of(const wire::PsHeader& answer, std::span<const std::byte> payload,
+                   std::size_t dim) {
+  const std::size_t row_bytes = answer.count * dim * sizeof(float);
+  if (payload.size() != row_bytes + answer.count * sizeof(std::uint32_t))
+    throw ProtocolError(str("rows of ", payload.size(), " bytes for ", answer.count, " ids"));
+  PulledRows pulled;
+  pulled.rows = floats_of(payload.first(row_bytes));
+  pulled.versions.resize(answer.count);
+  if (answer.count > 0)
+    std::memcpy(pulled.versions.data(), payload.data() + row_bytes, payload.size() - row_bytes);
+  return pulled;
+}
+
+}  // namespace gradring::testing
