@@ -15,8 +15,8 @@
 namespace gradring::ps {
 namespace {
 
-constexpr std::size_t kIdsAhead = 16;   // Ids whose slots are on their way into the cache.
-constexpr std::size_t kRowsAhead = 12;  // Positions whose rows are.
+constexpr std::size_t kSlotsAhead = 16;  // Ids whose slots are on their way into the cache.
+constexpr std::size_t kRowsAhead = 12;   // Positions whose rows are.
 // Longer lists are not remembered, which takes up to 24 bytes an id, and the memory that finding
 // their ids took, up to 32 bytes an id, is given back.
 constexpr std::size_t kMostRemembered = 1u << 20;
@@ -28,17 +28,17 @@ class Finder {
   // three quarters of the time.
   void run(std::span<const std::uint64_t> ids) {
     begin(ids.size());
-    std::size_t homes[kIdsAhead];
+    std::size_t homes[kSlotsAhead];
     const auto ask_for = [&](std::size_t i) {
-      homes[i % kIdsAhead] = mix_id(ids[i]) & mask_;
-      prefetch_near(&slots_[homes[i % kIdsAhead]]);
+      homes[i % kSlotsAhead] = mix_id(ids[i]) & mask_;
+      prefetch_near(&slots_[homes[i % kSlotsAhead]]);
     };
-    for (std::size_t i = 0; i < std::min(kIdsAhead, ids.size()); ++i) ask_for(i);
+    for (std::size_t i = 0; i < std::min(kSlotsAhead, ids.size()); ++i) ask_for(i);
     std::uint32_t next = 1;
     for (std::size_t i = 0; i < ids.size(); ++i) {
       const std::uint64_t id = ids[i];
-      std::size_t at = homes[i % kIdsAhead];
-      if (i + kIdsAhead < ids.size()) ask_for(i + kIdsAhead);
+      std::size_t at = homes[i % kSlotsAhead];
+      if (i + kSlotsAhead < ids.size()) ask_for(i + kSlotsAhead);
       distinct_[0] = id;  // An empty slot ends the search, too.
       while (distinct_[slots_[at]] != id) at = (at + 1) & mask_;
       const std::uint32_t known = slots_[at];
