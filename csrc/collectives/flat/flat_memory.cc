@@ -24,9 +24,9 @@ constexpr std::size_t kPayloadsBytes = std::size_t{2} << 20;
 constexpr std::size_t kMostPayloadsBytes = std::size_t{8} << 20;
 
 std::size_t places_for(std::size_t ranks) {
-  constexpr std::size_t kTurnBytes = FlatMemory::kPayloads * FlatMemory::kPayloadBytes;
+  constexpr std::size_t kBytesEach = FlatMemory::kPayloads * FlatMemory::kPayloadBytes;
   const std::size_t bytes = std::min(kPayloadsBytes, kMostPayloadsBytes / ranks);
-  return std::max<std::size_t>(bytes / kTurnBytes, 1) * FlatMemory::kPayloads;
+  return std::max<std::size_t>(bytes / kBytesEach, 1) * FlatMemory::kPayloads;
 }
 
 std::size_t entry_bytes_for(std::size_t ranks) {
