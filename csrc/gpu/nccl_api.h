@@ -1,6 +1,6 @@
 // What gradring calls of NCCL, declared here so that neither its headers nor CUDA's are needed to
 // build: the library is opened at run time. Numbers and layouts are those of nccl.h since 2.18,
-// which tests/python/test_nccl_header.py compares with a real one where it finds it.
+// which tests/python/gpu/test_nccl_header.py compares with a real one where it finds it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Compiled, never run, where a real nccl.h is found: csrc/gpu/nccl_api.h declares the same numbers,
-// layouts and calls. tests/python/test_nccl_header.py does it.
+// layouts and calls. tests/python/gpu/test_nccl_header.py does it.
 #include "gpu/nccl_api.h"
 
 #include <nccl.h>

@@ -1,5 +1,5 @@
 // Codecs: what is decoded and what is left make the input, and bytes from elsewhere do no harm.
-// (tests/python/test_compression.py has the properties over all values.)
+// (tests/python/collectives/test_compression.py has the properties over all values.)
 #include "kernels/codec.h"
 
 #include <doctest/doctest.h>

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CODE_FOLDERS = ("csrc", "python", "tests", "bench", "examples", "tools", "cmake")
 CPP = {".cc", ".h", ".cu", ".cuh"}
 PYTHON = {".py", ".pyi"}

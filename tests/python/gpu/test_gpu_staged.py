@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gradring import DeviceError, _core
@@ -11,9 +9,7 @@ from rank_job import StartJob
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("emulated_gpu")]
 
-PREPARE = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+PREPARE = """
 from emulated import EmulatedDevice
 from gradring import _core
 gpu = EmulatedDevice()

@@ -27,7 +27,7 @@ from gradring.errors import (
 from gradring.launch import job
 from gradring.launch.options import Options
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -315,7 +315,7 @@ def test_a_congestion_control_that_the_kernel_has_not_is_refused() -> None:
 
 def test_peers_read_the_data_without_gradring() -> None:
     program = "import sys; sys.modules['gradring'] = None; import datasets"
-    examples = Path(__file__).parents[2] / "examples"
+    examples = ROOT / "examples"
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=examples, capture_output=True, text=True, check=False
     )
