@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradring import endings
+from gradring.commands import endings
+from gradring.commands.output_files import CannotWrite
 from gradring.config import TRANSPORTS, folder
 from gradring.errors import InvalidArgument
-from gradring.output_files import CannotWrite
 
 # For these, everything after the name belongs to the subcommand's own parser.
 _DELEGATED = {

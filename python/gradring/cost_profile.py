@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradring.commands.output_files import write_whole
 from gradring.errors import InvalidArgument
-from gradring.output_files import write_whole
 
 VERSION = 1
 LINK_TRANSPORTS = ("tcp", "shm")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gradring import job_secret, roles
+from gradring.commands.input_files import cannot_read, files_in
 from gradring.core_arguments import plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
-from gradring.input_files import cannot_read, files_in
 
 Record = dict[str, Any]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gradring
+from gradring.commands.own_modules import module_command
 from gradring.launchers import SLURM
-from gradring.own_modules import module_command
 from gradring.roles import Role, discover
 
 HERE = Path(__file__).parent  # Peers' interpreters may lack gradring: there `peers` is a package.
