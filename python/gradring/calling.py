@@ -7,8 +7,9 @@ import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gradring import _core, arrays
-from gradring.device_arrays import DeviceView, require_same_device
+from gradring import _core
+from gradring.arrays import buffers
+from gradring.arrays.device_arrays import DeviceView, require_same_device
 from gradring.errors import InvalidArgument
 from gradring.timeouts import milliseconds
 from gradring.work import Work
@@ -50,13 +51,13 @@ class Caller:
         **options: Any,
     ) -> Any:
         is_source = op == BROADCAST and options["root"] == self.rank
-        target: arrays.Operand | None
+        target: buffers.Operand | None
         if out is None:
-            source = arrays.operand(x, "x", writes=not is_source, stream=stream)
+            source = buffers.operand(x, "x", writes=not is_source, stream=stream)
             target, result = source, x
         else:
-            source = arrays.operand(x, "x", writes=False, stream=stream)
-            target, result = arrays.operand(out, "out", writes=True, stream=stream), out
+            source = buffers.operand(x, "x", writes=False, stream=stream)
+            target, result = buffers.operand(out, "out", writes=True, stream=stream), out
         if is_source:
             target = None
         count = source.count
@@ -69,8 +70,8 @@ class Caller:
     def _start(
         self,
         op: int,
-        source: arrays.Operand | None,
-        target: arrays.Operand | None,
+        source: buffers.Operand | None,
+        target: buffers.Operand | None,
         result: Any,
         *,
         async_op: bool,
@@ -87,8 +88,8 @@ class Caller:
         pending: _core.Work | Flight | None
         if isinstance(source, DeviceView) or isinstance(target, DeviceView):
             require_same_device({"x": source, "out": target})
-            assert not isinstance(source, arrays.View)
-            assert not isinstance(target, arrays.View)
+            assert not isinstance(source, buffers.View)
+            assert not isinstance(target, buffers.View)
             pending = self._device_calls().run(op, source, target, **options)
         else:
             if source is not None and source.memory is not None:

@@ -2,9 +2,9 @@
 
 The compiled core does the work. Its Python side names it (`gradring.reductions`,
 `gradring.exchanges`, `gradring.messages`), checks arguments before anything is sent
-(`gradring.calling`) and turns arrays into buffers (`gradring.arrays`). Every method may be called
-from any thread and lets the GIL go while it waits. `timeout` is in seconds and is the longest time
-without progress.
+(`gradring.calling`) and turns arrays into buffers (`gradring.arrays.buffers`). Every method may be
+called from any thread and lets the GIL go while it waits. `timeout` is in seconds and is the
+longest time without progress.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gradring import _core, arrays, calling
+from gradring import _core, calling
+from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
 from gradring.exchanges import Exchanges
 from gradring.messages import Messages
@@ -194,7 +195,7 @@ class Communicator(Reductions, Exchanges, Messages):
         """
         wanted, sizes = _plain_dtype(dtype), _sizes(shape)
         count = math.prod(sizes)
-        if count * wanted.itemsize > arrays.LARGEST_BYTES or not _is_shape(sizes, wanted):
+        if count * wanted.itemsize > buffers.LARGEST_BYTES or not _is_shape(sizes, wanted):
             raise InvalidArgument(f"empty: no array has shape {sizes} of {wanted}")
         memory = self._core.share_memory(count * wanted.itemsize, milliseconds(timeout))
         if memory is None or count * wanted.itemsize == 0:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradring import arrays, calling
+from gradring import calling
+from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
 
 
@@ -45,7 +46,7 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.operand(x, "x", writes=False, stream=stream)
+        source = buffers.operand(x, "x", writes=False, stream=stream)
         if counts is None:
             total = source.count * self.world_size
             shape: tuple[int, ...] = (self.world_size, *source.shape)
@@ -60,8 +61,8 @@ class Exchanges(calling.Caller):
             total = sum(parts)
             shape = (total,)
         if out is None:
-            out = arrays.empty_like(x, shape)
-        target = arrays.operand(out, "out", writes=True, stream=stream)
+            out = buffers.empty_like(x, shape)
+        target = buffers.operand(out, "out", writes=True, stream=stream)
         return self._start(
             calling.ALL_GATHER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=parts, algorithm=calling.algorithm_code(algorithm),
@@ -135,12 +136,12 @@ class Exchanges(calling.Caller):
             Closed: As `all_reduce`.
         """
         root = calling.whole_number("gather: root", root)
-        source = arrays.operand(x, "x", writes=False, stream=stream)
+        source = buffers.operand(x, "x", writes=False, stream=stream)
         target = None
         if self.rank == root:
             if out is None:
-                out = arrays.empty_like(x, (self.world_size, *source.shape))
-            target = arrays.operand(out, "out", writes=True, stream=stream)
+                out = buffers.empty_like(x, (self.world_size, *source.shape))
+            target = buffers.operand(out, "out", writes=True, stream=stream)
         else:
             out = None
         count = source.count
@@ -190,14 +191,14 @@ class Exchanges(calling.Caller):
         if out is None:
             if x is None:
                 raise InvalidArgument("scatter: pass out= (or x of the root's shape) on every rank")
-            shape = arrays.shape_of(x, "x")
+            shape = buffers.shape_of(x, "x")
             if not shape or shape[0] != self.world_size:
                 raise InvalidArgument(
                     f"scatter: x has shape {shape}; its first axis must be {self.world_size}"
                 )
-            out = arrays.empty_like(x, shape[1:])
-        target = arrays.operand(out, "out", writes=True, stream=stream)
-        source = arrays.operand(x, "x", writes=False, stream=stream) if self.rank == root else None
+            out = buffers.empty_like(x, shape[1:])
+        target = buffers.operand(out, "out", writes=True, stream=stream)
+        source = buffers.operand(x, "x", writes=False, stream=stream) if self.rank == root else None
         count = target.count
         return self._start(
             calling.SCATTER,
@@ -243,7 +244,7 @@ class Exchanges(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.operand(x, "x", writes=False, stream=stream)
+        source = buffers.operand(x, "x", writes=False, stream=stream)
         if (send_counts is None) != (recv_counts is None):
             raise InvalidArgument("all_to_all: send_counts and recv_counts belong together")
         if send_counts is None or recv_counts is None:
@@ -259,9 +260,9 @@ class Exchanges(calling.Caller):
             received = self._parts("all_to_all", recv_counts, None)
             shape = (sum(received),)
         if out is None:
-            out = arrays.empty_like(x, shape)
-        target = arrays.operand(out, "out", writes=True, stream=stream)
-        if arrays.overlap(source, target):
+            out = buffers.empty_like(x, shape)
+        target = buffers.operand(out, "out", writes=True, stream=stream)
+        if buffers.overlap(source, target):
             raise InvalidArgument("all_to_all: out must not be x; parts would overwrite each other")
         return self._start(
             calling.ALL_TO_ALL,

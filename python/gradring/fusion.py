@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring import _core, arrays, calling, memory_spans
-from gradring.device_arrays import DeviceView
+from gradring import _core, calling
+from gradring.arrays import buffers, memory_spans
+from gradring.arrays.device_arrays import DeviceView
 from gradring.dtypes import name_of
 from gradring.errors import InvalidArgument
 
@@ -70,7 +71,7 @@ def reduce_many(
     require_bucket_bytes(bucket_bytes)
     results = list(xs)
     views = [
-        arrays.operand(x, f"xs[{index}]", writes=True, stream=stream)
+        buffers.operand(x, f"xs[{index}]", writes=True, stream=stream)
         for index, x in enumerate(results)
     ]
     # Of all of them first: nothing may be reduced when one is refused.
@@ -90,11 +91,11 @@ def reduce_many(
         if on_device:
             comm.reduce_bucket(on_device, op, timeout)
         else:
-            _reduce_packed(comm, [m for m in members if isinstance(m, arrays.View)], op, timeout)
+            _reduce_packed(comm, [m for m in members if isinstance(m, buffers.View)], op, timeout)
     return results
 
 
-def _require_apart(views: Sequence[arrays.Operand]) -> None:
+def _require_apart(views: Sequence[buffers.Operand]) -> None:
     # What two of them share would get two results, one over the other. By address, so that it costs
     # little: `open_spans` are those before that reach beyond where this one begins.
     open_spans: list[tuple[memory_spans.Span, int]] = []
@@ -113,18 +114,18 @@ def _require_apart(views: Sequence[arrays.Operand]) -> None:
         open_spans.append((span, index))
 
 
-def _kind(view: arrays.Operand) -> tuple[int, int | None]:
+def _kind(view: buffers.Operand) -> tuple[int, int | None]:
     # What may share a bucket.
     return (view.dtype, view.device if isinstance(view, DeviceView) else None)
 
 
 def _reduce_packed(
-    comm: Reductions, views: Sequence[arrays.View], op: str, timeout: float | None
+    comm: Reductions, views: Sequence[buffers.View], op: str, timeout: float | None
 ) -> None:
     comm.settle(sum(view.count for view in views), views[0].dtype, timeout)
     members = [view.array.reshape(-1) for view in views]  # Copies of those that are strided.
     fused = np.concatenate(members)
-    comm.reduce_bucket(arrays.View(fused, views[0].dtype, fused.shape), op, timeout)
+    comm.reduce_bucket(buffers.View(fused, views[0].dtype, fused.shape), op, timeout)
     begin = 0
     for view, member in zip(views, members, strict=True):
         part = fused[begin : begin + member.size]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradring import arrays, calling
-from gradring.device_arrays import DeviceView
+from gradring import calling
+from gradring.arrays import buffers
+from gradring.arrays.device_arrays import DeviceView
 from gradring.errors import InvalidArgument
 from gradring.timeouts import milliseconds
 
@@ -45,7 +46,7 @@ class Messages(calling.Caller):
             Closed: As `all_reduce`.
         """
         dst = calling.whole_number("send: dst", dst)
-        view = arrays.operand(x, "x", writes=False, stream=stream)
+        view = buffers.operand(x, "x", writes=False, stream=stream)
         return self._transfer(view, x, dst, tag, is_recv=False, async_op=async_op, timeout=timeout)
 
     def recv(
@@ -78,7 +79,7 @@ class Messages(calling.Caller):
             TimedOut: It did not come in time; the communicator is closed.
             Closed: As `all_reduce`.
         """
-        view = arrays.operand(x, "x", writes=True, stream=stream)
+        view = buffers.operand(x, "x", writes=True, stream=stream)
         peer = _ANY if src is None else calling.whole_number("recv: src", src)
         if src is not None and peer < 0:
             raise InvalidArgument(f"recv: rank {src} is not a rank of 0..{self.world_size - 1}")
@@ -86,7 +87,7 @@ class Messages(calling.Caller):
 
     def _transfer(
         self,
-        view: arrays.Operand,
+        view: buffers.Operand,
         result: Any,
         peer: int,
         tag: int,

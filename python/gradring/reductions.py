@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import arrays, calling, compression
-from gradring.device_arrays import DeviceView
+from gradring import calling, compression
+from gradring.arrays import buffers
+from gradring.arrays.device_arrays import DeviceView
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.fusion import reduce_many
 from gradring.timeouts import milliseconds
@@ -145,12 +146,12 @@ class Reductions(calling.Caller):
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
         """
-        source = arrays.operand(x, "x", writes=False, stream=stream)
+        source = buffers.operand(x, "x", writes=False, stream=stream)
         total = source.count
         parts = self._parts("reduce_scatter", counts, total)
         if out is None:
-            out = arrays.empty_like(x, (parts[self.rank],))
-        target = arrays.operand(out, "out", writes=True, stream=stream)
+            out = buffers.empty_like(x, (parts[self.rank],))
+        target = buffers.operand(out, "out", writes=True, stream=stream)
         return self._start(
             calling.REDUCE_SCATTER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=None if counts is None else parts,
@@ -200,7 +201,7 @@ class Reductions(calling.Caller):
                 calling.REDUCE, x, out,
                 async_op=async_op, timeout=timeout, stream=stream, **options,
             )  # fmt: skip
-        source = arrays.operand(x, "x", writes=False, stream=stream)
+        source = buffers.operand(x, "x", writes=False, stream=stream)
         count = source.count
         return self._start(
             calling.REDUCE,
@@ -268,8 +269,8 @@ class Reductions(calling.Caller):
         timeout: float | None = None,
     ) -> Work:
         """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`."""
-        values = arrays.operand(bucket, "x", writes=True)
-        rest = None if residual is None else arrays.operand(residual, "residual", writes=True)
+        values = buffers.operand(bucket, "x", writes=True)
+        rest = None if residual is None else buffers.operand(residual, "residual", writes=True)
         if values.memory is not None or (rest is not None and rest.memory is not None):
             raise InvalidArgument("only contiguous arrays can be compressed")
         compression.require_float32("all_reduce_compressed", values, rest)
@@ -295,7 +296,7 @@ class Reductions(calling.Caller):
                 read when this one's turn has come. Only whole numbers from 1 to 2**24 count: with
                 any other the sum stays a sum.
         """
-        view = arrays.view(bucket, "bucket", writes=True)
+        view = buffers.view(bucket, "bucket", writes=True)
         if view.memory is not None:
             raise InvalidArgument("a bucket is contiguous")
         return Work(self._core.average(view.buffer, view.dtype, total), bucket)
@@ -309,11 +310,11 @@ class Reductions(calling.Caller):
         self._core.settle(count, dtype, milliseconds(timeout))
 
     def reduce_bucket(
-        self, bucket: arrays.View | Sequence[DeviceView], op: str, timeout: float | None
+        self, bucket: buffers.View | Sequence[DeviceView], op: str, timeout: float | None
     ) -> None:
         """Combine a packed bucket, or several device arrays, in place; for `gradring.fusion`."""
         options = calling.reduction(op, "auto", None)
-        if isinstance(bucket, arrays.View):
+        if isinstance(bucket, buffers.View):
             self._start(
                 calling.ALL_REDUCE, bucket, bucket, None,
                 async_op=False, timeout=timeout, count=bucket.count, **options,

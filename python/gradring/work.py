@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradring import _core
-from gradring.device_arrays import stream_handle
+from gradring.arrays.device_arrays import stream_handle
 from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:

@@ -54,11 +54,11 @@ BANNED_WORDS = {"utils", "util", "common", "helpers", "helper", "misc", "manager
 HOMES = {
     "torch": (
         "python/gradring/torch/",
-        "python/gradring/arrays.py",  # Tensors in, tensors out.
+        "python/gradring/arrays/buffers.py",  # Tensors in, tensors out.
         "python/gradring/bench/peers/gloo.py",  # A program of its own: Gloo comes with torch.
         "python/gradring/bench/kernels/torch_peers.py",
     ),
-    "cupy": ("python/gradring/device_arrays.py",),
+    "cupy": ("python/gradring/arrays/device_arrays.py",),
 }
 # Where they may stand at module level: nobody gets here who has not asked for them.
 AT_MODULE_LEVEL = {"torch": ("python/gradring/torch/", "python/gradring/bench/peers/gloo.py")}
@@ -192,7 +192,7 @@ def test_python_imports_only_what_every_user_has() -> None:
     assert import_complaints(path, "from typing import Any\nfrom rich.table import Table")
     assert import_complaints(path, "try:\n    import cupy\nexcept ImportError:\n    pass")
     assert not import_complaints(path, "import numpy\ndef f():\n    from rich.table import Table")
-    assert import_complaints("python/gradring/arrays.py", "import torch")
+    assert import_complaints("python/gradring/arrays/buffers.py", "import torch")
     assert not import_complaints("python/gradring/torch/optim.py", "import torch")
 
     files = code_files(("python",), {".py"})

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradring.arrays import as_ids
+from gradring.arrays.buffers import as_ids
 from gradring.errors import InvalidArgument
 from gradring.modes.store import Array, Ids
 from gradring.optim.rules import CoreRule, State

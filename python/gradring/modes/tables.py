@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradring.arrays import as_ids
+from gradring.arrays.buffers import as_ids
 from gradring.errors import Error, InvalidArgument, Mismatch
 from gradring.modes.store import Array, Ids, PendingPull, Pull, Store
 from gradring.optim.state import require_successor

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import arrays
+from gradring.arrays import buffers
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 
@@ -27,7 +27,7 @@ class PullRequest:
     """
 
     ids: Ids
-    view: arrays.View
+    view: buffers.View
     result: Any
 
     def finish(self) -> Any:
@@ -50,10 +50,10 @@ def pull_request(name: str, dim: int, ids: Any, out: Any) -> PullRequest:
         InvalidArgument: Shapes or dtypes do not fit.
         DeviceError: An array lives on a device.
     """
-    shaped = arrays.as_ids(ids)
+    shaped = buffers.as_ids(ids)
     shape = (*shaped.shape, dim)
-    result = arrays.new_float32(ids, shape) if out is None else out
-    view = arrays.view(result, "out", writes=True)
+    result = buffers.new_float32(ids, shape) if out is None else out
+    view = buffers.view(result, "out", writes=True)
     if view.dtype != DTYPE_CODES["float32"]:
         raise InvalidArgument(f"pull from table {name!r}: out must be float32")
     if view.shape != shape:
@@ -87,8 +87,8 @@ def fitting_rows(what: str, dim: int, ids: Any, gradients: Any) -> tuple[Ids, Ro
         InvalidArgument: Shapes or dtypes do not fit.
         DeviceError: An array lives on a device.
     """
-    shaped = arrays.as_ids(ids)
-    rows = arrays.as_float32(gradients, "grads")
+    shaped = buffers.as_ids(ids)
+    rows = buffers.as_float32(gradients, "grads")
     if rows.shape not in ((*shaped.shape, dim), (shaped.size, dim)):
         raise InvalidArgument(
             f"{what}: gradients have shape {rows.shape}, ids of shape "

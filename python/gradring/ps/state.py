@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import _core, arrays
+from gradring import _core
+from gradring.arrays import buffers
 from gradring.errors import InvalidArgument, ProtocolError
 from gradring.optim.state import steps_of
 from gradring.ps import saved_numbers
@@ -111,7 +112,7 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
             not keep, or an id is there twice; nothing was sent.
     """
     _require_keys(saved, table.name, ("ids", "rows"))
-    ids = arrays.as_ids(saved["ids"])
+    ids = buffers.as_ids(saved["ids"])
     if ids.ndim != 1:
         raise InvalidArgument(f"ids has shape {ids.shape}; give a list of them")
     distinct, counts = np.unique(ids, return_counts=True)
@@ -277,7 +278,7 @@ def _state_of(saved: Mapping[str, Any], name: str) -> Any:
 
 
 def _fitting(values: Any, shape: tuple[int, ...], name: str) -> Array:
-    array = arrays.as_float32(values, name)
+    array = buffers.as_float32(values, name)
     if array.shape != shape:
         raise InvalidArgument(f"{name} has shape {array.shape}, the table needs {shape}")
     return array

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gradring import arrays
+from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
 from gradring.modes import reminder
 from gradring.modes.asynchronous import AsyncOptimizer
@@ -269,7 +269,7 @@ class Embedding(torch.nn.Module):
         """Return which ids are no padding; ``None``: all."""
         if self.padding_idx is None:
             return None
-        is_real = flat != arrays.as_ids([self.padding_idx])[0]
+        is_real = flat != buffers.as_ids([self.padding_idx])[0]
         return None if is_real.all() else is_real
 
     def _rows(self, flat: Any, is_real: Any) -> torch.Tensor:
@@ -390,7 +390,7 @@ class Embedding(torch.nn.Module):
 def _ids_of(ids: torch.Tensor) -> Any:
     if not isinstance(ids, torch.Tensor):
         raise InvalidArgument(f"Embedding: ids are a torch tensor, not {type(ids).__name__}")
-    return arrays.as_ids(ids.detach().cpu()).reshape(-1)
+    return buffers.as_ids(ids.detach().cpu()).reshape(-1)
 
 
 def embeddings_of(model: torch.nn.Module | None) -> list[Embedding]:

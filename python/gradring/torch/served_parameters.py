@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gradring import arrays
+from gradring.arrays import buffers
 from gradring.errors import DeviceError, InvalidArgument
 
 
@@ -112,7 +112,7 @@ def _memory_of(name: str, param: torch.Tensor) -> Any:
             f"{name} is {param.dtype}, of shape {tuple(param.shape)} and strides "
             f"{param.stride()}; servers hold contiguous float32 arrays"
         )
-    return arrays.view(param.detach(), name, writes=True).buffer
+    return buffers.view(param.detach(), name, writes=True).buffer
 
 
 def _gradient_of(param: torch.Tensor) -> Any:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradring import arrays
-from gradring.device_arrays import DeviceView
+from gradring.arrays import buffers
+from gradring.arrays.device_arrays import DeviceView
 
 
 class Span(NamedTuple):
@@ -22,7 +22,7 @@ class Span(NamedTuple):
         return self.device == later.device and self.end > later.begin
 
 
-def span(one: arrays.Operand) -> Span:
+def span(one: buffers.Operand) -> Span:
     """Return the user's memory that an operand lies in, gaps of a strided array included."""
     if isinstance(one, DeviceView):
         return Span(one.device, one.pointer, one.pointer + one.nbytes)
@@ -34,8 +34,8 @@ def span(one: arrays.Operand) -> Span:
     return Span(-1, begin, end + array.itemsize)
 
 
-def share_memory(one: arrays.Operand, other: arrays.Operand) -> bool:
+def share_memory(one: buffers.Operand, other: buffers.Operand) -> bool:
     """Tell whether two of the user's arrays have an element in common, however strided."""
-    if isinstance(one, arrays.View) and isinstance(other, arrays.View):
+    if isinstance(one, buffers.View) and isinstance(other, buffers.View):
         return bool(np.shares_memory(one.array, other.array))
-    return arrays.overlap(one, other)
+    return buffers.overlap(one, other)

@@ -1,9 +1,9 @@
 """From arrays on a CUDA device to what the core moves: a pointer, a dtype, a shape and a stream.
 
-Beside `gradring.arrays`, the only module that knows about array libraries; it imports none that has
-not made the array. torch tensors are read by their attributes, other arrays (CuPy, Numba, JAX)
-through ``__cuda_array_interface__`` (versions 2 and 3) and, where that cannot say what they hold,
-through DLPack. Nothing here calls the driver, so all of it works without a GPU.
+Beside `gradring.arrays.buffers`, the only module that knows about array libraries; it imports none
+that has not made the array. torch tensors are read by their attributes, other arrays (CuPy, Numba,
+JAX) through ``__cuda_array_interface__`` (versions 2 and 3) and, where that cannot say what they
+hold, through DLPack. Nothing here calls the driver, so all of it works without a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gradring.dlpack import CUDA_DEVICES, read_capsule
+from gradring.arrays.dlpack import CUDA_DEVICES, read_capsule
 from gradring.dtypes import BFLOAT16, DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 
@@ -26,7 +26,7 @@ UNKNOWN_DEVICE = -1  # The exporter does not say; the driver knows it from the p
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One array on a device as the core takes it; has what `gradring.arrays.View` has.
+    """One array on a device as the core takes it; has what `gradring.arrays.buffers.View` has.
 
     Attributes:
         pointer: Address on the device; 0 for an empty array.

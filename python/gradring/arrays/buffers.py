@@ -1,9 +1,9 @@
 """From the user's arrays to buffers the core can use, and back.
 
-The only module that knows about array libraries, beside `gradring.device_arrays`. NumPy arrays go
-through as they are; torch CPU tensors, DLPack exporters and anything with the buffer protocol are
-viewed as NumPy arrays without a copy; what is not contiguous is packed, and written back
-afterwards: by the core, in the operation's turn (`operand`), or by the caller (`view`).
+The only module that knows about array libraries, beside `gradring.arrays.device_arrays`. NumPy
+arrays go through as they are; torch CPU tensors, DLPack exporters and anything with the buffer
+protocol are viewed as NumPy arrays without a copy; what is not contiguous is packed, and written
+back afterwards: by the core, in the operation's turn (`operand`), or by the caller (`view`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import _core, device_arrays, dlpack
-from gradring.device_arrays import DeviceView, is_torch
+from gradring import _core
+from gradring.arrays import device_arrays, dlpack
+from gradring.arrays.device_arrays import DeviceView, is_torch
 from gradring.dtypes import BFLOAT16, DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 
@@ -76,10 +77,11 @@ def operand(x: Any, name: str, *, writes: bool, stream: Any = None) -> Operand:
         x: What `view` takes, or an array on a CUDA device.
         name: As for `view`.
         writes: As for `view`.
-        stream: The user's, for an array on a device (`gradring.device_arrays.stream_handle`).
+        stream: The user's, for an array on a device
+            (`gradring.arrays.device_arrays.stream_handle`).
 
     Raises:
-        InvalidArgument: As `view`, or `gradring.device_arrays.find`.
+        InvalidArgument: As `view`, or `gradring.arrays.device_arrays.find`.
         DeviceError: It is on a device that is none of CUDA's.
     """
     found = device_arrays.find(x, name, writes=writes, stream=stream)
