@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from gradring import _core, calling
 from gradring.core_arguments import MOST_RANKS, whole_number
-from gradring.cost_profile import LINK_TRANSPORTS, Costs
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
+from gradring.settings.cost_profile import LINK_TRANSPORTS, Costs
 
 OPERATIONS = {
     "all_reduce": calling.ALL_REDUCE, "reduce_scatter": calling.REDUCE_SCATTER,

@@ -17,8 +17,8 @@ from typing import Any
 
 from gradring.commands import endings
 from gradring.commands.output_files import CannotWrite
-from gradring.config import TRANSPORTS, folder
 from gradring.errors import InvalidArgument
+from gradring.settings.config import TRANSPORTS, folder
 
 # For these, everything after the name belongs to the subcommand's own parser.
 _DELEGATED = {

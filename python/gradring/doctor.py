@@ -12,13 +12,14 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradring import config, machine, server_addresses, server_doctor
-from gradring.address import is_loopback
+from gradring import machine, server_doctor
 from gradring.build import build_info, gpu_facts
 from gradring.errors import InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE, needs_secret
 from gradring.launchers import OWN
 from gradring.roles import Role, discover
+from gradring.settings import config, server_addresses
+from gradring.settings.address import is_loopback
 
 Report = dict[str, Any]
 

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradring.address import parse_address
 from gradring.errors import InvalidArgument
+from gradring.settings.address import parse_address
 
 PADDLE_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradring import launchers
-from gradring.address import is_loopback
 from gradring.errors import InvalidArgument
 from gradring.roles import Role
+from gradring.settings.address import is_loopback
 
 HOW_TO_MAKE_ONE = (
     'export GRADRING_SECRET=$(python3 -c "import secrets; print(secrets.token_hex(32))")'

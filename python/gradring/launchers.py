@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradring import endpoint_lists, mpich, slurm
-from gradring.address import parse_port
 from gradring.errors import InvalidArgument
+from gradring.settings.address import parse_port
 
 LOOPBACK = "127.0.0.1"
 

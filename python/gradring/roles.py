@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gradring import launchers, slurm
-from gradring.address import format_address, is_loopback, parse_address
 from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
 from gradring.launchers import LOOPBACK, Launcher, Variables
+from gradring.settings.address import format_address, is_loopback, parse_address
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from gradring import config
 from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.job_secret import HOW_TO_MAKE_ONE
 from gradring.load_note import LoadNote
+from gradring.settings import config
 
 _LOOK_SECONDS = 1.0
 _INTERVAL = re.compile(r"([0-9]{1,7}) *(ms)?")  # "50" and "50 ms".

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gradring import machine
-from gradring.address import parse_address
 from gradring.core_arguments import secret_bytes
 from gradring.errors import Error, Mismatch
+from gradring.settings.address import parse_address
 
 # A server that does not answer within this is told as a problem.
 _SECONDS = 2.0

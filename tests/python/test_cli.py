@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gradring.cli import main
-from gradring.config import VARIABLES, Settings
 from gradring.errors import (
     Closed,
     DeviceError,
@@ -26,6 +25,7 @@ from gradring.errors import (
 )
 from gradring.launch import job
 from gradring.launch.options import Options
+from gradring.settings.config import VARIABLES, Settings
 
 ROOT = Path(__file__).parents[2]
 

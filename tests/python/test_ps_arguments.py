@@ -12,12 +12,12 @@ import pytest
 
 import gradring as gr
 from exporters import OnDevice, OnlyDlpack
-from gradring import server_addresses
 from gradring.arrays import buffers
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.ps import specs
 from gradring.ps.entries import Count, Probability, Slot, Slots
 from gradring.ps.requests import pull_request, push_request
+from gradring.settings import server_addresses
 
 
 def test_ids_keep_their_bits_and_shape() -> None:

@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring import choice_doctor, choices, cost_profile, doctor
+from gradring import choice_doctor, choices, doctor
 from gradring.bench.starts import role_in_group
 from gradring.calling import ALL_REDUCE
 from gradring.choice_doctor import Asked
 from gradring.choices import OPERATIONS, Question
 from gradring.cli import main
-from gradring.cost_profile import Costs, Measured, Profile
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
+from gradring.settings import cost_profile
+from gradring.settings.cost_profile import Costs, Measured, Profile
 from gradring.tune import fit, schedule
 from gradring.tune.fit import Times
 from gradring.tune.options import parse

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gradring import config
 from gradring.communicator import Communicator
 from gradring.errors import Error, InvalidArgument
 from gradring.joining import current
@@ -23,6 +22,7 @@ from gradring.optim.averaging import require_weight
 from gradring.optim.rules import require_rule
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
+from gradring.settings import config
 from gradring.uneven import dealt_out
 
 Batch = TypeVar("Batch")

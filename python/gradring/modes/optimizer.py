@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradring import config
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes import names, reminder
 from gradring.modes.agreement import Workers
@@ -26,6 +25,7 @@ from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.modes.tables import ModeTable, Prefetched, RowGradients, joined, listed
 from gradring.optim.rules import require_rule
 from gradring.optim.state import Entry, require_successor
+from gradring.settings import config
 from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 
-from gradring import config
 from gradring.communicator import Communicator
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
@@ -21,6 +20,7 @@ from gradring.joining import current, current_if_any, require_ranks
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
 from gradring.modes.names import require_name
+from gradring.settings import config
 from gradring.torch import parameters
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.other_averaging import require_no_other_averaging

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gradring import choices
 from gradring.choices import Question
-from gradring.cost_profile import Costs
+from gradring.settings.cost_profile import Costs
 from gradring.tune.schedule import Case
 
 Array = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ from gradring import choices, machine
 from gradring.bench import table
 from gradring.bench.report import machine_facts
 from gradring.choices import Question
-from gradring.cost_profile import Costs, Measured, Profile
+from gradring.settings.cost_profile import Costs, Measured, Profile
 from gradring.tune.fit import Quality
 
 Document = dict[str, Any]

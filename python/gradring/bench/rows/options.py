@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradring.commands.output_files import require_writable
-from gradring.config import TRANSPORTS
 from gradring.errors import InvalidArgument
+from gradring.settings.config import TRANSPORTS
 from gradring.timeouts import is_timeout
 
 OPERATIONS = ("pull", "push", "train")

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring import config
 from gradring.communicator import Communicator
 from gradring.errors import Error
+from gradring.settings import config
 from gradring.torch.c10d.errors import for_torch
 from gradring.torch.c10d.process_group import ProcessGroup
 from gradring.torch.c10d.rendezvous import meet

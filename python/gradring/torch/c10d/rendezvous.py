@@ -19,10 +19,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring import config, job_secret, joining, machine
-from gradring.address import format_address, is_loopback
+from gradring import job_secret, joining, machine
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument, TimedOut
+from gradring.settings import config
+from gradring.settings.address import format_address, is_loopback
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradring.address import format_address, parse_address
 from gradring.errors import InvalidArgument
+from gradring.settings.address import format_address, parse_address
 
 VARIABLE = "GRADRING_SERVERS"
 
