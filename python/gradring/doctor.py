@@ -15,9 +15,9 @@ from typing import Any
 from gradring import machine, server_doctor
 from gradring.build import build_info, gpu_facts
 from gradring.errors import InvalidArgument
-from gradring.job_secret import HOW_TO_MAKE_ONE, needs_secret
-from gradring.launchers import OWN
-from gradring.roles import Role, discover
+from gradring.launchers.job_secret import HOW_TO_MAKE_ONE, needs_secret
+from gradring.launchers.known import OWN
+from gradring.launchers.roles import Role, discover
 from gradring.settings import config, server_addresses
 from gradring.settings.address import is_loopback
 

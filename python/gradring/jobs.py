@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradring import job_secret, roles
 from gradring.commands.input_files import cannot_read, files_in
 from gradring.core_arguments import plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
+from gradring.launchers import job_secret, roles
 
 Record = dict[str, Any]
 

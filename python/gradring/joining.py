@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar, cast
 
-from gradring import _core, initial, job_secret, roles
+from gradring import _core, initial
 from gradring.communicator import Communicator, keep, kept
 from gradring.core_arguments import (
     MOST_RANKS,
@@ -23,6 +23,7 @@ from gradring.core_arguments import (
     whole_number,
 )
 from gradring.errors import InvalidArgument
+from gradring.launchers import job_secret, roles
 from gradring.settings import config, cost_profile
 from gradring.timeouts import milliseconds
 

@@ -20,7 +20,7 @@ from gradring.errors import InvalidArgument
 from gradring.launch import agent
 from gradring.launch.hosts import HostPlan, deal_servers, place, read_hosts
 from gradring.launch.options import Options
-from gradring.launchers import LOOPBACK
+from gradring.launchers.known import LOOPBACK
 from gradring.settings.address import format_address, is_loopback, parse_address
 from gradring.settings.config import Settings, absolute_path
 

@@ -53,7 +53,7 @@ VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How to talk, as opposed to who we are (that is `gradring.roles.Role`).
+    """How to talk, as opposed to who we are (that is `gradring.launchers.roles.Role`).
 
     Attributes:
         transport: ``auto``, ``shm`` or ``tcp``.

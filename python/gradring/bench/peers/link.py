@@ -15,9 +15,10 @@ import time
 import numpy as np
 
 import gradring as gr
-from gradring import machine, roles
+from gradring import machine
 from gradring.bench.peers.pattern import Array
 from gradring.bench.peers.timing import Reply
+from gradring.launchers import roles
 
 _ADDRESS_BYTES = 64
 _BLOCK_BYTES = 1 << 20

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring import job_secret, joining, machine
+from gradring import joining, machine
 from gradring.communicator import Communicator
 from gradring.errors import InvalidArgument, TimedOut
+from gradring.launchers import job_secret
 from gradring.settings import config
 from gradring.settings.address import format_address, is_loopback
 

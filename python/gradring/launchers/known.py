@@ -1,8 +1,8 @@
 """The launchers we know: which variables each one sets, and where its ranks can meet.
 
-One table at the end, the rules it refers to above it. `gradring.roles` walks it; nobody else needs
-it. Adding a launcher is adding a row here, a test with its variables as a dict, and a section in
-docs/launchers.md.
+One table at the end, the rules it refers to above it. `gradring.launchers.roles` walks it; nobody
+else needs it. Adding a launcher is adding a row here, a test with its variables as a dict, and a
+section in docs/launchers.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradring import endpoint_lists, mpich, slurm
 from gradring.errors import InvalidArgument
+from gradring.launchers import endpoint_lists, mpich, slurm
 from gradring.settings.address import parse_port
 
 LOOPBACK = "127.0.0.1"

@@ -17,9 +17,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradring import launchers
 from gradring.errors import InvalidArgument
-from gradring.roles import Role
+from gradring.launchers import known
+from gradring.launchers.roles import Role
 from gradring.settings.address import is_loopback
 
 HOW_TO_MAKE_ONE = (
@@ -31,10 +31,10 @@ HOW_TO_MAKE_ONE = (
 _LAUNCHERS = tuple(
     launcher.source
     for launcher in (
-        launchers.TORCHRUN,
-        launchers.OPEN_MPI,
-        launchers.PMI,
-        launchers.SLURM,
+        known.TORCHRUN,
+        known.OPEN_MPI,
+        known.PMI,
+        known.SLURM,
     )
 )
 
@@ -43,7 +43,7 @@ def secret_for(role: Role | None, environ: Mapping[str, str]) -> str:
     """Return the secret that every rank of this job knows.
 
     Args:
-        role: From `gradring.roles.discover`.
+        role: From `gradring.launchers.roles.discover`.
         environ: Where XDG_STATE_HOME and HOME are looked up.
 
     Raises:

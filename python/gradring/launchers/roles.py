@@ -1,9 +1,9 @@
 """Who am I: finds this process's rank, world and meeting point in the variables that launchers set.
 
 `init()` asks here once; `gradring doctor` prints the answer. Launchers are tried in a fixed order
-(see `gradring.launchers`) and the first one whose variables are present decides. Part of a set is
-an error, never a guess. Reads the mapping it is given, so every launcher is tested with a plain
-dict. docs/launchers.md says the same in words.
+(see `gradring.launchers.known`) and the first one whose variables are present decides. Part of a
+set is an error, never a guess. Reads the mapping it is given, so every launcher is tested with a
+plain dict. docs/launchers.md says the same in words.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradring import launchers, slurm
 from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
-from gradring.launchers import LOOPBACK, Launcher, Variables
+from gradring.launchers import known, slurm
+from gradring.launchers.known import LOOPBACK, Launcher, Variables
 from gradring.settings.address import format_address, is_loopback, parse_address
 
 
@@ -35,7 +35,8 @@ class Role:
         variables: The names that were read.
         job: Names the job where the launcher does; tells apart the jobs of one user.
         listen_fd: Rank 0 under our launcher: an inherited socket that listens at the rendezvous.
-        secret: ``GRADRING_SECRET``; see `gradring.job_secret.secret_for` for jobs without one.
+        secret: ``GRADRING_SECRET``; see `gradring.launchers.job_secret.secret_for` for jobs without
+            one.
     """
 
     rank: int
@@ -98,7 +99,7 @@ def discover(
         parse_address(str(rendezvous), "rendezvous")
     given = {name: pair for name, pair in explicit.items() if pair[1] is not None}
     variables = Variables(environ, given)
-    launcher = launchers.find(variables)
+    launcher = known.find(variables)
     return None if launcher is None else _role(launcher, variables)
 
 
@@ -129,8 +130,8 @@ def _role(launcher: Launcher, variables: Variables) -> Role:
         rendezvous_host=host,
         rendezvous_port=port,
         source=launcher.source,
-        job=launchers.job_name(variables, launcher.job),
-        listen_fd=_listen_fd(variables, rank) if launcher is launchers.OWN else None,
+        job=known.job_name(variables, launcher.job),
+        listen_fd=_listen_fd(variables, rank) if launcher is known.OWN else None,
         secret=variables.get("GRADRING_SECRET"),
         variables=tuple(variables.read),
     )
@@ -140,7 +141,7 @@ def _local(
     launcher: Launcher, variables: Variables, world_size: int
 ) -> tuple[int | None, int | None]:
     local_rank = variables.number(launcher.local_rank)
-    if launcher is launchers.SLURM:
+    if launcher is known.SLURM:
         local_world_size = slurm.local_tasks(variables.values)
     else:
         local_world_size = variables.number(launcher.local_world_size)

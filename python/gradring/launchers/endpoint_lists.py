@@ -1,9 +1,9 @@
 """Who is who where every process is told the address of each: TF_CONFIG, and Paddle's variables.
 
-Pure text and numbers; `gradring.launchers` is the only reader. What both lack, a local rank and a
-meeting point, is read out of the list of addresses: equal hosts are one host, and the ranks meet on
-rank 0's, beside the ports that the list names, since TensorFlow's or Paddle's own servers may
-listen there.
+Pure text and numbers; `gradring.launchers.known` is the only reader. What both lack, a local rank
+and a meeting point, is read out of the list of addresses: equal hosts are one host, and the ranks
+meet on rank 0's, beside the ports that the list names, since TensorFlow's or Paddle's own servers
+may listen there.
 """
 
 from __future__ import annotations
