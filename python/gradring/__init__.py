@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from gradring import optim, ps, trace
     from gradring._core import version as __version__
     from gradring.build import build_info
-    from gradring.communicator import Communicator
+    from gradring.collectives.communicator import Communicator
+    from gradring.collectives.joining import init
+    from gradring.collectives.sampling import shard
+    from gradring.collectives.work import Work
     from gradring.compression import TopK
-    from gradring.joining import init
     from gradring.modes import (
         Async,
         BoundedStaleness,
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from gradring.modes.factory import distributed
     from gradring.modes.geo import GeoOptimizer
     from gradring.optim.sync import SyncOptimizer
-    from gradring.sampling import shard
-    from gradring.work import Work
 
 __all__ = [
     "Async",
@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Communicator": "gradring.communicator",
+    "Communicator": "gradring.collectives.communicator",
     "TopK": "gradring.compression",
     "Async": "gradring.modes",
     "AsyncOptimizer": "gradring.modes.asynchronous",
@@ -96,10 +96,10 @@ _LAZY = {
     "Sync": "gradring.modes",
     "distributed": "gradring.modes.factory",
     "SyncOptimizer": "gradring.optim.sync",
-    "Work": "gradring.work",
+    "Work": "gradring.collectives.work",
     "build_info": "gradring.build",
-    "init": "gradring.joining",
-    "shard": "gradring.sampling",
+    "init": "gradring.collectives.joining",
+    "shard": "gradring.collectives.sampling",
 }
 
 

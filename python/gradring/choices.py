@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradring import _core, calling
+from gradring import _core
+from gradring.collectives import calling
 from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument

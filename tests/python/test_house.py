@@ -187,7 +187,7 @@ def test_every_exception_to_the_arrows_is_used() -> None:
 
 
 def test_python_imports_only_what_every_user_has() -> None:
-    path = "python/gradring/communicator.py"
+    path = "python/gradring/collectives/communicator.py"
     assert import_complaints(path, "def f():\n    import torch")
     assert import_complaints(path, "from typing import Any\nfrom rich.table import Table")
     assert import_complaints(path, "try:\n    import cupy\nexcept ImportError:\n    pass")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import gradring as gr
-from gradring import _core, joining
+from gradring import _core
 from gradring.cli import main
+from gradring.collectives import joining
 from gradring.core_arguments import secret_bytes
 from gradring.errors import InvalidArgument
 from gradring.settings.config import Settings

@@ -18,10 +18,10 @@ import pytest
 import gradring as gr
 from gradring import choice_doctor, choices, doctor
 from gradring.bench.starts import role_in_group
-from gradring.calling import ALL_REDUCE
 from gradring.choice_doctor import Asked
 from gradring.choices import OPERATIONS, Question
 from gradring.cli import main
+from gradring.collectives.calling import ALL_REDUCE
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 from gradring.settings import cost_profile

@@ -16,7 +16,7 @@ from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.runtime import device_count, device_facts
 
 if TYPE_CHECKING:
-    from gradring.communicator import Communicator
+    from gradring.collectives.communicator import Communicator
 
 PATHS = {"auto": 0, "nccl": 1, "staged": 2, "nccl_in_hosts": 3}
 _ROOM = 1024  # Bytes that each rank's facts may take.

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from gradring import _core
 from gradring.arrays.buffers import Operand, View
 from gradring.arrays.device_arrays import LEGACY_STREAM, UNKNOWN_DEVICE, DeviceView
-from gradring.calling import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from gradring.collectives.calling import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    REDUCE_SCATTER,
+)
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.copied import CopiedCalls

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gradring.collectives.joining import current, current_if_any
 from gradring.errors import InvalidArgument
-from gradring.joining import current, current_if_any
 from gradring.modes.served import number_of_workers
 
 _NAME_BITS = 62  # What an int64 holds.

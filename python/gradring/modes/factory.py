@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.joining import require_ranks
 from gradring.errors import InvalidArgument
-from gradring.joining import require_ranks
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.contracts import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.joining import current
+from gradring.collectives.uneven import dealt_out
 from gradring.errors import Error, InvalidArgument
-from gradring.joining import current
 from gradring.modes.agreement import agreed_name
 from gradring.modes.contracts import Hybrid, Sync, begins_together, is_in_step
 from gradring.modes.dense import one_for_each
@@ -23,7 +24,6 @@ from gradring.optim.rules import require_rule
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
 from gradring.settings import config
-from gradring.uneven import dealt_out
 
 Batch = TypeVar("Batch")
 

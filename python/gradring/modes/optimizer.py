@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gradring.collectives.uneven import dealt_out, require_parts
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes import names, reminder
 from gradring.modes.agreement import Workers
@@ -26,7 +27,6 @@ from gradring.modes.tables import ModeTable, Prefetched, RowGradients, joined, l
 from gradring.optim.rules import require_rule
 from gradring.optim.state import Entry, require_successor
 from gradring.settings import config
-from gradring.uneven import dealt_out, require_parts
 
 Batch = TypeVar("Batch")
 

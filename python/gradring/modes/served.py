@@ -45,7 +45,7 @@ def number_of_workers() -> int:
 
     A worker that is restarted while the others go on could not join.
     """
-    from gradring.joining import rank_and_world_size
+    from gradring.collectives.joining import rank_and_world_size
 
     return rank_and_world_size()[1]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.compression import Compression
 from gradring.errors import InvalidArgument
 from gradring.optim.averaging import no_examples, require_weight

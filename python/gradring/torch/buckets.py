@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradring.communicator import Communicator
-from gradring.fusion import assign_buckets
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.fusion import assign_buckets
 
 # How gradients travel. 16-bit ones as float32: products with weights must not overflow, and a sum
 # is rounded once, in the end.

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.fusion import require_bucket_bytes
+from gradring.collectives.joining import current, current_if_any, require_ranks
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
-from gradring.fusion import require_bucket_bytes
-from gradring.joining import current, current_if_any, require_ranks
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
 from gradring.modes.names import require_name

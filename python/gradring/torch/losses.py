@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 
 # None: a number of Python's.
 _DTYPES = (None, torch.float64, torch.float32, torch.float16, torch.bfloat16)

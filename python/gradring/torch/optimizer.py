@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.uneven import dealt_out, until_all_end
 from gradring.errors import InvalidArgument
 from gradring.modes.lost_ranks import close_beside
 from gradring.modes.waiting import StepTimedOut
@@ -21,7 +22,6 @@ from gradring.torch.averaging import GradientAverager
 from gradring.torch.row_state import load_rows, with_rows
 from gradring.torch.rows import Rows
 from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
-from gradring.uneven import dealt_out, until_all_end
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.same_shapes import require_same_shapes
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.same_shapes import require_same_shapes
 from gradring.torch.buckets import can_be_compressed, can_travel
 
 Named = dict[str, torch.Tensor]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
 
 _ATTRIBUTES = ("grad_scale", "found_inf")

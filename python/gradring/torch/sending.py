@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.work import Work
 from gradring.compression import Compression, wire_bytes
 from gradring.errors import Closed, Error
 from gradring.torch.buckets import Bucket
-from gradring.work import Work
 
 
 class Sender:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from gradring.collectives.joining import current
 from gradring.errors import InvalidArgument
-from gradring.joining import current
 from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
 from gradring.modes.geo import GeoOptimizer

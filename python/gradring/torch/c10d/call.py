@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from gradring import errors
+from gradring.collectives.work import Work as CoreWork
 from gradring.torch.c10d import tensors
 from gradring.torch.c10d.errors import for_torch
 from gradring.torch.c10d.job import Job
 from gradring.torch.c10d.streams import CallStream, stream_of
 from gradring.torch.c10d.work import FOR_GOOD, Flight, Watcher, Work
-from gradring.work import Work as CoreWork
 
 
 class Call:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.torch.c10d.call import Call
 from gradring.torch.c10d.operators import Operator

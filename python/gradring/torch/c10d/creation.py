@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import Error
 from gradring.settings import config
 from gradring.torch.c10d.errors import for_torch

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.torch.c10d import tensors as staging
 from gradring.torch.c10d.call import Call

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.torch.c10d.call import Call
 from gradring.torch.c10d.collectives import Tensors
 from gradring.torch.c10d.work import Work

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.work import Work
 from gradring.errors import TimedOut
 from gradring.torch.c10d.errors import for_torch
-from gradring.work import Work
 
 _PASS, _FAIL = 1, 2
 _LOOK_EVERY = 0.001  # Seconds.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import Error
 from gradring.torch.c10d import BACKEND
 from gradring.torch.c10d.call import Call

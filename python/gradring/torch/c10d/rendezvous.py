@@ -19,8 +19,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring import joining, machine
-from gradring.communicator import Communicator
+from gradring import machine
+from gradring.collectives import joining
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.launchers import job_secret
 from gradring.settings import config

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument, Mismatch
 from gradring.torch.c10d import tensors
 from gradring.torch.c10d.call import Call

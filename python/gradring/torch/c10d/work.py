@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradring.collectives.work import Work as CoreWork
 from gradring.errors import Error
 from gradring.torch.c10d.errors import for_torch
 from gradring.torch.c10d.job import Job
 from gradring.torch.c10d.streams import CallStream
-from gradring.work import Work as CoreWork
 
 Watcher = Callable[["Flight"], None]
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
 
 Batch = TypeVar("Batch")

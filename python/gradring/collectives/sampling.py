@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import calling
-from gradring.communicator import Communicator
+from gradring.collectives import calling
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradring import calling
 from gradring.arrays import buffers
+from gradring.collectives import calling
 from gradring.errors import InvalidArgument
 
 

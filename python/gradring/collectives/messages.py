@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradring import calling
 from gradring.arrays import buffers
 from gradring.arrays.device_arrays import DeviceView
+from gradring.collectives import calling
 from gradring.errors import InvalidArgument
 from gradring.timeouts import milliseconds
 

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import calling, compression
+from gradring import compression
 from gradring.arrays import buffers
 from gradring.arrays.device_arrays import DeviceView
+from gradring.collectives import calling
+from gradring.collectives.fusion import reduce_many
+from gradring.collectives.work import Work
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.fusion import reduce_many
 from gradring.timeouts import milliseconds
-from gradring.work import Work
 
 
 class Reductions(calling.Caller):
@@ -312,7 +313,7 @@ class Reductions(calling.Caller):
     def reduce_bucket(
         self, bucket: buffers.View | Sequence[DeviceView], op: str, timeout: float | None
     ) -> None:
-        """Combine a packed bucket, or several device arrays, in place; for `gradring.fusion`."""
+        """Combine a packed bucket, or several device arrays, in place; for `fusion`."""
         options = calling.reduction(op, "auto", None)
         if isinstance(bucket, buffers.View):
             self._start(

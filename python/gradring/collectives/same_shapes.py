@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument, Mismatch
 

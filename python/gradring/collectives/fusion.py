@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring import _core, calling
+from gradring import _core
 from gradring.arrays import buffers, memory_spans
 from gradring.arrays.device_arrays import DeviceView
+from gradring.collectives import calling
 from gradring.dtypes import name_of
 from gradring.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from gradring.reductions import Reductions
+    from gradring.collectives.reductions import Reductions
 
 
 def assign_buckets(

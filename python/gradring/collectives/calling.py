@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from gradring import _core
 from gradring.arrays import buffers
 from gradring.arrays.device_arrays import DeviceView, require_same_device
+from gradring.collectives.work import Work
 from gradring.errors import InvalidArgument
 from gradring.timeouts import milliseconds
-from gradring.work import Work
 
 if TYPE_CHECKING:
     from gradring.gpu.calls import DeviceCalls

@@ -1,10 +1,10 @@
 """`Communicator`: a group of ranks, from joining to closing.
 
-The compiled core does the work. Its Python side names it (`gradring.reductions`,
-`gradring.exchanges`, `gradring.messages`), checks arguments before anything is sent
-(`gradring.calling`) and turns arrays into buffers (`gradring.arrays.buffers`). Every method may be
-called from any thread and lets the GIL go while it waits. `timeout` is in seconds and is the
-longest time without progress.
+The compiled core does the work. Its Python side names it (`gradring.collectives.reductions`,
+`gradring.collectives.exchanges`, `gradring.collectives.messages`), checks arguments before anything
+is sent (`gradring.collectives.calling`) and turns arrays into buffers (`gradring.arrays.buffers`).
+Every method may be called from any thread and lets the GIL go while it waits. `timeout` is in
+seconds and is the longest time without progress.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gradring import _core, calling
+from gradring import _core
 from gradring.arrays import buffers
+from gradring.collectives import calling
+from gradring.collectives.exchanges import Exchanges
+from gradring.collectives.messages import Messages
+from gradring.collectives.reductions import Reductions
 from gradring.errors import InvalidArgument
-from gradring.exchanges import Exchanges
-from gradring.messages import Messages
-from gradring.reductions import Reductions
 from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:

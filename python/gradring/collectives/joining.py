@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from gradring import _core, initial
-from gradring.communicator import Communicator, keep, kept
+from gradring.collectives.communicator import Communicator, keep, kept
 from gradring.core_arguments import (
     MOST_RANKS,
     path_bytes,
