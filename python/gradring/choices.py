@@ -9,18 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradring import _core
-from gradring.collectives import calling
+from gradring import _core, operations
 from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 from gradring.settings.cost_profile import LINK_TRANSPORTS, Costs
 
 OPERATIONS = {
-    "all_reduce": calling.ALL_REDUCE, "reduce_scatter": calling.REDUCE_SCATTER,
-    "all_gather": calling.ALL_GATHER, "broadcast": calling.BROADCAST, "reduce": calling.REDUCE,
-    "gather": calling.GATHER, "scatter": calling.SCATTER, "all_to_all": calling.ALL_TO_ALL,
-    "barrier": calling.BARRIER,
+    "all_reduce": operations.ALL_REDUCE, "reduce_scatter": operations.REDUCE_SCATTER,
+    "all_gather": operations.ALL_GATHER, "broadcast": operations.BROADCAST,
+    "reduce": operations.REDUCE, "gather": operations.GATHER, "scatter": operations.SCATTER,
+    "all_to_all": operations.ALL_TO_ALL, "barrier": operations.BARRIER,
 }  # fmt: skip
 _ONE_PART = frozenset({"gather", "scatter"})  # Their requests count one rank's elements.
 _ITEM_BYTES = 4

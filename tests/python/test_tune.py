@@ -21,9 +21,9 @@ from gradring.bench.starts import role_in_group
 from gradring.choice_doctor import Asked
 from gradring.choices import OPERATIONS, Question
 from gradring.cli import main
-from gradring.collectives.calling import ALL_REDUCE
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
+from gradring.operations import ALL_REDUCE
 from gradring.settings import cost_profile
 from gradring.settings.cost_profile import Costs, Measured, Profile
 from gradring.tune import fit, schedule

@@ -12,6 +12,7 @@ from gradring.arrays import buffers
 from gradring.arrays.device_arrays import DeviceView, require_same_device
 from gradring.collectives.work import Work
 from gradring.errors import InvalidArgument
+from gradring.operations import BROADCAST
 from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ ALGORITHMS = {
     "auto": 0, "ring": 1, "doubling": 2, "halving": 3, "direct": 4, "gather": 5, "flat": 6,
     "hierarchical": 7,
 }  # fmt: skip
-
-# The operations' codes on the wire (csrc/base/call.h).
-BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST = range(5)
-REDUCE, GATHER, SCATTER, ALL_TO_ALL = range(5, 9)
 
 
 class Caller:

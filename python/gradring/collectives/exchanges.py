@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gradring import operations
 from gradring.arrays import buffers
 from gradring.collectives import calling
 from gradring.errors import InvalidArgument
@@ -64,7 +65,7 @@ class Exchanges(calling.Caller):
             out = buffers.empty_like(x, shape)
         target = buffers.operand(out, "out", writes=True, stream=stream)
         return self._start(
-            calling.ALL_GATHER, source, target, out, async_op=async_op, timeout=timeout,
+            operations.ALL_GATHER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=parts, algorithm=calling.algorithm_code(algorithm),
         )  # fmt: skip
 
@@ -101,7 +102,7 @@ class Exchanges(calling.Caller):
         root = calling.whole_number("broadcast: root", root)
         options = {"root": root, "algorithm": calling.algorithm_code(algorithm)}
         return self._elementwise(
-            calling.BROADCAST, x, None,
+            operations.BROADCAST, x, None,
             async_op=async_op, timeout=timeout, stream=stream, **options,
         )  # fmt: skip
 
@@ -146,7 +147,7 @@ class Exchanges(calling.Caller):
             out = None
         count = source.count
         return self._start(
-            calling.GATHER,
+            operations.GATHER,
             source,
             target,
             out,
@@ -201,7 +202,7 @@ class Exchanges(calling.Caller):
         source = buffers.operand(x, "x", writes=False, stream=stream) if self.rank == root else None
         count = target.count
         return self._start(
-            calling.SCATTER,
+            operations.SCATTER,
             source,
             target,
             out,
@@ -265,7 +266,7 @@ class Exchanges(calling.Caller):
         if buffers.overlap(source, target):
             raise InvalidArgument("all_to_all: out must not be x; parts would overwrite each other")
         return self._start(
-            calling.ALL_TO_ALL,
+            operations.ALL_TO_ALL,
             source,
             target,
             out,
@@ -288,4 +289,4 @@ class Exchanges(calling.Caller):
             TimedOut: Names the ranks that had not come.
             Closed: As `all_reduce`.
         """
-        return self._start(calling.BARRIER, None, None, None, async_op=async_op, timeout=timeout)
+        return self._start(operations.BARRIER, None, None, None, async_op=async_op, timeout=timeout)

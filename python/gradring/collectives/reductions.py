@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import compression
+from gradring import compression, operations
 from gradring.arrays import buffers
 from gradring.arrays.device_arrays import DeviceView
 from gradring.collectives import calling
@@ -74,7 +74,7 @@ class Reductions(calling.Caller):
         """
         options = calling.reduction(op, algorithm, deterministic)
         return self._elementwise(
-            calling.ALL_REDUCE, x, out,
+            operations.ALL_REDUCE, x, out,
             async_op=async_op, timeout=timeout, stream=stream, **options,
         )  # fmt: skip
 
@@ -154,7 +154,7 @@ class Reductions(calling.Caller):
             out = buffers.empty_like(x, (parts[self.rank],))
         target = buffers.operand(out, "out", writes=True, stream=stream)
         return self._start(
-            calling.REDUCE_SCATTER, source, target, out, async_op=async_op, timeout=timeout,
+            operations.REDUCE_SCATTER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=None if counts is None else parts,
             **calling.reduction(op, algorithm, deterministic),
         )  # fmt: skip
@@ -199,13 +199,13 @@ class Reductions(calling.Caller):
         options = {"root": root, **calling.reduction(op, algorithm, deterministic)}
         if self.rank == root:
             return self._elementwise(
-                calling.REDUCE, x, out,
+                operations.REDUCE, x, out,
                 async_op=async_op, timeout=timeout, stream=stream, **options,
             )  # fmt: skip
         source = buffers.operand(x, "x", writes=False, stream=stream)
         count = source.count
         return self._start(
-            calling.REDUCE,
+            operations.REDUCE,
             source,
             None,
             x,
@@ -317,7 +317,7 @@ class Reductions(calling.Caller):
         options = calling.reduction(op, "auto", None)
         if isinstance(bucket, buffers.View):
             self._start(
-                calling.ALL_REDUCE, bucket, bucket, None,
+                operations.ALL_REDUCE, bucket, bucket, None,
                 async_op=False, timeout=timeout, count=bucket.count, **options,
             )  # fmt: skip
             return
