@@ -25,12 +25,12 @@ from gradring.errors import (
 if TYPE_CHECKING:
     from gradring import optim, ps, trace
     from gradring._core import version as __version__
-    from gradring.build import build_info
     from gradring.collectives.communicator import Communicator
     from gradring.collectives.joining import init
     from gradring.collectives.sampling import shard
     from gradring.collectives.work import Work
     from gradring.compression import TopK
+    from gradring.machine.build import build_info
     from gradring.modes import (
         Async,
         BoundedStaleness,
@@ -97,7 +97,7 @@ _LAZY = {
     "distributed": "gradring.modes.factory",
     "SyncOptimizer": "gradring.optim.sync",
     "Work": "gradring.collectives.work",
-    "build_info": "gradring.build",
+    "build_info": "gradring.machine.build",
     "init": "gradring.collectives.joining",
     "shard": "gradring.collectives.sampling",
 }

@@ -155,7 +155,7 @@ def _trace_merge(options: argparse.Namespace) -> int:
 
 
 def _version(_options: argparse.Namespace) -> int:
-    from gradring.machine import own_version
+    from gradring.machine.host_facts import own_version
 
     print(f"gradring {own_version()}")
     return 0

@@ -12,12 +12,13 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradring import machine, server_doctor
-from gradring.build import build_info, gpu_facts
+from gradring import server_doctor
 from gradring.errors import InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE, needs_secret
 from gradring.launchers.known import OWN
 from gradring.launchers.roles import Role, discover
+from gradring.machine import host_facts
+from gradring.machine.build import build_info, gpu_facts
 from gradring.settings import config, server_addresses
 from gradring.settings.address import is_loopback
 
@@ -75,14 +76,14 @@ def report(environ: Mapping[str, str]) -> Report:
         "planner": _planner(settings, core, problems),
         "servers": _servers(environ, core, problems),
         "network": _network(role, settings, problems),
-        "cpus": machine.cpus(),
+        "cpus": host_facts.cpus(),
         "memory": {
-            "memfd": machine.has_memfd(),
-            "ptrace_scope": machine.ptrace_scope(),
-            "available": machine.available_memory(),
-            "limit": machine.memory_limit(),
-            "open_files": machine.open_files()[0],
-            "open_files_max": machine.open_files()[1],
+            "memfd": host_facts.has_memfd(),
+            "ptrace_scope": host_facts.ptrace_scope(),
+            "available": host_facts.available_memory(),
+            "limit": host_facts.memory_limit(),
+            "open_files": host_facts.open_files()[0],
+            "open_files_max": host_facts.open_files()[1],
         },
         "libraries": libraries(),
         "environment": config.variables_in_force(environ),
@@ -100,11 +101,11 @@ def report(environ: Mapping[str, str]) -> Report:
 def versions() -> dict[str, str | None]:
     """Return the versions of gradring, Python, the kernel and what gradring works with."""
     own = {
-        "gradring": machine.own_version(),
+        "gradring": host_facts.own_version(),
         "python": platform.python_version(),
-        "kernel": machine.kernel(),
+        "kernel": host_facts.kernel(),
     }
-    return {**own, **{name: machine.package_version(name) for name in _MODULES}}
+    return {**own, **{name: host_facts.package_version(name) for name in _MODULES}}
 
 
 def core_info() -> dict[str, Any]:
@@ -118,8 +119,8 @@ def core_info() -> dict[str, Any]:
 def libraries() -> dict[str, str | None]:
     """Return the shared libraries that are used where they are found."""
     return {
-        "libcrypto": machine.can_load("libcrypto.so.3", "libcrypto.so.1.1"),
-        "cuda": machine.can_load("libcuda.so.1"),
+        "libcrypto": host_facts.can_load("libcrypto.so.3", "libcrypto.so.1.1"),
+        "cuda": host_facts.can_load("libcuda.so.1"),
     }
 
 
@@ -199,12 +200,12 @@ def _role_facts(role: Role | None, *, is_clear: bool) -> dict[str, Any]:
 def _network(
     role: Role | None, settings: config.Settings | None, problems: list[str]
 ) -> dict[str, Any]:
-    found = machine.interfaces()
+    found = host_facts.interfaces()
     wanted = None if settings is None else settings.interface
     meeting = None
     if role is not None and role.world_size > 1:
         meeting = (role.rendezvous_host, role.rendezvous_port)
-    chosen = machine.chosen_interface(found, wanted, meeting)
+    chosen = host_facts.chosen_interface(found, wanted, meeting)
     if chosen is None and wanted is not None:
         problems.append(
             f"GRADRING_INTERFACE={wanted}: no interface that is up has that name or network"
@@ -216,9 +217,9 @@ def _network(
     return {
         "interfaces": [vars(item) for item in found],
         "chosen": None if chosen is None else vars(chosen),
-        "congestion_control": machine.setting("net.ipv4.tcp_congestion_control"),
-        "tcp_rmem": machine.setting("net.ipv4.tcp_rmem"),
-        "tcp_wmem": machine.setting("net.ipv4.tcp_wmem"),
+        "congestion_control": host_facts.setting("net.ipv4.tcp_congestion_control"),
+        "tcp_rmem": host_facts.setting("net.ipv4.tcp_rmem"),
+        "tcp_wmem": host_facts.setting("net.ipv4.tcp_wmem"),
     }
 
 
@@ -284,7 +285,7 @@ def _judge_machine(found: Report, warnings: list[str]) -> None:
             "ranks than that, or raise its limit"
         )
     ranks = found["role"].get("local_world_size") or 1
-    shared = max(cpus["usable"], machine.cpus_of_parent())
+    shared = max(cpus["usable"], host_facts.cpus_of_parent())
     if ranks > shared:
         warnings.append(f"{ranks} ranks share {shared} CPUs; each waits for the others")
     if not memory["memfd"]:

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gradring import machine
 from gradring.core_arguments import secret_bytes
 from gradring.errors import Error, Mismatch
+from gradring.machine import host_facts
 from gradring.settings.address import parse_address
 
 # A server that does not answer within this is told as a problem.
@@ -38,7 +38,7 @@ def ask(addresses: Sequence[str], secret: str | None, problems: list[str]) -> di
         return _why_unserved([address], secret, is_alone=len(addresses) == 1)
 
     def look(address: str) -> str | None:
-        return machine.why_unreachable(*parse_address(address, "server"), _SECONDS)
+        return host_facts.why_unreachable(*parse_address(address, "server"), _SECONDS)
 
     with ThreadPoolExecutor(min(_ASKED_AT_ONCE, len(addresses))) as pool:
         reasons = list(pool.map(why_not if secret else look, addresses))

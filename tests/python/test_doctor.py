@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gradring import doctor, machine
-from gradring.machine import Interface, chosen_interface, cpu_quota
+from gradring import doctor
+from gradring.machine import host_facts
+from gradring.machine.host_facts import Interface, chosen_interface, cpu_quota
 from ps_servers import SECRET, connected
 
 pytestmark = pytest.mark.usefixtures("no_gpu_plugin")
@@ -136,7 +137,7 @@ def test_without_a_secret_it_is_told_that_something_listens() -> None:
 def test_a_name_that_no_host_can_have_is_a_problem_and_no_crash() -> None:
     found = doctor.report({"GRADRING_SERVERS": "ü" * 80 + ":80"})
     assert any("does not answer" in text for text in found["problems"])
-    assert machine.route_source("ü" * 80, 80) is None
+    assert host_facts.route_source("ü" * 80, 80) is None
 
 
 def test_several_hosts_of_our_launcher_may_be_this_machine() -> None:
@@ -167,15 +168,15 @@ def test_the_report_is_plain_json() -> None:
 
 
 def test_the_report_says_who_may_read_whose_memory(tmp_path: Path) -> None:
-    assert machine.ptrace_scope(tmp_path) == 0  # A kernel without Yama.
+    assert host_facts.ptrace_scope(tmp_path) == 0  # A kernel without Yama.
     (tmp_path / "kernel/yama").mkdir(parents=True)
     (tmp_path / "kernel/yama/ptrace_scope").write_text("1\n")
-    assert machine.ptrace_scope(tmp_path) == 1
-    assert doctor.report(BY_HAND)["memory"]["ptrace_scope"] == machine.ptrace_scope()
+    assert host_facts.ptrace_scope(tmp_path) == 1
+    assert doctor.report(BY_HAND)["memory"]["ptrace_scope"] == host_facts.ptrace_scope()
 
 
 def test_the_interfaces_include_loopback_with_its_network() -> None:
-    assert Interface("lo", "127.0.0.1/8") in machine.interfaces()
+    assert Interface("lo", "127.0.0.1/8") in host_facts.interfaces()
 
 
 def test_the_interface_is_chosen_by_name_network_or_route() -> None:
@@ -195,7 +196,7 @@ def test_the_interface_is_chosen_by_name_network_or_route() -> None:
 def test_the_route_is_asked_without_sending() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.bind(("127.0.0.1", 0))
-        assert machine.route_source(*peer.getsockname()) == "127.0.0.1"
+        assert host_facts.route_source(*peer.getsockname()) == "127.0.0.1"
         peer.setblocking(False)
         with pytest.raises(BlockingIOError):
             peer.recv(1)

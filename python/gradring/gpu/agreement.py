@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring import _core, nccl
+from gradring import _core
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.runtime import device_count, device_facts
+from gradring.machine import nccl
 
 if TYPE_CHECKING:
     from gradring.collectives.communicator import Communicator

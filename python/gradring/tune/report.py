@@ -6,10 +6,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gradring import choices, machine
+from gradring import choices
 from gradring.bench import table
 from gradring.bench.report import machine_facts
 from gradring.choices import Question
+from gradring.machine import host_facts
 from gradring.settings.cost_profile import Costs, Measured, Profile
 from gradring.tune.fit import Quality
 
@@ -53,7 +54,7 @@ def profile_of(found: list[Found]) -> Profile:
     facts = machine_facts()
     made = {
         "date": facts["date"],
-        "gradring": machine.own_version(),
+        "gradring": host_facts.own_version(),
         "cpu": facts["cpu"],
         "kernel": facts["kernel"],
         "python": facts["python"],

@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from gradring import nccl
 from gradring.errors import DeviceError
+from gradring.machine import nccl
 
 Facts = dict[str, Any]
 
