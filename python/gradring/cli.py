@@ -133,17 +133,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gradring import doctor, job_doctor
+    from gradring.doctor import job_doctor, machine_doctor
 
     if options.job is not None:
         return job_doctor.main(options.job, as_json=options.json)
     asked = {name: getattr(options, name) for name in ("sizes", "op", "ranks")}
     if any(value is not None for value in asked.values()):
-        from gradring import choice_doctor
+        from gradring.doctor import choice_doctor
 
         given = {name: value for name, value in asked.items() if value is not None}
         return choice_doctor.main(choice_doctor.Asked(**given), as_json=options.json)
-    return doctor.main(as_json=options.json)
+    return machine_doctor.main(as_json=options.json)
 
 
 def _trace_merge(options: argparse.Namespace) -> int:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gradring as gr
-from gradring import choices
 from gradring.bench import libraries
 from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup, folder_for_sockets
 from gradring.bench.starts import role_in_group
@@ -19,7 +18,7 @@ from gradring.commands.output_files import require_writable, writing
 from gradring.errors import InvalidArgument
 from gradring.settings import cost_profile
 from gradring.settings.cost_profile import Measured
-from gradring.tune import fit, report, schedule
+from gradring.tune import choices, fit, report, schedule
 from gradring.tune.fit import Times
 from gradring.tune.options import MIN_RANKS, Options, parse
 from gradring.tune.report import Found

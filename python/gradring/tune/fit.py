@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import choices
-from gradring.choices import Question
 from gradring.settings.cost_profile import Costs
+from gradring.tune import choices
+from gradring.tune.choices import Question
 from gradring.tune.schedule import Case
 
 Array = npt.NDArray[np.float64]

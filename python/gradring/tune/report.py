@@ -6,12 +6,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gradring import choices
 from gradring.bench import table
 from gradring.bench.report import machine_facts
-from gradring.choices import Question
 from gradring.machine import host_facts
 from gradring.settings.cost_profile import Costs, Measured, Profile
+from gradring.tune import choices
+from gradring.tune.choices import Question
 from gradring.tune.fit import Quality
 
 Document = dict[str, Any]

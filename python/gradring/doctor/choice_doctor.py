@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring import choices
 from gradring.bench.table import number, plain, size_text
-from gradring.choices import Question
 from gradring.settings import config, cost_profile
+from gradring.tune import choices
+from gradring.tune.choices import Question
 
 DEFAULT_SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 DEFAULT_RANKS = 4

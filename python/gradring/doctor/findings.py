@@ -1,6 +1,6 @@
 """What the records of a job's ranks say together: who is in what, who is missing, what differs.
 
-Pure functions of `gradring.jobs.Report`s. Used by `gradring doctor --job`.
+Pure functions of `gradring.doctor.jobs.Report`s. Used by `gradring doctor --job`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradring.jobs import Report
+from gradring.doctor.jobs import Report
 
 Operation = dict[str, Any]
 

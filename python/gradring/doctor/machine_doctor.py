@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradring import server_doctor
+from gradring.doctor import server_doctor
 from gradring.errors import InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE, needs_secret
 from gradring.launchers.known import OWN
@@ -229,7 +229,7 @@ def _planner(
     """Say by which costs algorithms are chosen, if this is rank 0."""
     if settings is None or "missing" in core:
         return {}
-    from gradring.choice_doctor import planner_facts  # Needs the core.
+    from gradring.doctor.choice_doctor import planner_facts  # Needs the core.
 
     return _attempt(lambda: planner_facts(settings.profile), problems) or {}
 

@@ -9,9 +9,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from gradring.doctor.findings import Status, findings, statuses
+from gradring.doctor.jobs import Report, reports_of
 from gradring.errors import InvalidArgument
-from gradring.findings import Status, findings, statuses
-from gradring.jobs import Report, reports_of
 
 _TITLES = ("rank", "ranks", "in", "for", "waits for", "how far")
 
