@@ -27,6 +27,7 @@ _DELEGATED = {
     "serve": "hold tables for workers: one process of a parameter server",
     "tune": "measure what links cost here, for the choice of algorithms",
 }
+_MODULES = {"serve": "ps.command"}  # Where a subcommand's name is not that of its room.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +88,7 @@ def _perform(arguments: list[str]) -> int:
 
 
 def _delegate(name: str, arguments: list[str]) -> int:
-    command = importlib.import_module(f"gradring.{name}")
+    command = importlib.import_module(f"gradring.{_MODULES.get(name, name)}")
     return int(command.main(arguments) or 0)
 
 

@@ -14,9 +14,9 @@ import gradring as gr
 from exporters import OnDevice, OnlyDlpack
 from gradring.arrays import buffers
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.ps import specs
-from gradring.ps.entries import Count, Probability, Slot, Slots
-from gradring.ps.requests import pull_request, push_request
+from gradring.ps.arguments import specs
+from gradring.ps.arguments.entries import Count, Probability, Slot, Slots
+from gradring.ps.arguments.requests import pull_request, push_request
 from gradring.settings import server_addresses
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradring import _core
 from gradring.modes.store import Array, Ids
-from gradring.ps.requests import fitting_rows
+from gradring.ps.arguments.requests import fitting_rows
 
 Slots = npt.NDArray[np.int64]
 

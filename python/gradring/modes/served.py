@@ -31,7 +31,7 @@ from gradring.modes.store import (
     WorkerClocks,
 )
 from gradring.optim import Sum
-from gradring.ps.specs import codec_number
+from gradring.ps.arguments.specs import codec_number
 from gradring.timeouts import milliseconds
 
 _PAGE_BYTES = 8 << 20  # Room for changed rows of one shard; half of it is asked for at a time.

@@ -12,7 +12,7 @@ from gradring.arrays.buffers import as_ids
 from gradring.errors import Error, InvalidArgument, Mismatch
 from gradring.modes.store import Array, Ids, PendingPull, Pull, Store
 from gradring.optim.state import require_successor
-from gradring.ps.requests import push_request
+from gradring.ps.arguments.requests import push_request
 
 
 class Owner(Protocol):

@@ -14,8 +14,8 @@ from gradring.errors import Error, InvalidArgument
 from gradring.launchers import roles
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.launchers.roles import Role
+from gradring.ps.arguments.checks import whole
 from gradring.ps.calls import Calls
-from gradring.ps.checks import whole
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
 from gradring.settings import config, server_addresses

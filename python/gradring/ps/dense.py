@@ -116,18 +116,18 @@ class DenseTable:
         self.calls.set_rules([(self, optimizer)], timeout)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the array and its optimizer state; see `gradring.ps.state.read_array`."""
-        from gradring.ps import state
+        """Return the array and its optimizer state; see `gradring.ps.saved.state.read_array`."""
+        from gradring.ps.saved import state
 
         return state.read_array(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Write the array and its optimizer state; see `gradring.ps.state.write_array`.
+        """Write the array and its optimizer state; see `gradring.ps.saved.state.write_array`.
 
         Raises:
             InvalidArgument: They do not belong to a table like this one; nothing was sent.
         """
-        from gradring.ps import state
+        from gradring.ps.saved import state
 
         state.write_array(self, saved)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
+from gradring.ps.arguments.requests import Ids, PullRequest, Rows, pull_request, push_request
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
-from gradring.ps.requests import Ids, PullRequest, Rows, pull_request, push_request
 from gradring.ps.sparse import SparseTable
 
 T = TypeVar("T")

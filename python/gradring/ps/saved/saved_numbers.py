@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring.errors import InvalidArgument
-from gradring.ps.checks import U32
+from gradring.ps.arguments.checks import U32
 
 Array = npt.NDArray[Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from gradring.errors import InvalidArgument
 from gradring.initial import Constant, Initializer, Normal, Uniform
-from gradring.ps.checks import U64, real, shape, table_name, whole
-from gradring.ps.entries import Count, Entry, Probability, Slots, require_entry
+from gradring.ps.arguments.checks import U64, real, shape, table_name, whole
+from gradring.ps.arguments.entries import Count, Entry, Probability, Slots, require_entry
 
 Spec = dict[str, Any]
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring.errors import InvalidArgument
-from gradring.ps import files, manifest, snapshot_files
-from gradring.ps.state import pages
+from gradring.ps.saved import files, manifest, snapshot_files
+from gradring.ps.saved.state import pages
 
 if TYPE_CHECKING:
     from gradring.ps.sparse import SparseTable

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradring import _core
 from gradring.errors import InvalidArgument, ProtocolError
-from gradring.ps import files
+from gradring.ps.saved import files
 
 NAME = "manifest.json"
 FORMAT = 2  # 1 had no answers beside the clients.

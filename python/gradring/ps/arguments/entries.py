@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gradring.errors import InvalidArgument
-from gradring.ps.checks import real, whole
+from gradring.ps.arguments.checks import real, whole
 
 _SLOTS_MAX = 4096  # Servers hang up on who names more (csrc/ps/payloads.cc).
 

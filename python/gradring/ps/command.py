@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
-from gradring.load_note import LoadNote
+from gradring.ps.saved.load_note import LoadNote
 from gradring.settings import config
 
 _LOOK_SECONDS = 1.0

@@ -18,8 +18,8 @@ from gradring import _core
 from gradring.arrays import buffers
 from gradring.errors import InvalidArgument, ProtocolError
 from gradring.optim.state import steps_of
-from gradring.ps import saved_numbers
-from gradring.ps.read_ids import ReadIds
+from gradring.ps.saved import saved_numbers
+from gradring.ps.saved.read_ids import ReadIds
 
 if TYPE_CHECKING:
     from gradring.ps.dense import DenseTable

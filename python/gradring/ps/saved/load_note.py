@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.ps import files
+from gradring.ps.saved import files
 
 
 class LoadNote:

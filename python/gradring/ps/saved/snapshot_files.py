@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from gradring import _core
 from gradring.errors import DeviceError, Error, InvalidArgument, ProtocolError
-from gradring.ps import files
-from gradring.ps.manifest import File
+from gradring.ps.saved import files
+from gradring.ps.saved.manifest import File
 
 _READ_BYTES = 4 << 20
 

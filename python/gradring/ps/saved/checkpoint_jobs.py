@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from gradring import _core, errors
-from gradring.ps import files, snapshot_files
-from gradring.ps.manifest import File
+from gradring.ps.saved import files, snapshot_files
+from gradring.ps.saved.manifest import File
 
 PIECE_BYTES = 1 << 20
 
