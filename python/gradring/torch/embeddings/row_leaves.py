@@ -1,8 +1,8 @@
 """`RowLeaves`: the rows that an `Embedding` has returned, and the gradients that they got.
 
 Each forward pass makes a leaf of its rows, and backward leaves a gradient in it, which is kept here
-until it is pushed or forgotten. Used by `gradring.torch.embedding`, on the thread that runs
-backward and on the one that steps.
+until it is pushed or forgotten. Used by `gradring.torch.embeddings.embedding`, on the thread that
+runs backward and on the one that steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradring.torch.backward import current_backward, is_outermost_backward
+from gradring.torch.gradients.backward import current_backward, is_outermost_backward
 
 
 @dataclass(slots=True)

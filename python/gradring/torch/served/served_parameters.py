@@ -3,7 +3,7 @@
 Modes read and write the memory that a parameter has when it joins, so that one whose memory is
 another later would be trained by nobody. A storage may move by itself, into shared memory say: then
 what modes had is gone, and they are told of the new place before they read or write again. Used by
-`gradring.torch.served`, on the training thread.
+`gradring.torch.served.served_optimizer`, on the training thread.
 """
 
 from __future__ import annotations

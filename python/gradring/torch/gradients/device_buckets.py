@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradring.torch.buckets import Bucket
 from gradring.torch.c10d.streams import has_device_path
+from gradring.torch.gradients.buckets import Bucket
 
 
 class DeviceBucket(Bucket):

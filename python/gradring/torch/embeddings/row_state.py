@@ -15,7 +15,7 @@ import torch
 
 from gradring.errors import InvalidArgument
 from gradring.modes.geo import GeoOptimizer
-from gradring.torch.rows import Rows
+from gradring.torch.embeddings.rows import Rows
 
 KEY = "gradring_rows"
 

@@ -13,7 +13,7 @@ from gradring.modes.geo import GeoOptimizer
 from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.tables import RowGradients
 from gradring.modes.waiting import StepTimedOut, lateness_of
-from gradring.torch.embedding import Embedding, embeddings_of
+from gradring.torch.embeddings.embedding import Embedding, embeddings_of
 
 
 class Rows:

@@ -5,7 +5,7 @@ ranks that had a gradient. Where a parameter's gradient has the dtype that trave
 lies in its slot, so nothing is copied back; and a gradient that backward adds to its slot is not
 copied at all. What a user gets as ``.grad`` is a tensor of its own over the slot's memory, which he
 may give other memory (``.grad.data = ...``, ``model.to(...)``, ``model.share_memory()``): whether a
-gradient is in its slot is asked of its address. Owned by `gradring.torch.averaging`.
+gradient is in its slot is asked of its address. Owned by `gradring.torch.gradients.averaging`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def make_buckets(
     layout: Sequence[Sequence[int]], params: Sequence[torch.Tensor], comm: Communicator
 ) -> list[Bucket]:
     """Take memory for buckets; on the CPU the ranks of a host reach into it. A collective call."""
-    from gradring.torch.device_buckets import DeviceBucket
+    from gradring.torch.gradients.device_buckets import DeviceBucket
 
     devices = [params[members[0]].device for members in layout]
     sizes = [bytes_of(members, params) for members in layout]

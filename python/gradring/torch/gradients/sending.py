@@ -1,7 +1,7 @@
 """`Sender`: the operations of one round of averaging, in the order in which every rank starts them.
 
 First the rank's weight travels, then each bucket, then maybe what rank 0 has to say. Owned by
-`gradring.torch.averaging`.
+`gradring.torch.gradients.averaging`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gradring.collectives.communicator import Communicator
 from gradring.collectives.work import Work
 from gradring.compression import Compression, wire_bytes
 from gradring.errors import Closed, Error
-from gradring.torch.buckets import Bucket
+from gradring.torch.gradients.buckets import Bucket
 
 
 class Sender:

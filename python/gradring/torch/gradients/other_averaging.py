@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradring.errors import InvalidArgument
-from gradring.torch.parameters import Named
+from gradring.torch.gradients.parameters import Named
 
 # Classes by the module that has them: where nobody has imported that, there is none of them.
 _WRAPPERS = {

@@ -3,7 +3,7 @@
 Forward asks for the rows and makes a leaf of them; what has a gradient after backward is pushed: by
 the optimizer's step, in its mode, or, where the layer was given to no optimizer, at the end of
 backward. Equal ids travel once, both ways: the client fans rows out and adds gradients up. On a
-device the rows that are used most stay there (`gradring.torch.row_cache`).
+device the rows that are used most stay there (`gradring.torch.embeddings.row_cache`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rows import merge
 from gradring.modes.tables import ModeTable, RowGradients
 from gradring.optim.state import require_successor
-from gradring.torch.backward import at_the_end_of_backward
-from gradring.torch.row_cache import RowCache, is_subtracted, require_allowed_age
-from gradring.torch.row_leaves import RowLeaves
+from gradring.torch.embeddings.row_cache import RowCache, is_subtracted, require_allowed_age
+from gradring.torch.embeddings.row_leaves import RowLeaves
+from gradring.torch.gradients.backward import at_the_end_of_backward
 
 _SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
 

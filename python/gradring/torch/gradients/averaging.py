@@ -5,8 +5,8 @@ rank's weight), each bucket starts as soon as it and all before it are full, and
 backward the rest is sent, and `finish` waits and lets every ``.grad`` be its average. Every rank
 sends the same operations in the same order, whatever its gradients; on a communicator of their own,
 so that operations of the user may come in between. The first round also teaches the order in which
-backward reaches the parameters (`gradring.torch.gradient_order`); the buckets are laid out anew in
-rank 0's. Runs on the thread that runs backward and on the one that steps.
+backward reaches the parameters (`gradring.torch.gradients.gradient_order`); the buckets are laid
+out anew in rank 0's. Runs on the thread that runs backward and on the one that steps.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gradring.collectives.communicator import Communicator
 from gradring.compression import Compression
 from gradring.errors import InvalidArgument
 from gradring.optim.averaging import no_examples, require_weight
-from gradring.torch.backward import (
+from gradring.torch.gradients.backward import (
     GradientListener,
     after_all_others,
     at_the_end_of_backward,
     is_outermost_backward,
 )
-from gradring.torch.buckets import Bucket, lay_out, make_buckets
-from gradring.torch.gradient_order import GradientOrder
-from gradring.torch.losses import average_loss
-from gradring.torch.parameters import Named
-from gradring.torch.sending import Sender
+from gradring.torch.gradients.buckets import Bucket, lay_out, make_buckets
+from gradring.torch.gradients.gradient_order import GradientOrder
+from gradring.torch.gradients.losses import average_loss
+from gradring.torch.gradients.parameters import Named
+from gradring.torch.gradients.sending import Sender
 
 # What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.
 _WHOLE_DIVISORS = 1 << 24

@@ -23,13 +23,13 @@ from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
-from gradring.torch import parameters
-from gradring.torch.embedding import embeddings_of
-from gradring.torch.row_state import load_rows, with_rows
-from gradring.torch.rows import Rows, make_rows
-from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
-from gradring.torch.served_parameters import ServedParameters
-from gradring.torch.server_rules import rules_of, settings_of
+from gradring.torch.embeddings.embedding import embeddings_of
+from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.rows import Rows, make_rows
+from gradring.torch.gradients import parameters
+from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.served.served_parameters import ServedParameters
+from gradring.torch.served.server_rules import rules_of, settings_of
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]

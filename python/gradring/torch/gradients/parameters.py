@@ -11,7 +11,7 @@ import torch
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.same_shapes import require_same_shapes
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.torch.buckets import can_be_compressed, can_travel
+from gradring.torch.gradients.buckets import can_be_compressed, can_travel
 
 Named = dict[str, torch.Tensor]
 
