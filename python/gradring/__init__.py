@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from gradring.modes.asynchronous import AsyncOptimizer
     from gradring.modes.factory import distributed
-    from gradring.modes.geo import GeoOptimizer
+    from gradring.modes.geo.optimizer import GeoOptimizer
     from gradring.optim.sync import SyncOptimizer
 
 __all__ = [
@@ -88,7 +88,7 @@ _LAZY = {
     "AsyncOptimizer": "gradring.modes.asynchronous",
     "BoundedStaleness": "gradring.modes",
     "Geo": "gradring.modes",
-    "GeoOptimizer": "gradring.modes.geo",
+    "GeoOptimizer": "gradring.modes.geo.optimizer",
     "Hybrid": "gradring.modes",
     "Mean": "gradring.modes",
     "Nesterov": "gradring.modes",

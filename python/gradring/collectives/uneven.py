@@ -16,7 +16,7 @@ from gradring.errors import InvalidArgument
 
 Batch = TypeVar("Batch")
 
-_MOST_PARTS = 1 << 15  # `gradring.modes.parts` counts in float32.
+_MOST_PARTS = 1 << 15  # `gradring.modes.stepping.parts` counts in float32.
 
 
 def until_all_end(comm: Communicator, batches: Iterable[Batch]) -> Iterator[Batch | None]:

@@ -19,7 +19,7 @@ from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
-from gradring.modes.names import require_name
+from gradring.modes.stepping.names import require_name
 from gradring.settings import config
 from gradring.torch.embeddings.rows import make_rows
 from gradring.torch.gradients import parameters

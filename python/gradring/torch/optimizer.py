@@ -14,8 +14,8 @@ import torch
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.uneven import dealt_out, until_all_end
 from gradring.errors import InvalidArgument
-from gradring.modes.lost_ranks import close_beside
-from gradring.modes.waiting import StepTimedOut
+from gradring.modes.stepping.lost_ranks import close_beside
+from gradring.modes.stepping.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch.embeddings.row_state import load_rows, with_rows
 from gradring.torch.embeddings.rows import Rows

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
-from gradring.modes import reminder
 from gradring.modes.asynchronous import AsyncOptimizer
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.rows import merge
-from gradring.modes.tables import ModeTable, RowGradients
+from gradring.modes.parameters.rows import merge
+from gradring.modes.parameters.tables import ModeTable, RowGradients
+from gradring.modes.stepping import reminder
+from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.optim.state import require_successor
 from gradring.torch.embeddings.row_cache import RowCache, is_subtracted, require_allowed_age
 from gradring.torch.embeddings.row_leaves import RowLeaves

@@ -18,9 +18,9 @@ from gradring import optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.rows import IdIndex, Slots
-from gradring.modes.store import Ids
+from gradring.modes.parameters.rows import IdIndex, Slots
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stores.store import Ids
 
 Pull = Callable[[Ids], Any]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gradring.errors import InvalidArgument
-from gradring.modes.geo import GeoOptimizer
+from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.torch.embeddings.rows import Rows
 
 KEY = "gradring_rows"

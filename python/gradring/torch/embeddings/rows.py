@@ -9,10 +9,10 @@ import torch
 
 from gradring.modes.contracts import Mode
 from gradring.modes.factory import over_servers
-from gradring.modes.geo import GeoOptimizer
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.tables import RowGradients
-from gradring.modes.waiting import StepTimedOut, lateness_of
+from gradring.modes.geo.optimizer import GeoOptimizer
+from gradring.modes.parameters.tables import RowGradients
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.torch.embeddings.embedding import Embedding, embeddings_of
 
 
@@ -80,7 +80,7 @@ def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any
         mode: Of the rows.
         model: May hold embeddings.
         ps: As in `distributed`.
-        **options: Of `gradring.modes.optimizer.ModeOptimizer`.
+        **options: Of `gradring.modes.stepping.optimizer.ModeOptimizer`.
     """
     layers = embeddings_of(model)
     if not layers:

@@ -18,10 +18,10 @@ from gradring.collectives.joining import current
 from gradring.errors import InvalidArgument
 from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
-from gradring.modes.geo import GeoOptimizer
-from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.rounds import RoundOptimizer
-from gradring.modes.waiting import StepTimedOut, lateness_of
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
 from gradring.torch.embeddings.embedding import embeddings_of
 from gradring.torch.embeddings.row_state import load_rows, with_rows
@@ -104,7 +104,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.state.clear()  # The servers' from now on; a copy here would only grow old.
 
     def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
-        """Do one step in the mode's sense; see `gradring.modes.optimizer.ModeOptimizer.step`.
+        """Do one step in the mode's sense; see `gradring.modes.stepping.optimizer`.
 
         Settings that changed since the last step, as schedulers change the learning rate, are the
         servers' for this one. Hooks that `torch.optim` calls around a step run in every mode.
@@ -319,7 +319,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         parameters.share_buffers(comm, self._model)
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
-        """Go through parts of the data; see `gradring.modes.optimizer.ModeOptimizer.hand_out`."""
+        """Go through parts of the data; see `gradring.modes.stepping.optimizer`."""
         in_step = [driver for driver in self._drivers() if driver.is_in_step]
         return [*in_step, self.driver][0].hand_out(name, count)
 

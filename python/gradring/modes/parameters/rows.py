@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring import _core
-from gradring.modes.store import Array, Ids
+from gradring.modes.stores.store import Array, Ids
 from gradring.ps.arguments.requests import fitting_rows
 
 Slots = npt.NDArray[np.int64]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradring.modes.store import Store
-from gradring.modes.tables import Prefetched
+from gradring.modes.parameters.tables import Prefetched
+from gradring.modes.stores.store import Store
 
 _MOST = 64  # Under way: a connection carries so many calls only.
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring.errors import Error, InvalidArgument
-from gradring.modes.store import (
+from gradring.modes.stores.store import (
     Array,
     Changed,
     Domain,
@@ -77,7 +77,7 @@ def store_of(ps: Any, timeout: float) -> Store:
 
 
 class ServedStore:
-    """A worker's client; see `gradring.modes.store.Store`.
+    """A worker's client; see `gradring.modes.stores.store.Store`.
 
     Attributes:
         connection: What it wraps.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradring.errors import Closed, Error
-from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.stepping.optimizer import ModeOptimizer
 
 
 def close_beside(optimizer: ModeOptimizer, comm: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradring.arrays.buffers import as_ids
 from gradring.errors import Error, InvalidArgument, Mismatch
-from gradring.modes.store import Array, Ids, PendingPull, Pull, Store
+from gradring.modes.stores.store import Array, Ids, PendingPull, Pull, Store
 from gradring.optim.state import require_successor
 from gradring.ps.arguments.requests import push_request
 

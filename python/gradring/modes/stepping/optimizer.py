@@ -14,16 +14,16 @@ import numpy as np
 
 from gradring.collectives.uneven import dealt_out, require_parts
 from gradring.errors import Closed, InvalidArgument
-from gradring.modes import names, reminder
-from gradring.modes.agreement import Workers
-from gradring.modes.background import require_process
-from gradring.modes.dense import DenseParameters, one_for_each, require_same_place
-from gradring.modes.parts import Parts
-from gradring.modes.prefetches import Prefetches
-from gradring.modes.rows import summed
-from gradring.modes.served import store_of
-from gradring.modes.store import Array, Domain, Ids, Pull, Push, Store
-from gradring.modes.tables import ModeTable, Prefetched, RowGradients, joined, listed
+from gradring.modes.parameters.dense import DenseParameters, one_for_each, require_same_place
+from gradring.modes.parameters.prefetches import Prefetches
+from gradring.modes.parameters.rows import summed
+from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients, joined, listed
+from gradring.modes.stepping import names, reminder
+from gradring.modes.stepping.background import require_process
+from gradring.modes.stepping.parts import Parts
+from gradring.modes.stores.agreement import Workers
+from gradring.modes.stores.served import store_of
+from gradring.modes.stores.store import Array, Domain, Ids, Pull, Push, Store
 from gradring.optim.rules import require_rule
 from gradring.optim.state import Entry, require_successor
 from gradring.settings import config

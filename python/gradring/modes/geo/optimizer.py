@@ -13,15 +13,15 @@ import numpy as np
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
-from gradring.modes.exchange import Exchange, GeoReport
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.outer import OuterRounds
-from gradring.modes.replica import DenseReplica, SparseReplica
-from gradring.modes.rows import Slots
-from gradring.modes.saved import dense_states, ids_of, names_of, parts_of
-from gradring.modes.store import Array, Domain, Ids, Pull
-from gradring.modes.tables import ModeTable, Prefetched, RowGradients
-from gradring.modes.waiting import after_the_local_step, before_the_local_step
+from gradring.modes.geo.exchange import Exchange, GeoReport
+from gradring.modes.geo.outer import OuterRounds
+from gradring.modes.geo.replica import DenseReplica, SparseReplica
+from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
+from gradring.modes.parameters.rows import Slots
+from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.waiting import after_the_local_step, before_the_local_step
+from gradring.modes.stores.store import Array, Domain, Ids, Pull
 from gradring.optim import SGD, LocalRows, State, Sum
 from gradring.optim.averaging import require_weight
 from gradring.optim.gradients import is_finite

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradring.arrays.buffers import as_ids
 from gradring.errors import InvalidArgument
-from gradring.modes.store import Array, Ids
+from gradring.modes.stores.store import Array, Ids
 from gradring.optim.rules import CoreRule, State
 from gradring.optim.state import require_kept
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from gradring import _core
-from gradring.modes.rows import IdIndex, Slots
-from gradring.modes.store import Array, Ids
+from gradring.modes.parameters.rows import IdIndex, Slots
+from gradring.modes.stores.store import Array, Ids
 from gradring.optim.local_rows import enlarged
 
 # What a flush pushes and reads of a sparse table at a time: rows and their progress stay in the

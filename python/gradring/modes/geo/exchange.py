@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from gradring.errors import Closed, Error, InternalError
-from gradring.modes.background import Background
 from gradring.modes.contracts import Geo, Mean
-from gradring.modes.flush_clock import FlushClock
-from gradring.modes.pace import Pace
-from gradring.modes.replica import PUSHES_UNDER_WAY, DenseReplica, Offer, SparseReplica
-from gradring.modes.rows import Slots
-from gradring.modes.store import (
+from gradring.modes.geo.flush_clock import FlushClock
+from gradring.modes.geo.pace import Pace
+from gradring.modes.geo.replica import PUSHES_UNDER_WAY, DenseReplica, Offer, SparseReplica
+from gradring.modes.parameters.rows import Slots
+from gradring.modes.stepping.background import Background
+from gradring.modes.stores.store import (
     Array,
     Changed,
     Domain,

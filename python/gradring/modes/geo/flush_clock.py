@@ -29,7 +29,7 @@ nobody can have passed gate 1: it begins at 0, and the others' first flush is it
 
 from __future__ import annotations
 
-from gradring.modes.store import Domain, Gate, Store, WorkerClocks
+from gradring.modes.stores.store import Domain, Gate, Store, WorkerClocks
 
 
 class FlushClock:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gradring.errors import InvalidArgument, Mismatch, TimedOut
-from gradring.modes.store import Array, Gate, Pull, Push, Store
+from gradring.modes.stores.store import Array, Gate, Pull, Push, Store
 from gradring.optim import Sum
 from gradring.optim.gradients import fitting_gradients
 from gradring.optim.state import Entry

@@ -1,7 +1,7 @@
 """What a mode asks of parameter servers: the narrow surface between `gradring.modes` and `ps`.
 
-`gradring.modes.served` implements it over a client of real servers; the tests also implement it in
-exact arithmetic. Methods may be called from any thread; each waits at most for the client's
+`gradring.modes.stores.served` implements it over a client of real servers; the tests also implement
+it in exact arithmetic. Methods may be called from any thread; each waits at most for the client's
 timeout.
 """
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradring.collectives.joining import current, current_if_any
 from gradring.errors import InvalidArgument
-from gradring.modes.served import number_of_workers
+from gradring.modes.stores.served import number_of_workers
 
 _NAME_BITS = 62  # What an int64 holds.
 

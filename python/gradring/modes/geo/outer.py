@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradring.modes.contracts import Geo
-from gradring.modes.exchange import Replicas
-from gradring.modes.store import Domain, Gate, Ids, Pending, Push, Store
+from gradring.modes.geo.exchange import Replicas
+from gradring.modes.stores.store import Domain, Gate, Ids, Pending, Push, Store
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradring.errors import Mismatch
-from gradring.modes.store import Push, Store
+from gradring.modes.stores.store import Push, Store
 from gradring.optim import Sum
 
 # Every push also adds the count, so that two counts of one name are noticed: quotient and remainder
