@@ -21,13 +21,15 @@ from gradring.errors import InvalidArgument
 from gradring.settings.config import TRANSPORTS, folder
 
 # For these, everything after the name belongs to the subcommand's own parser.
-_DELEGATED = {
-    "bench": "measure an operation between the ranks",
-    "demo": "train on two local ranks beside one process, and on a parameter server",
-    "serve": "hold tables for workers: one process of a parameter server",
-    "tune": "measure what links cost here, for the choice of algorithms",
+_DELEGATED = {  # Name -> the module that has its `main`, and a line of help.
+    "bench": ("gradring.bench", "measure an operation between the ranks"),
+    "demo": (
+        "gradring.demo",
+        "train on two local ranks beside one process, and on a parameter server",
+    ),
+    "serve": ("gradring.ps.command", "hold tables for workers: one process of a parameter server"),
+    "tune": ("gradring.tune", "measure what links cost here, for the choice of algorithms"),
 }
-_MODULES = {"serve": "ps.command"}  # Where a subcommand's name is not that of its room.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +90,7 @@ def _perform(arguments: list[str]) -> int:
 
 
 def _delegate(name: str, arguments: list[str]) -> int:
-    command = importlib.import_module(f"gradring.{_MODULES.get(name, name)}")
+    command = importlib.import_module(_DELEGATED[name][0])
     return int(command.main(arguments) or 0)
 
 
@@ -190,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_doctor(commands)
     _add_trace(commands)
-    for name, text in _DELEGATED.items():
+    for name, (_, text) in _DELEGATED.items():
         commands.add_parser(name, help=text)
     commands.add_parser("version", help="print the version").set_defaults(action=_version)
 

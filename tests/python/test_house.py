@@ -6,6 +6,7 @@ breaks it, then the tree.
 
 from __future__ import annotations
 
+import graphlib
 import inspect
 import re
 import subprocess
@@ -14,6 +15,8 @@ import types
 from pathlib import Path
 
 import gradring
+import python_rooms
+from python_rooms import module_of, other_rooms, room_complaints, room_of
 from source_tree import (
     CPP,
     ROOT,
@@ -184,6 +187,46 @@ def test_every_exception_to_the_arrows_is_used() -> None:
         for header in includes((ROOT / path).read_text())
     }
     assert not set(EXTRA_HEADERS) - used
+
+
+def test_python_rooms_import_only_along_their_arrows() -> None:
+    graphlib.TopologicalSorter(python_rooms.ARROWS).prepare()  # Raises where there is a circle.
+    settings = "gradring.settings.config"
+    assert room_complaints(settings, "from gradring import optim") == [
+        "settings may not import gradring.optim"
+    ]
+    assert room_complaints(settings, "def f():\n    from gradring.launchers.roles import Role")
+    assert room_complaints(settings, "if TYPE_CHECKING:\n    import gradring.ps.saved.files")
+    assert room_complaints("gradring.errors", "from gradring.collectives import calling")
+    assert room_complaints("gradring.ps.saved.files", "from gradring.ps import client")
+    assert room_complaints("gradring.arrays.buffers", "import gradring as gr")
+    assert room_complaints("gradring.launch.plan", "command('gradring', 'gradring.tune.worker')")
+    assert not room_complaints(settings, "from gradring import _core, dtypes\nimport enum")
+    assert not room_complaints("gradring.bench.rows.ids", "from gradring.bench import cases")
+    assert not room_complaints("gradring.ps.saved.x", "from gradring.ps.dense import DenseTable")
+
+    files = code_files(("python",), {".py"})
+    assert files
+    assert not [
+        f"{path}: {complaint}"
+        for path in files
+        for complaint in room_complaints(module_of(path), (ROOT / path).read_text())
+    ]
+
+
+def test_every_module_of_the_package_has_a_room_and_every_python_arrow_is_used() -> None:
+    used: dict[str, set[str]] = {room: set() for room in python_rooms.ARROWS}
+    extra = set()
+    for path in code_files(("python",), {".py"}):
+        room = room_of(module_of(path))
+        assert room != "front" or path == Path("python/gradring/__init__.py"), path
+        for name, target in other_rooms(room, (ROOT / path).read_text()):
+            if target in python_rooms.ARROWS[room]:
+                used[room].add(target)
+            else:
+                extra |= {(room, name), (room, name.rpartition(".")[0])}
+    assert used == python_rooms.ARROWS
+    assert not set(python_rooms.EXTRA_IMPORTS) - extra
 
 
 def test_python_imports_only_what_every_user_has() -> None:
