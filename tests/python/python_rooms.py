@@ -47,8 +47,13 @@ ARROWS = {
         "torch.gradients", "modes", "modes.geo", "modes.stepping", "modes.parameters",
         "modes.stores", "optim", "arrays", "base",
     },
-    "torch.gradients": {"torch.c10d", "optim", "collectives", "compression", "gpu", "base"},
-    "torch.c10d": {"collectives", "gpu", "machine", "launchers", "settings", "base"},
+    "torch.gradients": {"torch.c10d.calls", "optim", "collectives", "compression", "gpu", "base"},
+    "torch.c10d": {
+        "torch.c10d.operations", "torch.c10d.calls", "collectives", "machine", "launchers",
+        "settings", "base",
+    },
+    "torch.c10d.operations": {"torch.c10d.calls", "collectives", "base"},
+    "torch.c10d.calls": {"collectives", "gpu", "base"},
     "modes": {
         "modes.geo", "modes.stepping", "modes.parameters", "modes.stores", "optim", "collectives",
         "settings", "base",

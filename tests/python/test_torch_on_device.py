@@ -12,10 +12,10 @@ import torch
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
-from gradring.torch.c10d.job import Job
-from gradring.torch.c10d.lanes import Lane
-from gradring.torch.c10d.streams import CallStream, stream_of
-from gradring.torch.c10d.work import Flight
+from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.lanes import Lane
+from gradring.torch.c10d.calls.streams import CallStream, stream_of
+from gradring.torch.c10d.calls.work import Flight
 from gradring.torch.gradients import averaging
 from gradring.torch.gradients.buckets import bytes_of
 from gradring.torch.gradients.device_buckets import DeviceBucket

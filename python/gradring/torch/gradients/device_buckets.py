@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradring.torch.c10d.streams import has_device_path
+from gradring.torch.c10d.calls.streams import has_device_path
 from gradring.torch.gradients.buckets import Bucket
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
-from gradring.torch.c10d import tensors as staging
-from gradring.torch.c10d.call import Call
-from gradring.torch.c10d.collectives import Tensors
-from gradring.torch.c10d.operators import Operator
-from gradring.torch.c10d.work import Work
+from gradring.torch.c10d.calls import tensors as staging
+from gradring.torch.c10d.calls.call import Call
+from gradring.torch.c10d.calls.work import Work
+from gradring.torch.c10d.operations.collectives import Tensors
+from gradring.torch.c10d.operations.operators import Operator
 
 
 class Gathering:

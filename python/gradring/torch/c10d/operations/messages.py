@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from gradring.collectives.communicator import Communicator
-from gradring.torch.c10d.call import Call
-from gradring.torch.c10d.collectives import Tensors
-from gradring.torch.c10d.work import Work
+from gradring.torch.c10d.calls.call import Call
+from gradring.torch.c10d.calls.work import Work
+from gradring.torch.c10d.operations.collectives import Tensors
 
 
 class Messages:

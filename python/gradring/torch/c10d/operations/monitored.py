@@ -15,7 +15,7 @@ import numpy as np
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.work import Work
 from gradring.errors import TimedOut
-from gradring.torch.c10d.errors import for_torch
+from gradring.torch.c10d.calls.errors import for_torch
 
 _PASS, _FAIL = 1, 2
 _LOOK_EVERY = 0.001  # Seconds.

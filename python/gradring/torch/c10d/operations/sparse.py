@@ -14,11 +14,11 @@ from torch import Tensor
 
 from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument, Mismatch
-from gradring.torch.c10d import tensors
-from gradring.torch.c10d.call import Call
-from gradring.torch.c10d.job import Job
-from gradring.torch.c10d.lanes import Lane
-from gradring.torch.c10d.operators import Operator
+from gradring.torch.c10d.calls import tensors
+from gradring.torch.c10d.calls.call import Call
+from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.lanes import Lane
+from gradring.torch.c10d.operations.operators import Operator
 
 _OPERATORS = ("sum", "avg")
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from gradring.collectives.work import Work as CoreWork
 from gradring.errors import Error
-from gradring.torch.c10d.errors import for_torch
-from gradring.torch.c10d.job import Job
-from gradring.torch.c10d.streams import CallStream
+from gradring.torch.c10d.calls.errors import for_torch
+from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.streams import CallStream
 
 Watcher = Callable[["Flight"], None]
 

@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
 from gradring.errors import Error, TimedOut
-from gradring.torch.c10d.lanes import Lane
+from gradring.torch.c10d.calls.lanes import Lane
 
 
 class Job:

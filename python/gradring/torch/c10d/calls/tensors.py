@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from gradring.errors import InvalidArgument
-from gradring.torch.c10d.streams import has_device_path
+from gradring.torch.c10d.calls.streams import has_device_path
 
 _SENDABLE = frozenset(
     (

@@ -1,7 +1,7 @@
 """The collectives of a process group that work on one tensor a rank, under torch's names.
 
-Each takes lists, for historic reasons, of one tensor. `gradring.torch.c10d.gathering` has those
-that work on one tensor for every rank.
+Each takes lists, for historic reasons, of one tensor. `gradring.torch.c10d.operations.gathering`
+has those that work on one tensor for every rank.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
-from gradring.torch.c10d.call import Call
-from gradring.torch.c10d.operators import Operator
-from gradring.torch.c10d.sparse import SparseReducer
-from gradring.torch.c10d.work import Work
+from gradring.torch.c10d.calls.call import Call
+from gradring.torch.c10d.calls.work import Work
+from gradring.torch.c10d.operations.operators import Operator
+from gradring.torch.c10d.operations.sparse import SparseReducer
 
 Tensors = Sequence[Tensor]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gradring import errors
 from gradring.collectives.work import Work as CoreWork
-from gradring.torch.c10d import tensors
-from gradring.torch.c10d.errors import for_torch
-from gradring.torch.c10d.job import Job
-from gradring.torch.c10d.streams import CallStream, stream_of
-from gradring.torch.c10d.work import FOR_GOOD, Flight, Watcher, Work
+from gradring.torch.c10d.calls import tensors
+from gradring.torch.c10d.calls.errors import for_torch
+from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.streams import CallStream, stream_of
+from gradring.torch.c10d.calls.work import FOR_GOOD, Flight, Watcher, Work
 
 
 class Call:
