@@ -1,5 +1,5 @@
 // From Python objects to memory: the buffer protocol, contiguous and typed. What has no buffer
-// (torch, DLPack) is turned into one by gradring/arrays.py before it comes here.
+// (torch, DLPack) is turned into one by gradring/arrays/buffers.py before it comes here.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,5 +1,5 @@
 // _core.Communicator and _core.Work: convert, release the GIL, call. The documented classes are in
-// gradring/communicator.py.
+// gradring/collectives/communicator.py.
 #include "collectives/communicator/communicator.h"
 
 #include <pybind11/pybind11.h>

@@ -1,5 +1,5 @@
 // The arrays that results go into where the caller gives none: NumPy's and torch's, as
-// gradring/arrays.py makes them, without its frames. With the GIL.
+// gradring/arrays/buffers.py makes them, without its frames. With the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,6 +1,6 @@
 // torch's tensors on the CPU, seen by their attributes: they have no buffer protocol, and making an
 // array of each in Python costs more than an operation on a short one. Nothing here imports torch:
-// gradring/arrays.py says what its tensors are once it has met one.
+// gradring/arrays/buffers.py says what its tensors are once it has met one.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -25,10 +25,12 @@ from gradring.errors import (
 if TYPE_CHECKING:
     from gradring import optim, ps, trace
     from gradring._core import version as __version__
-    from gradring.build import build_info
-    from gradring.communicator import Communicator
+    from gradring.collectives.communicator import Communicator
+    from gradring.collectives.joining import init
+    from gradring.collectives.sampling import shard
+    from gradring.collectives.work import Work
     from gradring.compression import TopK
-    from gradring.joining import init
+    from gradring.machine.build import build_info
     from gradring.modes import (
         Async,
         BoundedStaleness,
@@ -41,10 +43,8 @@ if TYPE_CHECKING:
     )
     from gradring.modes.asynchronous import AsyncOptimizer
     from gradring.modes.factory import distributed
-    from gradring.modes.geo import GeoOptimizer
+    from gradring.modes.geo.optimizer import GeoOptimizer
     from gradring.optim.sync import SyncOptimizer
-    from gradring.sampling import shard
-    from gradring.work import Work
 
 __all__ = [
     "Async",
@@ -82,13 +82,13 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Communicator": "gradring.communicator",
+    "Communicator": "gradring.collectives.communicator",
     "TopK": "gradring.compression",
     "Async": "gradring.modes",
     "AsyncOptimizer": "gradring.modes.asynchronous",
     "BoundedStaleness": "gradring.modes",
     "Geo": "gradring.modes",
-    "GeoOptimizer": "gradring.modes.geo",
+    "GeoOptimizer": "gradring.modes.geo.optimizer",
     "Hybrid": "gradring.modes",
     "Mean": "gradring.modes",
     "Nesterov": "gradring.modes",
@@ -96,10 +96,10 @@ _LAZY = {
     "Sync": "gradring.modes",
     "distributed": "gradring.modes.factory",
     "SyncOptimizer": "gradring.optim.sync",
-    "Work": "gradring.work",
-    "build_info": "gradring.build",
-    "init": "gradring.joining",
-    "shard": "gradring.sampling",
+    "Work": "gradring.collectives.work",
+    "build_info": "gradring.machine.build",
+    "init": "gradring.collectives.joining",
+    "shard": "gradring.collectives.sampling",
 }
 
 

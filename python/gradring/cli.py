@@ -15,17 +15,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradring import endings
-from gradring.config import TRANSPORTS, folder
+from gradring.commands import endings
+from gradring.commands.output_files import CannotWrite
 from gradring.errors import InvalidArgument
-from gradring.output_files import CannotWrite
+from gradring.settings.config import TRANSPORTS, folder
 
 # For these, everything after the name belongs to the subcommand's own parser.
-_DELEGATED = {
-    "bench": "measure an operation between the ranks",
-    "demo": "train on two local ranks beside one process, and on a parameter server",
-    "serve": "hold tables for workers: one process of a parameter server",
-    "tune": "measure what links cost here, for the choice of algorithms",
+_DELEGATED = {  # Name -> the module that has its `main`, and a line of help.
+    "bench": ("gradring.bench", "measure an operation between the ranks"),
+    "demo": (
+        "gradring.demo",
+        "train on two local ranks beside one process, and on a parameter server",
+    ),
+    "serve": ("gradring.ps.command", "hold tables for workers: one process of a parameter server"),
+    "tune": ("gradring.tune", "measure what links cost here, for the choice of algorithms"),
 }
 
 
@@ -87,7 +90,7 @@ def _perform(arguments: list[str]) -> int:
 
 
 def _delegate(name: str, arguments: list[str]) -> int:
-    command = importlib.import_module(f"gradring.{name}")
+    command = importlib.import_module(_DELEGATED[name][0])
     return int(command.main(arguments) or 0)
 
 
@@ -133,17 +136,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from gradring import doctor, job_doctor
+    from gradring.doctor import job_doctor, machine_doctor
 
     if options.job is not None:
         return job_doctor.main(options.job, as_json=options.json)
     asked = {name: getattr(options, name) for name in ("sizes", "op", "ranks")}
     if any(value is not None for value in asked.values()):
-        from gradring import choice_doctor
+        from gradring.doctor import choice_doctor
 
         given = {name: value for name, value in asked.items() if value is not None}
         return choice_doctor.main(choice_doctor.Asked(**given), as_json=options.json)
-    return doctor.main(as_json=options.json)
+    return machine_doctor.main(as_json=options.json)
 
 
 def _trace_merge(options: argparse.Namespace) -> int:
@@ -155,7 +158,7 @@ def _trace_merge(options: argparse.Namespace) -> int:
 
 
 def _version(_options: argparse.Namespace) -> int:
-    from gradring.machine import own_version
+    from gradring.machine.host_facts import own_version
 
     print(f"gradring {own_version()}")
     return 0
@@ -189,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_doctor(commands)
     _add_trace(commands)
-    for name, text in _DELEGATED.items():
+    for name, (_, text) in _DELEGATED.items():
         commands.add_parser(name, help=text)
     commands.add_parser("version", help="print the version").set_defaults(action=_version)
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradring import _core, arrays
+from gradring import _core
+from gradring.arrays import buffers
 from gradring.dtypes import DTYPE_CODES, name_of
 from gradring.errors import InvalidArgument
 
@@ -95,8 +96,8 @@ def encode(x: Any, compress: Compression, residual: Any = None) -> bytes:
         InvalidArgument: Something is not float32, of another size, or ``residual`` shares memory
             with ``x``.
     """
-    values = arrays.view(x, "x", writes=False)
-    rest = None if residual is None else arrays.view(residual, "residual", writes=True)
+    values = buffers.view(x, "x", writes=False)
+    rest = None if residual is None else buffers.view(residual, "residual", writes=True)
     if rest is not None and rest.unpack is not None:
         raise InvalidArgument("residual is not contiguous, so what is left out could not be kept")
     require_apart(values, rest)
@@ -104,9 +105,9 @@ def encode(x: Any, compress: Compression, residual: Any = None) -> bytes:
     return _core.encode(values.buffer, *code_of(compress), left)
 
 
-def require_apart(values: arrays.Operand, rest: arrays.Operand | None) -> None:
+def require_apart(values: buffers.Operand, rest: buffers.Operand | None) -> None:
     """Raise `InvalidArgument` where a residual shares memory with what is encoded."""
-    if rest is not None and arrays.overlap(values, rest):
+    if rest is not None and buffers.overlap(values, rest):
         raise InvalidArgument("residual overlaps x; give it memory of its own, zeros at first")
 
 

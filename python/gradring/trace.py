@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gradring.commands.input_files import cannot_read, files_in
+from gradring.commands.output_files import require_writable, write_whole, writing
 from gradring.errors import InvalidArgument
-from gradring.input_files import cannot_read, files_in
-from gradring.output_files import require_writable, write_whole, writing
 
 Event = dict[str, Any]
 

@@ -1,4 +1,5 @@
-// _core.gpu_build, gpu_driver and gpu_devices: what gradring/build.py tells of the GPU plugin.
+// _core.gpu_build, gpu_driver and gpu_devices: what gradring/machine/build.py tells of the GPU
+// plugin.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

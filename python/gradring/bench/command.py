@@ -24,7 +24,7 @@ from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
 from gradring.bench.starts import Missing, role_in_group
 from gradring.bench.sweep import Sweep
-from gradring.output_files import require_writable, writing
+from gradring.commands.output_files import require_writable, writing
 
 _CLEAR_LINE = "\r\x1b[K"
 

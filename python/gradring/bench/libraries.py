@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gradring.bench import mpis
 from gradring.bench.starts import HERE, Start, package_path, require_module, under_gradring_run
-from gradring.config import absolute_path
-from gradring.own_modules import module_command
+from gradring.commands.own_modules import module_command
+from gradring.settings.config import absolute_path
 
 _TORCH = "pip install torch==2.13.0"
 # Intel MPI has collectives for one node, over shared memory whatever the fabric is.

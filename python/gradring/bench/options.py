@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradring.bench import cases, libraries
-from gradring.config import TRANSPORTS
 from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.errors import InvalidArgument
+from gradring.settings.config import TRANSPORTS
 from gradring.timeouts import is_timeout
 
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")

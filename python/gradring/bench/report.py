@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from gradring import machine
 from gradring.bench.cases import message_bytes
 from gradring.bench.options import Options
 from gradring.bench.peers.timing import Reply, python_version
 from gradring.bench.statistics import Figures, Ratio
 from gradring.bench.sweep import Row
+from gradring.machine import host_facts
 
 SCHEMA = 1
 
@@ -29,13 +29,13 @@ def machine_facts() -> Document:
     """Say what the figures were measured on."""
     return {
         "cpu": _cpu_model(),
-        "cpus": machine.cpus(),
+        "cpus": host_facts.cpus(),
         "load": round(os.getloadavg()[0], 2),
         "niceness": os.nice(0),
         "kernel": platform.release(),
         "python": python_version(),
         "numpy": np.__version__,
-        "tcp_congestion_control": machine.setting("net.ipv4.tcp_congestion_control"),
+        "tcp_congestion_control": host_facts.setting("net.ipv4.tcp_congestion_control"),
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
     }
 

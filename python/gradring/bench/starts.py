@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import gradring
-from gradring.launchers import SLURM
-from gradring.own_modules import module_command
-from gradring.roles import Role, discover
+from gradring.commands.own_modules import module_command
+from gradring.launchers.known import SLURM
+from gradring.launchers.roles import Role, discover
 
 HERE = Path(__file__).parent  # Peers' interpreters may lack gradring: there `peers` is a package.
 _PROBE_SECONDS = 60.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, TextIO
 
-from gradring import machine
 from gradring.bench.report import Document, footer_lines, header_lines
+from gradring.machine import host_facts
 
 _OURS = "gradring"
 
@@ -26,7 +26,7 @@ def show(document: Document, stream: TextIO | None = None) -> None:
 
 def show_rows(title: str, columns: list[str], cells: list[list[str]], stream: TextIO) -> None:
     """Print one table with its title."""
-    if stream.isatty() and machine.has_package("rich"):
+    if stream.isatty() and host_facts.has_package("rich"):
         _show_rich(title, columns, cells, stream)
     else:
         print(f"# {title}", file=stream)

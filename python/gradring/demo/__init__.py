@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring.commands.output_files import require_writable, writing
+from gradring.commands.own_modules import module_command
 from gradring.demo.clicks import ClickOutcome, train_clicks
 from gradring.demo.digits import load_digits
 from gradring.demo.options import shared_options
 from gradring.errors import InvalidArgument
 from gradring.launch import job
 from gradring.launch.options import Options
-from gradring.output_files import require_writable, writing
-from gradring.own_modules import module_command
 
 ACCURACY = 0.95
 DIFFERENCE = 1e-5

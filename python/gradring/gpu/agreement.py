@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradring import _core, nccl
+from gradring import _core
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.runtime import device_count, device_facts
+from gradring.machine import nccl
 
 if TYPE_CHECKING:
-    from gradring.communicator import Communicator
+    from gradring.collectives.communicator import Communicator
 
 PATHS = {"auto": 0, "nccl": 1, "staged": 2, "nccl_in_hosts": 3}
 _ROOM = 1024  # Bytes that each rank's facts may take.

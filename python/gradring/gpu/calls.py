@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradring import _core
-from gradring.arrays import Operand, View
-from gradring.calling import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from gradring.device_arrays import LEGACY_STREAM, UNKNOWN_DEVICE, DeviceView
+from gradring.arrays.buffers import Operand, View
+from gradring.arrays.device_arrays import LEGACY_STREAM, UNKNOWN_DEVICE, DeviceView
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.copied import CopiedCalls
 from gradring.gpu.flights import Flight, LaunchedFlight, StagedFlight
 from gradring.gpu.packed import Packer
 from gradring.gpu.runtime import device_of
+from gradring.operations import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
 if TYPE_CHECKING:
     from gradring.gpu.agreement import Choice

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradring import _core
-from gradring.device_arrays import UNKNOWN_DEVICE, DeviceView
+from gradring.arrays.device_arrays import UNKNOWN_DEVICE, DeviceView
 from gradring.gpu.memory import PinnedBlock, pinned
 from gradring.gpu.runtime import Event, Stream, device_of, order
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gradring import _core
-from gradring.device_arrays import DeviceView
+from gradring.arrays.device_arrays import DeviceView
 
 
 class Flight(Protocol):

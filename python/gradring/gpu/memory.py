@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gradring import _core
-from gradring.device_arrays import LEGACY_STREAM, stream_handle
+from gradring.arrays.device_arrays import LEGACY_STREAM, stream_handle
 from gradring.dtypes import DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.runtime import Event

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gradring import _core
-from gradring.device_arrays import DeviceView
+from gradring.arrays.device_arrays import DeviceView
 from gradring.gpu.flights import Flight
 from gradring.gpu.memory import Array
 from gradring.gpu.runtime import Stream, order

@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from gradring import _core
-from gradring.device_arrays import LEGACY_STREAM, stream_handle
+from gradring.arrays.device_arrays import LEGACY_STREAM, stream_handle
 from gradring.errors import DeviceError
 
 # Kinds of memory (csrc/gpu/api.h).

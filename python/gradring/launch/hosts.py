@@ -6,9 +6,9 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradring.address import is_loopback
 from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
+from gradring.settings.address import is_loopback
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gradring.commands.own_modules import module_command
 from gradring.errors import ProtocolError
 from gradring.launch import agent
 from gradring.launch.hosts import HostPlan
 from gradring.launch.options import Options
-from gradring.own_modules import module_command
 
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16

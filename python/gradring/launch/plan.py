@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradring.address import format_address, is_loopback, parse_address
-from gradring.config import Settings, absolute_path
+from gradring.commands.own_modules import module_command
 from gradring.errors import InvalidArgument
 from gradring.launch import agent
 from gradring.launch.hosts import HostPlan, deal_servers, place, read_hosts
 from gradring.launch.options import Options
-from gradring.launchers import LOOPBACK
-from gradring.own_modules import module_command
+from gradring.launchers.known import LOOPBACK
+from gradring.settings.address import format_address, is_loopback, parse_address
+from gradring.settings.config import Settings, absolute_path
 
 
 @dataclass(frozen=True)

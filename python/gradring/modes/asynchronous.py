@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from gradring.modes.background import Background
 from gradring.modes.contracts import Async
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.staleness import Histogram
-from gradring.modes.store import Array, Push
-from gradring.modes.tables import RowGradients
+from gradring.modes.parameters.tables import RowGradients
+from gradring.modes.stepping.background import Background
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.staleness import Histogram
+from gradring.modes.stores.store import Array, Push
 from gradring.optim.averaging import require_weight
 
 # Whose the second copy is.

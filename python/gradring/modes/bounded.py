@@ -9,11 +9,11 @@ import numpy as np
 
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.staleness import Histogram
-from gradring.modes.store import Array, Domain, Gate, Pending, Pull, Push
-from gradring.modes.tables import Prefetched, RowGradients
-from gradring.modes.waiting import after_the_push, before_the_push
+from gradring.modes.parameters.tables import Prefetched, RowGradients
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.staleness import Histogram
+from gradring.modes.stepping.waiting import after_the_push, before_the_push
+from gradring.modes.stores.store import Array, Domain, Gate, Pending, Pull, Push
 from gradring.optim import Sum
 from gradring.optim.averaging import require_weight
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.joining import require_ranks
 from gradring.errors import InvalidArgument
-from gradring.joining import require_ranks
 from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.contracts import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
-from gradring.modes.geo import GeoOptimizer
+from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.hybrid import HybridOptimizer
-from gradring.modes.names import require_name
-from gradring.modes.optimizer import ModeOptimizer
 from gradring.modes.rounds import RoundOptimizer
-from gradring.modes.store import Array
+from gradring.modes.stepping.names import require_name
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stores.store import Array
 from gradring.optim.rules import require_rule
 
 

@@ -6,24 +6,24 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gradring import config
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.joining import current
+from gradring.collectives.uneven import dealt_out
 from gradring.errors import Error, InvalidArgument
-from gradring.joining import current
-from gradring.modes.agreement import agreed_name
 from gradring.modes.contracts import Hybrid, Sync, begins_together, is_in_step
-from gradring.modes.dense import one_for_each
-from gradring.modes.lost_ranks import close_beside
-from gradring.modes.optimizer import ModeOptimizer
+from gradring.modes.parameters.dense import one_for_each
+from gradring.modes.parameters.tables import ModeTable, RowGradients, listed
 from gradring.modes.rounds import uneven_rounds
-from gradring.modes.store import Array
-from gradring.modes.tables import ModeTable, RowGradients, listed
-from gradring.modes.waiting import StepTimedOut
+from gradring.modes.stepping.lost_ranks import close_beside
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.waiting import StepTimedOut
+from gradring.modes.stores.agreement import agreed_name
+from gradring.modes.stores.store import Array
 from gradring.optim.averaging import require_weight
 from gradring.optim.rules import require_rule
 from gradring.optim.state import require_successor
 from gradring.optim.sync import SyncOptimizer
-from gradring.uneven import dealt_out
+from gradring.settings import config
 
 Batch = TypeVar("Batch")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from gradring.collectives.joining import current
+from gradring.collectives.uneven import until_all_end
 from gradring.errors import Error, InvalidArgument
-from gradring.joining import current
-from gradring.modes.optimizer import ModeOptimizer
-from gradring.modes.store import Array, Domain, Gate, Ids, Pending
-from gradring.modes.tables import ModeTable, Prefetched, RowGradients
-from gradring.modes.waiting import after_the_push, before_the_push
+from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.waiting import after_the_push, before_the_push
+from gradring.modes.stores.store import Array, Domain, Gate, Ids, Pending
 from gradring.optim.averaging import require_weight
-from gradring.uneven import until_all_end
 
 Batch = TypeVar("Batch")
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.fusion import assign_buckets, require_bucket_bytes
 from gradring.errors import InvalidArgument
-from gradring.fusion import assign_buckets, require_bucket_bytes
 from gradring.optim.gradients import fitting_gradients
 
 Array = npt.NDArray[Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import arrays
+from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
@@ -60,7 +60,7 @@ def is_finite(values: Array) -> bool:
 
 
 def _fitting(index: int, grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    array = arrays.as_reals(grad, f"gradient {index}")
+    array = buffers.as_reals(grad, f"gradient {index}")
     if array.shape != shape:
         raise InvalidArgument(f"gradient {index} has shape {array.shape}, its parameter {shape}")
     if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):

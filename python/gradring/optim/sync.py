@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.joining import current, require_ranks
+from gradring.collectives.same_shapes import require_same_shapes
+from gradring.collectives.uneven import dealt_out, until_all_end
 from gradring.errors import InvalidArgument
-from gradring.joining import current, require_ranks
 from gradring.optim.averaging import Averager
 from gradring.optim.rules import CoreRule, Rule, State, require_rule
 from gradring.optim.state import require_kept
-from gradring.same_shapes import require_same_shapes
-from gradring.uneven import dealt_out, until_all_end
 
 Array = npt.NDArray[Any]
 Batch = TypeVar("Batch")

@@ -5,10 +5,10 @@ of floats) or a `DenseTable` (an array). docs/parameter_server.md is the guide.
 """
 
 from gradring.ps import checkpoint
+from gradring.ps.arguments.entries import Count, Probability, Slot, Slots
 from gradring.ps.client import ParameterServer
 from gradring.ps.connecting import connect, current
 from gradring.ps.dense import DenseTable
-from gradring.ps.entries import Count, Probability, Slot, Slots
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.sparse import SparseTable
 

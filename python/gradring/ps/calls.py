@@ -20,9 +20,9 @@ from gradring.errors import (
     ProtocolError,
     TimedOut,
 )
-from gradring.ps import specs
+from gradring.ps.arguments import specs
+from gradring.ps.arguments.requests import Ids, PullRequest, Rows
 from gradring.ps.handles import Pending, Pushed
-from gradring.ps.requests import Ids, PullRequest, Rows
 from gradring.ps.row_writes import RowWrites
 from gradring.timeouts import milliseconds
 

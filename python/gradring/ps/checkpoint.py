@@ -1,7 +1,7 @@
 """Checkpoints: one consistent cut of all servers, written while training goes on.
 
 `save` and `load` are `gradring.ps.ParameterServer`'s; each server moves its own part
-(`gradring.ps.checkpoint_jobs`). docs/checkpoints.md has formats and guarantees.
+(`gradring.ps.saved.checkpoint_jobs`). docs/checkpoints.md has formats and guarantees.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from gradring import errors
 from gradring.errors import DeviceError, InternalError, InvalidArgument
-from gradring.ps import files, manifest, snapshot_files
-from gradring.ps.checkpoint_jobs import carry_out, stage
-from gradring.ps.export import export_checkpoint, export_table
-from gradring.ps.manifest import File, Manifest
+from gradring.ps.saved import files, manifest, snapshot_files
+from gradring.ps.saved.checkpoint_jobs import carry_out, stage
+from gradring.ps.saved.export import export_checkpoint, export_table
+from gradring.ps.saved.manifest import File, Manifest
 
 if TYPE_CHECKING:
     from gradring.ps.client import ParameterServer

@@ -12,15 +12,16 @@ import numpy as np
 
 from gradring.errors import Error, InvalidArgument
 from gradring.initial import Initializer
-from gradring.ps import checks, many, removals, specs
+from gradring.ps import many, removals
+from gradring.ps.arguments import checks, specs
+from gradring.ps.arguments.entries import Entry, Slots
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
-from gradring.ps.entries import Entry, Slots
 from gradring.ps.handles import Pending, Pushed
 from gradring.ps.sparse import SparseTable
 
 if TYPE_CHECKING:
-    from gradring.ps.manifest import Manifest
+    from gradring.ps.saved.manifest import Manifest
 
 
 class ParameterServer:

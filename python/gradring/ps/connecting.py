@@ -8,15 +8,17 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 
-from gradring import _core, config, roles, server_addresses
+from gradring import _core
 from gradring.core_arguments import require_secret, secret_bytes
 from gradring.errors import Error, InvalidArgument
-from gradring.job_secret import HOW_TO_MAKE_ONE
+from gradring.launchers import roles
+from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
+from gradring.launchers.roles import Role
+from gradring.ps.arguments.checks import whole
 from gradring.ps.calls import Calls
-from gradring.ps.checks import whole
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
-from gradring.roles import Role
+from gradring.settings import config, server_addresses
 from gradring.timeouts import milliseconds
 
 # Numbers from here on are no worker's: they take part in no round and no bound on staleness.

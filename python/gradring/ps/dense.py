@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gradring import arrays
+from gradring.arrays import buffers
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
 
@@ -64,8 +64,8 @@ class DenseTable:
             InvalidArgument: Shape or dtype do not fit; nothing was sent.
             TimedOut: As for `SparseTable.pull`, and so for every other error.
         """
-        result = arrays.new_float32(None, self.shape) if out is None else out
-        view = arrays.view(result, "out", writes=True)
+        result = buffers.new_float32(None, self.shape) if out is None else out
+        view = buffers.view(result, "out", writes=True)
         self._require_fit("pull from", view.shape, view.dtype == DTYPE_CODES["float32"])
 
         def finish(version: int) -> Any:
@@ -94,7 +94,7 @@ class DenseTable:
             InvalidArgument: Shape or dtype do not fit; nothing was sent.
             TimedOut: As for `SparseTable.push`, and so for every other error.
         """
-        values = arrays.as_float32(grad, "grad")
+        values = buffers.as_float32(grad, "grad")
         self._require_fit("push to", values.shape, is_float32=True)
 
         return self.calls.push_dense(self, values, async_op=async_op, timeout=timeout)
@@ -116,18 +116,18 @@ class DenseTable:
         self.calls.set_rules([(self, optimizer)], timeout)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the array and its optimizer state; see `gradring.ps.state.read_array`."""
-        from gradring.ps import state
+        """Return the array and its optimizer state; see `gradring.ps.saved.state.read_array`."""
+        from gradring.ps.saved import state
 
         return state.read_array(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Write the array and its optimizer state; see `gradring.ps.state.write_array`.
+        """Write the array and its optimizer state; see `gradring.ps.saved.state.write_array`.
 
         Raises:
             InvalidArgument: They do not belong to a table like this one; nothing was sent.
         """
-        from gradring.ps import state
+        from gradring.ps.saved import state
 
         state.write_array(self, saved)
 

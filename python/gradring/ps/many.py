@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradring import arrays
+from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
+from gradring.ps.arguments.requests import Ids, PullRequest, Rows, pull_request, push_request
 from gradring.ps.calls import Calls
 from gradring.ps.dense import DenseTable
-from gradring.ps.requests import Ids, PullRequest, Rows, pull_request, push_request
 from gradring.ps.sparse import SparseTable
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ def _by_table(given: Sequence[tuple[SparseTable, T]]) -> list[tuple[SparseTable,
 def _joined(table: SparseTable, requests: Sequence[PullRequest]) -> PullRequest:
     ids = np.concatenate([request.ids for request in requests])
     rows = np.empty((len(ids), table.dim), np.float32)
-    return PullRequest(ids, arrays.view(rows, "out", writes=True), rows)
+    return PullRequest(ids, buffers.view(rows, "out", writes=True), rows)
 
 
 def _require_own(calls: Calls, table: SparseTable | DenseTable) -> None:

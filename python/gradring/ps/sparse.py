@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from gradring.ps.requests import pull_request, push_request
+from gradring.ps.arguments.requests import pull_request, push_request
 
 if TYPE_CHECKING:
     from gradring.ps.calls import Calls
@@ -153,23 +153,23 @@ class SparseTable:
         return checkpoint.export_table(self, url)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows and their optimizer state; see `gradring.ps.state.read_rows`.
+        """Return all rows and their optimizer state; see `gradring.ps.saved.state.read_rows`.
 
         Raises:
             PeerLost: As for `pull`, and so for TimedOut and Closed.
         """
-        from gradring.ps import state
+        from gradring.ps.saved import state
 
         return state.read_rows(self)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Write rows and their optimizer state; see `gradring.ps.state.write_rows`.
+        """Write rows and their optimizer state; see `gradring.ps.saved.state.write_rows`.
 
         Raises:
             InvalidArgument: They do not belong to a table like this one; nothing was sent.
             PeerLost: As for `pull`, and so for TimedOut and Closed.
         """
-        from gradring.ps import state
+        from gradring.ps.saved import state
 
         try:
             state.write_rows(self, saved)

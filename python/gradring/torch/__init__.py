@@ -15,7 +15,7 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from gradring.torch import c10d as _c10d
-from gradring.torch.embedding import Embedding
+from gradring.torch.embeddings.embedding import Embedding
 from gradring.torch.factory import distributed
 from gradring.torch.hook import CompressedGradients, compressed_gradients
 from gradring.torch.optimizer import DistributedOptimizer

@@ -12,20 +12,20 @@ from typing import Any, cast
 
 import torch
 
-from gradring import config
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.fusion import require_bucket_bytes
+from gradring.collectives.joining import current, current_if_any, require_ranks
 from gradring.compression import Compression, code_of
 from gradring.errors import InvalidArgument
-from gradring.fusion import require_bucket_bytes
-from gradring.joining import current, current_if_any, require_ranks
 from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
-from gradring.modes.names import require_name
-from gradring.torch import parameters
+from gradring.modes.stepping.names import require_name
+from gradring.settings import config
+from gradring.torch.embeddings.rows import make_rows
+from gradring.torch.gradients import parameters
+from gradring.torch.gradients.other_averaging import require_no_other_averaging
 from gradring.torch.optimizer import DistributedOptimizer
-from gradring.torch.other_averaging import require_no_other_averaging
-from gradring.torch.rows import make_rows
-from gradring.torch.served import ServedOptimizer
+from gradring.torch.served.served_optimizer import ServedOptimizer
 
 # Small enough that most of a model's gradients travel while backward computes the others.
 BUCKET_BYTES = 4 << 20
@@ -84,7 +84,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
 
     Returns:
         ``optimizer``, now also a `DistributedOptimizer`, or in a mode in which dense parameters go
-        through servers a `gradring.torch.served.ServedOptimizer`.
+        through servers a `gradring.torch.served.served_optimizer.ServedOptimizer`.
 
     Raises:
         InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense;

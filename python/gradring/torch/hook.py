@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.work import Work
 from gradring.compression import Compression, code_of, wire_bytes
 from gradring.errors import InvalidArgument
 from gradring.torch.c10d.rendezvous import meet
-from gradring.work import Work
 
 # The operation has a deadline of its own.
 _FOR_GOOD = 365 * 24 * 3600.0

@@ -1,6 +1,6 @@
 """`DistributedOptimizer`: a `torch.optim` optimizer that steps with averages over all ranks.
 
-What is said to other ranks is in `gradring.torch.averaging`.
+What is said to other ranks is in `gradring.torch.gradients.averaging`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.uneven import dealt_out, until_all_end
 from gradring.errors import InvalidArgument
-from gradring.modes.lost_ranks import close_beside
-from gradring.modes.waiting import StepTimedOut
+from gradring.modes.stepping.lost_ranks import close_beside
+from gradring.modes.stepping.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
-from gradring.torch import parameters
-from gradring.torch.averaging import GradientAverager
-from gradring.torch.row_state import load_rows, with_rows
-from gradring.torch.rows import Rows
-from gradring.torch.scaling import Asked, Told, agree_on_overflow, told_by_scaler
-from gradring.uneven import dealt_out, until_all_end
+from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.rows import Rows
+from gradring.torch.gradients import parameters
+from gradring.torch.gradients.averaging import GradientAverager
+from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.utils.data
 
-from gradring.communicator import Communicator
-from gradring.joining import current, require_ranks
-from gradring.sampling import length_of, require_order, shard, shard_length
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.joining import current, require_ranks
+from gradring.collectives.sampling import length_of, require_order, shard, shard_length
 
 
 class Sampler(torch.utils.data.Sampler[int]):

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gradring as gr
-from gradring import choices, cost_profile
 from gradring.bench import libraries
 from gradring.bench.groups import Group, GroupFailed, JoinedGroup, LaunchedGroup, folder_for_sockets
 from gradring.bench.starts import role_in_group
-from gradring.cost_profile import Measured
+from gradring.commands.output_files import require_writable, writing
 from gradring.errors import InvalidArgument
-from gradring.output_files import require_writable, writing
-from gradring.tune import fit, report, schedule
+from gradring.settings import cost_profile
+from gradring.settings.cost_profile import Measured
+from gradring.tune import choices, fit, report, schedule
 from gradring.tune.fit import Times
 from gradring.tune.options import MIN_RANKS, Options, parse
 from gradring.tune.report import Found

@@ -1,7 +1,7 @@
 """From the times of real algorithms to the cost model's figures, and how good both are.
 
-The model (csrc/collectives/plan/choose.cc) is linear in latency, latency times further links, and the
-inverse of each rate. What an addition costs is known from the kernel alone; the others are the
+The model (csrc/collectives/plan/choose.cc) is linear in latency, latency times further links, and
+the inverse of each rate. What an addition costs is known from the kernel alone; the others are the
 weighted least squares of what is left, none of them negative. Errors count as parts of what was
 measured, so that a microsecond of a short call weighs as much as a millisecond of a long one, and
 less where they are large (Huber's weights): a round that the machine was busy in must not bend
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring import choices
-from gradring.choices import Question
-from gradring.cost_profile import Costs
+from gradring.settings.cost_profile import Costs
+from gradring.tune import choices
+from gradring.tune.choices import Question
 from gradring.tune.schedule import Case
 
 Array = npt.NDArray[np.float64]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradring.core_arguments import MOST_RANKS, whole_number
-from gradring.cost_profile import LINK_TRANSPORTS
 from gradring.errors import InvalidArgument
+from gradring.settings.cost_profile import LINK_TRANSPORTS
 
 MIN_RANKS = 2
 DEFAULT_RANKS = 4

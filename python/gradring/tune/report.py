@@ -6,11 +6,12 @@ import sys
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from gradring import choices, machine
 from gradring.bench import table
 from gradring.bench.report import machine_facts
-from gradring.choices import Question
-from gradring.cost_profile import Costs, Measured, Profile
+from gradring.machine import host_facts
+from gradring.settings.cost_profile import Costs, Measured, Profile
+from gradring.tune import choices
+from gradring.tune.choices import Question
 from gradring.tune.fit import Quality
 
 Document = dict[str, Any]
@@ -53,7 +54,7 @@ def profile_of(found: list[Found]) -> Profile:
     facts = machine_facts()
     made = {
         "date": facts["date"],
-        "gradring": machine.own_version(),
+        "gradring": host_facts.own_version(),
         "cpu": facts["cpu"],
         "kernel": facts["kernel"],
         "python": facts["python"],

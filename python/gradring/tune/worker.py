@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-from gradring import _core, calling
+from gradring import _core
 from gradring.bench.peers import control, ours
 from gradring.bench.peers.timing import Rank, Reply
-from gradring.choices import OPERATIONS
+from gradring.collectives import calling
+from gradring.tune.choices import OPERATIONS
 
 # What plans add at once (csrc/collectives/plan/plan.h).
 _PIECE_BYTES = 256 << 10

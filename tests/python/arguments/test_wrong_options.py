@@ -11,7 +11,7 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from exact_server import ExactServer
-from gradring import roles
+from gradring.launchers import roles
 
 SGD = gr.optim.SGD(lr=1.0)
 LONE = "half a \ud800"

@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring import choice_doctor, choices, cost_profile, doctor
 from gradring.bench.starts import role_in_group
-from gradring.calling import ALL_REDUCE
-from gradring.choice_doctor import Asked
-from gradring.choices import OPERATIONS, Question
 from gradring.cli import main
-from gradring.cost_profile import Costs, Measured, Profile
+from gradring.doctor import choice_doctor, machine_doctor
+from gradring.doctor.choice_doctor import Asked
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument
-from gradring.tune import fit, schedule
+from gradring.operations import ALL_REDUCE
+from gradring.settings import cost_profile
+from gradring.settings.cost_profile import Costs, Measured, Profile
+from gradring.tune import choices, fit, schedule
+from gradring.tune.choices import OPERATIONS, Question
 from gradring.tune.fit import Times
 from gradring.tune.options import parse
 from thread_ranks import ThreadWorld, listening_socket
@@ -225,16 +226,18 @@ def test_the_doctor_tells_algorithm_estimate_and_source(
     assert "shm: defaults" in text
     assert main(["doctor", "--op", "fold"]) == 2
     assert "operation 'fold' is none of" in capsys.readouterr().err
-    assert doctor.report({"GRADRING_PROFILE": str(path)})["planner"]["tcp"].startswith("profile")
+    assert machine_doctor.report({"GRADRING_PROFILE": str(path)})["planner"]["tcp"].startswith(
+        "profile"
+    )
     assert choice_doctor.report(Asked((64,), "gather", 5), {})["ranks"] == 5
 
 
 def test_a_broken_profile_is_a_problem_of_the_doctors_report(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"version": 7}')
-    found = doctor.report({"GRADRING_PROFILE": str(path)})
+    found = machine_doctor.report({"GRADRING_PROFILE": str(path)})
     assert any(f"{path}: version is 7" in text for text in found["problems"])
-    assert set(doctor.report({})["planner"]) == {"tcp", "shm"}
+    assert set(machine_doctor.report({})["planner"]) == {"tcp", "shm"}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

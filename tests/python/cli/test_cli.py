@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gradring.cli import main
-from gradring.config import VARIABLES, Settings
 from gradring.errors import (
     Closed,
     DeviceError,
@@ -26,6 +25,7 @@ from gradring.errors import (
 )
 from gradring.launch import job
 from gradring.launch.options import Options
+from gradring.settings.config import VARIABLES, Settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,9 +42,12 @@ def test_the_version_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[
     assert re.fullmatch(r"gradring .+\n", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", ["bench", "demo", "serve"])
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [("bench", "gradring.bench"), ("demo", "gradring.demo"), ("serve", "gradring.ps.command")],
+)
 def test_delegated_commands_get_all_their_arguments(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
 
@@ -52,9 +55,9 @@ def test_delegated_commands_get_all_their_arguments(
         seen.append(argv)
         return 3
 
-    module = types.ModuleType(f"gradring.{name}")
+    module = types.ModuleType(home)
     module.main = command  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, f"gradring.{name}", module)
+    monkeypatch.setitem(sys.modules, home, module)
     assert main([name, "all_reduce", "--json", "-h"]) == 3
     assert seen == [["all_reduce", "--json", "-h"]]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import gradring as gr
-from gradring import cost_profile
 from gradring.cli import main
-from gradring.cost_profile import Costs, Measured, Profile
-from gradring.output_files import write_whole
+from gradring.commands.output_files import write_whole
+from gradring.settings import cost_profile
+from gradring.settings.cost_profile import Costs, Measured, Profile
 
 COMMAND = [sys.executable, "-m", "gradring"]
 QUICK_TUNE = ["tune", "--quick", "-n", "2", "--transport", "shm"]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gradring import doctor, machine
-from gradring.machine import Interface, chosen_interface, cpu_quota
+from gradring.doctor import machine_doctor
+from gradring.machine import host_facts
+from gradring.machine.host_facts import Interface, chosen_interface, cpu_quota
 from ps_servers import SECRET, connected
 
 pytestmark = pytest.mark.usefixtures("no_gpu_plugin")
@@ -26,11 +27,11 @@ BY_HAND = {
 
 
 def test_the_role_is_shown_with_the_variables_it_came_from() -> None:
-    role = doctor.report({**BY_HAND, "GRADRING_SECRET": "x" * 64})["role"]
+    role = machine_doctor.report({**BY_HAND, "GRADRING_SECRET": "x" * 64})["role"]
     assert role["source"] == "torch variables"
     assert (role["rank"], role["world_size"], role["rendezvous"]) == (0, 2, "127.0.0.1:29500")
     assert set(role["variables"]) == {*BY_HAND, "GRADRING_SECRET"}
-    assert "alone" in doctor.report({})["role"]["source"]
+    assert "alone" in machine_doctor.report({})["role"]["source"]
 
 
 def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +39,7 @@ def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[st
     misspelt = {"GRADRING_SECRETS": secret, "GRADRING_SECERT": secret}
     environ = {**BY_HAND, "GRADRING_SECRET": secret, **misspelt}
     for as_json in (True, False):
-        doctor.main(as_json=as_json, environ=environ)
+        machine_doctor.main(as_json=as_json, environ=environ)
         shown = capsys.readouterr().out
         assert "set, 44 characters" in shown
         assert "sesame" not in shown
@@ -63,22 +64,22 @@ def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[st
 def test_what_is_wrong_is_named_with_what_to_do(
     environ: dict[str, str], list_name: str, words: str
 ) -> None:
-    found = doctor.report(environ)
+    found = machine_doctor.report(environ)
     assert any(words in text for text in found[list_name]), found[list_name]
-    assert words in doctor.render(found)
+    assert words in machine_doctor.render(found)
 
 
 def test_what_is_in_order_is_no_warning() -> None:
     enough = {"GRADRING_SECRET": "x" * 64}
     for environ in ({}, enough, {**BY_HAND, **enough, "JOB_COMPLETION_INDEX": "0"}):
-        warnings = doctor.report(environ)["warnings"]
+        warnings = machine_doctor.report(environ)["warnings"]
         assert not [text for text in warnings if "GRADRING_" in text]
 
 
 def test_ranks_with_cpus_of_their_own_share_none() -> None:
     all_cpus = os.sched_getaffinity(0)
-    report = "import json, os; from gradring import doctor; print(json.dumps(doctor.report({})))"
-    report = report.replace("{}", "os.environ")
+    report = "import json, os; from gradring.doctor.machine_doctor import report"
+    report += "; print(json.dumps(report(os.environ)))"
     shared = {**os.environ, "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
     def warnings(ranks: int, binding: str) -> list[str]:
@@ -103,20 +104,20 @@ def test_servers_are_asked_as_their_clients_ask_them() -> None:
         first, second = ps.servers
         gone = f"127.0.0.1:{closed.getsockname()[1]}"
         secret = {"GRADRING_SECRET": SECRET}
-        found = doctor.report({**secret, "GRADRING_SERVERS": f"{first},{second}"})
+        found = machine_doctor.report({**secret, "GRADRING_SERVERS": f"{first},{second}"})
         assert found["servers"] == {f"0 {first}": "answers", f"1 {second}": "answers"}
         assert found["problems"] == []
-        swapped = doctor.report({**secret, "GRADRING_SERVERS": f"{second},{first}"})
+        swapped = machine_doctor.report({**secret, "GRADRING_SERVERS": f"{second},{first}"})
         assert any("in the order of their numbers" in text for text in swapped["problems"])
-        found = doctor.report({**secret, "GRADRING_SERVERS": f"{gone},{first}"})
+        found = machine_doctor.report({**secret, "GRADRING_SERVERS": f"{gone},{first}"})
         assert [text.partition(" at ")[0] for text in found["problems"]] == ["parameter server 0"]
-        other = doctor.report({"GRADRING_SECRET": "x" * 64, "GRADRING_SERVERS": first})
+        other = machine_doctor.report({"GRADRING_SECRET": "x" * 64, "GRADRING_SERVERS": first})
         assert any("GRADRING_SECRET differs" in text for text in other["problems"])
 
 
 def test_servers_hear_no_stranger_when_the_doctor_asks(capfd: pytest.CaptureFixture[str]) -> None:
     with connected(1) as ps:
-        doctor.report({"GRADRING_SECRET": SECRET, "GRADRING_SERVERS": ps.servers[0]})
+        machine_doctor.report({"GRADRING_SECRET": SECRET, "GRADRING_SERVERS": ps.servers[0]})
     assert "refused a connection" not in capfd.readouterr().err
 
 
@@ -124,42 +125,42 @@ def test_without_a_secret_it_is_told_that_something_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         here, gone = (f"127.0.0.1:{s.getsockname()[1]}" for s in (listener, closed))
-        found = doctor.report({"GRADRING_SERVERS": f"{here},{gone}"})
+        found = machine_doctor.report({"GRADRING_SERVERS": f"{here},{gone}"})
     assert found["servers"][f"0 {here}"] == "something listens"
     assert found["problems"] == [
         "GRADRING_SECRET is not set; connect() needs that of the parameter servers",
         f"parameter server 1 at {gone} does not answer: [Errno 111] Connection refused",
     ]
-    assert f"0 {here}" in doctor.render(found)
+    assert f"0 {here}" in machine_doctor.render(found)
 
 
 def test_a_name_that_no_host_can_have_is_a_problem_and_no_crash() -> None:
-    found = doctor.report({"GRADRING_SERVERS": "ü" * 80 + ":80"})
+    found = machine_doctor.report({"GRADRING_SERVERS": "ü" * 80 + ":80"})
     assert any("does not answer" in text for text in found["problems"])
-    assert machine.route_source("ü" * 80, 80) is None
+    assert host_facts.route_source("ü" * 80, 80) is None
 
 
 def test_several_hosts_of_our_launcher_may_be_this_machine() -> None:
     role = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     environ = {f"GRADRING_{name}": value for name, value in role.items()}
     environ |= {"GRADRING_RENDEZVOUS": "127.0.0.1:4000", "GRADRING_SECRET": "x" * 64}
-    assert doctor.report(environ)["problems"] == []
+    assert machine_doctor.report(environ)["problems"] == []
 
 
 def test_a_job_that_could_not_start_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(environ={"RANK": "0"}) == 1
+    assert machine_doctor.main(environ={"RANK": "0"}) == 1
     assert "problems" in capsys.readouterr().out
 
 
 def test_a_missing_core_is_a_problem_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gradring._core", None)
-    found = doctor.report({})
+    found = machine_doctor.report({})
     assert "missing" in found["core"]
     assert any("the compiled core does not load" in text for text in found["problems"])
 
 
 def test_the_report_is_plain_json() -> None:
-    found = doctor.report(BY_HAND)
+    found = machine_doctor.report(BY_HAND)
     assert json.loads(json.dumps(found)) == found
     assert found["versions"]["python"].startswith("3.")
     assert found["cpus"]["usable"] >= 1
@@ -167,15 +168,15 @@ def test_the_report_is_plain_json() -> None:
 
 
 def test_the_report_says_who_may_read_whose_memory(tmp_path: Path) -> None:
-    assert machine.ptrace_scope(tmp_path) == 0  # A kernel without Yama.
+    assert host_facts.ptrace_scope(tmp_path) == 0  # A kernel without Yama.
     (tmp_path / "kernel/yama").mkdir(parents=True)
     (tmp_path / "kernel/yama/ptrace_scope").write_text("1\n")
-    assert machine.ptrace_scope(tmp_path) == 1
-    assert doctor.report(BY_HAND)["memory"]["ptrace_scope"] == machine.ptrace_scope()
+    assert host_facts.ptrace_scope(tmp_path) == 1
+    assert machine_doctor.report(BY_HAND)["memory"]["ptrace_scope"] == host_facts.ptrace_scope()
 
 
 def test_the_interfaces_include_loopback_with_its_network() -> None:
-    assert Interface("lo", "127.0.0.1/8") in machine.interfaces()
+    assert Interface("lo", "127.0.0.1/8") in host_facts.interfaces()
 
 
 def test_the_interface_is_chosen_by_name_network_or_route() -> None:
@@ -195,7 +196,7 @@ def test_the_interface_is_chosen_by_name_network_or_route() -> None:
 def test_the_route_is_asked_without_sending() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         peer.bind(("127.0.0.1", 0))
-        assert machine.route_source(*peer.getsockname()) == "127.0.0.1"
+        assert host_facts.route_source(*peer.getsockname()) == "127.0.0.1"
         peer.setblocking(False)
         with pytest.raises(BlockingIOError):
             peer.recv(1)

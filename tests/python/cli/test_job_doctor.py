@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from gradring.doctor.findings import call_text, findings, statuses
+from gradring.doctor.jobs import Report, reports_of
 from gradring.errors import InvalidArgument
-from gradring.findings import call_text, findings, statuses
-from gradring.jobs import Report, reports_of
 from launcher_runs import LIVE, launching
 from rank_job import Job, StartJob
 

@@ -131,7 +131,7 @@ def test_the_survivors_of_a_loss_go_on_in_a_smaller_communicator(
 
 def test_calls_without_a_communicator_take_the_smaller_one(job: StartJob, transport: str) -> None:
     ranks = job(3, transport=transport)
-    ranks.call("from gradring.joining import current")
+    ranks.call("from gradring.collectives.joining import current")
     ranks.call("group = comm.split(0).shrink(); assert current() is comm, 'not a group of it'")
     ranks.ranks[2].kill()
     survivors = ranks.ranks[:2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradring as gr
-from gradring import config
+from gradring.settings import config
 from rank_job import Job
 from thread_ranks import listening_socket
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradring import arrays, device_arrays, dlpack
-from gradring.device_arrays import UNKNOWN_DEVICE, DeviceView, find, stream_handle
+from gradring.arrays import buffers, device_arrays, dlpack
+from gradring.arrays.device_arrays import UNKNOWN_DEVICE, DeviceView, find, stream_handle
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import DeviceError, InvalidArgument
 
@@ -296,7 +296,7 @@ def test_one_call_has_one_device() -> None:
     first = seen(OnlyDlpack(np.ones(3), number=0))
     second = seen(OnlyDlpack(np.ones(3), number=1))
     unknown = seen(Exported())
-    host = arrays.view(np.ones(3), "out", writes=True)
+    host = buffers.view(np.ones(3), "out", writes=True)
     device_arrays.require_same_device({"x": first, "out": None})
     device_arrays.require_same_device({"x": first, "out": unknown})
     device_arrays.require_same_device({"x": unknown, "out": unknown})
@@ -309,21 +309,21 @@ def test_one_call_has_one_device() -> None:
 
 def test_calls_for_arrays_on_the_cpu_say_where_the_array_is() -> None:
     with pytest.raises(DeviceError, match="takes arrays on the CPU"):
-        arrays.view(OnlyDlpack(np.ones(3)), "x", writes=False)
+        buffers.view(OnlyDlpack(np.ones(3)), "x", writes=False)
 
 
 def test_operands_overlap_where_their_bytes_do() -> None:
     whole = seen(Exported((10,)))
     part = seen(Exported((2,), data=(ADDRESS + 36, False)))
     behind = seen(Exported((2,), data=(ADDRESS + 40, False)))
-    host = arrays.view(np.ones(3), "x", writes=False)
-    assert arrays.overlap(whole, part)
-    assert arrays.overlap(part, whole)
-    assert not arrays.overlap(whole, behind)
-    assert not arrays.overlap(whole, host)
-    assert arrays.overlap(host, host)
+    host = buffers.view(np.ones(3), "x", writes=False)
+    assert buffers.overlap(whole, part)
+    assert buffers.overlap(part, whole)
+    assert not buffers.overlap(whole, behind)
+    assert not buffers.overlap(whole, host)
+    assert buffers.overlap(host, host)
 
 
 def test_a_result_of_an_unknown_library_has_to_be_given() -> None:
     with pytest.raises(InvalidArgument, match="pass out="):
-        arrays.empty_like(Exported(), (3,))
+        buffers.empty_like(Exported(), (3,))

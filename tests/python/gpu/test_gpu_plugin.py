@@ -201,8 +201,9 @@ def test_each_lack_of_a_device_has_its_own_text(tmp_path: Path) -> None:
 
 
 def test_the_doctor_tells_of_the_gpu_and_finds_no_fault_in_having_none() -> None:
-    code = "import json\nfrom gradring import doctor\nfound = doctor.report({})\n"
-    code += "print(json.dumps([found['gpu'], found['problems'], doctor.render(found)]))"
+    code = "import json\nfrom gradring.doctor.machine_doctor import render, report\n"
+    code += "found = report({})\n"
+    code += "print(json.dumps([found['gpu'], found['problems'], render(found)]))"
     gpu, problems, text = json.loads(run(code, CUDA_VISIBLE_DEVICES=""))
     assert gpu["devices"] == []
     assert gpu["missing"] in text

@@ -185,8 +185,8 @@ for dtype, op, more in (("int16", "sum", {}), ("int32", "avg", {}), ("uint8", "b
 
 def test_arrays_of_another_device_are_refused_before_anything_is_sent(ranks: Job) -> None:
     code = """
-from gradring.calling import ALL_REDUCE
-from gradring.device_arrays import DeviceView
+from gradring.operations import ALL_REDUCE
+from gradring.arrays.device_arrays import DeviceView
 from gradring.gpu.calls import DeviceCalls
 calls, x, result = DeviceCalls(comm._core), np.ones(4, np.float32), []
 calls.nccl = nccl.core

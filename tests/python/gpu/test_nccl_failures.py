@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gradring as gr
-from gradring import nccl
+from gradring.machine import nccl
 from rank_job import Job, Outcome
 from test_gpu_plugin import run
 
@@ -192,7 +192,7 @@ def test_ranks_with_different_libraries_do_not_meet(pair: Callable[..., Job]) ->
 
 
 FIND = (
-    "import gradring as gr\nfrom gradring import nccl\n"
+    "import gradring as gr\nfrom gradring.machine import nccl\n"
     "try:\n    print(*nccl.find())\nexcept gr.DeviceError as error:\n    print(error)"
 )
 

@@ -6,6 +6,7 @@ breaks it, then the tree.
 
 from __future__ import annotations
 
+import graphlib
 import inspect
 import re
 import subprocess
@@ -13,7 +14,11 @@ import sys
 import types
 from pathlib import Path
 
+import cpp_rooms
 import gradring
+import python_rooms
+from cpp_rooms import arrow_complaints
+from python_rooms import module_of, other_rooms, room_complaints, room_of
 from source_tree import (
     CPP,
     ROOT,
@@ -24,40 +29,6 @@ from source_tree import (
     python_functions,
     python_imports,
 )
-
-ARROWS = {  # A folder within a room may do what the room may, and what stands behind it.
-    "bind": {"collectives", "ps", "kernels", "gpu", "transport", "base"},
-    "bind/gpu": {"bind"},
-    "bind/ps": {"bind"},
-    "ps": {"transport", "wire", "kernels", "base"},
-    "ps/server": {"ps/log", "ps/shard", "ps/protocol", "ps/tables"},
-    "ps/log": {"ps/shard", "ps/protocol", "ps/tables"},
-    "ps/shard": {"ps/protocol", "ps/tables"},
-    "ps/client": {"ps/protocol", "ps/tables"},
-    "ps/protocol": {"ps/tables"},
-    "ps/tables": set[str](),
-    "collectives": {"transport", "kernels", "base"},
-    "collectives/device": {"collectives/communicator", "collectives/engine", "collectives/plan"}
-    | {"gpu"},
-    "collectives/communicator": {"collectives/engine", "collectives/records", "collectives/plan"},
-    "collectives/engine": {"collectives/flat", "collectives/plan"},
-    "collectives/flat": {"collectives/plan"},
-    "collectives/records": {"collectives/plan"},
-    "collectives/plan": set[str](),
-    "transport": {"wire", "base", "transport/membership", "transport/joining", "transport/links"},
-    "transport/membership": {"transport/joining", "transport/links"},
-    "transport/joining": {"transport/links"},
-    "transport/links": set[str](),
-    "cuda": {"gpu", "kernels"},  # The plugin: compiled for itself.
-    "gpu": {"base"},
-    "kernels": {"base"},
-    "wire": {"base"},
-    "base": set[str](),
-}
-# Single headers that a room may include besides its arrows, each with the reason.
-EXTRA_HEADERS = {
-    ("collectives", "wire/op_header.h"): "an operation's first bytes say which call it belongs to",
-}
 
 LINES_TO_EXPLAIN = 400
 LINES_TO_STOP = 600
@@ -72,43 +43,14 @@ BANNED_WORDS = {"utils", "util", "common", "helpers", "helper", "misc", "manager
 HOMES = {
     "torch": (
         "python/gradring/torch/",
-        "python/gradring/arrays.py",  # Tensors in, tensors out.
+        "python/gradring/arrays/buffers.py",  # Tensors in, tensors out.
         "python/gradring/bench/peers/gloo.py",  # A program of its own: Gloo comes with torch.
         "python/gradring/bench/kernels/torch_peers.py",
     ),
-    "cupy": ("python/gradring/device_arrays.py",),
+    "cupy": ("python/gradring/arrays/device_arrays.py",),
 }
 # Where they may stand at module level: nobody gets here who has not asked for them.
 AT_MODULE_LEVEL = {"torch": ("python/gradring/torch/", "python/gradring/bench/peers/gloo.py")}
-
-
-def room_of(path: Path) -> str:
-    """The folder of a file under csrc/, as ARROWS names it."""
-    return path.parent.relative_to("csrc").as_posix()
-
-
-def arrow_complaints(room: str, text: str) -> list[str]:
-    """Includes of `text`, a file of `room`, that the diagram does not allow."""
-    top = room.split("/", maxsplit=1)[0]
-    allowed = {room} | ARROWS[room] | {target for target in ARROWS[top] if "/" not in target}
-    return [
-        f"{room} may not include {header}"
-        for header in includes(text)
-        if (target := header.rpartition("/")[0]) not in allowed
-        and ((outer := target.split("/")[0]) == top or outer not in allowed)
-        and (top, header) not in EXTRA_HEADERS
-    ]
-
-
-def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """Rooms from which arrows lead back to them."""
-
-    def reached(room: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
-        for target in arrows.get(room, set()) - seen:
-            seen = reached(target, seen | {target})
-        return seen
-
-    return [room for room in arrows if room in reached(room)]
 
 
 def import_complaints(path: str, text: str) -> list[str]:
@@ -214,34 +156,73 @@ def test_rooms_include_only_along_the_arrows() -> None:
     assert not [
         f"{path}: {complaint}"
         for path in files
-        for complaint in arrow_complaints(room_of(path), (ROOT / path).read_text())
+        for complaint in arrow_complaints(cpp_rooms.room_of(path), (ROOT / path).read_text())
     ]
 
 
-def test_arrows_go_one_way_and_every_folder_has_its_own() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
-    assert not circles(ARROWS)
-    with_code = {room_of(path) for path in code_files(("csrc",), CPP)}
-    assert with_code <= set(ARROWS)
-    assert set(ARROWS) <= with_code | {room.split("/")[0] for room in with_code}
+def test_every_folder_of_csrc_has_a_room_and_every_arrow_is_used() -> None:
+    graphlib.TopologicalSorter(cpp_rooms.ARROWS).prepare()  # Raises where there is a circle.
+    rooms: set[str] = set()
+    used: set[tuple[str, str]] = set()  # Folder, and outer room, of who includes; what of.
+    for path in code_files(("csrc",), CPP):
+        room = cpp_rooms.room_of(path)
+        rooms |= {room, room.split("/")[0]}
+        for header in includes((ROOT / path).read_text()):
+            folder = header.rpartition("/")[0]
+            targets = {header, folder, folder.split("/")[0]}
+            used |= {(one, to) for one in (room, room.split("/")[0]) for to in targets}
+    assert rooms == set(cpp_rooms.ARROWS)
+    assert set(cpp_rooms.EXTRA_HEADERS) <= used
+    assert {(room, to) for room, arrows in cpp_rooms.ARROWS.items() for to in arrows} <= used
 
 
-def test_every_exception_to_the_arrows_is_used() -> None:
-    used = {
-        (path.parts[1], header)
-        for path in code_files(("csrc",), CPP)
-        for header in includes((ROOT / path).read_text())
-    }
-    assert not set(EXTRA_HEADERS) - used
+def test_python_rooms_import_only_along_their_arrows() -> None:
+    graphlib.TopologicalSorter(python_rooms.ARROWS).prepare()  # Raises where there is a circle.
+    settings = "gradring.settings.config"
+    assert room_complaints(settings, "from gradring import optim") == [
+        "settings may not import gradring.optim"
+    ]
+    assert room_complaints(settings, "def f():\n    from gradring.launchers.roles import Role")
+    assert room_complaints(settings, "if TYPE_CHECKING:\n    import gradring.ps.saved.files")
+    assert room_complaints("gradring.errors", "from gradring.collectives import calling")
+    assert room_complaints("gradring.ps.saved.files", "from gradring.ps import client")
+    assert room_complaints("gradring.arrays.buffers", "import gradring as gr")
+    assert room_complaints("gradring.launch.plan", "command('gradring', 'gradring.tune.worker')")
+    assert not room_complaints(settings, "from gradring import _core, dtypes\nimport enum")
+    assert not room_complaints("gradring.bench.rows.ids", "from gradring.bench import cases")
+    assert not room_complaints("gradring.ps.saved.x", "from gradring.ps.dense import DenseTable")
+
+    files = code_files(("python",), {".py"})
+    assert files
+    assert not [
+        f"{path}: {complaint}"
+        for path in files
+        for complaint in room_complaints(module_of(path), (ROOT / path).read_text())
+    ]
+
+
+def test_every_module_of_the_package_has_a_room_and_every_python_arrow_is_used() -> None:
+    used: dict[str, set[str]] = {room: set() for room in python_rooms.ARROWS}
+    extra = set()
+    for path in code_files(("python",), {".py"}):
+        room = room_of(module_of(path))
+        assert room != "front" or path == Path("python/gradring/__init__.py"), path
+        for name, target in other_rooms(room, (ROOT / path).read_text()):
+            if target in python_rooms.ARROWS[room]:
+                used[room].add(target)
+            else:
+                extra |= {(room, name), (room, name.rpartition(".")[0])}
+    assert used == python_rooms.ARROWS
+    assert not set(python_rooms.EXTRA_IMPORTS) - extra
 
 
 def test_python_imports_only_what_every_user_has() -> None:
-    path = "python/gradring/communicator.py"
+    path = "python/gradring/collectives/communicator.py"
     assert import_complaints(path, "def f():\n    import torch")
     assert import_complaints(path, "from typing import Any\nfrom rich.table import Table")
     assert import_complaints(path, "try:\n    import cupy\nexcept ImportError:\n    pass")
     assert not import_complaints(path, "import numpy\ndef f():\n    from rich.table import Table")
-    assert import_complaints("python/gradring/arrays.py", "import torch")
+    assert import_complaints("python/gradring/arrays/buffers.py", "import torch")
     assert not import_complaints("python/gradring/torch/optim.py", "import torch")
 
     files = code_files(("python",), {".py"})

@@ -60,3 +60,36 @@ def test_a_file_of_python_tests_runs_alone() -> None:
         for path in files
         for complaint in neighbour_complaints(path, (ROOT / path).read_text(), homes)
     ]
+
+
+IDEAS_TO_STOP = 20  # In one folder; a header and its source are one.
+LARGE_ROOMS = {  # Folder -> why it has more.
+    "csrc/base": "what all rooms stand on: small things that do not know each other",
+    "csrc/kernels": "kinds of arithmetic, each for several instruction sets",
+}
+
+
+def size_complaints(paths: list[Path], large: set[str]) -> list[str]:
+    """Folders of which nobody sees any more what is in them, but for those in `large`."""
+    ideas: dict[str, set[str]] = {}
+    for path in paths:
+        ideas.setdefault(path.parent.as_posix(), set()).add(path.stem)
+    return [
+        f"{folder} has {len(names)} ideas, more than {IDEAS_TO_STOP}: give one a folder"
+        for folder, names in ideas.items()
+        if len(names) > IDEAS_TO_STOP and folder not in large
+    ]
+
+
+def test_folders_stay_small() -> None:
+    few = [
+        Path(f"csrc/x/idea{i}{suffix}") for i in range(IDEAS_TO_STOP) for suffix in (".cc", ".h")
+    ]
+    many = [*few, Path("csrc/x/another.h")]
+    assert not size_complaints(few, set())
+    assert size_complaints(many, set())
+    assert not size_complaints(many, {"csrc/x"})
+
+    assert not size_complaints(code_files(), set(LARGE_ROOMS))
+    # Those with a reason are still large.
+    assert len(size_complaints(code_files(), set())) == len(LARGE_ROOMS)

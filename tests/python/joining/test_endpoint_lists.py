@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.job_secret import needs_secret
-from gradring.roles import Role, discover
+from gradring.launchers.job_secret import needs_secret
+from gradring.launchers.roles import Role, discover
 
 HOSTS = ["a:2222", "b:2222", "b:2223", "c:1"]
 PADDLE = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradring import machine
+from gradring.machine import host_facts
 
 pytestmark = [pytest.mark.timeout(60)]
 
@@ -91,7 +91,7 @@ def test_a_torch_job_whose_store_is_on_such_a_host_names_it(
 
     listen_host: Any = met._listen_host
     for route, expected in (("127.0.0.1", "node1"), ("10.0.0.5", "10.0.0.5")):
-        monkeypatch.setattr(machine, "route_source", lambda *_, route=route: route)
+        monkeypatch.setattr(host_facts, "route_source", lambda *_, route=route: route)
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
         assert listen_host(Store(), None, 2) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

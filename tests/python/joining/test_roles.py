@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.job_secret import needs_secret, secret_for, user_secret
-from gradring.mpich import launcher_identity
-from gradring.roles import discover
-from gradring.slurm import expand_hostlist, task_counts
+from gradring.launchers.job_secret import needs_secret, secret_for, user_secret
+from gradring.launchers.mpich import launcher_identity
+from gradring.launchers.roles import discover
+from gradring.launchers.slurm import expand_hostlist, task_counts
 
 OWN = {
     "GRADRING_RANK": "1",
@@ -367,7 +367,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 # One write: mpirun does not keep lines of several ranks apart.
 PRINT_ROLE = (
-    "import os; from gradring.roles import discover; r = discover(os.environ); "
+    "import os; from gradring.launchers.roles import discover; r = discover(os.environ); "
     "text = [r.source, r.rank, r.world_size, r.local_rank, r.local_world_size, r.rendezvous]; "
     "os.write(1, (' '.join(map(str, text)) + '\\n').encode())"
 )

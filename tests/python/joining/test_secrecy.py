@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import gradring as gr
-from gradring import _core, joining
+from gradring import _core
 from gradring.cli import main
-from gradring.config import Settings
+from gradring.collectives import joining
 from gradring.core_arguments import secret_bytes
 from gradring.errors import InvalidArgument
+from gradring.settings.config import Settings
 
 SECRET = "open-sesame-open-sesame"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")

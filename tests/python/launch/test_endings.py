@@ -16,8 +16,8 @@ import pytest
 
 import gradring as gr
 from gradring.cli import main
+from gradring.commands.output_files import require_writable
 from gradring.errors import InvalidArgument
-from gradring.output_files import require_writable
 from launcher_runs import wait_for_end
 
 COMMAND = [sys.executable, "-m", "gradring"]

@@ -14,8 +14,8 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from exact_server import ExactServer
-from gradring.modes.pace import SLOWEST, Pace
-from gradring.modes.rows import IdIndex, merge
+from gradring.modes.geo.pace import SLOWEST, Pace
+from gradring.modes.parameters.rows import IdIndex, merge
 from mode_servers import Servers
 
 SGD = gr.optim.SGD(lr=0.5)

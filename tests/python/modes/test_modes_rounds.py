@@ -9,8 +9,8 @@ import pytest
 
 import gradring as gr
 from exact_server import ExactServer, Faults
+from gradring.modes.parameters.rows import merge
 from gradring.modes.rounds import RoundOptimizer
-from gradring.modes.rows import merge
 from mode_servers import Servers
 from worker_threads import on_workers
 

@@ -12,8 +12,8 @@ import pytest
 import gradring as gr
 from exact_server import ExactServer, Faults
 from gradring.modes.bounded import BoundedOptimizer
-from gradring.modes.served import store_of
-from gradring.modes.store import Domain
+from gradring.modes.stores.served import store_of
+from gradring.modes.stores.store import Domain
 from mode_servers import RealServers, Servers
 from worker_threads import on_workers
 

@@ -12,21 +12,22 @@ import pytest
 
 import gradring as gr
 from exporters import OnDevice, OnlyDlpack
-from gradring import arrays, server_addresses
+from gradring.arrays import buffers
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.ps import specs
-from gradring.ps.entries import Count, Probability, Slot, Slots
-from gradring.ps.requests import pull_request, push_request
+from gradring.ps.arguments import specs
+from gradring.ps.arguments.entries import Count, Probability, Slot, Slots
+from gradring.ps.arguments.requests import pull_request, push_request
+from gradring.settings import server_addresses
 
 
 def test_ids_keep_their_bits_and_shape() -> None:
     signed = np.array([[-1, 2], [3, np.iinfo(np.int64).min]])
-    seen = arrays.as_ids(signed)
+    seen = buffers.as_ids(signed)
     assert (seen.dtype, seen.shape) == (np.uint64, (2, 2))
     assert seen.ravel().tolist() == [2**64 - 1, 2, 3, 2**63]
     assert np.shares_memory(seen, signed)
     huge = np.array([2**64 - 1], np.uint64)
-    assert arrays.as_ids(huge) is huge
+    assert buffers.as_ids(huge) is huge
 
 
 @pytest.mark.parametrize(
@@ -36,15 +37,15 @@ def test_ids_keep_their_bits_and_shape() -> None:
 )
 def test_ids_come_in_many_forms(ids: object) -> None:
     given = memoryview(np.array([7, -1])) if ids is memoryview else ids
-    assert arrays.as_ids(given).tolist() == [7, 2**64 - 1]
+    assert buffers.as_ids(given).tolist() == [7, 2**64 - 1]
 
 
 def test_no_ids_are_ids() -> None:
-    assert arrays.as_ids([]).shape == (0,)
-    assert arrays.as_ids(5).shape == ()
-    assert arrays.as_ids([1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
-    assert arrays.as_ids([np.int64(3), np.uint64(2**63)]).tolist() == [3, 2**63]
-    assert arrays.as_ids(np.empty((0, 3), np.int64)).shape == (0, 3)
+    assert buffers.as_ids([]).shape == (0,)
+    assert buffers.as_ids(5).shape == ()
+    assert buffers.as_ids([1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
+    assert buffers.as_ids([np.int64(3), np.uint64(2**63)]).tolist() == [3, 2**63]
+    assert buffers.as_ids(np.empty((0, 3), np.int64)).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_no_ids_are_ids() -> None:
 )
 def test_what_is_no_id_is_refused(ids: object, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        arrays.as_ids(ids)
+        buffers.as_ids(ids)
 
 
 def test_what_looks_like_an_array_and_is_none_is_refused_by_name() -> None:
@@ -70,10 +71,10 @@ def test_what_looks_like_an_array_and_is_none_is_refused_by_name() -> None:
     masked = np.ma.masked_array([1, 2], [False, True])
     sparse = torch.sparse_coo_tensor([[1, 2]], torch.ones(2, 4), (9, 4), check_invariants=True)
     for call, words in (
-        (lambda: arrays.as_ids(b"abc"), "ids is bytes"),
-        (lambda: arrays.as_ids(masked), "ids is a masked array"),
-        (lambda: arrays.as_float32(masked.astype(np.float32), "g"), "g is a masked array"),
-        (lambda: arrays.as_float32(sparse, "g"), "sparse_coo tensor"),
+        (lambda: buffers.as_ids(b"abc"), "ids is bytes"),
+        (lambda: buffers.as_ids(masked), "ids is a masked array"),
+        (lambda: buffers.as_float32(masked.astype(np.float32), "g"), "g is a masked array"),
+        (lambda: buffers.as_float32(sparse, "g"), "sparse_coo tensor"),
         (lambda: gr.ps.connect(5), "not int"),  # type: ignore[arg-type]
         (lambda: gr.ps.connect([1]), "server 0 is a int"),  # type: ignore[list-item]
         (lambda: gr.ps.connect(b"a:1"), "not bytes"),  # type: ignore[arg-type]
@@ -84,39 +85,39 @@ def test_what_looks_like_an_array_and_is_none_is_refused_by_name() -> None:
 
 def test_ids_on_a_device_are_refused_as_other_arrays_there_are() -> None:
     with pytest.raises(DeviceError, match="ids is on a device"):
-        arrays.as_ids(OnDevice(np.array([1])))
-    assert arrays.as_ids(OnlyDlpack(np.array([1]))).tolist() == [1]
+        buffers.as_ids(OnDevice(np.array([1])))
+    assert buffers.as_ids(OnlyDlpack(np.array([1]))).tolist() == [1]
 
 
 def test_torch_ids_and_gradients_are_seen_without_a_copy() -> None:
     torch = pytest.importorskip("torch")
     ids = torch.tensor([[5, -1]])
-    seen = arrays.as_ids(ids)
+    seen = buffers.as_ids(ids)
     assert seen.tolist() == [[5, 2**64 - 1]]
     assert seen.ctypes.data == ids.data_ptr()
-    assert arrays.as_ids(torch.tensor([3], dtype=torch.int32)).tolist() == [3]
+    assert buffers.as_ids(torch.tensor([3], dtype=torch.int32)).tolist() == [3]
     for wrong in (torch.bfloat16, torch.float32, torch.bool):
         with pytest.raises(InvalidArgument, match="ids are int64 or uint64"):
-            arrays.as_ids(torch.zeros(2, dtype=wrong))
+            buffers.as_ids(torch.zeros(2, dtype=wrong))
     gradient = torch.ones(2, 3)
-    assert arrays.as_float32(gradient, "grads").ctypes.data == gradient.data_ptr()
+    assert buffers.as_float32(gradient, "grads").ctypes.data == gradient.data_ptr()
     halves = torch.tensor([1.5, -0.25], dtype=torch.bfloat16)
-    assert arrays.as_float32(halves, "grads").tolist() == [1.5, -0.25]
-    rows = arrays.new_float32(ids, (1, 2, 4))
+    assert buffers.as_float32(halves, "grads").tolist() == [1.5, -0.25]
+    rows = buffers.new_float32(ids, (1, 2, 4))
     assert (type(rows), rows.dtype, tuple(rows.shape)) == (torch.Tensor, torch.float32, (1, 2, 4))
 
 
 def test_gradients_become_float32() -> None:
     for dtype in (np.float16, np.float32, np.float64):
-        seen = arrays.as_float32(np.array([1.5, -2], dtype), "grads")
+        seen = buffers.as_float32(np.array([1.5, -2], dtype), "grads")
         assert (seen.dtype, seen.tolist()) == (np.float32, [1.5, -2])
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    assert arrays.as_float32(np.array([1.5], ml_dtypes.bfloat16), "grads").tolist() == [1.5]
+    assert buffers.as_float32(np.array([1.5], ml_dtypes.bfloat16), "grads").tolist() == [1.5]
     with pytest.raises(InvalidArgument, match="grads has dtype int64; use float32"):
-        arrays.as_float32(np.array([1, 2]), "grads")
+        buffers.as_float32(np.array([1, 2]), "grads")
     for listed in ([["a"]], [[1.0], [1.0, 2.0]], [None, {}]):
         with pytest.raises(InvalidArgument, match="grads is a list that makes no array of float32"):
-            arrays.as_float32(listed, "grads")
+            buffers.as_float32(listed, "grads")
 
 
 def test_a_pull_fits_its_ids() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring.modes.served import ServedStore
-from gradring.modes.store import Pull, Push
+from gradring.modes.stores.served import ServedStore
+from gradring.modes.stores.store import Pull, Push
 from gradring.ps import ParameterServer
 from ps_servers import join, serving
 

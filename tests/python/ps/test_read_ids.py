@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring.ps import state
-from gradring.ps.read_ids import ReadIds
+from gradring.ps.saved import state
+from gradring.ps.saved.read_ids import ReadIds
 from ps_servers import join, serving
 
 

@@ -18,8 +18,8 @@ import gradring as gr
 from frozen import freeze
 from gradring.cli import main
 from gradring.errors import DeviceError, TimedOut
-from gradring.load_note import LoadNote
 from gradring.ps import checkpoint
+from gradring.ps.saved.load_note import LoadNote
 from ps_servers import SECRET, connected, join
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]

@@ -12,13 +12,13 @@ import torch
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
-from gradring.torch import averaging
-from gradring.torch.buckets import bytes_of
-from gradring.torch.c10d.job import Job
-from gradring.torch.c10d.lanes import Lane
-from gradring.torch.c10d.streams import CallStream, stream_of
-from gradring.torch.c10d.work import Flight
-from gradring.torch.device_buckets import DeviceBucket
+from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.lanes import Lane
+from gradring.torch.c10d.calls.streams import CallStream, stream_of
+from gradring.torch.c10d.calls.work import Flight
+from gradring.torch.gradients import averaging
+from gradring.torch.gradients.buckets import bytes_of
+from gradring.torch.gradients.device_buckets import DeviceBucket
 from torch_models import mlp
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-from gradring.modes.store import Changed, Domain, Gate, Pull, Push, Pushed, WorkerClocks
+from gradring.modes.stores.store import Changed, Domain, Gate, Pull, Push, Pushed, WorkerClocks
 
 SECONDS = 20.0
 
@@ -173,7 +173,7 @@ class Asked:
 
 
 class ExactStore:
-    """A worker's client; a `gradring.modes.store.Store`."""
+    """A worker's client; a `gradring.modes.stores.store.Store`."""
 
     def __init__(self, server: ExactServer, rank: int, incarnation: int, faults: Faults) -> None:
         self.rank = rank

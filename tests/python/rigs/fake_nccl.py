@@ -16,7 +16,7 @@ import pytest
 
 import gradring as gr
 from gradring import _core
-from gradring.arrays import DTYPE_CODES
+from gradring.arrays.buffers import DTYPE_CODES
 from source_tree import ROOT
 
 OPS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",

@@ -53,10 +53,14 @@ def includes(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module; `is_lazy` inside a function or for type checkers only."""
+    """One imported module; `is_lazy` inside a function or for type checkers only.
+
+    `names` are what comes from it: none where the module itself is imported.
+    """
 
     module: str
     is_lazy: bool
+    names: tuple[str, ...] = ()
 
 
 def python_imports(text: str) -> list[Import]:
@@ -67,7 +71,8 @@ def python_imports(text: str) -> list[Import]:
         if isinstance(node, ast.Import):
             found.extend(Import(alias.name, is_lazy) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.append(Import(node.module, is_lazy))
+            names = tuple(alias.name for alias in node.names)
+            found.append(Import(node.module, is_lazy, names))
         inside = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             inside = True

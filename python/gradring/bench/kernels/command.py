@@ -10,8 +10,8 @@ from typing import Any
 from gradring.bench.kernels import codecs, cupy_peers, report, rows, streaming, torch_peers
 from gradring.bench.kernels.measure import Bench, Case
 from gradring.bench.kernels.options import Options, parse
+from gradring.commands.output_files import require_writable, writing
 from gradring.errors import DeviceError
-from gradring.output_files import require_writable, writing
 
 _GROUPS: tuple[Callable[[Bench, Options], list[Case]], ...] = (
     streaming.cases,

@@ -15,9 +15,10 @@ import time
 import numpy as np
 
 import gradring as gr
-from gradring import machine, roles
 from gradring.bench.peers.pattern import Array
 from gradring.bench.peers.timing import Reply
+from gradring.launchers import roles
+from gradring.machine import host_facts
 
 _ADDRESS_BYTES = 64
 _BLOCK_BYTES = 1 << 20
@@ -116,7 +117,7 @@ class RawLink:
         role = roles.discover(os.environ)
         host = "127.0.0.1"
         if role is not None:
-            host = machine.route_source(role.rendezvous_host, role.rendezvous_port or 9) or host
+            host = host_facts.route_source(role.rendezvous_host, role.rendezvous_port or 9) or host
         with socket.create_server((host, 0), family=_family(host)) as listener:
             mine = np.zeros(_ADDRESS_BYTES, np.uint8)
             text = f"{host} {listener.getsockname()[1]}".encode()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-from gradring import machine
 from gradring.dtypes import DTYPE_CODES
+from gradring.machine import host_facts
 
 from . import control
 from .link import RawLink
@@ -57,7 +57,7 @@ class Ours:
     def about(self) -> Reply:
         """Say which version it is, and where the ranks are."""
         return {
-            "version": f"gradring {machine.own_version()}",
+            "version": f"gradring {host_facts.own_version()}",
             "is_one_host": self.comm.local_world_size == self.size,
             "device": self._about_device(),
         }

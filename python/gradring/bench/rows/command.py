@@ -17,9 +17,9 @@ from gradring.bench import plot
 from gradring.bench.rows import bounds, report
 from gradring.bench.rows.ids import zipf_ids
 from gradring.bench.rows.options import Options, parse
+from gradring.commands.output_files import writing
+from gradring.commands.own_modules import module_command
 from gradring.launch import processes
-from gradring.output_files import writing
-from gradring.own_modules import module_command
 
 
 def run(argv: Sequence[str]) -> int:

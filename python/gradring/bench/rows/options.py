@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradring.config import TRANSPORTS
+from gradring.commands.output_files import require_writable
 from gradring.errors import InvalidArgument
-from gradring.output_files import require_writable
+from gradring.settings.config import TRANSPORTS
 from gradring.timeouts import is_timeout
 
 OPERATIONS = ("pull", "push", "train")

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring import config
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import Error
-from gradring.torch.c10d.errors import for_torch
+from gradring.settings import config
+from gradring.torch.c10d.calls.errors import for_torch
 from gradring.torch.c10d.process_group import ProcessGroup
 from gradring.torch.c10d.rendezvous import meet
 

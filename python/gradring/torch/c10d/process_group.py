@@ -13,19 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradring.communicator import Communicator
+from gradring.collectives.communicator import Communicator
 from gradring.errors import Error
 from gradring.torch.c10d import BACKEND
-from gradring.torch.c10d.call import Call
-from gradring.torch.c10d.collectives import Collectives
-from gradring.torch.c10d.errors import for_torch
-from gradring.torch.c10d.gathering import Gathering
-from gradring.torch.c10d.lanes import Completion
-from gradring.torch.c10d.messages import Messages
-from gradring.torch.c10d.monitored import MonitoredBarrier
-from gradring.torch.c10d.sparse import SparseReducer
+from gradring.torch.c10d.calls.call import Call
+from gradring.torch.c10d.calls.errors import for_torch
+from gradring.torch.c10d.calls.lanes import Completion
+from gradring.torch.c10d.calls.work import Flight, Work
+from gradring.torch.c10d.operations.collectives import Collectives
+from gradring.torch.c10d.operations.gathering import Gathering
+from gradring.torch.c10d.operations.messages import Messages
+from gradring.torch.c10d.operations.monitored import MonitoredBarrier
+from gradring.torch.c10d.operations.sparse import SparseReducer
 from gradring.torch.c10d.untraced import leave_untraced
-from gradring.torch.c10d.work import Flight, Work
 
 
 class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type: ignore[misc]

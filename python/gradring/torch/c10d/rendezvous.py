@@ -19,10 +19,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradring import config, job_secret, joining, machine
-from gradring.address import format_address, is_loopback
-from gradring.communicator import Communicator
+from gradring.collectives import joining
+from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument, TimedOut
+from gradring.launchers import job_secret
+from gradring.machine import host_facts
+from gradring.settings import config
+from gradring.settings.address import format_address, is_loopback
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
@@ -100,7 +103,7 @@ def _secret(source: str, word: str) -> str:
 
 def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
     if interface is not None:
-        chosen = machine.chosen_interface(machine.interfaces(), interface, None)
+        chosen = host_facts.chosen_interface(host_facts.interfaces(), interface, None)
         if chosen is None:
             raise InvalidArgument(f"no interface has the name or network '{interface}'")
         return str(chosen.ip)
@@ -109,7 +112,7 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
         return _LOOPBACK  # All ranks are on this host.
     if is_loopback(store_host):
         return _LOOPBACK
-    here = machine.route_source(store_host, 1) or _LOOPBACK
+    here = host_facts.route_source(store_host, 1) or _LOOPBACK
     # The store is on this host, and its name means loopback here (127.0.1.1 on Debian). Elsewhere
     # it leads to this host.
     return store_host if is_loopback(here) else here

@@ -18,7 +18,7 @@ DIM, SLICE_ROWS = 4, 3
 
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradring.modes.replica._SLICE_BYTES", SLICE_ROWS * DIM * 4)
+    monkeypatch.setattr("gradring.modes.geo.replica._SLICE_BYTES", SLICE_ROWS * DIM * 4)
 
 
 class Watched:
@@ -129,7 +129,7 @@ def test_every_row_is_read_once() -> None:
 def test_rows_that_only_others_changed_come_in_many_answers(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradring.modes.served._PAGE_BYTES", 4 * (8 + 4 * DIM))
+    monkeypatch.setattr("gradring.modes.stores.served._PAGE_BYTES", 4 * (8 + 4 * DIM))
     ids = np.arange(40)
 
     def work(rank: int) -> Any:

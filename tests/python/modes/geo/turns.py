@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from exact_server import ExactServer
-from gradring.modes.store import Domain, Gate
+from gradring.modes.stores.store import Domain, Gate
 
 SECONDS = 20.0
 _IN_TURN = ("clock", "clocks", "push", "pull", "begin_pull", "changed", "leave")

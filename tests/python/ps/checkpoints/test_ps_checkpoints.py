@@ -14,7 +14,8 @@ import pytest
 
 import gradring as gr
 from gradring.errors import DeviceError, InvalidArgument, ProtocolError
-from gradring.ps import ParameterServer, checkpoint, files
+from gradring.ps import ParameterServer, checkpoint
+from gradring.ps.saved import files
 from ps_servers import connected, join, serving
 
 RNG = np.random.default_rng(7)

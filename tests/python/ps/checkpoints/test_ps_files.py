@@ -15,8 +15,9 @@ import pytest
 
 from gradring import _core
 from gradring.errors import DeviceError, InvalidArgument, ProtocolError
-from gradring.ps import checkpoint, files, manifest, snapshot_files
-from gradring.ps.manifest import File, Manifest
+from gradring.ps import checkpoint
+from gradring.ps.saved import files, manifest, snapshot_files
+from gradring.ps.saved.manifest import File, Manifest
 
 CUT = 1234
 

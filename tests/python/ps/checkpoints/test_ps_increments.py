@@ -10,7 +10,8 @@ import pytest
 
 import gradring as gr
 from gradring.errors import InvalidArgument
-from gradring.ps import ParameterServer, manifest
+from gradring.ps import ParameterServer
+from gradring.ps.saved import manifest
 from ps_servers import connected
 
 

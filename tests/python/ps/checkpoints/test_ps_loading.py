@@ -15,7 +15,8 @@ import pytest
 import gradring as gr
 from bare_servers import NEVER, connect, service
 from gradring.errors import Closed, InvalidArgument, PeerLost, ProtocolError, TimedOut
-from gradring.ps import ParameterServer, checkpoint_jobs
+from gradring.ps import ParameterServer
+from gradring.ps.saved import checkpoint_jobs
 from ps_servers import connected, join, serving, start_server, together
 
 

@@ -28,7 +28,7 @@ def read(path: Path) -> dict[int, list[float]]:
 def test_live_and_saved_rows_are_written_whole(
     tmp_path: Path, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradring.ps.export._ROWS_AT_ONCE", 100)  # Several groups of rows.
+    monkeypatch.setattr("gradring.ps.saved.export._ROWS_AT_ONCE", 100)  # Several groups of rows.
     ids: Any = np.arange(700, dtype=np.uint64) * np.uint64(2**55 + 1)
     with connected(servers) as ps:
         table = ps.sparse_table("t", 3, gr.optim.Adagrad(lr=1.0), init=gr.init.Uniform(1))

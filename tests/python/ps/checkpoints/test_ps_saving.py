@@ -15,7 +15,8 @@ import pytest
 import gradring as gr
 from gradring import _core
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.ps import ParameterServer, checkpoint, checkpoint_jobs, files
+from gradring.ps import ParameterServer, checkpoint
+from gradring.ps.saved import checkpoint_jobs, files
 from ps_servers import connected, join, start_server
 
 IDS = np.arange(500)

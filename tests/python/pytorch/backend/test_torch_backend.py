@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import gradring as gr
-from gradring.joining import current
+from gradring.collectives.joining import current
 from torch_ranks import on_ranks
 
 pytestmark = [pytest.mark.timeout(120)]

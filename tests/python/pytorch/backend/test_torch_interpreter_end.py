@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradring.torch.c10d import lanes, work
+from gradring.torch.c10d.calls import lanes, work
 
 SECONDS = 60.0
 

@@ -12,7 +12,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
-from gradring.torch.row_cache import RowCache
+from gradring.torch.embeddings.row_cache import RowCache
 from mode_servers import Servers
 
 DIM = 3

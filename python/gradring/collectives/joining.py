@@ -1,0 +1,282 @@
+"""`init()`: from the launcher's variables and the arguments to a communicator.
+
+`init` also carries the initializers of tables, `gr.init.Uniform` and so on: users look for both
+under that name.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ParamSpec, Protocol, TypeVar, cast
+
+from gradring import _core, initial
+from gradring.collectives.communicator import Communicator, keep, kept
+from gradring.core_arguments import (
+    MOST_RANKS,
+    path_bytes,
+    plain_text,
+    require_secret,
+    secret_bytes,
+    whole_number,
+)
+from gradring.errors import InvalidArgument
+from gradring.launchers import job_secret, roles
+from gradring.settings import config, cost_profile
+from gradring.timeouts import milliseconds
+
+_P = ParamSpec("_P")
+_R_co = TypeVar("_R_co", covariant=True)
+
+_MOST_FD = (1 << 31) - 1
+
+# What init() made, and where: rendezvous and rank.
+_joined: weakref.WeakKeyDictionary[Communicator, tuple[str, int]] = weakref.WeakKeyDictionary()
+
+# Those of them that `current` has made, until an init() of the script returns them.
+_implicit: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class WithInitializers(Protocol[_P, _R_co]):
+    """A function that has the initializers of tables as attributes."""
+
+    Constant: type[initial.Constant]
+    Uniform: type[initial.Uniform]
+    Normal: type[initial.Normal]
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co:
+        """Call the function."""
+
+
+def _with_initializers(function: Callable[_P, _R_co]) -> WithInitializers[_P, _R_co]:
+    named = cast(WithInitializers[_P, _R_co], function)
+    named.Constant = initial.Constant
+    named.Uniform = initial.Uniform
+    named.Normal = initial.Normal
+    return named
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who a process is in its job, and what it has to know.
+
+    Attributes:
+        rank: From 0.
+        world_size: Number of ranks.
+        rendezvous: host:port where rank 0 listens; empty in a world of one.
+        secret: The job's.
+    """
+
+    rank: int
+    world_size: int
+    rendezvous: str
+    secret: str | bytes = field(repr=False)
+
+
+@_with_initializers
+def init(  # noqa: PLR0913 - every argument has a variable and a default; none belongs together
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous: str | None = None,
+    secret: str | bytes | None = None,
+    transport: str | None = None,
+    timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
+    interface: str | None = None,
+    listen_fd: int | None = None,
+    profile: str | os.PathLike[str] | None = None,
+) -> Communicator:
+    """Join the job and return the communicator of all its ranks.
+
+    The role is found in the launcher's variables (``gradring run``, torchrun, Open MPI, MPICH,
+    Intel MPI, Slurm, TF_CONFIG, Paddle: docs/launchers.md); alone it is a world of one. Explicit
+    arguments win. Blocks until every rank has come. Several ranks may live in one process, each
+    with a thread of its own. Where `gradring.distributed` or another call has joined the job by
+    itself, the first ``init()`` without arguments returns that communicator.
+
+    Args:
+        rank: This rank, from 0.
+        world_size: Number of ranks.
+        rendezvous: ``HOST:PORT`` where rank 0 listens.
+        secret: What every rank of the job knows; see `GRADRING_SECRET`.
+        transport: ``auto`` (shared memory on one host, TCP between hosts), ``shm`` or ``tcp``.
+        timeout: Seconds to wait for the other ranks here, and later the longest time without
+            progress in any call.
+        heartbeat_timeout: Seconds of silence after which a rank counts as frozen.
+        interface: ``NAME`` or ``CIDR`` of the interface that other ranks should reach this one by.
+        listen_fd: Rank 0: a socket that already listens at ``rendezvous``; it now belongs to us.
+        profile: Rank 0: a file that `gradring tune` wrote. All ranks choose algorithms by what rank
+            0 has, which they hear when they join; the others' is not read.
+
+    Raises:
+        InvalidArgument: The role is incomplete or makes no sense; two processes have one rank; the
+            secret is empty or blank; the profile is none; this process has joined the same job and
+            not closed that communicator.
+        AuthError: The secrets differ.
+        TimedOut: Names the ranks that did not come.
+        PeerLost: Rank 0 ended, or gave up, before everybody had come.
+    """
+    given = (
+        rank, world_size, rendezvous, secret, transport, timeout, heartbeat_timeout, interface,
+        listen_fd, profile,
+    )  # fmt: skip
+    role = roles.discover(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    settings = config.Settings.from_environ(
+        os.environ,
+        transport=transport,
+        timeout=timeout,
+        heartbeat_timeout=heartbeat_timeout,
+        interface=interface,
+        profile=profile,
+    )
+    if secret is None:
+        secret = job_secret.secret_for(role, os.environ)
+    else:
+        require_secret(secret, "init: secret")
+    place = Place(0, 1, "", secret)
+    if role is not None:
+        place = Place(role.rank, role.world_size, role.rendezvous, secret)
+    made = _take_implicit(place) if all(each is None for each in given) else None
+    if made is not None:
+        return made
+    _require_left(place)
+    if listen_fd is None and role is not None and role.listen_fd is not None:
+        # The launcher's socket stays, for an init() after this communicator was closed.
+        listen_fd = _copy_of_launchers(role.listen_fd)
+    communicator = join(place, settings, listen_fd=listen_fd)
+    keep(communicator)
+    _joined[communicator] = (place.rendezvous, place.rank)
+    return communicator
+
+
+def _take_implicit(place: Place) -> Communicator | None:
+    # For the first init() of a script, where a call before it has made the communicator already.
+    for communicator in kept:
+        is_here = _joined.get(communicator) == (place.rendezvous, place.rank)
+        if communicator in _implicit and is_here and not communicator.is_closed:
+            _implicit.discard(communicator)
+            return communicator
+    return None
+
+
+def _require_left(place: Place) -> None:
+    # Two worlds with one rendezvous would take each other's connections.
+    if place.world_size == 1:
+        return
+    for communicator, where in list(_joined.items()):
+        if where != (place.rendezvous, place.rank) or communicator.is_closed:
+            continue
+        if communicator in _implicit:
+            raise InvalidArgument(
+                f"this process is rank {place.rank} at {place.rendezvous} already: "
+                "gr.distributed() or another call that needs the ranks has joined the job by "
+                "itself; call init() with its arguments before it, and give it comm=..."
+            )
+        raise InvalidArgument(
+            f"this process is rank {place.rank} at {place.rendezvous} already: use the "
+            "communicator that init() returned (split() makes further ones), or close it on "
+            "all ranks first"
+        )
+
+
+def _copy_of_launchers(listen_fd: int) -> int:
+    try:
+        os.set_inheritable(listen_fd, False)
+        return os.dup(listen_fd)
+    except OSError as error:
+        raise InvalidArgument(
+            f"GRADRING_LISTEN_FD={listen_fd} is no open socket: {error.strerror}"
+        ) from None
+
+
+def join(place: Place, settings: config.Settings, *, listen_fd: int | None = None) -> Communicator:
+    """Join a job whose place and settings are known; what `init` and torch's backend end in.
+
+    The communicator is its caller's alone: `current` does not know it.
+
+    Args:
+        place: Who this process is.
+        settings: How to talk.
+        listen_fd: As for `init`.
+
+    Raises:
+        InvalidArgument: As `init`, and so for every other error.
+    """
+    costs: dict[str, tuple[float, float, float, float]] = {}
+    if settings.profile is not None and place.rank == 0:
+        costs = cost_profile.load(settings.profile).as_costs()
+    core = _core.join(
+        rank=whole_number(place.rank, "rank", 0, MOST_RANKS - 1),
+        world_size=whole_number(place.world_size, "world_size", 1, MOST_RANKS),
+        rendezvous=plain_text(place.rendezvous, "rendezvous"),
+        secret=secret_bytes(place.secret),
+        transport=settings.transport,
+        timeout_ms=milliseconds(settings.timeout),
+        heartbeat_timeout_ms=milliseconds(settings.heartbeat_timeout),
+        interface=plain_text(settings.interface or "", "interface"),
+        listen_fd=-1 if listen_fd is None else whole_number(listen_fd, "listen_fd", 0, _MOST_FD),
+        record_operations=settings.record_operations,
+        record_directory=settings.record,
+        trace_directory=path_bytes(settings.trace or ""),
+        costs=costs,
+        link_mbit=settings.link_mbit,
+    )
+    return Communicator(core)
+
+
+def current() -> Communicator:
+    """Return the communicator that `init` made in this process, or make it.
+
+    After its `shrink` that is what `shrink` returned.
+
+    Raises:
+        InvalidArgument: This process joined several times, so it must say which one is meant.
+    """
+    found = current_if_any()
+    if found is None:
+        found = init()
+        _implicit.add(found)
+    return found
+
+
+def current_if_any() -> Communicator | None:
+    """Return the communicator that `init` made in this process and that is open; else ``None``.
+
+    Raises:
+        InvalidArgument: As `current`.
+    """
+    open_ones = [communicator for communicator in kept if not communicator.is_closed]
+    if len(open_ones) > 1:
+        raise InvalidArgument(
+            f"this process has {len(open_ones)} communicators from init(); say which one: comm=..."
+        )
+    return open_ones[0] if open_ones else None
+
+
+def require_ranks(comm: object) -> None:
+    """Refuse what an optimizer was given for ``comm`` and is none.
+
+    Raises:
+        InvalidArgument: It is neither a communicator nor ``None``.
+    """
+    if comm is not None and not hasattr(comm, "world_size"):
+        raise InvalidArgument(
+            f"comm is a {type(comm).__name__}; give the communicator that gr.init() returned, or "
+            "None"
+        )
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return what this process is in its job, without joining: a restarted one could not.
+
+    Raises:
+        InvalidArgument: As `current`; or the launcher's variables make no sense.
+    """
+    found = current_if_any()
+    if found is not None:
+        return found.rank, found.world_size
+    role = roles.discover(os.environ)
+    return (0, 1) if role is None else (role.rank, role.world_size)

@@ -1,0 +1,1 @@
+"""What is found here: the machine, the libraries, and what this copy of gradring was built with."""

@@ -1,0 +1,1 @@
+"""GEO: local steps on a replica, and exchanges of what they changed."""

@@ -1,0 +1,110 @@
+"""Rows of sparse tables on the worker: gradients merged by id, and a growing map id -> row.
+
+Whole arrays at a time, no loop over ids in Python. Used by one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gradring import _core
+from gradring.modes.stores.store import Array, Ids
+from gradring.ps.arguments.requests import fitting_rows
+
+Slots = npt.NDArray[np.int64]
+
+_FEWEST = 1024
+
+
+def merge(ids: Any, grads: Any, dim: int) -> tuple[Ids, Array]:
+    """Add up the gradients of equal ids, in the order given.
+
+    Args:
+        ids: Any shape.
+        grads: One row of ``dim`` for each id: ``ids.shape + (dim,)`` or ``(ids.size, dim)``.
+        dim: Floats a row.
+
+    Returns:
+        The distinct ids in the order of their first occurrence, and a row of float32 for each.
+
+    Raises:
+        InvalidArgument: Shapes or dtypes do not fit.
+    """
+    return summed(*fitting_rows("rows to add up", dim, ids, grads))
+
+
+def summed(ids: Ids, rows: Array) -> tuple[Ids, Array]:
+    """Do the same with a contiguous row for each of ``ids``, which are flat.
+
+    Both arrays are new also where no id is there twice.
+    """
+    distinct, sums = np.empty_like(ids), np.empty_like(rows)
+    count = _core.sum_rows(ids, rows, distinct, sums)
+    return distinct[:count], sums[:count]
+
+
+class IdIndex:
+    """A map from ids to slots 0, 1, 2, ... in the order of first appearance.
+
+    Open addressing with linear probing, a whole array of ids at a time.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._count = 0
+        self._allocate(2 * _FEWEST)
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return self._count
+
+    @property
+    def ids(self) -> Ids:
+        """The ids, by slot; a view that is valid until the next `add`."""
+        return self._ids[: self._count]
+
+    def find(self, ids: Ids) -> Slots:
+        """Return the slot of each id; -1 where there is none."""
+        slots = np.empty(len(ids), np.int64)
+        _core.find_ids(self._slots, self._ids, np.ascontiguousarray(ids, np.uint64), slots)
+        return slots
+
+    def add(self, ids: Ids) -> Slots:
+        """Give slots to ids that are distinct and have none; return them."""
+        needed = self._count + len(ids)
+        if 2 * needed > len(self._slots):
+            known = self.ids.copy()
+            capacity = len(self._slots)
+            while 2 * needed > capacity:
+                capacity *= 2
+            self._allocate(capacity)
+            self._ids[: len(known)] = known
+            self._place(known, np.arange(len(known)))
+        slots = np.arange(self._count, needed)
+        self._ids[self._count : needed] = ids
+        self._count = needed
+        self._place(ids, slots)
+        return slots
+
+    def _allocate(self, capacity: int) -> None:
+        self._mask = capacity - 1
+        self._slots = np.full(capacity, -1, np.int64)
+        self._ids = np.zeros(capacity // 2 + 1, np.uint64)
+
+    def _place(self, ids: Ids, slots: Slots) -> None:
+        places = self._home(ids)
+        while len(slots):
+            is_free = self._slots[places] < 0
+            # Several may want one place: the last written has it, the others go on.
+            self._slots[places[is_free]] = slots[is_free]
+            goes_on = self._slots[places] != slots
+            slots, places = slots[goes_on], (places[goes_on] + 1) & self._mask
+
+    def _home(self, ids: Ids) -> Slots:
+        # As `id_home` of csrc/kernels/replica.h.
+        mixed = ids * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits are mixed.
+        places: Slots = (mixed >> np.uint64(32)).astype(np.int64) & self._mask
+        return places

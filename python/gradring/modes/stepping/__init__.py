@@ -1,0 +1,1 @@
+"""How an optimizer over parameter servers steps, whatever its mode."""

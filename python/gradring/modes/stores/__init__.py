@@ -1,0 +1,1 @@
+"""What modes ask of parameter servers, and who answers."""

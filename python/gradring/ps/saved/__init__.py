@@ -1,0 +1,1 @@
+"""Tables beside their servers: checkpoints and their files, exports, and whole tables as arrays."""

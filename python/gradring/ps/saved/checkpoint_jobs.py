@@ -1,0 +1,146 @@
+"""What a server does for a checkpoint: writes what its shard had at the cut, or reads files back.
+
+Runs on the server's own Python thread (`gradring.ps.serving`). A job and its result are JSON; a
+failure is a result too, so that the saver hears of all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from gradring import _core, errors
+from gradring.ps.saved import files, snapshot_files
+from gradring.ps.saved.manifest import File
+
+PIECE_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    core: Any  # _core.PsServer
+    shard: int
+    cut: int
+    wanted: dict[str, Any]
+
+
+def carry_out(core: Any, job: tuple[int, int, bool, bytes]) -> None:
+    """Do one job of `_core.PsServer.next_job` and report what came of it."""
+    shard, cut, _, text = job
+    try:
+        wanted = json.loads(text)
+        result = _ACTIONS[wanted["action"]](_Task(core, shard, cut, wanted))
+    except Exception as error:  # noqa: BLE001 - the saver gets it, whatever it is
+        result = {"error": type(error).__name__, "text": f"shard {shard}: {error}"}
+    # Where the server ends, whoever waits hears it from the connection.
+    with contextlib.suppress(errors.Closed):
+        core.finish_job(shard, cut, json.dumps(result), "")
+
+
+def _write(task: _Task) -> dict[str, Any]:
+    name = task.wanted["name"]
+    try:  # Whatever fails: a snapshot that stays open lets nobody take another one.
+        where = files.folder(task.wanted["url"])
+        with where.create(name) as sink:
+            if sink.descriptor is None:
+                written = _write_parts(task, sink)
+            else:
+                written = task.core.write_snapshot(
+                    sink.descriptor,
+                    f"{where.url}/{name}",
+                    task.shard,
+                    (task.wanted["shards"], task.cut, task.wanted["base_cut"]),
+                )
+    finally:
+        task.core.end_snapshot(task.shard, task.cut)
+    total_bytes, crc32c, first_piece = written
+    specs: dict[int, dict[str, Any]] = {}  # All of them come with the first piece.
+    for _ in snapshot_files.parts(memoryview(first_piece), specs):
+        pass
+    return {
+        "name": name,
+        "shard": task.shard,
+        "bytes": total_bytes,
+        "crc32c": crc32c,
+        "tables": list(specs.values()),
+    }
+
+
+def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
+    sealer = _core.PsFileSealer()
+    first_piece = b""
+    # One thread reads the next piece out of the shard while the other writes the last one.
+    with ThreadPoolExecutor(1) as writer:
+        sink.write([_begin(sealer, task)])
+        pending: Future[None] | None = None
+        while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
+            first_piece = first_piece or piece
+            if pending is not None:
+                pending.result()
+            pending = writer.submit(_seal, sink, sealer, piece)
+        if pending is not None:
+            pending.result()
+        sink.write([sealer.end()])
+    return sealer.bytes, sealer.crc32c, first_piece
+
+
+def _begin(sealer: Any, task: _Task) -> bytes:
+    begun = sealer.begin(task.shard, task.wanted["shards"], task.cut, task.wanted["base_cut"])
+    return bytes(begun)
+
+
+def _seal(sink: files.Sink, sealer: Any, piece: bytes) -> None:
+    head, fill = sealer.around(piece)
+    sink.write([head, piece, fill])
+
+
+def stage(core: Any, shard: int, staging: int, wanted: list[dict[str, Any]]) -> None:
+    """Read files beside what the shard has; nothing of that changes before ``commit_load``.
+
+    Raises:
+        InvalidArgument: Another load is under way. Its ``staging`` is another number.
+        Closed: Who wanted it was lost meanwhile.
+    """
+    core.begin_load(shard, staging)
+    try:
+        for one in wanted:
+            file = File(**one["file"])
+            where = files.folder(one["url"])
+            for piece in snapshot_files.pieces(where, file, one["cut"], one["base_cut"]):
+                core.load_piece(shard, staging, piece)
+    except BaseException:
+        core.abandon_load(shard, staging)
+        raise
+
+
+def _stage(task: _Task) -> dict[str, Any]:
+    stage(task.core, task.shard, task.cut, task.wanted["files"])
+    return {}
+
+
+def _prepare(task: _Task) -> dict[str, Any]:
+    task.core.prepare_load(task.shard, task.wanted["staging"])
+    return {}
+
+
+def _commit(task: _Task) -> dict[str, Any]:
+    task.core.commit_load(task.shard, task.wanted["staging"])
+    task.core.settle(task.shard)  # The log has what came of it: now somebody may be told.
+    return {}
+
+
+def _abandon(task: _Task) -> dict[str, Any]:
+    task.core.abandon_load(task.shard, task.wanted["staging"])
+    return {}
+
+
+_ACTIONS = {
+    "write": _write,
+    "stage": _stage,
+    "prepare": _prepare,
+    "commit": _commit,
+    "abandon": _abandon,
+}

@@ -1,0 +1,1 @@
+"""How a call of a process group runs: its tensors, streams and threads, handle and errors."""

@@ -1,0 +1,1 @@
+"""The operations of a process group, as torch.distributed names them, by ours."""

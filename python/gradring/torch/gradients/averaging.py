@@ -1,0 +1,372 @@
+"""Gradients averaged over ranks while backward still runs.
+
+A round is one step's averaging: it opens with the first gradient (one number is sent ahead, the
+rank's weight), each bucket starts as soon as it and all before it are full, and at the end of
+backward the rest is sent, and `finish` waits and lets every ``.grad`` be its average. Every rank
+sends the same operations in the same order, whatever its gradients; on a communicator of their own,
+so that operations of the user may come in between. The first round also teaches the order in which
+backward reaches the parameters (`gradring.torch.gradients.gradient_order`); the buckets are laid
+out anew in rank 0's. Runs on the thread that runs backward and on the one that steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradring.collectives.communicator import Communicator
+from gradring.compression import Compression
+from gradring.errors import InvalidArgument
+from gradring.optim.averaging import no_examples, require_weight
+from gradring.torch.gradients.backward import (
+    GradientListener,
+    after_all_others,
+    at_the_end_of_backward,
+    is_outermost_backward,
+)
+from gradring.torch.gradients.buckets import Bucket, lay_out, make_buckets
+from gradring.torch.gradients.gradient_order import GradientOrder
+from gradring.torch.gradients.losses import average_loss
+from gradring.torch.gradients.parameters import Named
+from gradring.torch.gradients.sending import Sender
+
+# What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.
+_WHOLE_DIVISORS = 1 << 24
+
+
+class GradientAverager:
+    """The rounds of one optimizer.
+
+    Attributes:
+        comm: The ranks; carries nothing but gradients.
+        is_done: Whether the parameters' gradients are this step's averages.
+        is_accumulating: Whether backward only adds up gradients here.
+    """
+
+    def __init__(
+        self,
+        named: Named,
+        comm: Communicator,
+        *,
+        bucket_bytes: int,
+        overlap: bool,
+        compress: Compression | None,
+    ) -> None:
+        """Lay out the buckets and listen to the parameters' gradients.
+
+        Args:
+            named: Parameters by name; those that need no gradient are left out.
+            comm: To be used for nothing else.
+            bucket_bytes: Most bytes in a bucket.
+            overlap: Start buckets during backward rather than in `finish`, and finish in the end
+                of backward.
+            compress: How gradients are encoded on their way.
+        """
+        self.comm = comm
+        self._named = named
+        trainable = {name: param for name, param in named.items() if param.requires_grad}
+        self._names = list(trainable)
+        self._params = list(trainable.values())
+        self._kinds = [_kind_of(param) for param in self._params]
+        self._left_out = [name for name in named if name not in trainable]
+        self._bucket_bytes = bucket_bytes
+        self._compress = compress
+        self._buckets: list[Bucket] = []
+        self._layout: list[list[int]] = []
+        # Until it is known better: backward begins at the end.
+        self._lay_out(range(len(self._params) - 1, -1, -1))
+        self._order = GradientOrder(len(self._params), is_wanted=overlap)
+        self._overlap = overlap
+        self._is_ready = [False] * len(self._params)
+        self._ended = 0  # Rounds.
+        self._expected = [0] * len(self._params)  # `_ended` when each gradient came.
+        self._weight = 1.0
+        self._next_weight: float | None = None  # Of the round to come, where it is known already.
+        self._sender = Sender(comm, compress)
+        self._sent = 0  # Buckets of this round.
+        self._given = 0  # Parameters that have an average of the last round's.
+        self.is_done = False
+        self.is_accumulating = False
+        # Without the overlap too: they tell of gradients that come after the averages.
+        self._listeners = [
+            GradientListener(param, self, index) for index, param in enumerate(self._params)
+        ]
+
+    def take_over(self, other: GradientAverager) -> None:
+        """Go on from another averager: its weight, its counts, and what compression left out."""
+        self._weight = other._weight if other._next_weight is None else other._next_weight
+        self.is_accumulating = other.is_accumulating
+        self._sender.sent_bytes = other.sent_bytes
+        self._sender.uncompressed_bytes = other.uncompressed_bytes
+        if self._compress is None:
+            return
+        known = {id(param): index for index, param in enumerate(self._params)}
+        earlier = {
+            known[id(other._params[index])]: residual
+            for index, residual in other._residuals().items()
+            if id(other._params[index]) in known
+        }
+        for bucket in self._buckets:
+            bucket.keep_residual(earlier)
+
+    def stop_listening(self) -> None:
+        """Leave the parameters alone from now on."""
+        for listener in self._listeners:
+            listener.stop()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round has begun and not ended."""
+        return self._sender.is_open
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank had to send for gradients so far."""
+        return self._sender.sent_bytes
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """What that would have been without compression."""
+        return self._sender.uncompressed_bytes
+
+    def set_weight(self, weight: float) -> None:
+        """Say how many examples stand behind this rank's next gradients.
+
+        Raises:
+            InvalidArgument: It makes no sense, or the round has begun with another weight.
+        """
+        weight = require_weight(weight)
+        if (self.is_open or self.is_done) and weight != self._weight:
+            raise InvalidArgument(
+                f"weight {weight:g} comes too late: backward has begun to send gradients with "
+                f"weight {self._weight:g}; call set_weight() before backward, loop with "
+                "uneven(batches, weight=...), or give up the overlap with overlap=False; a step "
+                "that is not done is dropped with optimizer.zero_grad()"
+            )
+        self._weight = weight
+
+    def expect_weight(self, weight: float) -> None:
+        """Say the weight of this rank's next batch; it may come before the last step is dropped."""
+        if self.is_open or self.is_done:
+            self._next_weight = require_weight(weight)
+        else:
+            self.set_weight(weight)
+
+    def expect_gradient(self, index: int) -> None:
+        """Look whether a gradient may come now that backward is about to add.
+
+        Raises:
+            InvalidArgument: It cannot be averaged any more, or the parameter is of another dtype,
+                shape or device by now.
+        """
+        if self.is_done and self._are_averages_gone():
+            self._forget_round()
+        if self.is_done or self._is_ready[index]:
+            raise self._too_many_gradients(index)
+        self._require_same_kind(index)
+        self._expected[index] = self._ended
+
+    def take_gradient(self, index: int) -> None:
+        """Take a gradient that backward has just completed."""
+        if not self._overlap or self.is_accumulating:
+            return
+        if self._expected[index] != self._ended:
+            return  # A hook of the user's has stepped, or synchronised, with it.
+        self._put(index)
+        self._order.see(index)
+        self._start_full_buckets()
+        at_the_end_of_backward(self)
+
+    def end_backward(self) -> None:
+        """Send the rest; called at the end of every backward that gave gradients.
+
+        Backward may run inside backward (reentrant checkpoints): then the outer one ends the round,
+        unless nothing is missing any more. It may give gradients to several optimizers: all send
+        before any waits, since other ranks may have begun with another one.
+        """
+        if self.is_open and (all(self._is_ready) or is_outermost_backward()):
+            self._require_all_listed()
+            self._send_rest()
+            after_all_others(self.finish)
+
+    def finish(self) -> None:
+        """Send what is left, wait, and hand out the averages; nothing where that has been done.
+
+        Raises:
+            InvalidArgument: All ranks have weight 0; or a parameter was frozen before.
+            PeerLost: As `Communicator.all_reduce`, and so for its other errors.
+        """
+        if self.is_done and self._are_averages_gone():
+            self._forget_round()
+        if self.is_done:
+            return
+        self._require_all_listed()
+        if not self._params:
+            return
+        if not self.is_open:
+            for index in range(len(self._params)):
+                self._require_same_kind(index)
+        total = self._end_round()
+        if total == 0:
+            self._reset_buckets()
+            raise no_examples()
+        is_whole = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
+        self._given = 0
+        for bucket in self._buckets:
+            # The core divides as it adds, where it is told the total and can.
+            is_divided = self._compress is not None or (is_whole and not bucket.is_apart)
+            if not is_divided:
+                bucket.values.div_(total)
+            self._given += bucket.give(self._params)
+        self._reset_buckets()
+        self.is_done = True
+
+    def begin(self) -> None:
+        """Make ready for another round; one that was not finished is ended and forgotten.
+
+        A collective call where a new order of the buckets has been learned.
+        """
+        if self.is_open:
+            self._end_round()
+            self._reset_buckets()
+        self._forget_round()
+        for listener in self._listeners:
+            listener.follow()
+        order = self._order.take_learned()
+        if order is not None:
+            self._lay_out(order)
+
+    def _forget_round(self) -> None:
+        self.is_done = False
+        self._order.forget_round()
+        if self._next_weight is not None:
+            self._weight, self._next_weight = self._next_weight, None
+
+    def _are_averages_gone(self) -> bool:
+        """Tell whether somebody has dropped the averages, as ``model.zero_grad()`` does."""
+        return self._given > 0 and all(param.grad is None for param in self._params)
+
+    def _require_same_kind(self, index: int) -> None:
+        before, now = self._kinds[index], _kind_of(self._params[index])
+        if before == now:
+            return
+        was, is_now = [
+            f"{dtype}, of shape {tuple(shape)} on {device}"
+            for dtype, shape, device in (before, now)
+        ]
+        raise InvalidArgument(
+            f"{self._names[index]} was {was} when the optimizer became distributed, and is "
+            f"{is_now} now; call optimizer.refresh() on every rank after changing parameters"
+        )
+
+    def _too_many_gradients(self, index: int) -> InvalidArgument:
+        name = self._names[index]
+        if not self.is_done:
+            return InvalidArgument(
+                f"{name} got another gradient after its last one was sent; run all but the last "
+                "backward of a step inside `with optimizer.no_sync():`, and checkpoints that share "
+                "a parameter with use_reentrant=False; a step that was not done, after an error "
+                "say, is dropped with optimizer.zero_grad()"
+            )
+        if not self._overlap:
+            return InvalidArgument(
+                f"{name} got another gradient when the averages of this step were out; call "
+                "synchronize() after the last backward of a step, or drop the step with "
+                "optimizer.zero_grad()"
+            )
+        if self.is_accumulating:
+            return InvalidArgument(
+                f"{name} got another gradient when the averages of this step were out; accumulate "
+                "before the synchronised backward, or drop the step with optimizer.zero_grad()"
+            )
+        return InvalidArgument(
+            f"{name} got another gradient after its last one was sent; run all but the last "
+            "backward of a step inside `with optimizer.no_sync():`, or drop the step with "
+            "optimizer.zero_grad() (setting gradients to zero in another way does not)"
+        )
+
+    def average_loss(self, loss: Any) -> Any:
+        """Return a closure's loss averaged with the ranks' weights; a collective call."""
+        return average_loss(self.comm, loss, self._weight)
+
+    def _put(self, index: int) -> None:
+        self._sender.open(self._weight)
+        grad = self._params[index].grad
+        if grad is not None and grad.layout != torch.strided:
+            raise InvalidArgument(
+                f"{self._names[index]} has a sparse gradient; only dense ones can be averaged "
+                "(for an embedding: sparse=False)"
+            )
+        self._is_ready[index] = True
+        self._bucket_of[index].put(index, self._params[index], self._weight)
+
+    def _start_full_buckets(self) -> None:
+        while self._sent < len(self._buckets):
+            bucket = self._buckets[self._sent]
+            if bucket.missing:
+                return
+            self._sent += 1
+            self._sender.send(bucket)
+
+    def _send_rest(self) -> None:
+        """Send what backward has not brought; nothing where that has been done."""
+        for index, is_ready in enumerate(self._is_ready):
+            if not is_ready:
+                self._put(index)
+        self._start_full_buckets()
+        if self._order.is_wanted and not self._order.is_asking:
+            self._sender.broadcast(self._order.message())
+
+    def _end_round(self) -> float:
+        self._send_rest()
+        total = self._sender.wait(self._stream)
+        self._order.hear()
+        self._ended += 1
+        self._sent = 0
+        self._is_ready = [False] * len(self._params)
+        return total
+
+    @property
+    def _stream(self) -> Any:
+        # Who goes on with gradients on a GPU: the stream of whoever ends the round.
+        is_on_gpu = any(bucket.values.is_cuda for bucket in self._buckets)
+        return torch.cuda.current_stream() if is_on_gpu else None
+
+    def _reset_buckets(self) -> None:
+        for bucket in self._buckets:
+            bucket.reset()
+
+    def _lay_out(self, order: Sequence[int]) -> None:
+        layout = lay_out(order, self._params, self._bucket_bytes)
+        if layout == self._layout:
+            return
+        self._layout = layout
+        earlier = self._residuals()
+        self._buckets = make_buckets(layout, self._params, self.comm)
+        if self._compress is not None:
+            for bucket in self._buckets:
+                bucket.keep_residual(earlier)
+        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
+
+    def _residuals(self) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for bucket in self._buckets:
+            if bucket.residual is not None:
+                found |= bucket.residuals()
+        return found
+
+    def _require_all_listed(self) -> None:
+        for name in self._left_out:
+            param = self._named[name]
+            if param.requires_grad and param.grad is not None:
+                raise InvalidArgument(
+                    f"{name} was frozen when the optimizer became distributed; call "
+                    "optimizer.refresh() on every rank after unfreezing parameters"
+                )
+
+
+def _kind_of(param: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    """Return what a parameter's place in a bucket depends on."""
+    return param.dtype, param.shape, param.device

@@ -1,0 +1,151 @@
+"""How an optimizer of several ranks and a `torch.amp.GradScaler` get along.
+
+The scaler leaves out a step whose gradients have overflowed, and then lowers its scale. Ranks stay
+together only if all leave out the same steps, so it must find the same everywhere. An optimizer may
+unscale by itself (torch's fused ones do), and the scaler asks for that before it looks: then
+averages are waited for, or, where servers make those, ranks agree on what is found. After it has
+looked it calls ``step`` in any case, and what it knows are two attributes of the optimizer. The
+gradients of embeddings' rows it does not see: for an overflow in those it is shown another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradring.collectives.communicator import Communicator
+from gradring.errors import InvalidArgument
+
+_ATTRIBUTES = ("grad_scale", "found_inf")
+
+
+class Asked:
+    """An optimizer's answer to a scaler: true, after something has been done first.
+
+    What is done may be a collective call, so that it is done when the answer is tested, and not
+    when somebody lists the optimizer's attributes.
+    """
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        """Call ``prepare`` before the scaler looks at gradients."""
+        self._prepare = prepare
+
+    def __bool__(self) -> bool:
+        """Prepare."""
+        self._prepare()
+        return True
+
+
+class Told:
+    """What a scaler has told an optimizer about one step.
+
+    Attributes:
+        is_overflow: Some gradient is not finite: the step is to be left out.
+        is_unscaled: Gradients have been divided by the scale before (``scaler.unscale_``).
+    """
+
+    def __init__(self, scale: torch.Tensor | None, found: Any) -> None:
+        """Take the two attributes."""
+        self.is_overflow = bool(found)
+        self.is_unscaled = scale is None
+        # As the scaler does it, so that it makes no difference who does.
+        self._factor = None if scale is None else scale.double().reciprocal().float()
+
+    def require_no_closure(self, closure: Any) -> None:
+        """Raise `InvalidArgument` if the step has one."""
+        if closure is not None:
+            raise InvalidArgument(
+                "GradScaler.step takes no closure: it looks at gradients before that makes them"
+            )
+
+    def require_scaled_rows(self) -> None:
+        """Raise `InvalidArgument` if the scale of a model's rows is unknown."""
+        if self.is_unscaled:
+            raise InvalidArgument(
+                "GradScaler.unscale_() does not see the rows of gradring.torch.Embedding, and "
+                "nobody knows their scale after it; leave it to GradScaler.step(), and clip "
+                "parameters with distributed(..., clip_norm=), rows with their rule's clip_norm="
+            )
+
+    def unscale(self, grads: Iterable[torch.Tensor | None]) -> None:
+        """Divide gradients by the scale, in place, where that has not been done.
+
+        Args:
+            grads: Of any dtype that `torch.amp.GradScaler.unscale_` takes.
+
+        Raises:
+            InvalidArgument: They are float16, of which there is not enough to divide.
+        """
+        if self._factor is None:
+            return
+        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for grad in grads:
+            if grad is None:
+                continue
+            if grad.dtype == torch.float16:
+                raise InvalidArgument(
+                    "GradScaler cannot unscale float16 gradients; leave the parameters float32 and "
+                    "compute in float16 under torch.autocast"
+                )
+            values = grad._values() if grad.is_sparse else grad  # noqa: SLF001
+            alike.setdefault((grad.device, grad.dtype), []).append(values)
+        for (device, _), group in alike.items():
+            found = torch.zeros((), device=device)
+            factor = self._factor.to(device)
+            torch._amp_foreach_non_finite_check_and_unscale_(group, found, factor)
+
+
+@contextlib.contextmanager
+def told_by_scaler(optimizer: torch.optim.Optimizer) -> Iterator[Told | None]:
+    """Take what a scaler has left for this step; ``None`` where no scaler called it."""
+    attributes: dict[str, Any] = vars(optimizer)
+    if "found_inf" not in attributes:
+        yield None
+        return
+    told = Told(*(attributes[name] for name in _ATTRIBUTES))
+    # It is done with them: a fused optimizer would unscale once more.
+    attributes.update(dict.fromkeys(_ATTRIBUTES))
+    try:
+        yield told
+    except BaseException:
+        # The scaler deletes them after a step alone; its next one would multiply by what is left.
+        for name in _ATTRIBUTES:
+            del attributes[name]
+        raise
+
+
+def agree_on_overflow(
+    comm: Communicator | None,
+    params: Sequence[torch.Tensor],
+    weight: float,
+    unseen: Sequence[torch.Tensor] = (),
+) -> None:
+    """Have the scalers of all ranks find an overflow if any would; a collective call.
+
+    For gradients that never leave their rank as they are.
+
+    Args:
+        comm: The ranks; ``None``: this one alone.
+        params: Their ``.grad`` is changed where the scaler would find something else.
+        weight: 0 is a rank whose gradients, if it has any, are of no use.
+        unseen: Gradients that the scaler does not look at.
+    """
+    if weight == 0:
+        for param in params:
+            param.grad = None
+    is_seen = not _are_finite([param.grad for param in params if param.grad is not None])
+    found = np.array([is_seen or not _are_finite(unseen)], np.int32)
+    if comm is not None and comm.world_size > 1:
+        comm.all_reduce(found, "max")
+    if found[0] and not is_seen:
+        params[0].grad = torch.full_like(params[0], torch.inf)
+    elif weight == 0:
+        params[0].grad = torch.zeros_like(params[0])  # The scaler wants to have seen something.
+
+
+def _are_finite(grads: Iterable[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(grad).all()) for grad in grads if not grad.is_sparse)

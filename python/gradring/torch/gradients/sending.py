@@ -1,0 +1,111 @@
+"""`Sender`: the operations of one round of averaging, in the order in which every rank starts them.
+
+First the rank's weight travels, then each bucket, then maybe what rank 0 has to say. Owned by
+`gradring.torch.gradients.averaging`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.work import Work
+from gradring.compression import Compression, wire_bytes
+from gradring.errors import Closed, Error
+from gradring.torch.gradients.buckets import Bucket
+
+
+class Sender:
+    """Starts operations and waits for all of them.
+
+    Attributes:
+        sent_bytes: What this rank had to send for gradients so far.
+        uncompressed_bytes: What it would have been without compression.
+    """
+
+    def __init__(self, comm: Communicator, compress: Compression | None) -> None:
+        """Send nothing yet.
+
+        Args:
+            comm: To be used for nothing else.
+            compress: How gradients are encoded on their way.
+        """
+        self._comm = comm
+        self._compress = compress
+        self._total = np.zeros(1)
+        self._works: list[Work] = []  # Of the round; none: no round is open.
+        self.sent_bytes = 0
+        self.uncompressed_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round has begun and not ended."""
+        return bool(self._works)
+
+    def open(self, weight: float) -> None:
+        """Begin a round: send this rank's weight, if that has not been done."""
+        if not self._works:
+            self._total[0] = weight
+            self._start(self._comm.all_reduce, self._total, async_op=True)
+
+    def send(self, bucket: Bucket) -> None:
+        """Start a bucket that is full."""
+        # The total is there when its turn has come: operations run in their order.
+        whole = bucket.buffer
+        if self._compress is not None:
+            self._start(
+                self._comm.average_compressed,
+                bucket.travelling,
+                self._total,
+                self._compress,
+                bucket.residual,
+            )
+            whole = bucket.marks
+        elif bucket.is_apart:
+            self._start(self._comm.all_reduce, bucket.travelling, async_op=True)
+            whole = bucket.marks
+        self._start(self._comm.average_bucket, whole, self._total)
+        self._count_bytes(bucket)
+
+    def broadcast(self, message: Any) -> None:
+        """Have every rank get rank 0's array by the end of the round."""
+        self._start(self._comm.broadcast, message, async_op=True)
+
+    def wait(self, stream: Any) -> float:
+        """Wait for everything, which ends the round.
+
+        Args:
+            stream: As in `gradring.Work.wait`.
+
+        Returns:
+            The sum of all ranks' weights.
+        """
+        for work in self._works:
+            work.wait(stream=stream)
+        self._works.clear()
+        return float(self._total[0])
+
+    def _count_bytes(self, bucket: Bucket) -> None:
+        count = bucket.values.numel()
+        rank, world_size = self._comm.rank, self._comm.world_size
+        items = bucket.values.element_size() / 4
+        plain = round(items * wire_bytes(count, None, rank, world_size))
+        self.uncompressed_bytes += plain
+        if self._compress is not None:
+            plain = wire_bytes(count, self._compress, rank, world_size)
+        self.sent_bytes += plain
+
+    def _start(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        try:
+            work: Work = operation(*arguments, **options)
+        except Closed as closed:
+            # What closed it came to an operation in the background, which says more.
+            for started in self._works:
+                started.wait()
+            if isinstance(closed.__cause__, Error):
+                raise closed.__cause__ from None
+            raise
+        self._works.append(work)

@@ -1,0 +1,1 @@
+"""Optimizers of torch whose parameters live on parameter servers."""

@@ -1,0 +1,393 @@
+"""`ServedOptimizer`: a `torch.optim` optimizer in a mode that goes through parameter servers.
+
+The mode is carried out by `gradring.modes` on views of the parameters' memory. Where servers step
+(Sync(via="ps"), BoundedStaleness, Async) they have the optimizer's rule and its state, also what it
+had before; in GEO the optimizer itself steps, on this worker's replica.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from gradring.collectives.joining import current
+from gradring.errors import InvalidArgument
+from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
+from gradring.modes.factory import over_servers
+from gradring.modes.geo.optimizer import GeoOptimizer
+from gradring.modes.rounds import RoundOptimizer
+from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
+from gradring.optim.averaging import require_weight
+from gradring.torch.embeddings.embedding import embeddings_of
+from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.rows import Rows, make_rows
+from gradring.torch.gradients import parameters
+from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.served.served_parameters import ServedParameters
+from gradring.torch.served.server_rules import rules_of, settings_of
+
+Batch = TypeVar("Batch")
+Closure = Callable[[], Any]
+
+
+class ServedOptimizer(torch.optim.Optimizer):
+    """What `distributed` adds to an optimizer in a mode with servers, in front of its class.
+
+    Attributes:
+        driver: What carries the mode out: has ``staleness``, ``report`` and the like.
+        rows: The model's embeddings; ``None`` if there are none.
+        grad_norm: Norm of the last step's gradients of parameters, without those of rows, before
+            ``clip_norm`` clipped them.
+    """
+
+    driver: ModeOptimizer
+    rows: Rows | None
+    grad_norm: torch.Tensor | None = None
+    _comm: Any
+    _model: torch.nn.Module | None
+    _weight: float
+    _clip_norm: float | None
+    _is_local: bool  # The optimizer itself steps.
+    _server_settings: list[Any]  # What servers were given.
+
+    def connect(
+        self,
+        mode: Mode,
+        model: torch.nn.Module | None,
+        clip_norm: float | None,
+        *,
+        ps: Any,
+        comm: Any,
+        ranks: Any,
+        **options: Any,
+    ) -> None:
+        """Join the other workers; called once, by `distributed`, with ``ranks`` as it was given."""
+        options["comm"] = ranks
+        dense_mode = mode.dense if isinstance(mode, Hybrid) else mode
+        sparse_mode = mode.sparse if isinstance(mode, Hybrid) else mode
+        if clip_norm is not None and isinstance(dense_mode, Sync):
+            raise InvalidArgument(
+                "clip_norm needs the averaged gradients, which only servers have here; use "
+                "gradring.Sync()"
+            )
+        self._comm = comm
+        self._model = model
+        self._clip_norm = clip_norm
+        self._weight = 1.0
+        self._is_local = isinstance(dense_mode, Geo)
+        self._server_settings = [] if self._is_local else settings_of(self)
+        named = parameters.optimizer_parameters(self.param_groups, model)
+        self._parameters = served = ServedParameters(named)
+        self._params = served.params
+        self.driver = over_servers(
+            dense_mode,
+            served.memory,
+            [None] * len(named) if self._is_local else rules_of(self, super().step),
+            ps,
+            states=() if self._is_local else served.entries(self.state),
+            **options,
+        )
+        self.rows = None
+        if isinstance(mode, Hybrid):
+            options["name"] += "/rows"
+            self.rows = make_rows(sparse_mode, model, ps, **options)
+        elif embeddings_of(model):
+            self.rows = Rows(embeddings_of(model), self.driver)
+        for driver in self._drivers():
+            driver.comm = comm
+        if not self._is_local:
+            self.state.clear()  # The servers' from now on; a copy here would only grow old.
+
+    def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
+        """Do one step in the mode's sense; see `gradring.modes.stepping.optimizer`.
+
+        Settings that changed since the last step, as schedulers change the learning rate, are the
+        servers' for this one. Hooks that `torch.optim` calls around a step run in every mode.
+
+        Args:
+            closure: As in `torch.optim`: computes the loss and its gradients anew; once, or where
+                the optimizer itself steps (`gradring.Geo`) as often as that wants.
+            weight: Number of examples behind this worker's gradients; `gradring.Sync` uses it.
+
+        Returns:
+            What the closure returned, or ``None``; that too where a `torch.amp.GradScaler` has
+            found an overflow: then nothing is trained.
+
+        Raises:
+            InvalidArgument: A setting has changed to what the servers' rule cannot be; or a
+                GradScaler was called with a closure, or has unscaled for workers in rounds; or a
+                parameter has other memory than when `distributed` was called: it is named.
+            PeerLost: A server or, with `gradring.Sync`, a worker was lost.
+            TimedOut: As in the mode's own step. Where it says that the step is done, this is so
+                for rows and dense parameters.
+        """
+        self.driver.require_open()
+        if weight is not None:
+            self.set_weight(weight)
+        closures = () if closure is None else (closure,)
+        with told_by_scaler(self) as told:
+            self._follow_memory()
+            self._parameters.require_in_place()
+            for driver in self._drivers():
+                driver.finish_step()  # Can be repeated, so before anything that cannot.
+            if not isinstance(self.driver, GeoOptimizer):
+                self._tell_changed_settings()
+            for driver in self._drivers():
+                driver.make_room()
+            if told is not None and not self._is_to_be_done(told, closure):
+                return None
+            if isinstance(self.driver, GeoOptimizer):
+                return self._step_here(self.driver, *closures)
+            return self._step_at_servers(*closures)
+
+    # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @property
+    def _step_supports_amp_scaling(self) -> Asked:
+        return Asked(self._before_scaler_looks)
+
+    def _before_scaler_looks(self) -> None:
+        rows = [] if self.rows is None else self.rows.gradients()
+        if self._has_rounds():
+            agree_on_overflow(self._comm, self._params, self._weight, rows)
+        elif rows:
+            agree_on_overflow(None, self._params, 1, rows)
+
+    def _has_rounds(self) -> bool:
+        """Tell whether workers must do the same steps."""
+        return any(
+            isinstance(driver, RoundOptimizer) and driver.workers > 1 for driver in self._drivers()
+        )
+
+    def _is_to_be_done(self, told: Told, closure: Closure | None) -> bool:
+        """Unscale, or do a step without gradients where some have overflowed."""
+        told.require_no_closure(closure)
+        if told.is_unscaled and self._has_rounds():
+            raise InvalidArgument(
+                "GradScaler.unscale_() has looked at gradients of this worker only, and workers "
+                "could not leave out the same steps; leave it out, or use gradring.Sync()"
+            )
+        if self.rows is not None:
+            told.require_scaled_rows()
+        if not told.is_overflow:
+            rows = [] if self.rows is None else self.rows.gradients()
+            told.unscale([*(param.grad for param in self._params), *rows])
+            return True
+        if self.rows is not None:
+            self.rows.forget()
+        late: StepTimedOut | None = None
+        for driver in self._drivers():
+            # It counts, for those who count the steps of others.
+            late = lateness_of(functools.partial(driver.step, None, 0)) or late
+        self._end_step(late)
+        return False
+
+    def _step_here(self, driver: GeoOptimizer, closure: Closure | None = None) -> Any:
+        if closure is None:
+            self._clip()
+            late = self._train_rows(driver)  # First: unlike what follows it can be refused.
+            loss = super().step()
+        else:
+            loss = super().step(self._clipped(closure))
+            late = self._train_rows(driver)
+        late = lateness_of(driver.advance) or late
+        self._end_step(late)
+        return loss
+
+    def _train_rows(self, driver: GeoOptimizer) -> StepTimedOut | None:
+        if self.rows is None:
+            return None
+        if self.rows.driver is not driver:
+            return self.rows.step(self._weight)
+        self.rows.train(driver)
+        return None
+
+    @torch.optim.Optimizer.profile_hook_step
+    def _step_at_servers(self, closure: Closure | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._clip()
+        # All that can be refused comes before the rows, which may have a mode of their own.
+        grads = self._parameters.gradients()
+        self._tell_changed_settings()  # Again: a closure, or a hook, may have changed them.
+        if self.rows is not None and self.rows.driver is self.driver:
+            late = self.rows.step(self._weight, grads)
+        else:
+            late = None if self.rows is None else self.rows.step(self._weight)
+            late = lateness_of(lambda: self.driver.step(grads, self._weight)) or late
+        self._end_step(late)
+        return loss
+
+    def _clip(self) -> None:
+        if self._clip_norm is not None:
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+
+    def _clipped(self, closure: Closure) -> Closure:
+        def clipped_closure() -> Any:
+            loss = closure()
+            self._clip()
+            return loss
+
+        return clipped_closure
+
+    def _end_step(self, late: StepTimedOut | None) -> None:
+        self._weight = 1.0
+        if late is not None:
+            raise late
+
+    def _tell_changed_settings(self) -> None:
+        settings = settings_of(self)
+        if settings != self._server_settings:
+            self.driver.set_rule(rules_of(self, super().step))
+            self._server_settings = settings
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as in `torch.optim`; those of embeddings too."""
+        if self.rows is not None:
+            self.rows.forget()
+        super().zero_grad(set_to_none)
+
+    def set_weight(self, weight: float) -> None:
+        """Say how many examples stand behind the next step's gradients; 1 if it is not said.
+
+        Raises:
+            InvalidArgument: It is negative or not finite.
+        """
+        self._weight = require_weight(weight)
+
+    def uneven(
+        self, batches: Iterable[Batch], *, weight: Callable[[Batch], float] | None = None
+    ) -> Iterator[Batch | None]:
+        """Go through batches of which some workers may have more than others.
+
+        In modes in which workers wait for each other at every step one that has run out gets
+        ``None`` and weight 0 until all have, and calls `step` all the same; else it simply ends.
+
+        Args:
+            batches: This worker's.
+            weight: Returns the number of examples in a batch; ``None`` counts each batch as 1.
+
+        Yields:
+            Each batch, then maybe ``None``.
+        """
+        rounds = [driver for driver in self._drivers() if isinstance(driver, RoundOptimizer)]
+        for batch in [*rounds, self.driver][0].uneven(batches):
+            if batch is None:
+                self.set_weight(0)
+            else:
+                self.set_weight(1 if weight is None else weight(batch))
+            yield batch
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do nothing: gradients add up on the worker until `step`, whatever backward brings."""
+        yield
+
+    def synchronize(self) -> None:
+        """Do nothing: gradients are this worker's own, and complete when backward returns.
+
+        Raises:
+            InvalidArgument: Several workers' are averaged, which only servers do in this mode.
+        """
+        if isinstance(self.driver, RoundOptimizer) and self.driver.workers > 1:
+            raise InvalidArgument(
+                "synchronize: the averaged gradients, which only servers have here, cannot be "
+                "looked at before step(); leave it out, or use gradring.Sync()"
+            )
+
+    def refresh(self) -> None:
+        """Do nothing: servers leave a parameter alone for which nobody has a gradient."""
+
+    def share_buffers(self) -> None:
+        """Give every worker worker 0's buffers; see `DistributedOptimizer.share_buffers`.
+
+        A collective call of all workers that began together, such as after a `flush`.
+
+        Raises:
+            InvalidArgument: No ``model`` was given to `distributed`.
+            PeerLost: A worker was lost, or has left.
+        """
+        comm = current() if self._comm is None else self._comm
+        parameters.share_buffers(comm, self._model)
+
+    def hand_out(self, name: str, count: int) -> Iterator[int]:
+        """Go through parts of the data; see `gradring.modes.stepping.optimizer`."""
+        in_step = [driver for driver in self._drivers() if driver.is_in_step]
+        return [*in_step, self.driver][0].hand_out(name, count)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the mode's workers do equally many steps."""
+        return any(driver.is_in_step for driver in self._drivers())
+
+    def flush(self) -> None:
+        """Bring everything to the servers and take their values; see `ModeOptimizer.flush`.
+
+        Raises:
+            InvalidArgument: As `step`, for a parameter that has other memory; nothing was done.
+        """
+        self._follow_memory()
+        self._parameters.require_in_place()
+        for driver in self._drivers():
+            driver.flush()
+        if self.rows is not None:
+            self.rows.forget_rows()
+
+    def close(self) -> None:
+        """Take no further part; see `ModeOptimizer.close`. May be called again.
+
+        A parameter that has other memory by now is left as it is.
+        """
+        if not self.driver.is_closed:
+            self._follow_memory()
+        for driver in self._drivers():
+            driver.close()
+
+    def _follow_memory(self) -> None:
+        if self._parameters.follow():
+            self.driver.move_params(self._parameters.memory)
+
+    def _drivers(self) -> list[ModeOptimizer]:
+        if self.rows is None or self.rows.driver is self.driver:
+            return [self.driver]
+        return [self.rows.driver, self.driver]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return settings, and with `gradring.Geo` the state that is this worker's; rows' too."""
+        return with_rows(super().state_dict(), self.rows)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over settings, and with `gradring.Geo` this worker's state; rows' too.
+
+        Raises:
+            InvalidArgument: Servers step, and there is state, which is theirs; or that of rows is
+                missing, or of other tables or rules.
+            TimedOut: Servers did not bring rows that are new here.
+        """
+        values = [value for entry in state_dict["state"].values() for value in entry.values()]
+        if not self._is_local and any(value is not None for value in values):
+            raise InvalidArgument(
+                "load_state_dict: in this mode the servers have the optimizer's state; load it "
+                "before gradring.torch.distributed(), which hands it to them, or load a "
+                "checkpoint of the servers with ps.load()"
+            )
+        load_rows(self.rows, state_dict)
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: servers have a table for each parameter from the start."""
+        if hasattr(self, "driver"):
+            raise InvalidArgument("parameters cannot be added once servers have the others")
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse: connections cannot be copied."""
+        raise TypeError("a distributed optimizer cannot be copied or pickled; use its state_dict()")

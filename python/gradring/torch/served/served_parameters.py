@@ -1,0 +1,123 @@
+"""`ServedParameters`: the parameters of an optimizer as servers' tables and replicas take them.
+
+Modes read and write the memory that a parameter has when it joins, so that one whose memory is
+another later would be trained by nobody. A storage may move by itself, into shared memory say: then
+what modes had is gone, and they are told of the new place before they read or write again. Used by
+`gradring.torch.served.served_optimizer`, on the training thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gradring.arrays import buffers
+from gradring.errors import DeviceError, InvalidArgument
+
+
+class ServedParameters:
+    """An optimizer's parameters, and where they lie.
+
+    Attributes:
+        params: In the order of the groups.
+        memory: Of each, as an array that modes write.
+    """
+
+    def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Look at the parameters.
+
+        Args:
+            named: With the names that errors give them.
+
+        Raises:
+            DeviceError: One is on a device.
+            InvalidArgument: One is empty, not contiguous, or no float32; or two lie in the same
+                memory.
+        """
+        self.params = list(named.values())
+        self.memory = [_memory_of(name, param) for name, param in named.items()]
+        self._names = list(named)
+        self._require_apart()
+        # Over the storages that they have now, whatever `.data` becomes.
+        self._first = [param.detach() for param in self.params]
+        self._addresses = [first.data_ptr() for first in self._first]
+
+    def _require_apart(self) -> None:
+        places = sorted(
+            (param.data_ptr(), param.nbytes, name)
+            for name, param in zip(self._names, self.params, strict=True)
+        )
+        for (begin, size, name), (after, _, other) in itertools.pairwise(places):
+            if begin + size > after:
+                raise InvalidArgument(
+                    f"{name} and {other} lie in the same memory: servers have a table for each, "
+                    "and would step twice; let both modules have one Parameter, as in "
+                    "`decoder.weight = encoder.weight`"
+                )
+
+    def follow(self) -> bool:
+        """Look for parameters whose storage has moved, as `share_memory_` moves it.
+
+        Returns:
+            Whether `memory` is elsewhere by now; what it was before must not be touched.
+        """
+        addresses = [first.data_ptr() for first in self._first]
+        if addresses == self._addresses:
+            return False
+        self.memory = [
+            _memory_of(name, first) for name, first in zip(self._names, self._first, strict=True)
+        ]
+        self._addresses = addresses
+        return True
+
+    def require_in_place(self) -> None:
+        """Raise `InvalidArgument` where a parameter has other memory by now; names it."""
+        for name, param, first in zip(self._names, self.params, self._first, strict=True):
+            if param.data_ptr() != first.data_ptr():
+                raise InvalidArgument(
+                    f"{name}: its memory was replaced after distributed(), and training would not "
+                    "reach it; write into what it had with copy_(), instead of giving it another "
+                    ".data"
+                )
+
+    def gradients(self) -> list[Any]:
+        """Return each one's as an array over the same memory; ``None`` where there is none.
+
+        Raises:
+            InvalidArgument: One is sparse.
+        """
+        return [_gradient_of(param) for param in self.params]
+
+    def entries(self, states: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return what torch keeps for each as an entry of `gradring.optim.state`."""
+        return [
+            {
+                name: value.detach().numpy() if torch.is_tensor(value) else value
+                for name, value in states.get(param, {}).items()
+            }
+            for param in self.params
+        ]
+
+
+def _memory_of(name: str, param: torch.Tensor) -> Any:
+    if param.device.type != "cpu":
+        raise DeviceError(f"{name} is on {param.device}; this version trains on the CPU")
+    if param.numel() == 0:
+        raise InvalidArgument(f"{name} is empty, of shape {tuple(param.shape)}; leave it out")
+    if param.dtype != torch.float32 or not param.is_contiguous():
+        raise InvalidArgument(
+            f"{name} is {param.dtype}, of shape {tuple(param.shape)} and strides "
+            f"{param.stride()}; servers hold contiguous float32 arrays"
+        )
+    return buffers.view(param.detach(), name, writes=True).buffer
+
+
+def _gradient_of(param: torch.Tensor) -> Any:
+    if param.grad is None:
+        return None
+    if param.grad.is_sparse:
+        raise InvalidArgument("sparse gradients: use gradring.torch.Embedding")
+    return param.grad.detach().resolve_neg().numpy()
