@@ -22,7 +22,10 @@ ARROWS = {
     "ps/tables": set[str](),
     "collectives": {"transport", "kernels", "base"},
     "collectives/device": {
-        "collectives/communicator", "collectives/engine", "collectives/plan", "gpu",
+        "collectives/communicator",
+        "collectives/engine",
+        "collectives/plan",
+        "gpu",
     },
     "collectives/communicator": {"collectives/engine", "collectives/records"},
     "collectives/engine": {"collectives/flat", "collectives/plan"},
