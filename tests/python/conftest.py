@@ -1,4 +1,7 @@
-"""Fixtures of the communicator's tests: ranks as threads (`world`) and as processes (`job`)."""
+"""Fixtures of several rooms: ranks as threads (`world`) and as processes (`job`), servers, no GPU.
+
+And the order in which files of tests begin, for `--dist loadfile`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 // The bytes of checkpoint files for Python, which moves them between servers and file systems:
-// sealing and checking blocks, checksums, and what a table's spec says. gradring/ps/ has the rest.
+// sealing and checking blocks, checksums, and what a table's spec says. gradring/ps/saved has the
+// rest.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

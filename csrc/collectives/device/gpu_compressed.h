@@ -1,9 +1,9 @@
-// GpuCompressed: compressed sums (compressed.h) of vectors on GPUs. What is sent is encoded on the
-// GPU, what comes is added up and decoded there, and residuals stay there: only encoded bytes cross
-// the bus, through pinned memory. The schedule, the bytes on the wire and the bits are those of
-// vectors in host memory, so ranks with either take part in one operation. Vector and residual are
-// written when the whole sum is there: what fails before leaves both as they were. Callable from
-// any thread.
+// GpuCompressed: compressed sums (engine/compressed.h) of vectors on GPUs. What is sent is encoded
+// on the GPU, what comes is added up and decoded there, and residuals stay there: only encoded
+// bytes cross the bus, through pinned memory. The schedule, the bytes on the wire and the bits are
+// those of vectors in host memory, so ranks with either take part in one operation. Vector and
+// residual are written when the whole sum is there: what fails before leaves both as they were.
+// Callable from any thread.
 #pragma once
 
 #include <map>

@@ -1,8 +1,8 @@
 // How an operation on device memory is cut into rounds, each of which fits a slot of host memory:
 // what is copied down into the slot, which collective runs there, what is copied back up. Pure
 // functions. The cut keeps the order of additions: a reduced element has the same bits as if the
-// whole operation had run at once (plan.h: in a ring, an element's order depends on which rank's
-// part it lies in, so every round takes a piece of every part).
+// whole operation had run at once (plan/plan.h: in a ring, an element's order depends on which
+// rank's part it lies in, so every round takes a piece of every part).
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // CompressedLayout: how the parts of a compressed sum travel: their sizes, the two collectives that
 // carry them, and what stands in front of each. The same for vectors in host memory (compressed.h)
-// and on GPUs (gpu_compressed.h), so that ranks with either take part in one operation. Plain
-// values.
+// and on GPUs (device/gpu_compressed.h), so that ranks with either take part in one operation.
+// Plain values.
 #pragma once
 
 #include <cstddef>

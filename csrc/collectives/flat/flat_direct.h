@@ -1,10 +1,10 @@
 // FlatDirect: all_gathers and broadcasts of flat.h without the slots: every rank copies what it
-// lacks out of the others' own vectors (peer_memory.h). One copy where slots take two, and no cache
-// line that two cores write in turn. Only where every rank can read every other one, which all of
-// them know from the posts; the first time, nobody knows yet. What cannot be read after all (a
-// device's memory mapped into a process, say) goes through the slots, for all ranks and from then
-// on. Not where ranks share processors: there the slots let one be ahead of the others. Belongs to
-// one Flat, on its driving thread.
+// lacks out of the others' own vectors (transport/links/peer_memory.h). One copy where slots take
+// two, and no cache line that two cores write in turn. Only where every rank can read every other
+// one, which all of them know from the posts; the first time, nobody knows yet. What cannot be read
+// after all (a device's memory mapped into a process, say) goes through the slots, for all ranks
+// and from then on. Not where ranks share processors: there the slots let one be ahead of the
+// others. Belongs to one Flat, on its driving thread.
 #pragma once
 
 #include <cstdint>

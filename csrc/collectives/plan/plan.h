@@ -84,8 +84,8 @@ struct Action {
 //    scatter: output is this rank's part of input. all_gather, gather: input is this rank's part of
 //    output. all_to_all is never in place. The run skips a copy onto itself.
 //  - No reduce or copy writes kOutput before data from every rank that contributes has arrived,
-//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the communicator
-//    agrees on the call first (communicator.cc).
+//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the engine has
+//    the ranks agree on the call first (collectives/engine/engine.cc).
 struct Plan {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t scratch_bytes = 0;

@@ -1,6 +1,6 @@
 """From the user's arrays to buffers the core can use, and back.
 
-The only module that knows about array libraries, beside `gradring.arrays.device_arrays`. NumPy
+With `gradring.arrays.device_arrays` all that the communicator knows about array libraries. NumPy
 arrays go through as they are; torch CPU tensors, DLPack exporters and anything with the buffer
 protocol are viewed as NumPy arrays without a copy; what is not contiguous is packed, and written
 back afterwards: by the core, in the operation's turn (`operand`), or by the caller (`view`).

@@ -1,9 +1,9 @@
 """From arrays on a CUDA device to what the core moves: a pointer, a dtype, a shape and a stream.
 
-Beside `gradring.arrays.buffers`, the only module that knows about array libraries; it imports none
-that has not made the array. torch tensors are read by their attributes, other arrays (CuPy, Numba,
-JAX) through ``__cuda_array_interface__`` (versions 2 and 3) and, where that cannot say what they
-hold, through DLPack. Nothing here calls the driver, so all of it works without a GPU.
+With `gradring.arrays.buffers` all that the communicator knows about array libraries; it imports
+none that has not made the array. torch tensors are read by their attributes, other arrays (CuPy,
+Numba, JAX) through ``__cuda_array_interface__`` (versions 2 and 3) and, where that cannot say what
+they hold, through DLPack. Nothing here calls the driver, so all of it works without a GPU.
 """
 
 from __future__ import annotations

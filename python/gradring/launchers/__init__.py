@@ -1,1 +1,4 @@
-"""Who a process is in the job that a launcher has started, ours or another one's."""
+"""Who a process is, by the variables its launcher has set, and its job's secret.
+
+The launcher of our own, `gradring run`, is `gradring.launch`.
+"""

@@ -1,9 +1,9 @@
 """The job's secret where no launcher of ours hands one out.
 
-Called once by `init()`. A job that another launcher started on one host uses a secret that only
-this user can read, made on first use and kept in the user's state directory; mixed with the job's
-name, it lets a second job of the same user not mistake itself for the first. Everything else has
-to say GRADRING_SECRET.
+Asked once for each job that is joined. One that another launcher started on one host uses a secret
+that only this user can read, made on first use and kept in the user's state directory; mixed with
+the job's name, it lets a second job of the same user not mistake itself for the first. Everything
+else has to say GRADRING_SECRET.
 """
 
 from __future__ import annotations

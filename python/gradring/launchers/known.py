@@ -1,8 +1,8 @@
 """The launchers we know: which variables each one sets, and where its ranks can meet.
 
-One table at the end, the rules it refers to above it. `gradring.launchers.roles` walks it; nobody
-else needs it. Adding a launcher is adding a row here, a test with its variables as a dict, and a
-section in docs/launchers.md.
+One table at the end, the rules it refers to above it. `gradring.launchers.roles` walks it;
+others take single names from here. Adding a launcher is adding a row here, a test with its
+variables as a dict, and a section in docs/launchers.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What Slurm's variables mean: is this a task, how many share this node, which node is first.
 
-Pure text and numbers; `gradring.launchers.known` is the only reader.
+Pure text and numbers; `gradring.launchers.known` and `roles` read it.
 """
 
 from __future__ import annotations

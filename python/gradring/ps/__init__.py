@@ -1,7 +1,8 @@
 """The parameter server: tables that live on servers, pulled from and pushed to by workers.
 
 `connect` finds the servers and returns a `ParameterServer`; that makes a `SparseTable` (ids to rows
-of floats) or a `DenseTable` (an array). docs/parameter_server.md is the guide.
+of floats) or a `DenseTable` (an array). `arguments` checks what calls are given, `saved` has
+checkpoints' files and exports. docs/parameter_server.md is the guide.
 """
 
 from gradring.ps import checkpoint

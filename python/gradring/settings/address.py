@@ -1,6 +1,6 @@
 """host:port as people write it, IPv6 in brackets; and which hosts mean this machine only.
 
-Used by roles, launcher and doctor. Nothing in here asks a name server.
+Used by all who take an address from a user. Nothing in here asks a name server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the parameter servers are: GRADRING_SERVERS, or the argument of `connect()`.
 
-Pure; `gradring doctor` and the launcher's documentation rely on it too.
+Pure. Used by `connect()` and `gradring doctor`.
 """
 
 from __future__ import annotations

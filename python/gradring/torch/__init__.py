@@ -1,6 +1,8 @@
 """PyTorch: one call makes any optimizer of a script train on all ranks.
 
-Importing it also registers the backend "gradring" of torch.distributed (docs/torch.md).
+`gradients` are on their way to other ranks, `embeddings` have rows on servers, `served` is the
+optimizer over servers. Importing it also registers the backend "gradring" of torch.distributed
+(docs/torch.md).
 
 Needs PyTorch: ``pip install 'gradring[torch]'``. Nothing outside this package imports it.
 """

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "support/collectives/operations.h"
-#include "support/collectives/run_ranks.h"
+#include "support/run_ranks.h"
 
 namespace gradring::testing::flight_recorder_test {
 namespace {

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "support/collectives/run_ranks.h"
 #include "support/collectives/staged_rig.h"
+#include "support/run_ranks.h"
 
 namespace gradring::testing::gpu_compressed_test {
 namespace {

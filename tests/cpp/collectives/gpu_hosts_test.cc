@@ -14,8 +14,8 @@
 #include <string>
 #include <thread>
 
-#include "support/collectives/run_ranks.h"
 #include "support/collectives/staged_rig.h"
+#include "support/run_ranks.h"
 
 namespace gradring::testing::gpu_hosts_test {
 namespace {

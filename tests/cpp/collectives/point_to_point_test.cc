@@ -10,7 +10,7 @@
 
 #include "base/config.h"
 #include "support/collectives/operations.h"
-#include "support/collectives/run_ranks.h"
+#include "support/run_ranks.h"
 
 namespace gradring::testing::point_to_point_test {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <thread>
 
-#include "support/collectives/run_ranks.h"
 #include "support/collectives/staged_rig.h"
+#include "support/run_ranks.h"
 
 namespace gradring::testing::staged_test {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "base/ticks.h"
 #include "support/collectives/operations.h"
-#include "support/collectives/run_ranks.h"
+#include "support/run_ranks.h"
 #include "transport/joining/handshake.h"
 #include "transport/links/socket.h"
 

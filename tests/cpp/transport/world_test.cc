@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "support/collectives/run_ranks.h"
+#include "support/run_ranks.h"
 
 namespace gradring::testing::world_test {
 namespace {

@@ -47,7 +47,7 @@ def test_every_file_that_a_text_names_is_there() -> None:
 
 
 def test_a_file_of_python_tests_runs_alone() -> None:
-    homes = {"turns": Path("tests/python/modes"), "ranks": RIGS}
+    homes = {"turns": Path("tests/python/modes/geo"), "ranks": RIGS}
     path = Path("tests/python/ps/test_x.py")
     assert neighbour_complaints(path, "from turns import Turns", homes)
     assert not neighbour_complaints(path, "import ranks\nimport json", homes)

@@ -1,7 +1,7 @@
-"""Reads the repository's own sources for test_house.py.
+"""Reads the repository's own sources, for the tests in house/; others take ROOT from here.
 
 Which files there are, what they include and import, how long their functions are: pure functions
-of a text, so that test_house.py can show each rule a text that breaks it.
+of a text, so that tests can show each rule a text that breaks it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ using transport::Membership;
 constexpr std::uint64_t kLengthBytes = 4;  // Before each message on a control connection.
 constexpr Time kStartUpBegin{std::chrono::hours(1)};
 
-// As rendezvous.cc describes a rank; the key is as long as host.cc's.
+// As transport/joining/rendezvous.cc describes a rank; the key is as long as host.cc's there.
 wire::Member member_of(Rank rank) {
   constexpr std::size_t kSessionDigits = 32;
   constexpr std::size_t kHostKeyLength = 47;

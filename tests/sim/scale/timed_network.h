@@ -1,7 +1,7 @@
 // TimedNetwork: a network in simulated time, for worlds of thousands of ranks (scale.h): what a
 // connection, a port and a rank's processor can do in a microsecond, drawn from a seed. A host per
-// rank, one port each; no losses and no faults (network.h has those). The same PlanRun that runs
-// over sockets runs over its links. One thread.
+// rank, one port each; no losses and no faults (sim/collectives/network.h has those). The same
+// PlanRun that runs over sockets runs over its links. One thread.
 #pragma once
 
 #include <cstdint>

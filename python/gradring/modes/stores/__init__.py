@@ -1,1 +1,1 @@
-"""What modes ask of parameter servers, and who answers."""
+"""`Store`, what modes ask of parameter servers; who answers, and what workers agree on before."""

@@ -1,7 +1,8 @@
 """The backend "gradring" of torch.distributed: process groups over `gradring.Communicator`.
 
-``import gradring.torch`` registers it; nothing here is loaded before a group is made. What is
-supported, and how it differs from Gloo, is in docs/torch.md.
+``import gradring.torch`` registers it; nothing here is loaded before a group is made. `operations`
+has what torch.distributed calls, `calls` how one call runs. What is supported, and how it differs
+from Gloo, is in docs/torch.md.
 """
 
 from __future__ import annotations

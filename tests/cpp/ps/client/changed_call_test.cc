@@ -7,7 +7,7 @@
 #include <array>
 #include <vector>
 
-namespace gradring::testing::ps_changed_call_test {
+namespace gradring::testing::changed_call_test {
 
 namespace {
 
@@ -88,4 +88,4 @@ TEST_CASE("answers that are none, and rooms for less than a row, are refused") {
 
 }  // namespace
 
-}  // namespace gradring::testing::ps_changed_call_test
+}  // namespace gradring::testing::changed_call_test

@@ -7,7 +7,7 @@
 #include "support/ps/net.h"
 #include "support/ps/requests.h"
 
-namespace gradring::testing::ps_client_core_test {
+namespace gradring::testing::client_core_test {
 
 namespace {
 
@@ -326,4 +326,4 @@ TEST_CASE("what is under way is bounded") {
   CHECK(push->failure().kind == ErrorKind::kClosed);
 }
 
-}  // namespace gradring::testing::ps_client_core_test
+}  // namespace gradring::testing::client_core_test

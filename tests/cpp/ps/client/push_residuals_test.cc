@@ -6,7 +6,7 @@
 #include "ps/protocol/row_codec.h"
 #include "support/ps/net.h"
 
-namespace gradring::testing::ps_push_residuals_test {
+namespace gradring::testing::push_residuals_test {
 namespace {
 
 using namespace gradring::ps;
@@ -106,4 +106,4 @@ TEST_CASE("a part that has to go out once more carries the same bytes") {
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_push_residuals_test
+}  // namespace gradring::testing::push_residuals_test

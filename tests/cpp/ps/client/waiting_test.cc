@@ -6,7 +6,7 @@
 #include "support/ps/net.h"
 #include "support/ps/requests.h"
 
-namespace gradring::testing::ps_waiting_test {
+namespace gradring::testing::waiting_test {
 
 namespace {
 
@@ -210,4 +210,4 @@ TEST_CASE("a welcome that comes in pieces, again and again, ends no wait for an 
   CHECK(call->failure().kind == ErrorKind::kTimedOut);
 }
 
-}  // namespace gradring::testing::ps_waiting_test
+}  // namespace gradring::testing::waiting_test

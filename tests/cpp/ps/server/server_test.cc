@@ -19,7 +19,7 @@
 #include "transport/joining/handshake.h"
 #include "transport/links/socket.h"
 
-namespace gradring::testing::ps_server_test {
+namespace gradring::testing::server_test {
 
 namespace {
 
@@ -351,4 +351,4 @@ TEST_CASE("a cut reaches every shard's owner, and its files end the service") {
         std::vector<std::string>{"written 0", "written 1"});
 }
 
-}  // namespace gradring::testing::ps_server_test
+}  // namespace gradring::testing::server_test

@@ -3,7 +3,7 @@
 
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_cut_ends_test {
+namespace gradring::testing::cut_ends_test {
 namespace {
 
 using wire::PsType;
@@ -76,4 +76,4 @@ TEST_CASE("after a load no cut waits for what other shards had before it") {
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_cut_ends_test
+}  // namespace gradring::testing::cut_ends_test

@@ -8,7 +8,7 @@
 #include "ps/tables/partition.h"
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_cut_test {
+namespace gradring::testing::cut_test {
 namespace {
 
 using wire::PsType;
@@ -396,4 +396,4 @@ TEST_CASE("the saver's own changes do not keep its cut from happening") {
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_cut_test
+}  // namespace gradring::testing::cut_test

@@ -9,7 +9,7 @@
 #include "base/config.h"
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_domain_test {
+namespace gradring::testing::domain_test {
 namespace {
 
 using wire::PsType;
@@ -350,4 +350,4 @@ TEST_CASE("workers that a gate lets through at once are told of one copy of a de
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_domain_test
+}  // namespace gradring::testing::domain_test

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_load_test {
+namespace gradring::testing::load_test {
 namespace {
 
 constexpr Millis kLongerThanGrace{5000};
@@ -85,4 +85,4 @@ TEST_CASE("a client that says goodbye takes along what it has prepared") {
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_load_test
+}  // namespace gradring::testing::load_test

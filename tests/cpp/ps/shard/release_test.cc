@@ -7,7 +7,7 @@
 #include "base/config.h"
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_release_test {
+namespace gradring::testing::release_test {
 namespace {
 
 constexpr std::uint64_t kDomain = 42;
@@ -106,4 +106,4 @@ TEST_CASE("who leaves while answers are kept back for it takes them along") {
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_release_test
+}  // namespace gradring::testing::release_test

@@ -6,7 +6,7 @@
 
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_repeated_test {
+namespace gradring::testing::repeated_test {
 namespace {
 
 using wire::PsType;
@@ -128,4 +128,4 @@ TEST_CASE("a repeated push gets rows only for as many values as it brings") {
 }
 
 }  // namespace
-}  // namespace gradring::testing::ps_repeated_test
+}  // namespace gradring::testing::repeated_test

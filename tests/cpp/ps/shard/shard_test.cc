@@ -8,7 +8,7 @@
 
 #include "support/ps/shard_rig.h"
 
-namespace gradring::testing::ps_shard_test {
+namespace gradring::testing::shard_test {
 namespace {
 
 using wire::PsType;
@@ -331,4 +331,4 @@ TEST_CASE("a server that was started again says that its checkpoints cannot be b
   CHECK(lineage(again) != lineage(rig));
 }
 
-}  // namespace gradring::testing::ps_shard_test
+}  // namespace gradring::testing::shard_test

@@ -1,4 +1,4 @@
-#include "support/collectives/run_ranks.h"
+#include "support/run_ranks.h"
 
 #include <unistd.h>
 
