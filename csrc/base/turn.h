@@ -34,12 +34,22 @@ class Turn {
     return true;
   }
   void unlock() {
-    {
-      const std::lock_guard guard(mutex_);
-      is_taken_ = false;
-      holder_.store({}, std::memory_order_relaxed);
-    }
+    give();
     freed_.notify_one();
+  }
+  // Calls `act` with the turn free, for others and for calls that this thread makes in there, but
+  // wakes nobody for it: who waits finds out at its slice's end, if that takes so long. False:
+  // somebody has it now, and `act`'s caller no more.
+  template <typename Act>
+  bool lend(const Act& act) {
+    give();
+    try {
+      act();
+    } catch (...) {
+      freed_.notify_one();
+      throw;
+    }
+    return try_lock();
   }
   // Whether this thread has it, and would wait for itself.
   bool is_held_here() const {
@@ -47,6 +57,11 @@ class Turn {
   }
 
  private:
+  void give() {
+    const std::lock_guard guard(mutex_);
+    is_taken_ = false;
+    holder_.store({}, std::memory_order_relaxed);
+  }
   void take() {
     is_taken_ = true;
     holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);

@@ -23,6 +23,18 @@ constexpr Millis kRepairTime{20};  // while one of them is to be made anew.
 constexpr std::size_t kFailuresKept = 64;
 constexpr const char* kIsClosed = "this connection to the parameter server is closed";
 
+// How many calls this thread waits for. More than one: a signal handler's is inside of the one
+// before, which goes on only after it.
+thread_local int waits_here = 0;
+
+class Waiting {
+ public:
+  Waiting() { ++waits_here; }
+  ~Waiting() { --waits_here; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+};
+
 }  // namespace
 
 Client::Client(const ClientOptions& options)
@@ -128,11 +140,13 @@ void Client::take_posted() {
 }
 
 void Client::wait_done(const std::shared_ptr<Call>& call) {
+  const Waiting waiting;
   try {
     while (!call->is_done()) {
       std::unique_lock seat(seat_, std::try_to_lock);
       if (seat.owns_lock()) {
-        drive_until(*call);
+        drive_until(*call, seat);
+        if (!seat.owns_lock()) continue;
         seat.unlock();
         const std::lock_guard lock(mutex_);
         changed_.notify_all();  // The seat is free.
@@ -160,6 +174,7 @@ void Client::wait_done(const std::shared_ptr<Call>& call) {
 }
 
 void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
+  const Waiting waiting;
   Time deadline = Clock::now() + timeout;
   while (!call->is_done()) {
     check_usable();
@@ -208,7 +223,11 @@ void Client::flush(Millis timeout) {
     const std::lock_guard lock(mutex_);
     pending = background_;
   }
-  std::erase_if(pending, [](const auto& call) { return call->is_hint(); });
+  // Others may let a gate open only once this thread goes on: a handler does not wait for that.
+  const bool is_inside = waits_here > 0;
+  std::erase_if(pending, [&](const auto& call) {
+    return call->is_hint() || (is_inside && call->may_wait());
+  });
   for (const auto& call : pending) wait(call, timeout);
   const std::lock_guard lock(mutex_);
   if (failed_.empty()) return;
@@ -217,8 +236,8 @@ void Client::flush(Millis timeout) {
   failed->failure().raise();
 }
 
-// Under the seat.
-void Client::drive_until(const Call& call) {
+// Until the call is done, or the seat is somebody else's.
+void Client::drive_until(const Call& call, std::unique_lock<Turn>& seat) {
   Time checked = Clock::now();
   while (!call.is_done()) {
     const bool moved = drive_once();
@@ -228,7 +247,10 @@ void Client::drive_until(const Call& call) {
     // Also in a call that moves bytes for minutes.
     if (!sleeps && next_tick_ < checked + limits::kSleepSlice) continue;
     checked = next_tick_;
-    transport::run_interrupt_check();
+    // A handler's own calls, on whatever thread, need the seat.
+    seat.release();
+    if (!seat_.lend(transport::run_interrupt_check)) return;
+    seat = std::unique_lock(seat_, std::adopt_lock);
   }
 }
 

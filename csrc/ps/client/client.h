@@ -47,8 +47,9 @@ class Client {
   // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
   // goes on.
   void wait(const std::shared_ptr<Call>& call, Millis timeout);
-  // Until everything that was started is done but for hints, each as in wait(). Throws the first
-  // failure nobody has waited for.
+  // Until everything that was started is done but for hints, each as in wait(); in a signal
+  // handler, inside of another wait of this thread, also but for what waits at gates. Throws the
+  // first failure nobody has waited for.
   void flush(Millis timeout);
   // Ends what is under way with Closed and says goodbye.
   void close();
@@ -81,7 +82,7 @@ class Client {
     std::string missing;
   };
   Standing standing_of(const std::shared_ptr<Call>& call);
-  void drive_until(const Call& call);
+  void drive_until(const Call& call, std::unique_lock<Turn>& seat);
   bool drive_once();
   void take_posted();
   void connect(std::uint32_t shard, Time now);

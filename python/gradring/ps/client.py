@@ -211,6 +211,9 @@ class ParameterServer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done, but prefetches of optimizers.
 
+        In a signal handler, inside of another call of this thread, it does not wait for pulls that
+        wait for other workers.
+
         Args:
             timeout: Longest time without progress, in seconds; ``None`` is the connection's.
 

@@ -15,7 +15,7 @@ class RowWrites:
 
     def __init__(self) -> None:
         """Begin at 0."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may push in here, too.
         self._counts: Counter[str] = Counter()
 
     def note(self, table: str) -> None:

@@ -30,7 +30,7 @@ class Named(Protocol):
 
 
 _known: weakref.WeakSet[Named] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = threading.RLock()  # A signal handler may come in between.
 
 
 def require_name(name: Any) -> None:
