@@ -18,7 +18,6 @@ using transport::Fd;
 using transport::Purpose;
 
 constexpr int kBacklog = 1024;
-constexpr std::size_t kJobsKept = 256;
 constexpr Millis kPurgeTime{100};
 constexpr Millis kLoadLookTime{2};
 
@@ -125,7 +124,7 @@ ShardLoop::Hooks Server::make_hooks() {
   hooks.arrived = [this](transport::Arrival arrival) { arrived(std::move(arrival)); };
   hooks.job = [this](std::uint32_t shard, Job job) {
     const std::lock_guard lock(mutex_);
-    if (jobs_.size() < kJobsKept) jobs_.emplace_back(shard, std::move(job));
+    jobs_.emplace_back(shard, std::move(job));  // Each shard bounds its own.
     changed_.notify_all();
   };
   hooks.failed = [this](std::uint32_t, const Failure& failure) {

@@ -12,7 +12,9 @@ using wire::PsType;
 
 namespace {
 
-constexpr std::size_t kEndedKept = 16;
+// Saves and loads under way, and results of those that ended, for who asks late. Every rank of a
+// job may ask for a load, by mistake: all but one are refused, each by its job.
+constexpr std::size_t kJobsKept = 256;
 constexpr std::uint64_t kLongestFreezeMs = 60'000;
 constexpr char kMelted[] =
     "the freeze has melted: the checkpoint took too long to gather, or a load came between; try "
@@ -72,9 +74,7 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
       return;
     }
     case PsType::kJob:
-      if (!who_asked_for(cut_id) && std::none_of(ended.begin(), ended.end(), [&](const Ended& end) {
-            return end.cut == cut_id;
-          }))
+      if (!who_asked_for(cut_id) && !has_ended(cut_id))
         throw PeerLost(-1,
                        "this shard knows nothing of it: the server was started again meanwhile. A "
                        "checkpoint that was being saved is not there: save again; one that was "
@@ -148,10 +148,18 @@ void Shard::Impl::settle_advance(Answers& answers) {
 }
 
 bool Shard::Impl::note_job(std::uint64_t cut_id, std::uint32_t client) {
-  if (who_asked_for(cut_id)) return false;
+  if (who_asked_for(cut_id) || has_ended(cut_id)) return false;
+  if (known_jobs.size() >= kJobsKept)
+    throw InvalidArgument(str(kJobsKept,
+                              " saves and loads are under way on this shard, as many as it takes; "
+                              "call save and load on one worker, and let the others wait for it"));
   known_jobs.emplace_back(cut_id, client);
-  if (known_jobs.size() > kEndedKept) known_jobs.erase(known_jobs.begin());
   return true;
+}
+
+bool Shard::Impl::has_ended(std::uint64_t cut_id) const {
+  return std::any_of(ended.begin(), ended.end(),
+                     [&](const Ended& end) { return end.cut == cut_id; });
 }
 
 std::optional<std::uint32_t> Shard::Impl::who_asked_for(std::uint64_t cut_id) const {
@@ -178,10 +186,10 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
     since[table] = in.get<std::uint64_t>();
   }
   const std::string job = decode_text(in.take(in.left()));
+  note_job(frame.header.a, client);
   if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
   begin_snapshot(frame.header.a, since);
   jobs.push_back({frame.header.a, false, job});
-  note_job(frame.header.a, client);
   PsHeader mark;
   mark.type = PsType::kCut;
   mark.a = frame.header.a;
@@ -316,8 +324,9 @@ std::vector<Job> Shard::take_jobs() {
 
 void Shard::finish_job(std::uint64_t cut, const std::string& result, const Failure& failure,
                        std::vector<Answer>& answers) {
+  std::erase_if(impl_->known_jobs, [&](const auto& known) { return known.first == cut; });
   impl_->ended.push_back({cut, result, failure});
-  if (impl_->ended.size() > kEndedKept) impl_->ended.erase(impl_->ended.begin());
+  if (impl_->ended.size() > kJobsKept) impl_->ended.erase(impl_->ended.begin());
   const auto before = impl_->waiting;
   for (const Impl::Waiting& one : before)
     if (one.cut == cut) impl_->answer_job(one, answers);

@@ -136,6 +136,7 @@ struct Shard::Impl {
   std::string not_there();  // Clients that have not come to their targets, for people.
   Frame cut(const Frame& frame, std::uint32_t client);
   bool note_job(std::uint64_t cut, std::uint32_t client);  // False: it is known already.
+  bool has_ended(std::uint64_t cut) const;
   std::optional<std::uint32_t> who_asked_for(std::uint64_t cut) const;
   // Of what changed after these stamps, for each table; 0 or none: everything.
   void end_snapshot();
@@ -170,7 +171,7 @@ struct Shard::Impl {
   std::optional<Snapshot> snapshot;
   std::vector<Job> jobs;
   std::vector<Waiting> waiting;
-  // The last few that were begun, and who asked for them.
+  // Under way, and who asked for them.
   std::vector<std::pair<std::uint64_t, std::uint32_t>> known_jobs;
   std::vector<Ended> ended;  // And that ended, for a kJob that comes late or again.
   // The last cut and what was answered, for a kCut that comes again.

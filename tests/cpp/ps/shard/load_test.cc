@@ -70,6 +70,28 @@ TEST_CASE("what a lost client or an earlier process has prepared makes way for t
   }
 }
 
+TEST_CASE("many loads at once are each known until they end, and too many are refused") {
+  constexpr std::uint64_t kMost = 256;
+  ShardRig rig;
+  Guest loader = rig.enter(5);
+  stage(rig, loader, 1, 4);
+  Guest others = rig.enter(6);
+  for (std::uint64_t number = 2; number <= kMost; ++number) rig.ask(others, load(number, ""));
+  CHECK(error_of(rig.ask(others, load(kMost + 1, ""))) == ErrorKind::kInvalidArgument);
+  CHECK(rig.shard().take_jobs().size() == kMost);
+  rig.shard().prepare_load(1);
+  rig.shard().commit_load(false, 1);
+  CHECK(row_of(rig, loader) == Values{4});
+
+  std::vector<ps::Answer> answers;
+  for (std::uint64_t number = 1; number <= kMost; ++number)
+    rig.shard().finish_job(number, "", {}, answers);
+  rig.ask(others, load(1, ""));  // An answer was lost, and it is asked for again: not done again.
+  CHECK(rig.shard().take_jobs().empty());
+  rig.ask(others, load(kMost + 1, ""));
+  CHECK(rig.shard().take_jobs().size() == 1);
+}
+
 TEST_CASE("a client that says goodbye takes along what it has prepared") {
   ShardRig rig;
   Guest loader = rig.enter(5);
