@@ -17,7 +17,7 @@ from gradring.errors import InvalidArgument
 from gradring.modes.stepping.lost_ranks import close_beside
 from gradring.modes.stepping.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
-from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.averaging import GradientAverager
@@ -340,11 +340,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Go on from a saved state.
 
         Raises:
-            InvalidArgument: That of rows is missing, or of other tables or rules.
+            InvalidArgument: That of rows is missing, or of other tables or rules. As after any
+                other error, also of torch's own, nothing was changed.
             TimedOut: Servers did not bring rows that are new here.
         """
-        load_rows(self.rows, state_dict)
-        super().load_state_dict(state_dict)
+        load_with_rows(self, super().load_state_dict, state_dict)
 
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)

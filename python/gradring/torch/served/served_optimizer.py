@@ -24,7 +24,7 @@ from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
 from gradring.torch.embeddings.embedding import embeddings_of
-from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
@@ -369,7 +369,7 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgument: Servers step, and there is state, which is theirs; or that of rows is
-                missing, or of other tables or rules.
+                missing, or of other tables or rules. As after any other error nothing was changed.
             TimedOut: Servers did not bring rows that are new here.
         """
         values = [value for entry in state_dict["state"].values() for value in entry.values()]
@@ -379,8 +379,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                 "before gradring.torch.distributed(), which hands it to them, or load a "
                 "checkpoint of the servers with ps.load()"
             )
-        load_rows(self.rows, state_dict)
-        super().load_state_dict(state_dict)
+        load_with_rows(self, super().load_state_dict, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: servers have a table for each parameter from the start."""
