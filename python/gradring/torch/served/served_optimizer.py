@@ -183,8 +183,12 @@ class ServedOptimizer(torch.optim.Optimizer):
             self.rows.forget()
         late: StepTimedOut | None = None
         for driver in self._drivers():
-            # It counts, for those who count the steps of others.
-            late = lateness_of(functools.partial(driver.step, None, 0)) or late
+            # It counts, for those who count the steps of others, and for rows on a device.
+            if self.rows is not None and self.rows.driver is driver:
+                self.rows.forget()
+                late = self.rows.step(0)
+            else:
+                late = lateness_of(functools.partial(driver.step, None, 0)) or late
         self._end_step(late)
         return False
 
