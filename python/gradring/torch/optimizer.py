@@ -106,6 +106,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 result = super().step()
         if self._averager is not None:
             self._averager.begin()
+                if self._options["overlap"]:
+                    self.synchronize()  # Others wait for it in backward, before they push rows.
             self._averager.set_weight(1)
         self._weight = 1.0
         if late is not None:
