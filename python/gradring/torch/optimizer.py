@@ -12,16 +12,18 @@ from typing import Any, TypeVar
 import torch
 
 from gradring.collectives.communicator import Communicator
-from gradring.collectives.uneven import dealt_out, until_all_end
+from gradring.collectives.uneven import dealt_out
 from gradring.errors import InvalidArgument
 from gradring.modes.stepping.lost_ranks import close_beside
 from gradring.modes.stepping.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
-from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.averaging import GradientAverager
 from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.gradients.step_weight import StepWeight
+from gradring.torch.gradients.turns import Turns
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
@@ -36,7 +38,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _options: dict[str, Any]
     _clip_norm: float | None
     rows: Rows | None = None  # The model's embeddings.
-    _weight: float = 1.0
+    _weights: StepWeight
+    _turns: Turns
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping; without rows.
     is_in_step = True  # Its ranks do equally many steps.
     _scaler_may_have_looked_early = False
@@ -54,6 +57,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._clip_norm = clip_norm
         self._model = model
         self._options = options
+        self._weights = StepWeight()
+        self._turns = Turns(comm)
         self._averager = None
         if gradients_comm is not None:
             self._averager = self._listening(gradients_comm)
@@ -83,9 +88,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 done, this is so for everything.
         """
         if weight is not None:
-            self.set_weight(weight)
+            self._require_weight(weight)
         late: StepTimedOut | None = None
-        with told_by_scaler(self) as told:
+        with self._weights.said_for_a_step(weight), told_by_scaler(self) as told:
             if self.rows is not None:
                 self.rows.driver.finish_step()  # Can be repeated, so before anything that cannot.
                 self.rows.driver.make_room()
@@ -101,13 +106,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else:
                 if told is not None and self.rows is not None:
                     told.unscale(self.rows.gradients())
+                if self._options["overlap"]:
+                    self.synchronize()  # Others wait for it in backward, before they push rows.
                 late = self._step_rows()  # They travel while the rest does.
                 self._finish(told)
                 result = super().step()
+        self._weights.end_step()
+        self._turns.steps += 1
         if self._averager is not None:
             self._averager.begin()
-            self._averager.set_weight(1)
-        self._weight = 1.0
         if late is not None:
             raise late
         return result
@@ -118,15 +125,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step_rows(self, *, weight: float | None = None) -> StepTimedOut | None:
         if self.rows is None:
             return None
-        return self.rows.step(self._weight if weight is None else weight)
+        self._look_at_rows()
+        return self.rows.step(self._weights.weight if weight is None else weight)
+
+    def _look_at_rows(self) -> None:
+        if self.rows is not None and self.rows.has_more():
+            self._weights.see_backward()
 
     def _forget_rows(self) -> None:
         if self.rows is not None:
             self.rows.forget()
 
     def _finish(self, told: Told | None = None) -> None:
-        if self._averager is not None:
-            self._averager.finish()
+        self.synchronize()
         params = _params_of(self)
         if told is not None:
             told.unscale(param.grad for param in params)
@@ -151,6 +162,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Backward does it by itself, except with ``overlap=False``; a rank that has run no backward
         in this step calls it before it looks, and before any collective of its own.
         """
+        self._look_at_rows()
         if self._averager is not None:
             self._averager.finish()
 
@@ -198,16 +210,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def set_weight(self, weight: float) -> None:
         """Say how many examples stand behind this rank's next gradients; before backward.
 
-        It counts until the end of the step; without it each rank counts as 1.
+        It counts for the whole step, whatever `uneven` counts; without both a rank counts as 1.
 
         Raises:
             InvalidArgument: It is negative or not finite, or it comes too late.
         """
-        if self.rows is not None:
-            self._weight = require_weight(weight)
+        self._require_weight(weight)
+        self._weights.say(weight)
+
+    def _require_weight(self, weight: float) -> None:
+        weight = require_weight(weight)
         if self._averager is not None:
-            self._averager.set_weight(weight)
-        elif require_weight(weight) == 0:
+            self._averager.require_in_time(weight)
+        elif weight == 0:
             raise no_examples()
 
     def uneven(
@@ -218,6 +233,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Every rank goes round equally often: one that has run out gets ``None`` and weight 0. It
         leaves out forward and backward, and does the rest (clipping, `step`, schedulers) as usual.
 
+        A batch's weight is that of the backward passes after it, up to the next batch; those of
+        several batches for one step are added up. The next one may be fetched between backward and
+        `step`.
+
         Args:
             batches: This rank's; a `torch.utils.data.DataLoader`, for instance.
             weight: Returns the number of examples in a batch; ``None`` counts each batch as 1.
@@ -225,17 +244,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Yields:
             Each batch, then ``None`` until all ranks have run out.
         """
-        for batch in until_all_end(self._comm, batches):
-            count: float = 0
+        for batch in self._turns.until_all_end(batches, self.synchronize):
+            count = None
             if batch is not None:
                 count = 1 if weight is None else weight(batch)
             if self._averager is None:
-                self.set_weight(count)
+                self.set_weight(0 if count is None else count)
             else:
-                # The last step may still have to be dropped by the loop's body.
-                self._averager.expect_weight(count)
-                self._weight = count
+                self._look_at_rows()
+                self._weights.tell(count)
             yield batch
+        self._weights.end_turns()
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.
@@ -340,15 +359,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Go on from a saved state.
 
         Raises:
-            InvalidArgument: That of rows is missing, or of other tables or rules.
+            InvalidArgument: That of rows is missing, or of other tables or rules. As after any
+                other error, also of torch's own, nothing was changed.
             TimedOut: Servers did not bring rows that are new here.
         """
-        load_rows(self.rows, state_dict)
-        super().load_state_dict(state_dict)
+        load_with_rows(self, super().load_state_dict, state_dict)
 
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
-        return GradientAverager(named, gradients_comm, **self._options)
+        return GradientAverager(
+            named, gradients_comm, self._weights, self._turns.meet_before_a_round_ends,
+            **self._options,
+        )  # fmt: skip
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: communicators and listeners cannot be copied."""

@@ -230,7 +230,7 @@ class Embedding(torch.nn.Module):
         leaf = self._rows(flat, is_real)
         if is_training:
             chosen = slice(None) if is_real is None else is_real
-            self._listen(leaf, flat[chosen], chosen)
+            self._listen(leaf, flat[chosen].copy(), chosen)  # The caller may reuse their memory.
         if self.pooling is None:
             # A copy: unlike a leaf it may be changed in place.
             return leaf.clone().view(*ids.shape, self.dim)

@@ -7,7 +7,7 @@ that `distributed` makes, on their thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,29 @@ def with_rows(state_dict: dict[str, Any], rows: Rows | None) -> dict[str, Any]:
         return state_dict
     tables = driver.state_dict()["rows"]
     return {**state_dict, KEY: {name: _as_tensors(state) for name, state in tables.items()}}
+
+
+def load_with_rows(
+    optimizer: Any, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+) -> None:
+    """Go on from what `with_rows` returned; after an error all is as it was before.
+
+    Args:
+        optimizer: A `torch.optim` optimizer; its ``rows`` are loaded too.
+        load: Loads torch's part, into new dicts; a class behind ours may have one of its own.
+        state_dict: What was saved.
+
+    Raises:
+        InvalidArgument: As `load_rows`, and so for TimedOut; and whatever torch raises.
+    """
+    attributes = vars(optimizer)
+    before = {name: attributes[name] for name in ("state", "param_groups")}
+    try:
+        load(state_dict)
+        load_rows(optimizer.rows, state_dict)
+    except BaseException:
+        attributes.update(before)
+        raise
 
 
 def load_rows(rows: Rows | None, state_dict: Mapping[str, Any]) -> None:

@@ -23,12 +23,18 @@ class Rows:
         """Take over the layers."""
         self.layers = layers
         self.driver = driver
+        self._seen = 0  # Gradients.
         for layer in layers:
             layer.attach(driver)
 
     def gradients(self) -> list[torch.Tensor]:
         """Return what backward has brought so far, as it is kept until a step is done."""
         return [grad for layer in self.layers for grad in layer.gradients()]
+
+    def has_more(self) -> bool:
+        """Tell whether backward has brought some since the last call."""
+        before, self._seen = self._seen, len(self.gradients())
+        return self._seen > before
 
     def step(self, weight: float, dense: Sequence[Any] | None = None) -> StepTimedOut | None:
         """Push them; they are kept where the step fails, which is then not done.
@@ -55,11 +61,13 @@ class Rows:
         return [layer.row_gradients() for layer in self.layers]
 
     def _end_step(self, given: list[list[RowGradients]]) -> None:
+        self._seen = 0
         for layer, rows in zip(self.layers, given, strict=True):
             layer.end_step(rows)
 
     def forget(self) -> None:
         """Drop them."""
+        self._seen = 0
         for layer in self.layers:
             layer.forget_gradients()
 

@@ -11,7 +11,7 @@ out anew in rank 0's. Runs on the thread that runs backward and on the one that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,18 +19,20 @@ import torch
 from gradring.collectives.communicator import Communicator
 from gradring.compression import Compression
 from gradring.errors import InvalidArgument
-from gradring.optim.averaging import no_examples, require_weight
+from gradring.optim.averaging import no_examples
 from gradring.torch.gradients.backward import (
     GradientListener,
     after_all_others,
     at_the_end_of_backward,
     is_outermost_backward,
 )
+from gradring.torch.gradients.backward_watch import BackwardWatch
 from gradring.torch.gradients.buckets import Bucket, lay_out, make_buckets
 from gradring.torch.gradients.gradient_order import GradientOrder
 from gradring.torch.gradients.losses import average_loss
 from gradring.torch.gradients.parameters import Named
 from gradring.torch.gradients.sending import Sender
+from gradring.torch.gradients.step_weight import StepWeight
 
 # What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.
 _WHOLE_DIVISORS = 1 << 24
@@ -49,6 +51,8 @@ class GradientAverager:
         self,
         named: Named,
         comm: Communicator,
+        weights: StepWeight,
+        before_the_end: Callable[[], None],
         *,
         bucket_bytes: int,
         overlap: bool,
@@ -59,6 +63,8 @@ class GradientAverager:
         Args:
             named: Parameters by name; those that need no gradient are left out.
             comm: To be used for nothing else.
+            weights: The optimizer's; knows of this rank's examples.
+            before_the_end: Called before a round ends, which every rank does.
             bucket_bytes: Most bytes in a bucket.
             overlap: Start buckets during backward rather than in `finish`, and finish in the end
                 of backward.
@@ -82,8 +88,10 @@ class GradientAverager:
         self._is_ready = [False] * len(self._params)
         self._ended = 0  # Rounds.
         self._expected = [0] * len(self._params)  # `_ended` when each gradient came.
-        self._weight = 1.0
-        self._next_weight: float | None = None  # Of the round to come, where it is known already.
+        self._weights = weights
+        self._before_the_end = before_the_end
+        self._weight = 1.0  # That was sent.
+        self._watch = BackwardWatch(self._params, weights)
         self._sender = Sender(comm, compress)
         self._sent = 0  # Buckets of this round.
         self._given = 0  # Parameters that have an average of the last round's.
@@ -95,8 +103,7 @@ class GradientAverager:
         ]
 
     def take_over(self, other: GradientAverager) -> None:
-        """Go on from another averager: its weight, its counts, and what compression left out."""
-        self._weight = other._weight if other._next_weight is None else other._next_weight
+        """Go on from another averager: its counts, and what compression left out."""
         self.is_accumulating = other.is_accumulating
         self._sender.sent_bytes = other.sent_bytes
         self._sender.uncompressed_bytes = other.uncompressed_bytes
@@ -131,13 +138,8 @@ class GradientAverager:
         """What that would have been without compression."""
         return self._sender.uncompressed_bytes
 
-    def set_weight(self, weight: float) -> None:
-        """Say how many examples stand behind this rank's next gradients.
-
-        Raises:
-            InvalidArgument: It makes no sense, or the round has begun with another weight.
-        """
-        weight = require_weight(weight)
+    def require_in_time(self, weight: float) -> None:
+        """Raise `InvalidArgument` if the round has begun with another weight."""
         if (self.is_open or self.is_done) and weight != self._weight:
             raise InvalidArgument(
                 f"weight {weight:g} comes too late: backward has begun to send gradients with "
@@ -145,14 +147,6 @@ class GradientAverager:
                 "uneven(batches, weight=...), or give up the overlap with overlap=False; a step "
                 "that is not done is dropped with optimizer.zero_grad()"
             )
-        self._weight = weight
-
-    def expect_weight(self, weight: float) -> None:
-        """Say the weight of this rank's next batch; it may come before the last step is dropped."""
-        if self.is_open or self.is_done:
-            self._next_weight = require_weight(weight)
-        else:
-            self.set_weight(weight)
 
     def expect_gradient(self, index: int) -> None:
         """Look whether a gradient may come now that backward is about to add.
@@ -167,6 +161,7 @@ class GradientAverager:
             raise self._too_many_gradients(index)
         self._require_same_kind(index)
         self._expected[index] = self._ended
+        self._watch.see()
 
     def take_gradient(self, index: int) -> None:
         """Take a gradient that backward has just completed."""
@@ -211,6 +206,7 @@ class GradientAverager:
         total = self._end_round()
         if total == 0:
             self._reset_buckets()
+            self._weights.drop()
             raise no_examples()
         is_whole = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
         self._given = 0
@@ -241,8 +237,7 @@ class GradientAverager:
     def _forget_round(self) -> None:
         self.is_done = False
         self._order.forget_round()
-        if self._next_weight is not None:
-            self._weight, self._next_weight = self._next_weight, None
+        self._weights.drop()
 
     def _are_averages_gone(self) -> bool:
         """Tell whether somebody has dropped the averages, as ``model.zero_grad()`` does."""
@@ -289,10 +284,13 @@ class GradientAverager:
 
     def average_loss(self, loss: Any) -> Any:
         """Return a closure's loss averaged with the ranks' weights; a collective call."""
-        return average_loss(self.comm, loss, self._weight)
+        is_sent = self.is_open or self.is_done
+        return average_loss(self.comm, loss, self._weight if is_sent else self._weights.weight)
 
     def _put(self, index: int) -> None:
-        self._sender.open(self._weight)
+        if not self.is_open:
+            self._weight = self._weights.hold()
+            self._sender.open(self._weight)
         grad = self._params[index].grad
         if grad is not None and grad.layout != torch.strided:
             raise InvalidArgument(
@@ -321,6 +319,7 @@ class GradientAverager:
 
     def _end_round(self) -> float:
         self._send_rest()
+        self._before_the_end()
         total = self._sender.wait(self._stream)
         self._order.hear()
         self._ended += 1

@@ -22,12 +22,13 @@ from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
-from gradring.optim.averaging import require_weight
 from gradring.torch.embeddings.embedding import embeddings_of
-from gradring.torch.embeddings.row_state import load_rows, with_rows
+from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, make_rows
 from gradring.torch.gradients import parameters
+from gradring.torch.gradients.backward_watch import BackwardWatch
 from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.served.served_parameters import ServedParameters
 from gradring.torch.served.server_rules import rules_of, settings_of
 
@@ -50,7 +51,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     grad_norm: torch.Tensor | None = None
     _comm: Any
     _model: torch.nn.Module | None
-    _weight: float
+    _weights: StepWeight
     _clip_norm: float | None
     _is_local: bool  # The optimizer itself steps.
     _server_settings: list[Any]  # What servers were given.
@@ -78,12 +79,13 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._comm = comm
         self._model = model
         self._clip_norm = clip_norm
-        self._weight = 1.0
+        self._weights = StepWeight()
         self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = [] if self._is_local else settings_of(self)
         named = parameters.optimizer_parameters(self.param_groups, model)
         self._parameters = served = ServedParameters(named)
         self._params = served.params
+        self._watch = BackwardWatch(self._params, self._weights)
         self.driver = over_servers(
             dense_mode,
             served.memory,
@@ -115,22 +117,19 @@ class ServedOptimizer(torch.optim.Optimizer):
             weight: Number of examples behind this worker's gradients; `gradring.Sync` uses it.
 
         Returns:
-            What the closure returned, or ``None``; that too where a `torch.amp.GradScaler` has
-            found an overflow: then nothing is trained.
+            What the closure returned; ``None`` where a `torch.amp.GradScaler` has found an
+            overflow: then nothing is trained.
 
         Raises:
             InvalidArgument: A setting has changed to what the servers' rule cannot be; or a
                 GradScaler was called with a closure, or has unscaled for workers in rounds; or a
                 parameter has other memory than when `distributed` was called: it is named.
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
-            TimedOut: As in the mode's own step. Where it says that the step is done, this is so
-                for rows and dense parameters.
+            TimedOut: As in the mode's own step. Where it says that the step is done, all of it is.
         """
         self.driver.require_open()
-        if weight is not None:
-            self.set_weight(weight)
         closures = () if closure is None else (closure,)
-        with told_by_scaler(self) as told:
+        with self._weights.said_for_a_step(weight), told_by_scaler(self) as told:
             self._follow_memory()
             self._parameters.require_in_place()
             for driver in self._drivers():
@@ -155,7 +154,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     def _before_scaler_looks(self) -> None:
         rows = [] if self.rows is None else self.rows.gradients()
         if self._has_rounds():
-            agree_on_overflow(self._comm, self._params, self._weight, rows)
+            agree_on_overflow(self._comm, self._params, self._weight_now(), rows)
         elif rows:
             agree_on_overflow(None, self._params, 1, rows)
 
@@ -179,12 +178,14 @@ class ServedOptimizer(torch.optim.Optimizer):
             rows = [] if self.rows is None else self.rows.gradients()
             told.unscale([*(param.grad for param in self._params), *rows])
             return True
-        if self.rows is not None:
-            self.rows.forget()
         late: StepTimedOut | None = None
         for driver in self._drivers():
-            # It counts, for those who count the steps of others.
-            late = lateness_of(functools.partial(driver.step, None, 0)) or late
+            # It counts, for those who count the steps of others, and for rows on a device.
+            if self.rows is not None and self.rows.driver is driver:
+                self.rows.forget()
+                late = self.rows.step(0) or late
+            else:
+                late = lateness_of(functools.partial(driver.step, None, 0)) or late
         self._end_step(late)
         return False
 
@@ -204,7 +205,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         if self.rows is None:
             return None
         if self.rows.driver is not driver:
-            return self.rows.step(self._weight)
+            return self.rows.step(self._weight_now())
         self.rows.train(driver)
         return None
 
@@ -216,13 +217,13 @@ class ServedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._clip()
         # All that can be refused comes before the rows, which may have a mode of their own.
-        grads = self._parameters.gradients()
+        grads, weight = self._parameters.gradients(), self._weight_now()
         self._tell_changed_settings()  # Again: a closure, or a hook, may have changed them.
         if self.rows is not None and self.rows.driver is self.driver:
-            late = self.rows.step(self._weight, grads)
+            late = self.rows.step(weight, grads)
         else:
-            late = None if self.rows is None else self.rows.step(self._weight)
-            late = lateness_of(lambda: self.driver.step(grads, self._weight)) or late
+            late = None if self.rows is None else self.rows.step(weight)
+            late = lateness_of(lambda: self.driver.step(grads, weight)) or late
         self._end_step(late)
         return loss
 
@@ -238,8 +239,13 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         return clipped_closure
 
+    def _weight_now(self) -> float:
+        if self.rows is not None and self.rows.has_more():
+            self._weights.see_backward()
+        return self._weights.weight
+
     def _end_step(self, late: StepTimedOut | None) -> None:
-        self._weight = 1.0
+        self._weights.end_step()
         if late is not None:
             raise late
 
@@ -253,15 +259,16 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Forget the gradients, as in `torch.optim`; those of embeddings too."""
         if self.rows is not None:
             self.rows.forget()
+        self._weights.drop()
         super().zero_grad(set_to_none)
 
     def set_weight(self, weight: float) -> None:
-        """Say how many examples stand behind the next step's gradients; 1 if it is not said.
+        """Say how many examples stand behind the next step; see `DistributedOptimizer.set_weight`.
 
         Raises:
             InvalidArgument: It is negative or not finite.
         """
-        self._weight = require_weight(weight)
+        self._weights.say(weight)
 
     def uneven(
         self, batches: Iterable[Batch], *, weight: Callable[[Batch], float] | None = None
@@ -273,18 +280,19 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         Args:
             batches: This worker's.
-            weight: Returns the number of examples in a batch; ``None`` counts each batch as 1.
+            weight: As in `DistributedOptimizer.uneven`.
 
         Yields:
             Each batch, then maybe ``None``.
         """
         rounds = [driver for driver in self._drivers() if isinstance(driver, RoundOptimizer)]
         for batch in [*rounds, self.driver][0].uneven(batches):
-            if batch is None:
-                self.set_weight(0)
-            else:
-                self.set_weight(1 if weight is None else weight(batch))
+            self._weight_now()  # Those of the turn that ends.
+            if rounds:
+                self._watch.listen()
+            self._weights.tell(None if batch is None else 1 if weight is None else weight(batch))
             yield batch
+        self._weights.end_turns()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -292,7 +300,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         yield
 
     def synchronize(self) -> None:
-        """Do nothing: gradients are this worker's own, and complete when backward returns.
+        """Do nothing: gradients are this worker's own, complete when backward returns.
 
         Raises:
             InvalidArgument: Several workers' are averaged, which only servers do in this mode.
@@ -369,7 +377,7 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgument: Servers step, and there is state, which is theirs; or that of rows is
-                missing, or of other tables or rules.
+                missing, or of other tables or rules. As after any other error nothing was changed.
             TimedOut: Servers did not bring rows that are new here.
         """
         values = [value for entry in state_dict["state"].values() for value in entry.values()]
@@ -379,8 +387,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                 "before gradring.torch.distributed(), which hands it to them, or load a "
                 "checkpoint of the servers with ps.load()"
             )
-        load_rows(self.rows, state_dict)
-        super().load_state_dict(state_dict)
+        load_with_rows(self, super().load_state_dict, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: servers have a table for each parameter from the start."""

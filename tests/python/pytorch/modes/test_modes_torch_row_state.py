@@ -121,6 +121,29 @@ def test_a_state_without_that_of_the_rows_is_refused_and_nothing_is_loaded(
     optimizer.close()
 
 
+@pytest.mark.parametrize("mode", [GEO_ROWS[0], GEO_ROWS[2]], ids=str)
+def test_a_state_that_torch_refuses_changes_nothing_of_the_rows_either(
+    comm: Any, mode: Any
+) -> None:
+    model, optimizer = made(comm, ExactServer(), mode)
+    trained(model, optimizer, 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    trained(model, optimizer, 2)
+    for wrong, error in (
+        ({**saved, "param_groups": saved["param_groups"] * 2}, ValueError),
+        ({**saved, "param_groups": [{**saved["param_groups"][0], "params": []}]}, ValueError),
+        ({key: value for key, value in saved.items() if key != "param_groups"}, KeyError),
+        ({**saved, "state": {0: {"exp_avg": object(), "step": range(2)}}}, TypeError),
+    ):
+        before = plain(copy.deepcopy(optimizer.state_dict()))
+        with pytest.raises(error):
+            optimizer.load_state_dict(wrong)
+        assert plain(optimizer.state_dict()) == before
+    optimizer.load_state_dict(saved)
+    assert plain(optimizer.state_dict()) == plain(saved)
+    optimizer.close()
+
+
 @pytest.mark.parametrize("mode", [gr.Sync(), gr.Async()], ids=str)
 def test_state_of_rows_is_refused_where_servers_train_them(comm: Any, mode: Any) -> None:
     model, optimizer = made(comm, ExactServer(), GEO_ROWS[0])

@@ -261,3 +261,26 @@ def test_a_penalty_on_the_gradients_of_rows_trains_them() -> None:
     (slope**2).sum().backward()  # (2 r + 3)^2, so 4 (2 r + 3) a number.
     layer.flush()
     np.testing.assert_array_equal(layer.eval()(IDS), np.full((2, 2), -12))
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 9}, {"pooling": "sum"}], ids=str)
+@pytest.mark.parametrize("when", ["before backward", "before the step"])
+def test_the_memory_of_ids_may_be_used_for_others_once_their_rows_are_here(
+    comm: Any, options: Any, when: str
+) -> None:
+    server = ExactServer()
+    model = torch.nn.Sequential(gt.Embedding("e", 2, optimizer=RULE, **options))
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = gt.distributed(
+        torch.optim.SGD([weight], lr=1.0), gr.Sync(via="ps"), model=model, comm=comm,
+        ps=server.client(0),
+    )  # fmt: skip
+    ids = torch.tensor([[3, 5]])
+    loss = model(ids).sum()
+    if when == "before backward":
+        ids[:] = torch.tensor([[7, 8]])
+    loss.backward()
+    ids[:] = torch.tensor([[7, 8]])
+    optimizer.step()
+    assert sorted(server.values("e")) == [3, 5]
+    optimizer.close()

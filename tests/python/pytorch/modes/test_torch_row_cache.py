@@ -244,6 +244,35 @@ def test_after_an_optimizers_flush_rows_are_what_servers_have(world: GetWorld, m
     optimizer.close()
 
 
+@pytest.mark.parametrize("mode", [gr.Hybrid(gr.Sync(), gr.Async()), gr.Async(),
+                                  gr.Hybrid(gr.Async(), gr.Async())], ids=str)  # fmt: skip
+def test_a_step_that_a_scaler_leaves_out_makes_rows_older_too(world: GetWorld, mode: Any) -> None:
+    server, rule = ExactServer(), gr.optim.SGD(lr=1.0)
+    layer = gt.Embedding("e", DIM, optimizer=rule, device="cpu", cache_age=2)
+    other = gt.Embedding("e", DIM, optimizer=rule, ps=server.client(1))
+    weight = torch.nn.Parameter(torch.ones(1))
+    model = torch.nn.ModuleList([layer, torch.nn.ParameterList([weight])])
+    optimizer = gt.distributed(
+        torch.optim.SGD([weight], lr=1.0), mode, model=model, comm=world(1, "tcp").comms[0],
+        ps=server.client(0),
+    )  # fmt: skip
+    scaling, ids = torch.amp.GradScaler("cpu", init_scale=1024.0), torch.tensor([3])
+    with torch.no_grad():
+        layer(ids)
+    other(ids).sum().backward()
+    other.flush()
+    for step in range(2):
+        optimizer.zero_grad()
+        rows = layer(ids)
+        assert rows.tolist() == [[0.0] * DIM], f"kept in step {step}"
+        scaling.scale((rows.sum() + weight) * torch.inf).sum().backward()
+        scaling.step(optimizer)
+        scaling.update()
+    assert layer(ids).tolist() == [[-1.0] * DIM]
+    optimizer.close()
+    other.flush()
+
+
 def test_prefetched_rows_are_those_that_are_missing() -> None:
     server = ExactServer()
     layer = layer_of(server.client(0), gr.optim.SGD(lr=0.5), device="cpu", cache_age=10)

@@ -1,0 +1,49 @@
+"""`BackwardWatch`: tells a step's weight that a backward pass brings gradients, before it adds any.
+
+Where gradients are averaged in backward their listeners tell it (`see`); where servers average them
+it listens by itself (`listen`), once there is a loop whose turns have to be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gradring.torch.gradients.backward import GradientListener, current_backward
+from gradring.torch.gradients.step_weight import StepWeight
+
+
+class BackwardWatch:
+    """Watches the parameters of one optimizer."""
+
+    def __init__(self, params: Sequence[torch.Tensor], weights: StepWeight) -> None:
+        """Listen to nothing yet."""
+        self._params = params
+        self._weights = weights
+        self._backward = -1  # The last pass.
+        self._listeners: dict[int, GradientListener] = {}
+
+    def see(self) -> None:
+        """Note that a gradient is about to be added."""
+        now = current_backward()
+        if now != self._backward:
+            self._backward = now
+            if all(param.grad is None for param in self._params):
+                self._weights.drop()  # `model.zero_grad()` has forgotten what came before.
+        self._weights.see_backward()
+
+    def listen(self) -> None:
+        """Listen to every parameter that is trained now; may be called again."""
+        for index, param in enumerate(self._params):
+            if index in self._listeners:
+                self._listeners[index].follow()
+            elif param.requires_grad:
+                self._listeners[index] = GradientListener(param, self, index)
+
+    def expect_gradient(self, _index: int) -> None:
+        """See it."""
+        self.see()
+
+    def take_gradient(self, _index: int) -> None:
+        """Do nothing: servers get it with the step."""

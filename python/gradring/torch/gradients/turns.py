@@ -1,0 +1,89 @@
+"""`Turns`: a loop over unequally many batches, whose ranks wait for each other's gradients too.
+
+A rank that has run out may come to the next turn before the step: it looks ahead, or steps later.
+The others then wait inside their backward for its gradients, and it for them to come to the turn.
+So while a rank is out, whoever ends a round of averaging first meets all others where turns begin:
+those that have come for the next turn end the round too, and then come again. There a rank is found
+out, too, that has not dropped the steps which the others have: it would go on with other averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+
+from gradring.collectives.communicator import Communicator
+from gradring.errors import Mismatch
+
+Batch = TypeVar("Batch")
+
+# What ranks tell each other when they meet; the largest counts.
+_IS_OUT, _HAS_BATCH, _ENDS_ROUND = range(3)
+
+
+class Turns:
+    """The turns of one optimizer's loops.
+
+    Attributes:
+        steps: That this rank has done.
+    """
+
+    steps = 0
+
+    def __init__(self, comm: Communicator) -> None:
+        """Begin outside of any loop; ``comm`` are the ranks."""
+        self._comm = comm
+        self._is_one_out = False  # As of the last turn, so the same on every rank.
+        self._has_met = False
+
+    def meet_before_a_round_ends(self) -> None:
+        """Have every rank end the round; a collective call where one is out."""
+        if self._is_one_out and not self._has_met:
+            self._meet(_ENDS_ROUND)
+
+    def until_all_end(
+        self, batches: Iterable[Batch], end_round: Callable[[], None]
+    ) -> Iterator[Batch | None]:
+        """Yield this rank's batches, then ``None`` while another rank still has some.
+
+        Args:
+            batches: This rank's.
+            end_round: Called where the others wait for this rank's gradients, or that it has none.
+        """
+        if self._comm.world_size == 1:
+            yield from batches
+            return
+        source = iter(batches)
+        while True:
+            batch: Batch | None = None
+            mark = _HAS_BATCH
+            try:
+                batch = next(source)
+            except StopIteration:
+                mark = _IS_OUT
+            found, is_one_out = self._meet(mark)
+            if found == _ENDS_ROUND:
+                self._has_met = True
+                try:
+                    end_round()
+                finally:
+                    self._has_met = False
+                found, is_one_out = self._meet(mark)
+            self._is_one_out = is_one_out and found != _IS_OUT
+            if found == _IS_OUT:
+                return
+            yield batch
+
+    def _meet(self, mark: int) -> tuple[int, bool]:
+        marks = np.array([mark, mark == _IS_OUT, self.steps, -self.steps], np.int64)
+        self._comm.all_reduce(marks, "max")
+        found, is_one_out, most, least = int(marks[0]), bool(marks[1]), marks[2], -marks[3]
+        if found == _ENDS_ROUND and most != least:
+            raise Mismatch(
+                f"some ranks are at step {least} and others at step {most}; one without a batch "
+                "goes to step() as often as the others, and where they drop a step with "
+                "zero_grad() it calls synchronize() before"
+            )
+        return found, is_one_out
