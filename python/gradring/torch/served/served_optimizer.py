@@ -20,12 +20,12 @@ from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
 from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.rounds import RoundOptimizer
+from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
-from gradring.torch.embeddings.embedding import embeddings_of
 from gradring.torch.embeddings.row_state import load_rows, with_rows
-from gradring.torch.embeddings.rows import Rows, make_rows
+from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 from gradring.torch.served.served_parameters import ServedParameters
@@ -46,7 +46,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     """
 
     driver: ModeOptimizer
-    rows: Rows | None
+    rows: Rows | None = None
     grad_norm: torch.Tensor | None = None
     _comm: Any
     _model: torch.nn.Module | None
@@ -92,7 +92,6 @@ class ServedOptimizer(torch.optim.Optimizer):
             states=() if self._is_local else served.entries(self.state),
             **options,
         )
-        self.rows = None
         if isinstance(mode, Hybrid):
             options["name"] += "/rows"
             self.rows = make_rows(sparse_mode, model, ps, **options)
@@ -333,23 +332,31 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InvalidArgument: As `step`, for a parameter that has other memory; nothing was done.
+            TimedOut: As there, and so for other errors. Rows and dense parameters were both tried.
         """
         self._follow_memory()
         self._parameters.require_in_place()
-        for driver in self._drivers():
-            driver.flush()
-        if self.rows is not None:
-            self.rows.forget_rows()
+        try:
+            for_all(self._drivers(), lambda driver: driver.flush())
+        finally:
+            if self.rows is not None:
+                self.rows.forget_rows()
 
     def close(self) -> None:
         """Take no further part; see `ModeOptimizer.close`. May be called again.
 
         A parameter that has other memory by now is left as it is.
+
+        Raises:
+            TimedOut: As `flush`, and so for other errors; call it again, or `abandon`.
         """
         if not self.driver.is_closed:
             self._follow_memory()
-        for driver in self._drivers():
-            driver.close()
+        for_all(self._drivers(), lambda driver: driver.close())
+
+    def abandon(self) -> None:
+        """Take no further part, without waiting for anybody; see `DistributedOptimizer.abandon`."""
+        for_all(self._drivers(), lambda driver: driver.abandon())
 
     def _follow_memory(self) -> None:
         if self._parameters.follow():
