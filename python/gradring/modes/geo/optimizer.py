@@ -14,7 +14,7 @@ from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
 from gradring.modes.geo.exchange import Exchange, GeoReport
 from gradring.modes.geo.outer import OuterRounds
-from gradring.modes.geo.replica import DenseReplica, SparseReplica
+from gradring.modes.geo.replica import DenseReplica, SparseReplica, require_exact_rows
 from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
 from gradring.modes.geo.step_clock import StepClock
 from gradring.modes.parameters.rows import Slots
@@ -114,11 +114,7 @@ class GeoOptimizer(ModeOptimizer):
             Closed: After `close`.
         """
         self.require_open()  # Before an exchange is settled.
-        if settings:
-            raise InvalidArgument(
-                f"table {name!r}: {', '.join(settings)}: not with GEO, whose replicas are to be "
-                "equal to the servers' rows; use gradring.Async() for it"
-            )
+        require_exact_rows(f"table {name!r}", settings)
         if name not in self._sparse:
             self._settle()  # An exchange under way knows the tables that it began with.
         table = super().sparse_table(name, dim, rule, init=init, seed=seed)
