@@ -82,7 +82,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = [] if self._is_local else settings_of(self)
         named = parameters.optimizer_parameters(self.param_groups, model)
-        self._parameters = served = ServedParameters(named)
+        self._parameters = served = ServedParameters(named, is_local=self._is_local)
         self._params = served.params
         self.driver = over_servers(
             dense_mode,
