@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.joining import current
 from gradring.collectives.uneven import dealt_out
-from gradring.errors import Error, InvalidArgument
+from gradring.errors import InvalidArgument
 from gradring.modes.contracts import Hybrid, Sync, begins_together, is_in_step
 from gradring.modes.parameters.dense import one_for_each
 from gradring.modes.parameters.tables import ModeTable, RowGradients, listed
 from gradring.modes.rounds import uneven_rounds
+from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.lost_ranks import close_beside
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut
@@ -199,7 +200,7 @@ class HybridOptimizer(ModeOptimizer):
             TimedOut: As the two modes' own, and so for every other error. Where that of the rows
                 fails, the dense parameters are flushed all the same.
         """
-        self._of_both(lambda side: side.flush())
+        for_all(self._served(), lambda side: side.flush())
 
     def close(self) -> None:
         """Close both, the rows first. May be called again.
@@ -214,25 +215,15 @@ class HybridOptimizer(ModeOptimizer):
         self.is_closed = True
         dense = self.dense_side
         if isinstance(dense, SyncOptimizer):
-            self._of_both(lambda side: close_beside(side, dense.comm))
+            for_all(self._served(), lambda side: close_beside(side, dense.comm))
         else:
-            self._of_both(lambda side: side.close())
+            for_all(self._served(), lambda side: side.close())
 
     def abandon(self) -> None:
         """End the threads without waiting for servers."""
         self.is_closed = True
         for side in self._served():
             side.abandon()
-
-    def _of_both(self, act: Callable[[ModeOptimizer], None]) -> None:
-        failures = []
-        for side in self._served():
-            try:
-                act(side)
-            except Error as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
 
     def _served(self) -> list[ModeOptimizer]:
         sides = [self.sparse_side, self.dense_side]

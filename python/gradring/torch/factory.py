@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
 from gradring.modes.stepping.names import require_name
 from gradring.settings import config
-from gradring.torch.embeddings.rows import make_rows
+from gradring.torch.embeddings.rows import embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.other_averaging import require_no_other_averaging
 from gradring.torch.optimizer import DistributedOptimizer
@@ -99,6 +100,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     _require_ready(optimizer, mode, bucket_bytes)
     _require_usable(model, compress, clip_norm)
     is_averaged = mode is None or _is_all_reduce(mode)
+    for layer in embeddings_of(model):
+        layer.require_trainable(_rows_mode(mode))
     if compress is not None and not is_averaged:
         raise InvalidArgument("compress is for gradients that ranks add up: gradring.Sync()")
     timeout = config.timeout_in_force(os.environ, timeout)
@@ -120,23 +123,22 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         return _through_servers(
             optimizer, mode, model, clip_norm, ps=ps, comm=comm, ranks=ranks, **served
         )
-    rows_mode = mode.sparse if isinstance(mode, Hybrid) else Sync(via="ps")
-    # First what servers may refuse: nothing of the optimizer has changed yet.
-    rows = make_rows(rows_mode, model, ps, **(served | {"name": f"{name}/rows", "comm": ranks}))
-    with contextlib.ExitStack() as undo:
+    with _undone_if_it_fails(optimizer, model) as undo:
+        # First what servers may refuse.
+        for_rows = served | {"name": f"{name}/rows", "comm": ranks}
+        rows = make_rows(_rows_mode(mode), model, ps, **for_rows)
         if rows is not None:
             undo.callback(rows.driver.abandon)
         comm = current() if comm is None else comm  # It is there: only servers do without.
         gradients_comm = comm.split(0) if comm.world_size > 1 else None
         if gradients_comm is not None:
             undo.callback(gradients_comm.close)
-        result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer, undo))
+        result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer))
         result.connect(
             comm, gradients_comm, model, clip_norm,
             bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
         )  # fmt: skip
         result.rows = rows
-        undo.pop_all()
     return result
 
 
@@ -151,11 +153,30 @@ def _is_all_reduce(mode: Mode) -> bool:
     return mode == Sync() or (isinstance(mode, Hybrid) and mode.dense == Sync())
 
 
-def _with_front(
-    optimizer: torch.optim.Optimizer, front: type[Any], undo: contextlib.ExitStack
-) -> Any:
+def _rows_mode(mode: Mode | None) -> Mode:
+    if isinstance(mode, Hybrid):
+        return mode.sparse
+    return Sync(via="ps") if mode is None or _is_all_reduce(mode) else mode
+
+
+@contextlib.contextmanager
+def _undone_if_it_fails(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
+) -> Iterator[contextlib.ExitStack]:
+    """Leave optimizer and layers as they were after an error, so that another call can follow."""
+    with contextlib.ExitStack() as undo:
+        kind, attributes = type(optimizer), dict(vars(optimizer))
+        undo.callback(vars(optimizer).update, attributes)
+        undo.callback(vars(optimizer).clear)
+        undo.callback(setattr, optimizer, "__class__", kind)
+        for layer in embeddings_of(model):
+            undo.callback(layer.attachment())
+        yield undo
+        undo.pop_all()
+
+
+def _with_front(optimizer: torch.optim.Optimizer, front: type[Any]) -> Any:
     kind = type(optimizer)
-    undo.callback(setattr, optimizer, "__class__", kind)
     optimizer.__class__ = type(f"Distributed{kind.__name__}", (front, kind), {})
     return optimizer
 
@@ -167,10 +188,10 @@ def _through_servers(
     clip_norm: float | None,
     **served: Any,
 ) -> ServedOptimizer:
-    with contextlib.ExitStack() as undo:
-        result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer, undo))
+    with _undone_if_it_fails(optimizer, model) as undo:
+        result = cast(ServedOptimizer, _with_front(optimizer, ServedOptimizer))
+        undo.callback(lambda: result.abandon() if hasattr(result, "driver") else None)
         result.connect(mode, model, clip_norm, **served)
-        undo.pop_all()
     return result
 
 

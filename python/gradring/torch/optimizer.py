@@ -342,11 +342,31 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Take no further part; see `ModeOptimizer.close`. May be called again.
 
-        Backward no longer averages, and with several ranks `step` raises `Closed`.
+        Backward no longer averages, and with several ranks `step` raises `Closed`; also where
+        embeddings' rows could not be closed.
+
+        Raises:
+            TimedOut: As `ModeOptimizer.close`, of embeddings' rows, and so for its other errors;
+                call it again, or `abandon`.
+        """
+        try:
+            if self.rows is not None:
+                comm = self._comm if self._averager is None else self._averager.comm
+                close_beside(self.rows.driver, comm)
+        finally:
+            self._stop_averaging()
+
+    def abandon(self) -> None:
+        """Take no further part, as after `close`, but without waiting for anybody.
+
+        For an optimizer that cannot go on, as an error says: gradients and rows on their way may
+        arrive or not. Its name is free for another one.
         """
         if self.rows is not None:
-            comm = self._comm if self._averager is None else self._averager.comm
-            close_beside(self.rows.driver, comm)
+            self.rows.driver.abandon()
+        self._stop_averaging()
+
+    def _stop_averaging(self) -> None:
         if self._averager is not None:
             self._averager.stop_listening()
             self._averager.comm.close()

@@ -73,6 +73,12 @@ params = [numpy.ones((2, 2), numpy.float32)]
 batches = [(numpy.arange(5), numpy.zeros(5))] * 2
 def gradients(params, rows, batch): return [numpy.ones((2, 2))], numpy.ones_like(rows)
 """
+WRITTEN = """
+optimizer.close()
+gr.ps.current().close()
+weight, new_weight = torch.nn.Parameter(torch.ones(2, 2)), torch.zeros(2, 2)
+optimizer = gt.distributed(torch.optim.SGD([weight], lr=0.1), gr.Async())
+"""
 TABLE = """
 ps = gr.ps.connect()
 table = ps.sparse_table("user", 2, gr.optim.SGD(lr=1.0))
@@ -92,6 +98,7 @@ BEFORE = {
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.
         "def batches_of(part): return batches",
+        WRITTEN,
     ],
     "docs/checkpoints.md": [MODEL + TABLE],
     "docs/torch.md": [MODEL + GROUP],

@@ -130,3 +130,20 @@ def test_a_sampler_of_what_is_no_data_set_or_order_is_refused(world: GetWorld) -
         with pytest.raises(gr.InvalidArgument, match="seed"):
             gr.shard(5, comm, seed=seed)  # type: ignore[arg-type]
     assert sorted(sampler) == [0, 1, 2, 3, 4]
+
+
+def test_a_label_of_a_group_is_none_of_the_optimizer_s_options(world: GetWorld) -> None:
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    labels: dict[str, Any] = {"name": "encoder", "lr_scale": 0.5, "layers": torch.ones(2)}
+    optimizer = torch.optim.SGD([{"params": [first], **labels}, {"params": [second]}], lr=1)
+    server, comm = ExactServer(), world(1, "tcp").comms[0]
+    optimizer = gt.distributed(optimizer, gr.Async(), comm=comm, ps=server.client(0))
+    optimizer.param_groups[1]["name"] = "decoder"
+    (first + second).backward()
+    optimizer.step()
+    optimizer.param_groups[1]["maximize"] = True
+    with pytest.raises(gr.InvalidArgument, match="SGD: servers do not know maximize=True"):
+        optimizer.step()
+    optimizer.param_groups[1]["maximize"] = False
+    optimizer.close()
+    assert server.values("model/0") == server.values("model/1") == [-1]

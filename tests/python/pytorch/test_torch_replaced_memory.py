@@ -14,6 +14,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from mode_servers import RealServers
 from torch_models import Tensors, are_same, mlp, part, values
 
 
@@ -192,3 +193,48 @@ def test_where_servers_are_a_model_trains_on_in_shared_memory(
     steps = 2 if then == "step" else 1
     assert param.tolist() == [-steps] * 4
     assert server.values("model/0").tolist() == [-steps] * 4
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Geo(k_steps=1), gr.Geo(k_steps=9)], ids=str)
+def test_where_workers_step_training_goes_on_from_what_is_written_into_a_parameter(
+    world: GetWorld, mode: Any
+) -> None:
+    def train(comm: Any) -> float:
+        param = nn.Parameter(torch.zeros(1))
+        store = server.client(comm.rank)
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1), mode, comm=comm, ps=store)
+        for begin in (0.0, 100.0):
+            with torch.no_grad():
+                param.copy_(torch.full((1,), begin))
+            optimizer.zero_grad()
+            param.backward()
+            optimizer.step()
+            optimizer.flush()
+        optimizer.close()
+        return param.item()
+
+    server = ExactServer()
+    assert world(1, "shm").run(train) == [99]
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async()], ids=str)
+def test_where_servers_step_training_goes_on_from_what_is_written_into_their_tables(
+    world: GetWorld, real_servers: RealServers, mode: Any
+) -> None:
+    param, ps = nn.Parameter(torch.zeros(1)), real_servers.client(0)
+    optimizer = torch.optim.SGD([param], lr=1, momentum=0.5)
+    optimizer = gt.distributed(optimizer, mode, comm=world(1, "tcp").comms[0], ps=ps)
+    param.backward()
+    optimizer.step()
+    optimizer.flush()
+    with torch.no_grad():
+        param.copy_(torch.full((1,), 50.0))  # Only here: servers give back what they have.
+    optimizer.flush()
+    assert param.item() == -1
+    table = ps.dense_table("model/0", (1,), gr.optim.SGD(lr=1, momentum=0.5))
+    table.load_state_dict(table.state_dict() | {"weights": torch.full((1,), 100.0)})
+    optimizer.flush()
+    assert param.item() == 100
+    optimizer.step()
+    optimizer.close()
+    assert param.item() == 100 - 1.5  # The momentum is as it was.

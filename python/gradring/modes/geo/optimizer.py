@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,8 +14,9 @@ from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
 from gradring.modes.geo.exchange import Exchange, GeoReport
 from gradring.modes.geo.outer import OuterRounds
-from gradring.modes.geo.replica import DenseReplica, SparseReplica
+from gradring.modes.geo.replica import DenseReplica, SparseReplica, require_exact_rows
 from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
+from gradring.modes.geo.step_clock import StepClock
 from gradring.modes.parameters.rows import Slots
 from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.stepping.optimizer import ModeOptimizer
@@ -71,7 +71,7 @@ class GeoOptimizer(ModeOptimizer):
         self._coming: list[Prefetched] = []
         self._state: list[State] = [{} for _ in self.params]
         self._steps_left = self.replicas.pace.k_steps
-        self._stepped_at = time.perf_counter()
+        self._clock = StepClock()
 
     def join(self) -> None:
         """Take part."""
@@ -114,11 +114,7 @@ class GeoOptimizer(ModeOptimizer):
             Closed: After `close`.
         """
         self.require_open()  # Before an exchange is settled.
-        if settings:
-            raise InvalidArgument(
-                f"table {name!r}: {', '.join(settings)}: not with GEO, whose replicas are to be "
-                "equal to the servers' rows; use gradring.Async() for it"
-            )
+        require_exact_rows(f"table {name!r}", settings)
         if name not in self._sparse:
             self._settle()  # An exchange under way knows the tables that it began with.
         table = super().sparse_table(name, dim, rule, init=init, seed=seed)
@@ -245,7 +241,7 @@ class GeoOptimizer(ModeOptimizer):
         self.replicas.require_well()
         if self.replicas.is_late:
             self._take_prefetched()
-            with before_the_local_step():
+            with before_the_local_step(), self._clock.paused():
                 self.replicas.finish()
 
     def make_room(self) -> None:
@@ -264,7 +260,7 @@ class GeoOptimizer(ModeOptimizer):
                 `abandon` this optimizer.
         """
         self.require_open()
-        self.replicas.pace.note_step(time.perf_counter() - self._stepped_at)
+        self._clock.tell(self.replicas.pace)
         self._take_prefetched()
         self.replicas.poll()
         self._steps_left -= 1
@@ -275,11 +271,12 @@ class GeoOptimizer(ModeOptimizer):
                 # Where all exchange in the same step, a late worker leaves out no exchange.
                 self._steps_left = self.k_steps + (self._steps_left if self.is_in_step else 0)
                 self.replicas.finish()
-        self._stepped_at = time.perf_counter()
+        self._clock.start()
 
     def _settle(self) -> None:
-        self._take_prefetched()
-        self.replicas.settle()
+        with self._clock.paused():
+            self._take_prefetched()
+            self.replicas.settle()
 
     def _take_prefetched(self) -> None:
         # Before anything else that came from the servers: rows that arrive must not be older than
@@ -361,8 +358,7 @@ class GeoOptimizer(ModeOptimizer):
         slots = {name: self._sparse[name].slots(flat) for name, flat in ids.items()}
         for name, each in rows.items():
             # Anew: rows that this worker has and the state has not go on from nothing.
-            rule, dim = self._local_rows[name].rule, self._sparse[name].dim
-            self._local_rows[name] = LocalRows(rule, dim)
+            self._local_rows[name] = LocalRows(self._local_rows[name].rule, self._sparse[name].dim)
             self._local_rows[name].load_state(slots[name], each)
         self._state = states
 
@@ -378,6 +374,7 @@ class GeoOptimizer(ModeOptimizer):
                 that progress; says which pushes.
             Closed: They did not the time before: `abandon` this optimizer.
         """
+        self._clock.stop()
         self._take_prefetched()
         self.replicas.flush()
         self._steps_left = self.k_steps

@@ -21,7 +21,7 @@ class Pace:
 
     Attributes:
         k_steps: The present number.
-        step_seconds: Time of a local step, smoothed.
+        step_seconds: Time of a local step, smoothed; 0: not known yet.
         exchange_seconds: Time of an exchange, smoothed.
     """
 
@@ -41,7 +41,9 @@ class Pace:
         self.exchange_seconds = _smoothed(self.exchange_seconds, seconds)
         if not self._is_auto:
             return
-        fewest = math.ceil(self.exchange_seconds / max(self.step_seconds, 1e-9))
+        fewest = 1
+        if self.step_seconds > 0:
+            fewest = math.ceil(self.exchange_seconds / max(self.step_seconds, 1e-9))
         if divergence > _FAR:
             self.k_steps //= 2
         elif divergence < _CLOSE:

@@ -9,13 +9,14 @@ training thread only, between steps: what the background thread carries are copi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gradring import _core
+from gradring.errors import InvalidArgument
 from gradring.modes.parameters.rows import IdIndex, Slots
 from gradring.modes.stores.store import Array, Ids
 from gradring.optim.local_rows import enlarged
@@ -25,6 +26,23 @@ from gradring.optim.local_rows import enlarged
 _SLICE_BYTES = 2 << 20
 # Pushes of a flush that may be under way: servers add one up while the next is put together.
 PUSHES_UNDER_WAY = 2
+
+
+def require_exact_rows(who: str, settings: Collection[str]) -> None:
+    """Refuse settings of a table under which servers leave rows out, drop or round them.
+
+    Args:
+        who: Has them.
+        settings: Their names.
+
+    Raises:
+        InvalidArgument: There are some.
+    """
+    if settings:
+        raise InvalidArgument(
+            f"{who}: {', '.join(settings)}: not with GEO, whose replicas are to be equal to the "
+            "servers' rows; use gradring.Async() for it"
+        )
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ device the rows that are used most stay there (`gradring.torch.embeddings.row_ca
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -18,12 +19,13 @@ from torch.nn import functional
 from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
+from gradring.modes.contracts import Mode
 from gradring.modes.parameters.rows import merge
 from gradring.modes.parameters.tables import ModeTable, RowGradients
 from gradring.modes.stepping import reminder
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.optim.state import require_successor
-from gradring.torch.embeddings.row_cache import RowCache, is_subtracted, require_allowed_age
+from gradring.torch.embeddings.row_cache import RowCache, is_subtracted, require_allowed
 from gradring.torch.embeddings.row_leaves import RowLeaves
 from gradring.torch.gradients.backward import at_the_end_of_backward
 
@@ -139,26 +141,31 @@ class Embedding(torch.nn.Module):
         self._is_alone = False
         self._leaves = RowLeaves()
 
-    def attach(self, driver: ModeOptimizer) -> None:
-        """Train the rows by this optimizer's mode from now on; called by `distributed`.
+    def require_trainable(self, mode: Mode) -> None:
+        """Refuse a mode that cannot train the rows, before anybody is asked for a table.
 
         Raises:
-            InvalidArgument: The mode does not allow rows as old as the cache may have them, or it
-                is a copy, which only reads.
+            InvalidArgument: It does not allow rows as old as the cache may have them, or a setting
+                of the table; or this is a copy, which only reads.
         """
         if self._is_reader:
             raise InvalidArgument(
                 f"Embedding {self.name!r} is a copy of a layer that trains its rows; copy a model "
                 "before distributed() to train both"
             )
-        if self.cache is not None:
-            require_allowed_age(self.name, self._cache_age, driver)
-        self._driver = driver
-        self._is_alone = False
+        require_allowed(self.name, self._cache_age, self._settings, mode)
+
+    def attach(self, driver: ModeOptimizer) -> None:
+        """Train the rows by this optimizer's mode from now on; called by `distributed`."""
+        self._driver, self._is_alone = driver, False
         self._table = driver.sparse_table(
-            self.name, self.dim, self._optimizer, init=self._init, seed=self._seed,
-            **self._settings,
-        )  # fmt: skip
+            self.name, self.dim, self._optimizer, init=self._init, seed=self._seed, **self._settings
+        )
+
+    def attachment(self) -> Callable[[], None]:
+        """Return what undoes every `attach` that comes after this."""
+        before = {name: vars(self)[name] for name in ("_driver", "_is_alone", "_table")}
+        return lambda: vars(self).update(before)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Go on with other settings of the rows' rule, such as a learning rate.
@@ -391,10 +398,3 @@ def _ids_of(ids: torch.Tensor) -> Any:
     if not isinstance(ids, torch.Tensor):
         raise InvalidArgument(f"Embedding: ids are a torch tensor, not {type(ids).__name__}")
     return buffers.as_ids(ids.detach().cpu()).reshape(-1)
-
-
-def embeddings_of(model: torch.nn.Module | None) -> list[Embedding]:
-    """Return a model's layers with rows on servers."""
-    if model is None:
-        return []
-    return [module for module in model.modules() if isinstance(module, Embedding)]

@@ -8,7 +8,7 @@ the cache does so too, so that the worker reads what it has written. Used by one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ import torch
 from gradring import optim
 from gradring.errors import InvalidArgument
 from gradring.modes.asynchronous import AsyncOptimizer
-from gradring.modes.bounded import BoundedOptimizer
+from gradring.modes.contracts import Async, BoundedStaleness, Geo, Mode
+from gradring.modes.geo.replica import require_exact_rows
 from gradring.modes.parameters.rows import IdIndex, Slots
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stores.store import Ids
@@ -181,20 +182,23 @@ class RowCache:
         return torch.from_numpy(slots).to(self.weights.device)
 
 
-def require_allowed_age(name: str, age: int, driver: ModeOptimizer) -> None:
-    """Refuse rows that would be older than a mode allows.
+def require_allowed(name: str, age: int, settings: Collection[str], mode: Mode) -> None:
+    """Refuse rows that would be older than a mode allows, and tables that it cannot train.
 
     Args:
         name: Of the layer.
-        age: Steps in which one of its rows may be used.
-        driver: The mode that trains it.
+        age: Steps in which one of its rows may be used; 1 without a cache.
+        settings: Names of those that its table has.
+        mode: That is to train it.
 
     Raises:
-        InvalidArgument: It allows fewer.
+        InvalidArgument: It allows fewer, or not these settings.
     """
-    if age == 1 or isinstance(driver, AsyncOptimizer):
+    if isinstance(mode, Geo):
+        require_exact_rows(f"Embedding {name!r}", settings)
+    if age == 1 or isinstance(mode, Async):
         return
-    bound = driver.bound + 1 if isinstance(driver, BoundedOptimizer) else 1
+    bound = mode.staleness + 1 if isinstance(mode, BoundedStaleness) else 1
     if age > bound:
         raise InvalidArgument(
             f"Embedding {name!r}: cache_age={age}, but the mode allows rows to be used for "

@@ -13,7 +13,7 @@ from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.parameters.tables import RowGradients
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
-from gradring.torch.embeddings.embedding import Embedding, embeddings_of
+from gradring.torch.embeddings.embedding import Embedding
 
 
 class Rows:
@@ -79,6 +79,13 @@ class Rows:
 
 def _joined(given: list[list[RowGradients]]) -> list[RowGradients]:
     return [entry for rows in given for entry in rows]
+
+
+def embeddings_of(model: torch.nn.Module | None) -> list[Embedding]:
+    """Return a model's layers with rows on servers."""
+    if model is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, Embedding)]
 
 
 def make_rows(mode: Mode, model: torch.nn.Module | None, ps: Any, **options: Any) -> Rows | None:

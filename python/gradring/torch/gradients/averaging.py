@@ -6,11 +6,14 @@ backward the rest is sent, and `finish` waits and lets every ``.grad`` be its av
 sends the same operations in the same order, whatever its gradients; on a communicator of their own,
 so that operations of the user may come in between. The first round also teaches the order in which
 backward reaches the parameters (`gradring.torch.gradients.gradient_order`); the buckets are laid
-out anew in rank 0's. Runs on the thread that runs backward and on the one that steps.
+out anew in rank 0's. Runs on the threads that run backward, one for each device and the caller's
+own for the CPU, and on the one that steps; a lock lets one at a time. That one may come again: a
+hook of the user's may step.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,6 +74,8 @@ class GradientAverager:
             compress: How gradients are encoded on their way.
         """
         self.comm = comm
+        # Nobody runs a backward, or hooks of others, while he has it.
+        self._lock = threading.RLock()
         self._named = named
         trainable = {name: param for name, param in named.items() if param.requires_grad}
         self._names = list(trainable)
@@ -155,24 +160,26 @@ class GradientAverager:
             InvalidArgument: It cannot be averaged any more, or the parameter is of another dtype,
                 shape or device by now.
         """
-        if self.is_done and self._are_averages_gone():
-            self._forget_round()
-        if self.is_done or self._is_ready[index]:
-            raise self._too_many_gradients(index)
-        self._require_same_kind(index)
-        self._expected[index] = self._ended
-        self._watch.see()
+        with self._lock:
+            if self.is_done and self._are_averages_gone():
+                self._forget_round()
+            if self.is_done or self._is_ready[index]:
+                raise self._too_many_gradients(index)
+            self._require_same_kind(index)
+            self._expected[index] = self._ended
+            self._watch.see()
 
     def take_gradient(self, index: int) -> None:
         """Take a gradient that backward has just completed."""
         if not self._overlap or self.is_accumulating:
             return
-        if self._expected[index] != self._ended:
-            return  # A hook of the user's has stepped, or synchronised, with it.
-        self._put(index)
-        self._order.see(index)
-        self._start_full_buckets()
-        at_the_end_of_backward(self)
+        with self._lock:
+            if self._expected[index] != self._ended:
+                return  # A hook of the user's has stepped, or synchronised, with it.
+            self._put(index)
+            self._order.see(index)
+            self._start_full_buckets()
+            at_the_end_of_backward(self)
 
     def end_backward(self) -> None:
         """Send the rest; called at the end of every backward that gave gradients.
@@ -181,10 +188,11 @@ class GradientAverager:
         unless nothing is missing any more. It may give gradients to several optimizers: all send
         before any waits, since other ranks may have begun with another one.
         """
-        if self.is_open and (all(self._is_ready) or is_outermost_backward()):
-            self._require_all_listed()
-            self._send_rest()
-            after_all_others(self.finish)
+        with self._lock:
+            if self.is_open and (all(self._is_ready) or is_outermost_backward()):
+                self._require_all_listed()
+                self._send_rest()
+                after_all_others(self.finish)
 
     def finish(self) -> None:
         """Send what is left, wait, and hand out the averages; nothing where that has been done.
@@ -193,6 +201,10 @@ class GradientAverager:
             InvalidArgument: All ranks have weight 0; or a parameter was frozen before.
             PeerLost: As `Communicator.all_reduce`, and so for its other errors.
         """
+        with self._lock:
+            self._finish()
+
+    def _finish(self) -> None:
         if self.is_done and self._are_averages_gone():
             self._forget_round()
         if self.is_done:
@@ -224,15 +236,16 @@ class GradientAverager:
 
         A collective call where a new order of the buckets has been learned.
         """
-        if self.is_open:
-            self._end_round()
-            self._reset_buckets()
-        self._forget_round()
-        for listener in self._listeners:
-            listener.follow()
-        order = self._order.take_learned()
-        if order is not None:
-            self._lay_out(order)
+        with self._lock:
+            if self.is_open:
+                self._end_round()
+                self._reset_buckets()
+            self._forget_round()
+            for listener in self._listeners:
+                listener.follow()
+            order = self._order.take_learned()
+            if order is not None:
+                self._lay_out(order)
 
     def _forget_round(self) -> None:
         self.is_done = False

@@ -105,8 +105,15 @@ class Bucket:
 
     def put(self, index: int, param: torch.Tensor, weight: float) -> None:
         """Take a parameter's gradient, or that there is none here."""
+        try:
+            self._fill(index, param, weight)
+        finally:  # Not before: what is full may be sent. One that failed is dropped with its round.
+            self.missing -= 1
+        if self.missing == 0:
+            self._is_filled()
+
+    def _fill(self, index: int, param: torch.Tensor, weight: float) -> None:
         slot, grad = self._slots[index], param.grad
-        self.missing -= 1
         if grad is None or weight == 0:
             slot.zero_()
             self.marks[self._places[index]] = 0
@@ -117,8 +124,6 @@ class Bucket:
             self._copy(index, param, grad, weight)
         elif weight != 1:
             slot.mul_(weight)
-        if self.missing == 0:
-            self._is_filled()
 
     def _copy(self, index: int, param: torch.Tensor, grad: torch.Tensor, weight: float) -> None:
         slot = self._slots[index]

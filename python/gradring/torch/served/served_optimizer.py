@@ -7,28 +7,27 @@ had before; in GEO the optimizer itself steps, on this worker's replica.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
-from gradring.collectives.joining import current
 from gradring.errors import InvalidArgument
 from gradring.modes.contracts import Geo, Hybrid, Mode, Sync
 from gradring.modes.factory import over_servers
 from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.rounds import RoundOptimizer
+from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
-from gradring.torch.embeddings.embedding import embeddings_of
 from gradring.torch.embeddings.row_state import load_with_rows, with_rows
-from gradring.torch.embeddings.rows import Rows, make_rows
+from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.backward_watch import BackwardWatch
 from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
 from gradring.torch.gradients.step_weight import StepWeight
+from gradring.torch.served.between_steps import BetweenSteps
 from gradring.torch.served.served_parameters import ServedParameters
 from gradring.torch.served.server_rules import rules_of, settings_of
 
@@ -36,7 +35,7 @@ Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
 
 
-class ServedOptimizer(torch.optim.Optimizer):
+class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
     """What `distributed` adds to an optimizer in a mode with servers, in front of its class.
 
     Attributes:
@@ -47,10 +46,8 @@ class ServedOptimizer(torch.optim.Optimizer):
     """
 
     driver: ModeOptimizer
-    rows: Rows | None
+    rows: Rows | None = None
     grad_norm: torch.Tensor | None = None
-    _comm: Any
-    _model: torch.nn.Module | None
     _weights: StepWeight
     _clip_norm: float | None
     _is_local: bool  # The optimizer itself steps.
@@ -83,7 +80,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = [] if self._is_local else settings_of(self)
         named = parameters.optimizer_parameters(self.param_groups, model)
-        self._parameters = served = ServedParameters(named)
+        self._parameters = served = ServedParameters(named, is_local=self._is_local)
         self._params = served.params
         self._watch = BackwardWatch(self._params, self._weights)
         self.driver = over_servers(
@@ -94,7 +91,6 @@ class ServedOptimizer(torch.optim.Optimizer):
             states=() if self._is_local else served.entries(self.state),
             **options,
         )
-        self.rows = None
         if isinstance(mode, Hybrid):
             options["name"] += "/rows"
             self.rows = make_rows(sparse_mode, model, ps, **options)
@@ -294,70 +290,36 @@ class ServedOptimizer(torch.optim.Optimizer):
             yield batch
         self._weights.end_turns()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Do nothing: gradients add up on the worker until `step`, whatever backward brings."""
-        yield
-
-    def synchronize(self) -> None:
-        """Do nothing: gradients are this worker's own, complete when backward returns.
-
-        Raises:
-            InvalidArgument: Several workers' are averaged, which only servers do in this mode.
-        """
-        if isinstance(self.driver, RoundOptimizer) and self.driver.workers > 1:
-            raise InvalidArgument(
-                "synchronize: the averaged gradients, which only servers have here, cannot be "
-                "looked at before step(); leave it out, or use gradring.Sync()"
-            )
-
-    def refresh(self) -> None:
-        """Do nothing: servers leave a parameter alone for which nobody has a gradient."""
-
-    def share_buffers(self) -> None:
-        """Give every worker worker 0's buffers; see `DistributedOptimizer.share_buffers`.
-
-        A collective call of all workers that began together, such as after a `flush`.
-
-        Raises:
-            InvalidArgument: No ``model`` was given to `distributed`.
-            PeerLost: A worker was lost, or has left.
-        """
-        comm = current() if self._comm is None else self._comm
-        parameters.share_buffers(comm, self._model)
-
-    def hand_out(self, name: str, count: int) -> Iterator[int]:
-        """Go through parts of the data; see `gradring.modes.stepping.optimizer`."""
-        in_step = [driver for driver in self._drivers() if driver.is_in_step]
-        return [*in_step, self.driver][0].hand_out(name, count)
-
-    @property
-    def is_in_step(self) -> bool:
-        """Whether the mode's workers do equally many steps."""
-        return any(driver.is_in_step for driver in self._drivers())
-
     def flush(self) -> None:
         """Bring everything to the servers and take their values; see `ModeOptimizer.flush`.
 
         Raises:
             InvalidArgument: As `step`, for a parameter that has other memory; nothing was done.
+            TimedOut: As there, and so for other errors. Rows and dense parameters were both tried.
         """
         self._follow_memory()
         self._parameters.require_in_place()
-        for driver in self._drivers():
-            driver.flush()
-        if self.rows is not None:
-            self.rows.forget_rows()
+        try:
+            for_all(self._drivers(), lambda driver: driver.flush())
+        finally:
+            if self.rows is not None:
+                self.rows.forget_rows()
 
     def close(self) -> None:
         """Take no further part; see `ModeOptimizer.close`. May be called again.
 
         A parameter that has other memory by now is left as it is.
+
+        Raises:
+            TimedOut: As `flush`, and so for other errors; call it again, or `abandon`.
         """
         if not self.driver.is_closed:
             self._follow_memory()
-        for driver in self._drivers():
-            driver.close()
+        for_all(self._drivers(), lambda driver: driver.close())
+
+    def abandon(self) -> None:
+        """Take no further part, without waiting for anybody; see `DistributedOptimizer.abandon`."""
+        for_all(self._drivers(), lambda driver: driver.abandon())
 
     def _follow_memory(self) -> None:
         if self._parameters.follow():

@@ -17,6 +17,14 @@ import torch
 from gradring.arrays import buffers
 from gradring.errors import DeviceError, InvalidArgument
 
+# What to do instead of giving a parameter another memory.
+_INTO_REPLICAS = "write into what it had with copy_(), instead of giving it another .data"
+_INTO_TABLES = (
+    "let it have it back. In this mode its values are the servers', and take the place of "
+    "what is written into it: load values before distributed(), or write them into the servers' "
+    "table (docs/modes.md, Tables and names)"
+)
+
 
 class ServedParameters:
     """An optimizer's parameters, and where they lie.
@@ -26,11 +34,12 @@ class ServedParameters:
         memory: Of each, as an array that modes write.
     """
 
-    def __init__(self, named: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, named: Mapping[str, torch.Tensor], *, is_local: bool) -> None:
         """Look at the parameters.
 
         Args:
             named: With the names that errors give them.
+            is_local: This worker steps, so that training goes on from what is written into them.
 
         Raises:
             DeviceError: One is on a device.
@@ -40,6 +49,7 @@ class ServedParameters:
         self.params = list(named.values())
         self.memory = [_memory_of(name, param) for name, param in named.items()]
         self._names = list(named)
+        self._is_local = is_local
         self._require_apart()
         # Over the storages that they have now, whatever `.data` becomes.
         self._first = [param.detach() for param in self.params]
@@ -79,8 +89,7 @@ class ServedParameters:
             if param.data_ptr() != first.data_ptr():
                 raise InvalidArgument(
                     f"{name}: its memory was replaced after distributed(), and training would not "
-                    "reach it; write into what it had with copy_(), instead of giving it another "
-                    ".data"
+                    f"reach it; {_INTO_REPLICAS if self._is_local else _INTO_TABLES}"
                 )
 
     def gradients(self) -> list[Any]:

@@ -29,10 +29,8 @@ _TAKEN: dict[type[Any], tuple[type[Any], tuple[str, ...]]] = {
     torch.optim.AdamW: (optim.AdamW, ("lr", "betas", "eps", "weight_decay")),
     torch.optim.SparseAdam: (optim.SparseAdam, ("lr", "betas", "eps")),
 }
-# How the same numbers are computed, for which servers have their own way; and what schedulers keep.
-_IGNORED = {"params", "param_names", "foreach", "fused", "capturable"} | {
-    "initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum", "base_momentum",
-}  # fmt: skip
+# How the same numbers are computed, for which servers have their own way.
+_IGNORED = {"foreach", "fused", "capturable"}
 
 
 def rules_of(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> list[Any]:
@@ -43,16 +41,17 @@ def rules_of(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> list
         step: What it would do by itself.
 
     Raises:
-        InvalidArgument: Servers have no such rule, or an option that they do not know is on; or the
-            class has a ``step`` of its own.
+        InvalidArgument: Servers have no such rule, or an option of the optimizer's that they do not
+            know is on; or the class has a ``step`` of its own.
     """
     for kind in type(optimizer).__mro__:
         if kind in _TAKEN:
             _require_step_of(kind, optimizer, step)
+            unknown = _unknown_options(kind, optimizer)
             return [
                 rule
                 for group in optimizer.param_groups
-                for rule in [_rule_of(kind, group)] * len(group["params"])
+                for rule in [_rule_of(kind, group, unknown)] * len(group["params"])
             ]
     known = ", ".join(kind.__name__ for kind in _TAKEN)
     raise InvalidArgument(
@@ -82,31 +81,35 @@ def _name_of(optimizer: torch.optim.Optimizer) -> str:
     return type(optimizer).__name__.removeprefix("Distributed")
 
 
+def _unknown_options(kind: type[Any], optimizer: torch.optim.Optimizer) -> set[str]:
+    # Whatever else stands in a group is a label of the user's ("name", "lr_scale"), which the
+    # optimizer itself does not read either.
+    unknown = optimizer.defaults.keys() - _IGNORED - set(_TAKEN[kind][1])
+    return unknown - {"decoupled_weight_decay"} if kind is torch.optim.AdamW else unknown
+
+
 def settings_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Return what `rules_of` reads, as it is; cheaper to compare than rules."""
     for kind in type(optimizer).__mro__:
         if kind in _TAKEN:
-            taken = _TAKEN[kind][1]
+            taken, unknown = _TAKEN[kind][1], _unknown_options(kind, optimizer)
             # Of options that servers do not know, whether they are on: then they are refused.
             return [
                 {
                     option: _plain(value) if option in taken else bool(value)
                     for option, value in group.items()
-                    if option not in _IGNORED
+                    if option in taken or option in unknown
                 }
                 for group in optimizer.param_groups
             ]
     return []
 
 
-def _rule_of(kind: type[Any], group: Mapping[str, Any]) -> Any:
+def _rule_of(kind: type[Any], group: Mapping[str, Any], unknown: set[str]) -> Any:
     rule, taken = _TAKEN[kind]
     for option, value in group.items():
-        if option in taken or option in _IGNORED or not value:
-            continue
-        if option == "decoupled_weight_decay" and kind is torch.optim.AdamW:
-            continue
-        raise InvalidArgument(f"{kind.__name__}: servers do not know {option}={value!r}")
+        if option in unknown and value:
+            raise InvalidArgument(f"{kind.__name__}: servers do not know {option}={value!r}")
     return rule(**{option: _plain(group[option]) for option in taken})
 
 
