@@ -295,7 +295,7 @@ void Shard::Impl::make_room(std::uint32_t client) {
   const ClientState& state = *clients.find(client);
   PsHeader header;
   header.type = PsType::kGoodbye;
-  if (state.seq > 0) journal->append(header, {}, client, state.incarnation);
+  if (state.seq > 0 || state.had_history) journal->append(header, {}, client, state.incarnation);
   clients.forget(client);
 }
 

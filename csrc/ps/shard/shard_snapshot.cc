@@ -256,6 +256,11 @@ void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
   impl_->loading.reset();
   impl_->end_snapshot();
   impl_->store = std::move(loaded.store);
+  // A worker whose process was a new one that had done nothing is not among the saved clients; who
+  // gives it up should it not come back?
+  if (is_recovery)
+    for (const auto& [id, domain] : loaded.domains)
+      for (const std::uint32_t worker : domain.here()) loaded.clients.expect(worker);
   impl_->clients.add(std::move(loaded.clients));
   if (!is_recovery) {
     // What belonged together before is replaced: no cut from now on waits for the rest of it.
