@@ -138,7 +138,7 @@ void Shard::begin_load(std::uint64_t staging) {
       throw Closed("the client that wanted to load a checkpoint was lost");
     incarnation = state->incarnation;
   }
-  Impl::Loading& fresh = impl_->loading.emplace(Store(impl_->options.shard, impl_->options.shards));
+  Impl::Loading& fresh = impl_->loading.emplace(impl_->empty_store());
   fresh.staging = staging;
   fresh.client = client;
   fresh.incarnation = incarnation;
@@ -227,7 +227,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
                                    &before.rows_pulled, &before.refused, &before.not_admitted})
         *count = in.get<std::uint64_t>();
       const SavedSpec saved = get_saved_spec(in);
-      Table& table = loading->store.make(saved.made);
+      Table& table = loading->store.make_or_refuse(saved.made);
       loading->store.set_rule(table, saved.rule);
       table.pushes = std::max(table.pushes, before.pushes);
       table.steps = std::max(loading->least_steps[table_id(saved.made.name)], before.steps);
