@@ -102,7 +102,7 @@ struct Shard::Impl {
         lineage(shard_options.incarnation) {}
 
   Store empty_store() const {
-    return Store({options.shard, options.shards, options.dense_bytes});
+    return Store({options.shard, options.shards, options.contribution_bytes, options.dense_bytes});
   }
 
   // shard.cc

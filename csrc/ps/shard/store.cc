@@ -205,6 +205,14 @@ void Store::contribute(Table& table, const Gradients& gradients, Contribution& c
   const std::size_t count = rows * row_width(table);
   if (!table.sparse && !contribution.values.empty())
     throw InvalidArgument(str("two pushes to '", table.spec.name, "' in one round"));
+  const std::size_t bytes =
+      (contribution.ids.size() + gradients.ids.size()) * sizeof(gradients.ids[0]) +
+      (contribution.values.size() + count) * sizeof(float);
+  if (bytes > options_.contribution_bytes)
+    throw InvalidArgument(str("push to '", table.spec.name, "': with it a worker gives ", bytes,
+                              " bytes to one round on one server, and at most ",
+                              options_.contribution_bytes,
+                              " are taken; push fewer rows in a round, or use more servers"));
   const float* values = decoded(table, gradients, rows);
   contribution.ids.insert(contribution.ids.end(), gradients.ids.begin(), gradients.ids.end());
   contribution.values.insert(contribution.values.end(), values, values + count);

@@ -57,7 +57,8 @@ InvalidArgument no_memory_for(const TableSpec& spec);
 struct StoreOptions {
   std::uint32_t shard = 0;
   std::uint32_t shards = 1;
-  std::uint64_t dense_bytes = 0;  // As ShardOptions'.
+  std::size_t contribution_bytes = 0;  // As ShardOptions'.
+  std::uint64_t dense_bytes = 0;
 };
 
 class Store {
@@ -86,7 +87,7 @@ class Store {
   // All throw InvalidArgument, before anything is changed, if the request does not fit the table.
   Outcome push(Table& table, const Gradients& gradients, std::uint32_t client, std::uint64_t seen,
                bool is_last_part);
-  // Keeps them for the round. They fit.
+  // Keeps them for the round. They fit the table.
   void contribute(Table& table, const Gradients& gradients, Contribution& contribution);
   // One step of every table that somebody contributed to: the weighted average over all workers.
   void apply_round(ReadyRound round);

@@ -1,4 +1,5 @@
-// What does not fit into memory: a table, a held request on its way into the journal.
+// What does not fit: a table into memory, a held request into the journal, a contribution into a
+// piece of a checkpoint.
 #include <doctest/doctest.h>
 
 #include "support/ps/shard_rig.h"
@@ -80,6 +81,29 @@ TEST_CASE("a held request that the journal has no memory for stops the shard") {
     end = advance(1, Millis{1000}, {{0, 1, 3, {}}});
   }
   CHECK_THROWS_WITH_AS(rig.send(saver, end), doctest::Contains("memory"), ps::HalfDone);
+}
+
+TEST_CASE("what a worker gives to a round is bounded, and what is too much changes nothing") {
+  ps::ShardOptions options = ShardRig::options_of();
+  options.contribution_bytes = 100;
+  ShardRig rig(options);
+  Guest guest = enter_with_table(rig, 0);
+  rig.ask(guest, clock(9, 0, {1, true, 1}));
+  const auto give = [&](const Ids& ids) {
+    return rig.ask(guest,
+                   push("t", ids, Values(ids.size() * kSumsDim, 1), {.round = wire::Round{9, 0}}));
+  };
+  CHECK(error_of(give({1, 2, 3})) == ErrorKind::kNone);  // 16 bytes each.
+  CHECK(error_of(give({1, 4, 5})) == ErrorKind::kNone);
+  const ps::Frame refused = give({6});
+  CHECK(error_of(refused) == ErrorKind::kInvalidArgument);
+  CHECK(text_of(refused).find("112 bytes") != std::string::npos);
+  CHECK(text_of(refused).find("100") != std::string::npos);
+  ShardRig again(options);
+  again.replay(rig.journal.records);
+  CHECK(again.snapshot() == rig.snapshot());
+  rig.ask(guest, clock(9, 1, {1, true, 1}));
+  CHECK(pulled(rig, guest, {1, 5, 6}) == Values{2, 2, 1, 1, 0, 0});
 }
 
 }  // namespace
