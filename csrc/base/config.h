@@ -29,6 +29,9 @@ inline constexpr std::size_t kQueuedWorks =
 
 // The parameter server. A frame's payload: a dense table's part on one shard, at the most.
 inline constexpr std::size_t kPsPayloadBytes = std::size_t{1} << 31;
+// Of what one worker gives to one table in one round, on one shard: it is one piece of a
+// checkpoint, and what is around it in there has to fit as well.
+inline constexpr std::size_t kPsContributionBytes = kPsPayloadBytes - (std::size_t{16} << 10);
 inline constexpr std::uint32_t kPsShards = 1024;
 inline constexpr std::uint32_t kPsDim = 1u << 16;
 inline constexpr std::size_t kPsTables = 4096;       // Per shard.

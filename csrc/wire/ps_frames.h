@@ -24,7 +24,7 @@ namespace gradring::wire {
 enum class PsType : std::uint8_t {
   // Requests.                     a, b, count; payload
   kHello = 0,        // -; client u32, incarnation u64, rank text
-  kMakeTable = 1,    // -; [tail] spec
+  kMakeTable = 1,    // a: kNoMemory, in a log only; [tail] spec
   kPull = 2,         // b: 1 = versions too; count ids; [gate] ids
   kPullDense = 3,    // a: answer only if the stamp differs (0: always); [gate]
   kPullChanged = 4,  // a: since this stamp, b: at most so many rows; -
@@ -78,6 +78,9 @@ inline constexpr std::uint8_t kIsLastPart = 16;  // Of a push, on this shard.
 inline constexpr std::uint8_t kTellsSkipped = 32;
 // kWriteRows: `a` is told, 0 too. Without it 0 leaves them as they are.
 inline constexpr std::uint8_t kTellsSteps = 64;
+
+// PsHeader::a of a log's kMakeTable: there was no memory for the table, so it was refused.
+inline constexpr std::uint64_t kNoMemory = 1;
 
 struct PsHeader {
   PsType type = PsType::kHello;

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "ps/log/log_files.h"
 #include "ps/log/log_reader.h"
 #include "transport/links/socket.h"
 
@@ -46,8 +47,7 @@ std::string shard_folder(const LogFolderOptions& options) {
 void require_same_layout(const LogFolderOptions& options) {
   char ours[16];
   std::snprintf(ours, sizeof ours, "-of-%05u", options.shards);
-  for (const auto& entry : fs::directory_iterator(options.folder)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name : names_in(options.folder)) {
     if (name.starts_with("shard-") && name.find("-of-") != std::string::npos &&
         !name.ends_with(ours))
       throw InvalidArgument(
@@ -55,18 +55,6 @@ void require_same_layout(const LogFolderOptions& options) {
               options.shards,
               " shards. Start as many as then, or take an empty folder and load a checkpoint"));
   }
-}
-
-// Durable too: a power failure that takes the name of a new folder takes all that is in it.
-void make_folders(const fs::path& folder, bool syncs, std::error_code& error) {
-  std::vector<fs::path> parents;  // Of those that are not there yet.
-  for (fs::path at = fs::absolute(folder); !fs::exists(at, error) && at.has_relative_path();
-       at = at.parent_path())
-    parents.push_back(at.parent_path());
-  error.clear();
-  fs::create_directories(folder, error);
-  if (error || !syncs) return;
-  for (const fs::path& parent : parents) sync_folder(parent.string());
 }
 
 }  // namespace
@@ -112,8 +100,7 @@ std::string LogFolder::snapshot_path(std::uint64_t number) const {
 std::vector<std::uint64_t> LogFolder::numbers(const std::string& prefix,
                                               const std::string& suffix) const {
   std::vector<std::uint64_t> found;
-  for (const auto& entry : fs::directory_iterator(folder_)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name : names_in(folder_)) {
     if (!name.starts_with(prefix) || !name.ends_with(suffix)) continue;
     const char* const begin = name.data() + prefix.size();
     const char* const end = name.data() + name.size() - suffix.size();
@@ -128,9 +115,9 @@ void LogFolder::replay(Shard& shard) {
   shard_ = &shard;
   // A crash came while they were written.
   for (const std::uint64_t draft : numbers("snapshot-", str(".grps", kDraft)))
-    fs::remove(snapshot_path(draft) + kDraft);
+    remove_file(snapshot_path(draft) + kDraft);
   for (const std::uint64_t draft : numbers("segment-", str(".log", kDraft)))
-    fs::remove(segment_path(folder_, draft) + kDraft);
+    remove_file(segment_path(folder_, draft) + kDraft);
   const std::vector<std::uint64_t> snapshots = numbers("snapshot-", ".grps");
   std::uint64_t first = 1;
   if (!snapshots.empty()) {
@@ -225,7 +212,7 @@ bool LogFolder::replay_segment(std::uint64_t number, bool is_last) {
   // they do not count.
   if (!goes_on) remove_after(number);
   if (!has_header) {
-    fs::remove(path);
+    remove_file(path);
     return goes_on;
   }
   if (!reader.torn().empty() || !goes_on) cut_off(path, good_bytes);
@@ -344,9 +331,9 @@ void LogFolder::finish_snapshot() {
 // What the snapshot of this number covers.
 void LogFolder::remove_before(std::uint64_t number) {
   for (const std::uint64_t segment : numbers("segment-", ".log"))
-    if (segment < number) fs::remove(segment_path(folder_, segment));
+    if (segment < number) remove_file(segment_path(folder_, segment));
   for (const std::uint64_t snapshot : numbers("snapshot-", ".grps"))
-    if (snapshot < number) fs::remove(snapshot_path(snapshot));
+    if (snapshot < number) remove_file(snapshot_path(snapshot));
 }
 
 void LogFolder::cut_off(const std::string& path, std::uint64_t bytes) {
@@ -380,7 +367,7 @@ void LogFolder::make_durable(const std::string& path, std::uint64_t vouched, std
 // Segments of a load that is taken back.
 void LogFolder::remove_after(std::uint64_t number) {
   for (const std::uint64_t segment : numbers("segment-", ".log"))
-    if (segment > number) fs::remove(segment_path(folder_, segment));
+    if (segment > number) remove_file(segment_path(folder_, segment));
   if (options_.fsync.kind != FsyncKind::kNone) sync_folder(folder_);
 }
 

@@ -30,7 +30,9 @@ ClientState& ClientTable::enter(std::uint32_t client, std::uint64_t incarnation)
     throw Closed(str("a later process took over as client ", client,
                      "; this one's requests are not taken any more"));
   if (incarnation > state.incarnation) {
+    const bool had_history = state.seq > 0 || state.had_history;
     state = ClientState{};
+    state.had_history = had_history;
     state.incarnation = incarnation;
   }
   return state;

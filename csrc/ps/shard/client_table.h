@@ -34,6 +34,7 @@ struct ClientState {
   Time away_since{};
   bool has_said_goodbye = false;  // On its connection: it will not come back.
   bool is_given_up = false;
+  bool had_history = false;  // As an earlier process: the log knows it.
 };
 
 class ClientTable {
@@ -59,6 +60,8 @@ class ClientTable {
   // Adds what is saved; whom we know already stays as it is, here and in `add`, which forgets as
   // many who are away as are too many.
   void restore(wire::Reader& in);
+  // A client that is known by its number only: it may come as any process, or be given up.
+  void expect(std::uint32_t client) { clients_.try_emplace(client); }
   void add(ClientTable others);
 
  private:

@@ -66,6 +66,13 @@ std::uint64_t Domain::living() const {
                     [](const auto& entry) { return entry.second.presence == Presence::kHere; }));
 }
 
+std::vector<std::uint32_t> Domain::here() const {
+  std::vector<std::uint32_t> found;
+  for (const auto& [client, worker] : workers_)
+    if (worker.presence == Presence::kHere) found.push_back(client);
+  return found;
+}
+
 std::vector<std::uint32_t> Domain::behind(std::uint64_t clock) const {
   std::vector<std::uint32_t> found;
   for (std::uint32_t client = 0; client < expected_ && clock > 0; ++client)

@@ -38,6 +38,7 @@ class Domain {
   void leave(std::uint32_t client);
   void lose(std::uint32_t client);  // Given up, until its next set_clock.
   bool has(std::uint32_t client) const { return workers_.contains(client); }
+  std::vector<std::uint32_t> here() const;  // The living.
   // No worker is left: nothing here matters to anybody any more.
   bool is_over() const;
   std::uint64_t living() const;

@@ -61,6 +61,9 @@ struct ShardOptions {
   std::string unix_name;          // "" if there is none.
   std::size_t held_bytes = limits::kPsHeldBytes;
   std::size_t answer_bytes = limits::kPsAnswerBytes;
+  std::size_t contribution_bytes = limits::kPsContributionBytes;
+  // For tests: a dense table that is larger here finds no memory.
+  std::uint64_t dense_bytes = ~std::uint64_t{0};
 };
 
 // What the shard's owner has to do outside: write or read a part of a checkpoint.

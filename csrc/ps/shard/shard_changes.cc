@@ -56,6 +56,12 @@ Frame replaced_to(const PsHeader& request) {
                    "a later process took over as this client; its requests are not taken"});
 }
 
+HalfDone memory_is_full(const std::string& where) {
+  return HalfDone(str(where, ": the memory of this server is full. Everything acknowledged is in ",
+                      "its log, if it has one: start it again with more memory, or more servers ",
+                      "from a checkpoint"));
+}
+
 Change parse_change(const PsHeader& header, std::span<std::byte> payload) {
   wire::Reader in(payload);
   Change change;
@@ -92,10 +98,18 @@ void Shard::Impl::change(Connection connection, std::uint32_t client, Frame fram
     answers.push_back({connection, std::move(answer)});
     return;
   }
+  if (frame.header.type == PsType::kMakeTable) settle_memory(frame);
   Frame answer;
   accept(frame.header, frame.payload, client, *state, &answer);
   answers.push_back({connection, std::move(answer)});
   spares.give(std::move(frame.payload));
+}
+
+// Before the journal has it: where that is played again there may be more memory, or less, and what
+// came after it was done with this table or without.
+void Shard::Impl::settle_memory(Frame& make) {
+  const Change change = parse_change(make.header, make.payload);
+  make.header.a = store.has_memory_for(change.spec) ? 0 : wire::kNoMemory;
 }
 
 // The whole of a small one, and the numbers of any that says something.
@@ -179,10 +193,8 @@ void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, s
     result = error_to(header, Failure::from(error));
   } catch (const std::bad_alloc&) {
     // Half of it may be done: this shard stops.
-    throw HalfDone(str(wire::name(header.type), " of ", change.ids.size(), " ids (", payload.size(),
-                       " bytes): the memory of this server is full. Everything ",
-                       "acknowledged is in its log, if it has one: start it again with more ",
-                       "memory, or more servers from a checkpoint"));
+    throw memory_is_full(str(wire::name(header.type), " of ", change.ids.size(), " ids (",
+                             payload.size(), " bytes)"));
   }
   if (answer != nullptr) *answer = std::move(result);
 }
@@ -209,7 +221,10 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
   Frame answer = answer_to(header, PsType::kDone);
   Outcome outcome;
   switch (header.type) {
-    case PsType::kMakeTable: store.make(change.spec); break;
+    case PsType::kMakeTable:
+      if (header.a == wire::kNoMemory) throw no_memory_for(change.spec);
+      store.make(change.spec);
+      break;
     case PsType::kSetRule:
       store.set_rule(store.require(header.table, header.layout), change.rule);
       break;
@@ -295,7 +310,7 @@ void Shard::Impl::make_room(std::uint32_t client) {
   const ClientState& state = *clients.find(client);
   PsHeader header;
   header.type = PsType::kGoodbye;
-  if (state.seq > 0) journal->append(header, {}, client, state.incarnation);
+  if (state.seq > 0 || state.had_history) journal->append(header, {}, client, state.incarnation);
   clients.forget(client);
 }
 

@@ -1,6 +1,7 @@
 // One cut through all shards (promise P11): the saver freezes every shard, finds out how far each
 // client has come on any of them, lets all shards come there, and cuts.
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "ps/shard/shard_state.h"
@@ -297,6 +298,9 @@ void Shard::Impl::release_held_of(Connection connection, Guest& guest, Time now,
     } catch (const ProtocolError& error) {
       // Not the fault of whoever ends the freeze.
       answers.push_back({connection, error_to(header, Failure::from(error))});
+    } catch (const std::bad_alloc&) {
+      // Nor is it an answer to them: this request is taken and lost.
+      throw memory_is_full(str(wire::name(header.type), " that had waited for a checkpoint"));
     }
     for (std::size_t at = before; at < answers.size(); ++at)
       guest.released_bytes += answers[at].payload().size();

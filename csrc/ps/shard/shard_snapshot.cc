@@ -138,7 +138,7 @@ void Shard::begin_load(std::uint64_t staging) {
       throw Closed("the client that wanted to load a checkpoint was lost");
     incarnation = state->incarnation;
   }
-  Impl::Loading& fresh = impl_->loading.emplace(Store(impl_->options.shard, impl_->options.shards));
+  Impl::Loading& fresh = impl_->loading.emplace(impl_->empty_store());
   fresh.staging = staging;
   fresh.client = client;
   fresh.incarnation = incarnation;
@@ -227,7 +227,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
                                    &before.rows_pulled, &before.refused, &before.not_admitted})
         *count = in.get<std::uint64_t>();
       const SavedSpec saved = get_saved_spec(in);
-      Table& table = loading->store.make(saved.made);
+      Table& table = loading->store.make_or_refuse(saved.made);
       loading->store.set_rule(table, saved.rule);
       table.pushes = std::max(table.pushes, before.pushes);
       table.steps = std::max(loading->least_steps[table_id(saved.made.name)], before.steps);
@@ -256,6 +256,11 @@ void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
   impl_->loading.reset();
   impl_->end_snapshot();
   impl_->store = std::move(loaded.store);
+  // A worker whose process was a new one that had done nothing is not among the saved clients; who
+  // gives it up should it not come back?
+  if (is_recovery)
+    for (const auto& [id, domain] : loaded.domains)
+      for (const std::uint32_t worker : domain.here()) loaded.clients.expect(worker);
   impl_->clients.add(std::move(loaded.clients));
   if (!is_recovery) {
     // What belonged together before is replaced: no cut from now on waits for the rest of it.

@@ -98,8 +98,12 @@ struct Shard::Impl {
   Impl(const ShardOptions& shard_options, Journal& shard_journal)
       : options(shard_options),
         journal(&shard_journal),
-        store(shard_options.shard, shard_options.shards),
+        store(empty_store()),
         lineage(shard_options.incarnation) {}
+
+  Store empty_store() const {
+    return Store({options.shard, options.shards, options.contribution_bytes, options.dense_bytes});
+  }
 
   // shard.cc
   void hello(Connection connection, Guest& guest, const Frame& frame, Answers& answers);
@@ -113,6 +117,7 @@ struct Shard::Impl {
   std::string stats() const;
 
   // shard_changes.cc
+  void settle_memory(Frame& make);  // Of a kMakeTable: notes whether there is any.
   void change(Connection connection, std::uint32_t client, Frame frame, Answers& answers);
   static void note_answer(ClientState& state, const wire::PsHeader& request, const Frame& answer);
   Frame again(const ClientState& state, const Frame& request);
@@ -193,6 +198,8 @@ Frame answer_to(const wire::PsHeader& request, wire::PsType type);
 Frame error_to(const wire::PsHeader& request, const Failure& failure);
 // Reading changes nothing: who asks for too much hears it, and nobody else.
 Failure no_memory();
+// At this a change was done by half, or is lost: its shard stops.
+HalfDone memory_is_full(const std::string& where);
 // For a gate of a domain that is not there.
 Closed domain_is_over();
 // That its client's number has another connection by now.

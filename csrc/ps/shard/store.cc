@@ -43,6 +43,10 @@ void add_weighted(float* total, const float* values, std::size_t count, float we
 
 }  // namespace
 
+InvalidArgument no_memory_for(const TableSpec& spec) {
+  return InvalidArgument(str("table '", spec.name, "' does not fit into this server's memory"));
+}
+
 // All of a shard's part, state and all, travels in one frame.
 void Store::require_fits_payload(const TableSpec& spec) const {
   const DenseRange range = dense_range(spec, shard_, shards_);
@@ -78,17 +82,31 @@ Table& Store::make(const TableSpec& spec) {
   Table table;
   table.spec = spec;
   table.layout = layout_of(spec);
-  try {
-    if (spec.kind == TableKind::kSparse) {
-      table.sparse = std::make_unique<SparseTable>(spec);
-      table.sparse->begin_at(tick());
-    } else {
-      table.dense = std::make_unique<DenseTable>(spec, shard_, shards_);
-    }
-  } catch (const std::bad_alloc&) {
-    throw InvalidArgument(str("table '", spec.name, "' does not fit into this server's memory"));
+  if (spec.kind == TableKind::kSparse) {
+    table.sparse = std::make_unique<SparseTable>(spec);
+    table.sparse->begin_at(tick());
+  } else {
+    const DenseRange range = dense_range(spec, shard_, shards_);
+    if ((range.end - range.begin) * sizeof(float) > options_.dense_bytes) throw std::bad_alloc();
+    table.dense = std::make_unique<DenseTable>(spec, shard_, shards_);
   }
   return tables_.emplace(id, std::move(table)).first->second;
+}
+
+bool Store::has_memory_for(const TableSpec& spec) {
+  try {
+    make(spec);
+  } catch (const std::bad_alloc&) {
+    return false;
+  } catch (const Error&) {
+    return true;  // make() will say it again.
+  }
+  return true;
+}
+
+Table& Store::make_or_refuse(const TableSpec& spec) {
+  if (!has_memory_for(spec)) throw no_memory_for(spec);
+  return make(spec);
 }
 
 std::uint32_t Store::tick() const {
@@ -187,6 +205,14 @@ void Store::contribute(Table& table, const Gradients& gradients, Contribution& c
   const std::size_t count = rows * row_width(table);
   if (!table.sparse && !contribution.values.empty())
     throw InvalidArgument(str("two pushes to '", table.spec.name, "' in one round"));
+  const std::size_t bytes =
+      (contribution.ids.size() + gradients.ids.size()) * sizeof(gradients.ids[0]) +
+      (contribution.values.size() + count) * sizeof(float);
+  if (bytes > options_.contribution_bytes)
+    throw InvalidArgument(str("push to '", table.spec.name, "': with it a worker gives ", bytes,
+                              " bytes to one round on one server, and at most ",
+                              options_.contribution_bytes,
+                              " are taken; push fewer rows in a round, or use more servers"));
   const float* values = decoded(table, gradients, rows);
   contribution.ids.insert(contribution.ids.end(), gradients.ids.begin(), gradients.ids.end());
   contribution.values.insert(contribution.values.end(), values, values + count);

@@ -52,13 +52,26 @@ struct Gradients {
   std::span<std::byte> values;  // Scratch for the table if they are float32.
 };
 
+InvalidArgument no_memory_for(const TableSpec& spec);
+
+struct StoreOptions {
+  std::uint32_t shard = 0;
+  std::uint32_t shards = 1;
+  std::size_t contribution_bytes = 0;  // As ShardOptions'.
+  std::uint64_t dense_bytes = 0;
+};
+
 class Store {
  public:
-  Store(std::uint32_t shard, std::uint32_t shards) : shard_(shard), shards_(shards) {}
+  explicit Store(const StoreOptions& options)
+      : options_(options), shard_(options.shard), shards_(options.shards) {}
 
   // Throws Mismatch if there is one of that name with another spec. Its rule may also be the one in
-  // force.
+  // force. Throws std::bad_alloc, and changes nothing, where there is no memory for it.
   Table& make(const TableSpec& spec);
+  // If so, make() finds the table from then on, or says what else is wrong.
+  bool has_memory_for(const TableSpec& spec);
+  Table& make_or_refuse(const TableSpec& spec);  // Throws no_memory_for() then.
   // The latest of all tables', which is that of a new one: what is pushed to it is no older.
   std::uint32_t tick() const;
   // A tick of all tables, those included that are made later.
@@ -74,7 +87,7 @@ class Store {
   // All throw InvalidArgument, before anything is changed, if the request does not fit the table.
   Outcome push(Table& table, const Gradients& gradients, std::uint32_t client, std::uint64_t seen,
                bool is_last_part);
-  // Keeps them for the round. They fit.
+  // Keeps them for the round. They fit the table.
   void contribute(Table& table, const Gradients& gradients, Contribution& contribution);
   // One step of every table that somebody contributed to: the weighted average over all workers.
   void apply_round(ReadyRound round);
@@ -105,6 +118,7 @@ class Store {
   void average_dense(Table& table, const std::map<std::uint32_t, Contribution>& given,
                      const std::map<std::uint32_t, double>& weights, float total);
 
+  StoreOptions options_;
   std::uint32_t shard_;
   std::uint32_t shards_;
   std::uint32_t told_tick_ = 0;

@@ -42,6 +42,10 @@ class HashIndex {
   std::size_t size() const { return size_; }
   std::size_t bytes() const;
   std::size_t segment_number(std::uint64_t id) const { return segment_bits(mix_id(id)); }
+  // How many for_each_in() looks at.
+  std::size_t slots_in(std::size_t segment) const {
+    return segments_[segment].size > 0 ? segments_[segment].mask + 1 : 0;
+  }
   // Calls visit(id, value) for everything in one segment, in no order that means anything.
   template <typename Visit>
   void for_each_in(std::size_t segment, Visit&& visit) const {

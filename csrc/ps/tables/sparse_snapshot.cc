@@ -39,18 +39,21 @@ void append_items(TableRecordKind kind, const std::vector<Item>& items,
   std::memcpy(body, items.data(), items.size() * sizeof(Item));
 }
 
-// Moves whole records from the front of `from`, at `at`, until `out` has `most` bytes.
-void move_records(std::vector<std::byte>& from, std::size_t most, SnapshotBytes& out) {
-  std::span<const std::byte> rest(from);
+}  // namespace
+
+void RecordQueue::move_to(SnapshotBytes& out, std::size_t most) {
+  const auto waiting = std::span<const std::byte>(bytes_).subspan(begin_);
+  std::span<const std::byte> rest = waiting;
   while (!rest.empty() && out.size() < most) {
     const std::span<const std::byte> before = rest;
     take_record(rest);
     out.append(before.first(before.size() - rest.size()));
   }
-  from.erase(from.begin(), from.end() - static_cast<std::ptrdiff_t>(rest.size()));
+  begin_ += waiting.size() - rest.size();
+  if (!is_empty()) return;
+  bytes_.clear();
+  begin_ = 0;
 }
-
-}  // namespace
 
 bool SparseTable::Impl::is_in_snapshot(std::uint64_t row) const {
   const std::uint64_t last = rows.notes(row).stamp;  // 0 if nobody has it.
@@ -74,7 +77,7 @@ void SparseTable::Impl::put_candidates_aside(std::size_t segment) {
     const Candidate candidate = Candidate::from(packed);
     found.push_back({id, candidate.count, candidate.tick});
   });
-  append_items(TableRecordKind::kCandidates, found, s.candidates);
+  append_items(TableRecordKind::kCandidates, found, s.candidates.back());
 }
 
 void SparseTable::begin_snapshot(std::uint64_t since) {
@@ -96,7 +99,7 @@ void SparseTable::begin_snapshot(std::uint64_t since) {
                         .state_floats = static_cast<std::uint32_t>(t.state),
                         .tick = t.tick,
                         .version_floor = t.version_floor};
-  append_items(TableRecordKind::kSparse, std::vector{head}, snapshot->records);
+  append_items(TableRecordKind::kSparse, std::vector{head}, snapshot->records.back());
   if (since != 0) {
     constexpr std::size_t kIdsInRecord = 1u << 16;
     std::vector<std::uint64_t> ids;
@@ -105,11 +108,11 @@ void SparseTable::begin_snapshot(std::uint64_t since) {
         gone->for_each_in(segment, [&](std::uint64_t id, std::uint64_t stamp) {
           if (stamp > since) ids.push_back(id);
           if (ids.size() < kIdsInRecord) return;
-          append_items(TableRecordKind::kGone, ids, snapshot->records);
+          append_items(TableRecordKind::kGone, ids, snapshot->records.back());
           ids.clear();
         });
     }
-    append_items(TableRecordKind::kGone, ids, snapshot->records);
+    append_items(TableRecordKind::kGone, ids, snapshot->records.back());
   }
   t.snapshot = std::move(snapshot);
 }
@@ -162,6 +165,22 @@ void SparseTable::Impl::append_aside(std::size_t most_rows, SnapshotBytes& out) 
   s.aside_floats.resize(first * floats);
 }
 
+// Segment by segment, until `out` has `most` bytes or enough was looked at: what had grown for many
+// may have few left.
+void SparseTable::Impl::append_candidates(std::size_t most, SnapshotBytes& out) {
+  constexpr std::size_t kSlots = std::size_t{1} << 18;
+  TableSnapshot& s = *snapshot;
+  const std::size_t before = out.size();
+  for (std::size_t looked_at = 0; out.size() < most;) {
+    if (s.candidates.is_empty()) {
+      if (s.segment == HashIndex::kSegments || (looked_at > kSlots && out.size() > before)) return;
+      if (!s.is_segment_done[s.segment]) looked_at += candidates.slots_in(s.segment);
+      put_candidates_aside(s.segment++);
+    }
+    s.candidates.move_to(out, most);
+  }
+}
+
 bool SparseTable::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out) {
   Impl& t = *impl_;
   if (t.snapshot == nullptr) return false;
@@ -170,13 +189,11 @@ bool SparseTable::next_snapshot_piece(std::size_t most_bytes, SnapshotBytes& out
   const std::size_t row_bytes = sizeof(RowMeta) + row_floats() * sizeof(float);
   const auto room = [&] { return (full - std::min(full, out.size())) / row_bytes; };
   const std::size_t before = out.size();
-  move_records(s.records, full, out);
+  s.records.move_to(out, full);
   const auto is_full = [&] { return out.size() > before && room() == 0; };
   if (!is_full()) t.append_aside(std::max<std::size_t>(room(), 1), out);
   if (!is_full()) t.append_rows(std::max<std::size_t>(room(), 1), out);
-  for (; s.segment < HashIndex::kSegments && !is_full(); ++s.segment)
-    t.put_candidates_aside(s.segment);
-  if (!is_full()) move_records(s.candidates, full, out);
+  if (!is_full()) t.append_candidates(full, out);
   return out.size() > before;
 }
 

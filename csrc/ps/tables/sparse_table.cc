@@ -165,8 +165,9 @@ std::uint64_t SparseTable::stamp() const {
   return impl_->stamp;
 }
 std::uint64_t SparseTable::bytes() const {
+  const std::uint64_t aside = impl_->snapshot == nullptr ? 0 : impl_->snapshot->aside_bytes();
   return impl_->rows.bytes() + impl_->index.bytes() + impl_->candidates.bytes() +
-         impl_->gone.bytes() + impl_->gone_before.bytes() + impl_->changes.bytes();
+         impl_->gone.bytes() + impl_->gone_before.bytes() + impl_->changes.bytes() + aside;
 }
 
 void SparseTable::gather(std::span<const std::uint64_t> ids, float* out) const {

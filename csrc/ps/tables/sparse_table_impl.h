@@ -36,14 +36,28 @@ struct Candidate {
   }
 };
 
+// Whole records that wait to be read out, first come, first gone.
+class RecordQueue {
+ public:
+  std::vector<std::byte>& back() { return bytes_; }  // To append to.
+  bool is_empty() const { return begin_ == bytes_.size(); }
+  std::size_t size() const { return bytes_.size() - begin_; }
+  // Until there are no more, or `out` has `most` bytes.
+  void move_to(SnapshotBytes& out, std::size_t most);
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::size_t begin_ = 0;  // Of those that are still here.
+};
+
 // A snapshot that is being read out. What was there when it began and is not read out yet must be
 // put aside before it changes; later changes have later stamps.
 struct TableSnapshot {
   std::uint64_t since = 0;
-  std::uint64_t stamp = 0;         // The table's when it began.
-  std::uint64_t end = 0;           // Rows from here on came later.
-  std::uint64_t cursor = 0;        // The next row to be read out.
-  std::vector<std::byte> records;  // Whole records that come first.
+  std::uint64_t stamp = 0;   // The table's when it began.
+  std::uint64_t end = 0;     // Rows from here on came later.
+  std::uint64_t cursor = 0;  // The next row to be read out.
+  RecordQueue records;       // Those that come first.
   // Of the rows being read out: kept, for they would be made anew for every slice.
   std::vector<std::uint64_t> numbers;
   std::vector<RowMeta> metas;
@@ -51,7 +65,12 @@ struct TableSnapshot {
   std::vector<float> aside_floats;
   std::size_t segment = 0;  // The next one of the candidates to be read out.
   std::bitset<HashIndex::kSegments> is_segment_done;
-  std::vector<std::byte> candidates;  // Records of segments put aside.
+  RecordQueue candidates;  // Of segments put aside.
+
+  std::uint64_t aside_bytes() const {
+    return records.size() + aside.size() * sizeof(RowMeta) + aside_floats.size() * sizeof(float) +
+           candidates.size();
+  }
 };
 
 struct SparseTable::Impl {
@@ -141,6 +160,7 @@ struct SparseTable::Impl {
   void append_metas(std::span<const RowMeta> metas, SnapshotBytes& out) const;
   void append_rows(std::size_t most_rows, SnapshotBytes& out);
   void append_aside(std::size_t most_rows, SnapshotBytes& out);
+  void append_candidates(std::size_t most, SnapshotBytes& out);
 
   // What a load takes.
   struct Filter {

@@ -1,5 +1,6 @@
 #include "support/ps/shard_rig.h"
 
+#include <new>
 #include <stdexcept>
 
 namespace gradring::testing {
@@ -8,19 +9,26 @@ using wire::PsType;
 
 void MemoryJournal::append(const wire::PsHeader& header, std::span<const std::byte> payload,
                            std::uint32_t client, std::uint64_t incarnation) {
+  if (has_no_memory) throw std::bad_alloc();
   JournalRecord record{header, {}, client, incarnation};
   ps::put_bytes(record.payload, payload);
   records.push_back(std::move(record));
 }
 
+ps::ShardOptions ShardRig::options_of(std::uint32_t shard, std::uint32_t shards,
+                                      std::uint64_t incarnation) {
+  return {.shard = shard,
+          .shards = shards,
+          .incarnation = incarnation,
+          .client_grace = Millis{1000},
+          .host_key = "",
+          .unix_name = ""};
+}
+
 ShardRig::ShardRig(std::uint32_t shard, std::uint32_t shards, std::uint64_t incarnation)
-    : shard_({.shard = shard,
-              .shards = shards,
-              .incarnation = incarnation,
-              .client_grace = Millis{1000},
-              .host_key = "",
-              .unix_name = ""},
-             journal) {}
+    : ShardRig(options_of(shard, shards, incarnation)) {}
+
+ShardRig::ShardRig(const ps::ShardOptions& options) : shard_(options, journal) {}
 
 Guest ShardRig::enter(std::uint32_t client, std::uint64_t incarnation) {
   Guest guest;

@@ -24,6 +24,7 @@ class MemoryJournal final : public ps::Journal {
   void append(const wire::PsHeader& header, std::span<const std::byte> payload,
               std::uint32_t client, std::uint64_t incarnation) override;
   std::vector<JournalRecord> records;
+  bool has_no_memory = false;  // For another record.
 };
 
 // A client of one shard over one connection.
@@ -38,6 +39,9 @@ class ShardRig {
  public:
   explicit ShardRig(std::uint32_t shard = 0, std::uint32_t shards = 1,
                     std::uint64_t incarnation = 77);
+  explicit ShardRig(const ps::ShardOptions& options);
+  static ps::ShardOptions options_of(std::uint32_t shard = 0, std::uint32_t shards = 1,
+                                     std::uint64_t incarnation = 77);
 
   ps::Shard& shard() { return shard_; }
   MemoryJournal journal;
