@@ -387,10 +387,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
-        return GradientAverager(
-            named, gradients_comm, self._weights, self._turns.meet_before_a_round_ends,
-            **self._options,
-        )  # fmt: skip
+        meet = self._turns.meet_before_a_round_ends
+        return GradientAverager(named, gradients_comm, self._weights, meet, **self._options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: communicators and listeners cannot be copied."""
