@@ -40,8 +40,7 @@ enum class Algorithm : std::uint8_t {
   kDirect = 4,  // Every rank to every rank at once: 2 steps, ring's bytes, n-1 links.
   kGather = 5,  // Everybody gets everything and folds it: one step for small messages in any order.
   kFlat = 6,    // Through one shared-memory segment (collectives/flat/flat.h); has no Plan.
-  // Inside each host first, then between hosts (collectives/engine/hierarchy.h); has no Plan of its
-  // own.
+  // Inside each host first, then between hosts (collectives/engine/hierarchy.h); has no own Plan.
   kHierarchical = 7,
 };
 std::string_view name(Algorithm algorithm);

@@ -87,8 +87,8 @@ struct PsHeader {
   std::uint8_t flags = 0;
   RowCodec codec = RowCodec::kFloat32;
   std::uint32_t count = 0;
-  std::uint32_t layout =
-      0;  // Of the table as the sender knows it (ps/tables/spec.h); 0: it says nothing.
+  // Of the table as the sender knows it (ps/tables/spec.h); 0: it says nothing.
+  std::uint32_t layout = 0;
   std::uint64_t request = 0;  // The client's; answers repeat it.
   std::uint64_t seq = 0;
   std::uint64_t table = 0;

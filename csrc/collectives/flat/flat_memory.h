@@ -27,8 +27,8 @@ inline constexpr std::size_t kLineBytes = 64;
 // Written by one rank, awaited by others. Counts up for ever, modulo 2^32.
 struct Word {
   std::atomic<std::uint32_t> value;
-  std::atomic<std::uint32_t> sleepers;  // In the kernel until `value` changes: see
-  // transport/membership/idle.h.
+  // In the kernel until `value` changes: see transport/membership/idle.h.
+  std::atomic<std::uint32_t> sleepers;
 
   // Pairs with the writer's store: what was written before it can be read now.
   bool has_reached(std::uint32_t target) const {

@@ -148,12 +148,16 @@ void Shard::Impl::settle_advance(Answers& answers) {
   frozen->advancing.reset();
 }
 
-bool Shard::Impl::note_job(std::uint64_t cut_id, std::uint32_t client) {
-  if (who_asked_for(cut_id) || has_ended(cut_id)) return false;
+void Shard::Impl::require_room_for_a_job() const {
   if (known_jobs.size() >= kJobsKept)
     throw InvalidArgument(str(kJobsKept,
                               " saves and loads are under way on this shard, as many as it takes; "
                               "call save and load on one worker, and let the others wait for it"));
+}
+
+bool Shard::Impl::note_job(std::uint64_t cut_id, std::uint32_t client) {
+  if (who_asked_for(cut_id) || has_ended(cut_id)) return false;
+  require_room_for_a_job();
   known_jobs.emplace_back(cut_id, client);
   return true;
 }
@@ -187,10 +191,11 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
     since[table] = in.get<std::uint64_t>();
   }
   const std::string job = decode_text(in.take(in.left()));
-  note_job(frame.header.a, client);
+  require_room_for_a_job();
   if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
   begin_snapshot(frame.header.a, since);
   jobs.push_back({frame.header.a, false, job});
+  note_job(frame.header.a, client);
   PsHeader mark;
   mark.type = PsType::kCut;
   mark.a = frame.header.a;

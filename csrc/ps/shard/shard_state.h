@@ -140,6 +140,7 @@ struct Shard::Impl {
   void settle_advance(Answers& answers);
   std::string not_there();  // Clients that have not come to their targets, for people.
   Frame cut(const Frame& frame, std::uint32_t client);
+  void require_room_for_a_job() const;
   bool note_job(std::uint64_t cut, std::uint32_t client);  // False: it is known already.
   bool has_ended(std::uint64_t cut) const;
   std::optional<std::uint32_t> who_asked_for(std::uint64_t cut) const;

@@ -15,18 +15,22 @@ from gradring.collectives.joining import current
 from gradring.errors import InvalidArgument
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
 
 
 class BetweenSteps:
-    """A part of `ServedOptimizer`, which has the drivers."""
+    """A part of `ServedOptimizer`, which joins and steps."""
 
     driver: ModeOptimizer
+    rows: Rows | None = None
     _comm: Any
     _model: torch.nn.Module | None
 
     def _drivers(self) -> list[ModeOptimizer]:
-        raise NotImplementedError
+        if self.rows is None or self.rows.driver is self.driver:
+            return [self.driver]
+        return [self.rows.driver, self.driver]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

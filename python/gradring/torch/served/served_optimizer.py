@@ -19,7 +19,6 @@ from gradring.modes.factory import over_servers
 from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.stepping.endings import for_all
-from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
@@ -45,8 +44,6 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
             ``clip_norm`` clipped them.
     """
 
-    driver: ModeOptimizer
-    rows: Rows | None = None
     grad_norm: torch.Tensor | None = None
     _weights: StepWeight
     _clip_norm: float | None
@@ -324,11 +321,6 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
     def _follow_memory(self) -> None:
         if self._parameters.follow():
             self.driver.move_params(self._parameters.memory)
-
-    def _drivers(self) -> list[ModeOptimizer]:
-        if self.rows is None or self.rows.driver is self.driver:
-            return [self.driver]
-        return [self.rows.driver, self.driver]
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings, and with `gradring.Geo` the state that is this worker's; rows' too."""
