@@ -34,8 +34,9 @@ class Reductions(calling.Caller):
     ) -> Any:
         """Combine ``x`` element by element over all ranks; every rank gets the same bits.
 
-        The order of additions depends on the world size and on the element's place only, never on
-        the transport, the machine's load or the run (docs/semantics.md); 16-bit floats are added in
+        The order of additions depends on the world size and on the element's place, never on the
+        machine's load or the run; on the transport only where several hosts have several ranks
+        each, which are added inside hosts first (docs/semantics.md). 16-bit floats are added in
         float32 and rounded once. Ring: Patarasuk and Yuan 2009; halving-doubling: Thakur,
         Rabenseifner and Gropp 2005.
 
