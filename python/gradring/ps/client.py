@@ -211,6 +211,9 @@ class ParameterServer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done, but prefetches of optimizers.
 
+        What an asynchronous pull was given as ``out`` is filled by its `Pending`, in ``wait`` or
+        ``done``, where it is not contiguous, and so is `DenseTable.version`.
+
         In a signal handler, inside of another call of this thread, it does not wait for pulls that
         wait for other workers.
 

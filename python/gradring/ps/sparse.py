@@ -128,8 +128,13 @@ class SparseTable:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done, on all tables, but prefetches.
 
+        As `ParameterServer.flush`.
+
+        Args:
+            timeout: Longest time without progress, in seconds; ``None`` is the connection's.
+
         Raises:
-            TimedOut: It is not, after ``timeout`` seconds without progress.
+            TimedOut: It is not done; the message names what is not acknowledged.
             Error: The first failure of a push that nobody has waited for.
         """
         self.calls.flush(timeout)
