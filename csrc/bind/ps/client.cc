@@ -247,7 +247,8 @@ void register_ps_client(py::module_& module) {
   using release = py::call_guard<WithoutGil>;
   py::class_<PsWork>(module, "PsWork")
       .def("wait", &PsWork::wait, py::arg("timeout_ms") = -1)
-      .def("done", &PsWork::done);
+      .def("done", &PsWork::done)
+      .def("failed", &PsWork::failed);
   py::class_<ps::PushReport>(module, "PushReport")
       .def_readonly("rows", &ps::PushReport::rows)
       .def_readonly("refused", &ps::PushReport::refused)

@@ -30,6 +30,8 @@ struct PsWork {
   // A negative timeout: as long as the call itself goes on.
   pybind11::object wait(std::int64_t timeout_ms);
   bool done() const { return call->is_done(); }
+  // Takes the failure from nobody: who waits, or flushes, still gets it.
+  bool failed() const { return call->is_done() && call->failure(); }
 
   std::shared_ptr<ps::Client> client;
   std::shared_ptr<ps::Call> call;

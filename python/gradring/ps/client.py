@@ -153,7 +153,7 @@ class ParameterServer:
 
         Raises:
             InvalidArgument: Tables have different codecs, or one is another connection's; else as
-                `SparseTable.pull`.
+                `SparseTable.pull`, and so for DeviceError and every other error.
         """
         requests, hand_out = many.pulls(self.calls, pulls)
         return self.calls.pull(requests, hand_out, async_op=async_op, timeout=timeout)
@@ -180,7 +180,7 @@ class ParameterServer:
 
         Raises:
             InvalidArgument: Tables have different codecs, or one is another connection's; else as
-                `SparseTable.push`.
+                `SparseTable.push`, and so for DeviceError and every other error.
         """
         items, are_joined = many.pushes(self.calls, pushes)
         return self.calls.push(
@@ -210,6 +210,9 @@ class ParameterServer:
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done, but prefetches of optimizers.
+
+        What an asynchronous pull was given as ``out`` is filled by its `Pending`, in ``wait`` or
+        ``done``, where it is not contiguous, and so is `DenseTable.version`.
 
         In a signal handler, inside of another call of this thread, it does not wait for pulls that
         wait for other workers.

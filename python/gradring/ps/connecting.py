@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from gradring import _core
 from gradring.core_arguments import require_secret, secret_bytes
@@ -28,6 +30,21 @@ _AT_EXIT_SECONDS = 5.0
 
 _connected: list[ParameterServer] = []
 _of_parent: list[ParameterServer] = []  # Of the process that this one was forked from; not ours.
+_opening: list[int] = []  # Numbers of those that are being made.
+
+
+class _Locks:
+    """Of this process: a child may be forked while a thread of its parent holds them.
+
+    They are reentrant: a signal handler may connect, too.
+    """
+
+    def __init__(self) -> None:
+        self.lists = threading.RLock()  # The lists above; held for moments only.
+        self.current = threading.RLock()  # While `current` makes a connection.
+
+
+_locks = _Locks()
 
 
 def connect(
@@ -79,22 +96,27 @@ def connect(
             f"their clients the same: {HOW_TO_MAKE_ONE}"
         )
     require_secret(known, "GRADRING_SECRET")
-    number = _client_number(role) if client is None else client
-    return _open(found, known, number, settings)
+    with _numbered(role, client) as number:
+        return _open(found, known, number, settings)
 
 
 def current() -> ParameterServer:
     """Return the connection that `connect` made in this process, or make it.
 
+    Threads that ask at once get one connection; one that `connect` is still making counts for
+    nobody.
+
     Raises:
         InvalidArgument: There are several; say which one is meant.
     """
-    open_ones = [server for server in _connected if not server.is_closed]
-    if len(open_ones) > 1:
-        raise InvalidArgument(
-            f"this process has {len(open_ones)} connections to parameter servers; say which one"
-        )
-    return open_ones[0] if open_ones else connect()
+    with _locks.current:
+        with _locks.lists:
+            open_ones = [server for server in _connected if not server.is_closed]
+        if len(open_ones) > 1:
+            raise InvalidArgument(
+                f"this process has {len(open_ones)} connections to parameter servers; say which one"
+            )
+        return open_ones[0] if open_ones else connect()
 
 
 def _embedded(role: Role | None, settings: config.Settings, client: int | None) -> ParameterServer:
@@ -120,7 +142,8 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
         )
     )
     try:
-        return _open((serving.address,), secret, client or 0, settings, serving.stop)
+        with _numbered(role, client or 0) as number:
+            return _open((serving.address,), secret, number, settings, serving.stop)
     except BaseException:
         serving.stop()
         raise
@@ -141,14 +164,28 @@ def _open(
         timeout_ms=milliseconds(settings.timeout),
     )
     connected = ParameterServer(Calls(core), servers, client, when_closed)
-    _connected[:] = [other for other in _connected if not other.is_closed]
-    _connected.append(connected)
+    with _locks.lists:
+        _connected[:] = [other for other in _connected if not other.is_closed]
+        _connected.append(connected)
     return connected
 
 
+@contextlib.contextmanager
+def _numbered(role: Role | None, client: int | None) -> Iterator[int]:
+    """Choose a number that nobody else gets while a connection with it is being made."""
+    with _locks.lists:
+        number = _client_number(role) if client is None else client
+        _opening.append(number)
+    try:
+        yield number
+    finally:
+        with _locks.lists:
+            _opening.remove(number)
+
+
 def _client_number(role: Role | None) -> int:
-    is_first = not _of_parent and all(server.is_closed for server in _connected)
-    if role is not None and is_first:
+    are_others = _of_parent or _opening or any(not server.is_closed for server in _connected)
+    if role is not None and not are_others:
         return role.rank
     return _FIRST_STRANGER + secrets.randbelow(_FIRST_STRANGER)
 
@@ -168,9 +205,11 @@ def _close_all() -> None:
 
 
 def _disown() -> None:
-    # Dropping them would end what the parent's threads still use.
+    # Dropping them would end what the parent's threads still use. What these were opening stays in
+    # `_opening`: the rank's number is the parent's.
     _of_parent.extend(_connected)
     _connected.clear()
+    _locks.lists, _locks.current = threading.RLock(), threading.RLock()
 
 
 os.register_at_fork(after_in_child=_disown)

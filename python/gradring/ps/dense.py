@@ -62,7 +62,7 @@ class DenseTable:
 
         Raises:
             InvalidArgument: Shape or dtype do not fit; nothing was sent.
-            TimedOut: As for `SparseTable.pull`, and so for every other error.
+            DeviceError: As for `SparseTable.pull`, and so for every other error.
         """
         result = buffers.new_float32(None, self.shape) if out is None else out
         view = buffers.view(result, "out", writes=True)
@@ -92,7 +92,7 @@ class DenseTable:
 
         Raises:
             InvalidArgument: Shape or dtype do not fit; nothing was sent.
-            TimedOut: As for `SparseTable.push`, and so for every other error.
+            DeviceError: As for `SparseTable.push`, and so for every other error.
         """
         values = buffers.as_float32(grad, "grad")
         self._require_fit("push to", values.shape, is_float32=True)
@@ -116,7 +116,11 @@ class DenseTable:
         self.calls.set_rules([(self, optimizer)], timeout)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the array and its optimizer state; see `gradring.ps.saved.state.read_array`."""
+        """Return the array and its optimizer state; see `gradring.ps.saved.state.read_array`.
+
+        Raises:
+            Mismatch: As for `SparseTable.pull`, and so for PeerLost, TimedOut and Closed.
+        """
         from gradring.ps.saved import state
 
         return state.read_array(self)
@@ -126,6 +130,7 @@ class DenseTable:
 
         Raises:
             InvalidArgument: They do not belong to a table like this one; nothing was sent.
+            Mismatch: As for `SparseTable.pull`, and so for PeerLost, TimedOut and Closed.
         """
         from gradring.ps.saved import state
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -45,12 +46,14 @@ class Pending(Generic[T]):
 
         Args:
             core: The handle.
-            finish: Makes the result from what its ``wait`` returned; called once.
+            finish: Makes the result from what its ``wait`` returned; called once, by the first
+                thread that waits, or hears from `done` that all went well.
             explaining: What to wait in: it may raise another error that says more.
         """
         self._core = core
         self._explaining = explaining
         self._finish: Callable[[Any], T] | None = finish
+        self._finishing = threading.RLock()  # A signal handler may ask, too.
         self._result: T
 
     def wait(self, timeout: float | None = None) -> T:
@@ -70,11 +73,23 @@ class Pending(Generic[T]):
         timeout_ms = milliseconds(timeout)
         with self._explaining():
             outcome = self._core.wait(timeout_ms)
-        if self._finish is not None:
-            self._result = self._finish(outcome)
-            self._finish = None
-        return self._result
+        return self._finished(outcome)
 
     def done(self) -> bool:
-        """Tell, without waiting, whether it has ended, well or not."""
-        return bool(self._core.done())
+        """Tell, without waiting, whether it has ended, well or not.
+
+        If well, an array that was given to a pull holds what was pulled.
+        """
+        if not self._core.done():
+            return False
+        # A failure is left to who waits for it, or flushes.
+        if self._finish is not None and not self._core.failed():
+            self._finished(self._core.wait(0))
+        return True
+
+    def _finished(self, outcome: Any) -> T:
+        with self._finishing:
+            if self._finish is not None:
+                self._result = self._finish(outcome)
+                self._finish = None
+            return self._result

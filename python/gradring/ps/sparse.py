@@ -58,6 +58,8 @@ class SparseTable:
 
         Raises:
             InvalidArgument: Shapes or dtypes do not fit; nothing was sent.
+            DeviceError: An array is on a device; nothing was sent.
+            Mismatch: The table was replaced by one with other settings, as loading does.
             TimedOut: A server did not answer in time; the client can still be used.
             PeerLost: A server lost what it knew: it was started again without a log.
             Closed: The connection was closed.
@@ -92,6 +94,7 @@ class SparseTable:
 
         Raises:
             InvalidArgument: Shapes or dtypes do not fit; nothing was sent.
+            DeviceError: As for `pull`, and so for Mismatch.
             TimedOut: Names what was not acknowledged: it was applied once or not at all.
             PeerLost: As for `pull`.
             Closed: As for `pull`.
@@ -128,8 +131,13 @@ class SparseTable:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything this client has started is done, on all tables, but prefetches.
 
+        As `ParameterServer.flush`.
+
+        Args:
+            timeout: Longest time without progress, in seconds; ``None`` is the connection's.
+
         Raises:
-            TimedOut: It is not, after ``timeout`` seconds without progress.
+            TimedOut: It is not done; the message names what is not acknowledged.
             Error: The first failure of a push that nobody has waited for.
         """
         self.calls.flush(timeout)
@@ -156,7 +164,7 @@ class SparseTable:
         """Return all rows and their optimizer state; see `gradring.ps.saved.state.read_rows`.
 
         Raises:
-            PeerLost: As for `pull`, and so for TimedOut and Closed.
+            Mismatch: As for `pull`, and so for PeerLost, TimedOut and Closed.
         """
         from gradring.ps.saved import state
 
@@ -167,7 +175,7 @@ class SparseTable:
 
         Raises:
             InvalidArgument: They do not belong to a table like this one; nothing was sent.
-            PeerLost: As for `pull`, and so for TimedOut and Closed.
+            Mismatch: As for `pull`, and so for PeerLost, TimedOut and Closed.
         """
         from gradring.ps.saved import state
 

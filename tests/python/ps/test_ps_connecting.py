@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gradring as gr
+from gradring import _core
 from gradring.errors import AuthError, Closed, Error, InvalidArgument, Mismatch
+from gradring.ps import connecting
 from gradring.ps.connecting import current
-from ps_servers import SECRET, join, serving, start_server
+from ps_servers import SECRET, join, serving, start_server, together
+from telling_lock import Telling
 
 
 def test_alone_a_server_lives_inside_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +64,73 @@ def test_a_ranks_first_connection_has_its_number(monkeypatch: pytest.MonkeyPatch
             assert again.client == 3
         with join(addresses, client=7) as chosen:
             assert chosen.client == 7
+
+
+class Meeting:
+    """A `_core.PsClient` that is made only when so many are being made at once."""
+
+    def __init__(self, parties: int) -> None:
+        self._barrier = threading.Barrier(parties)
+        self._make = _core.PsClient
+
+    def __call__(self, **options: Any) -> Any:
+        self._barrier.wait(20)
+        return self._make(**options)
+
+
+def test_of_connections_made_at_once_one_has_the_ranks_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    role = {"RANK": "3", "WORLD_SIZE": "4", "RENDEZVOUS": "127.0.0.1:1"}
+    for name, value in role.items():
+        monkeypatch.setenv(f"GRADRING_{name}", value)
+    with serving() as addresses:
+        monkeypatch.setattr(_core, "PsClient", Meeting(3))
+        made = together([lambda: join(addresses)] * 3)
+        with contextlib.ExitStack() as stack:
+            for ps in made:
+                stack.enter_context(ps)
+            first, *others = sorted(ps.client for ps in made)
+            assert first == 3
+            assert all(number >= 1 << 31 for number in others)
+            for ps in made:
+                ps.stats()
+
+
+def test_a_number_whose_connection_failed_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = {"RANK": "3", "WORLD_SIZE": "4", "RENDEZVOUS": "127.0.0.1:1"}
+    for name, value in role.items():
+        monkeypatch.setenv(f"GRADRING_{name}", value)
+    with serving() as addresses:
+        with pytest.raises(AuthError):
+            join(addresses, secret="another one, just as long")
+        with join(addresses) as ps:
+            assert ps.client == 3
+
+
+def test_threads_that_ask_for_the_connection_at_once_get_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GRADRING_SERVERS", raising=False)
+    begun, goes_on = threading.Event(), threading.Event()
+    make, made = _core.PsClient, []
+
+    def make_slowly(**options: Any) -> Any:
+        made.append(options["client"])
+        begun.set()
+        assert goes_on.wait(20)
+        return make(**options)
+
+    def ask_second() -> Any:
+        assert begun.wait(20)
+        return current()
+
+    monkeypatch.setattr(_core, "PsClient", make_slowly)
+    monkeypatch.setattr(connecting._locks, "current", Telling(goes_on))
+    first, second = together([current, ask_second])
+    with first:
+        assert first is second
+        assert made == [0]
 
 
 def test_several_ranks_without_servers_are_told_how_to_start_some(

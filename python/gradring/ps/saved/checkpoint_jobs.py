@@ -72,18 +72,22 @@ def _write(task: _Task) -> dict[str, Any]:
 def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
     sealer = _core.PsFileSealer()
     first_piece = b""
+    pending: Future[None] | None = None
     # One thread reads the next piece out of the shard while the other writes the last one.
     with ThreadPoolExecutor(1) as writer:
-        sink.write([_begin(sealer, task)])
-        pending: Future[None] | None = None
-        while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
-            first_piece = first_piece or piece
+        try:
+            sink.write([_begin(sealer, task)])
+            while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
+                first_piece = first_piece or piece
+                if pending is not None:
+                    pending.result()
+                pending = writer.submit(_seal, sink, sealer, piece)
             if pending is not None:
                 pending.result()
-            pending = writer.submit(_seal, sink, sealer, piece)
-        if pending is not None:
-            pending.result()
-        sink.write([sealer.end()])
+            sink.write([sealer.end()])
+        finally:
+            # Its failure knows this frame: held here too, file and pieces would stay for long.
+            pending = None
     return sealer.bytes, sealer.crc32c, first_piece
 
 

@@ -116,7 +116,11 @@ def _write(url: str | os.PathLike[str], dim: int, blocks: Iterator[Block]) -> st
 
 
 class _SinkFile(io.RawIOBase):
-    """What NumPy and pyarrow write to."""
+    """What NumPy and pyarrow write to.
+
+    Once it is closed it takes what comes, and drops it: a writer of pyarrow that is thrown away
+    after a failure writes its footer, long after the sink's file has gone.
+    """
 
     def __init__(self, sink: files.Sink) -> None:
         self._sink = sink
@@ -127,7 +131,8 @@ class _SinkFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         with memoryview(data) as view:
-            self._sink.write([bytes(view)])
+            if not self.closed:
+                self._sink.write([bytes(view)])
             self._at += view.nbytes
             return view.nbytes
 
@@ -141,8 +146,8 @@ def _write_npz(where: files.Folder, name: str, dim: int, blocks: Iterator[Block]
     rows = np.concatenate([np.empty((0, dim), np.float32), *(rows for _, rows in found)])
     del found
     order = np.argsort(ids)
-    with where.create(name) as sink:
-        np.savez(_SinkFile(sink), ids=ids[order], rows=rows[order])
+    with where.create(name) as sink, _SinkFile(sink) as file:
+        np.savez(file, ids=ids[order], rows=rows[order])
 
 
 def _write_parquet(where: files.Folder, name: str, dim: int, blocks: Iterator[Block]) -> None:
@@ -154,8 +159,10 @@ def _write_parquet(where: files.Folder, name: str, dim: int, blocks: Iterator[Bl
             "export to .parquet needs pyarrow: pip install gradring[parquet], or export to .npz"
         ) from error
     schema = arrow.schema([("id", arrow.uint64()), ("row", arrow.list_(arrow.float32(), dim))])
-    with where.create(name) as sink, parquet.ParquetWriter(_SinkFile(sink), schema) as writer:
+    with where.create(name) as sink, _SinkFile(sink) as file:
+        writer = parquet.ParquetWriter(file, schema)
         for ids, rows in blocks:
             flat = arrow.array(rows.reshape(-1))
             lists = arrow.FixedSizeListArray.from_arrays(flat, dim)
             writer.write_table(arrow.table([arrow.array(ids), lists], schema=schema))
+        writer.close()  # Not by `with`, which would end the file in good order after a failure.

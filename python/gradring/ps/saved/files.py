@@ -1,28 +1,21 @@
 """Folders of checkpoints: on a disk without any extra, elsewhere through fsspec.
 
-`folder` takes a path, a ``file://`` URL or any URL that fsspec knows. Used by the saver and by the
-servers' threads; a folder belongs to one thread at a time.
+`folder` takes a path, a ``file://`` URL or any URL that fsspec knows (`gradring.ps.saved.stores`).
+Used by the saver and by the servers' threads; a folder belongs to one thread at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any, Protocol
+from urllib.parse import unquote
 
 from gradring.errors import DeviceError, Error, InvalidArgument
-
-# What fsspec needs besides itself, by the URL's protocol.
-_PACKAGES = {
-    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hdfs": "pyarrow",
-    "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "http": "aiohttp", "https": "aiohttp",
-    "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol", "oss": "ossfs",
-}  # fmt: skip
 
 
 class Sink(Protocol):
@@ -33,6 +26,25 @@ class Sink(Protocol):
 
     def write(self, parts: Sequence[bytes]) -> None:
         """Append these bytes, all of them."""
+
+
+class Source:
+    """A file that is being read, from its beginning."""
+
+    def __init__(self, file: Any, path: str) -> None:
+        """Take an open file; ``path`` is what errors call it."""
+        self._file = file
+        self._path = path
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, at most ``size`` of them; none at the end.
+
+        Raises:
+            DeviceError: They cannot be read.
+        """
+        with named(self._path, "read"):
+            data: bytes = self._file.read(size)
+            return data
 
 
 class Folder(Protocol):
@@ -46,7 +58,7 @@ class Folder(Protocol):
     def claim(self) -> contextlib.AbstractContextManager[None]:
         """Keep other savers out, where the system can; `InvalidArgument` if one is in."""
 
-    def open(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    def open(self, name: str) -> contextlib.AbstractContextManager[Source]:
         """Read a file from its beginning."""
 
     def bytes_of(self, name: str) -> int | None:
@@ -61,23 +73,49 @@ def folder(url: str) -> Folder:
 
     Raises:
         InvalidArgument: The package for this kind of URL is not installed; names it.
+        DeviceError: A store that is connected to at once cannot be reached.
     """
     path = local_path(url)
-    return _RemoteFolder(url) if path is None else _LocalFolder(path)
+    if path is not None:
+        return _LocalFolder(path)
+    from gradring.ps.saved.stores import RemoteFolder
+
+    return RemoteFolder(url)
 
 
 def local_path(url: str) -> Path | None:
-    """Return the path of a path or ``file://`` URL, absolute; None for another URL."""
-    if "://" not in url:
-        return Path(url).expanduser().absolute()
-    parts = urlsplit(url)
-    if parts.scheme not in {"file", "local"}:
+    """Return the path of a path or ``file:`` URL, absolute; None for another URL.
+
+    Raises:
+        InvalidArgument: It is a path of a user that is not there, or a ``file:`` URL with what has
+            no place in a path.
+    """
+    scheme, colon, rest = url.partition(":")
+    if colon and scheme.lower() in {"file", "local"} and rest.startswith("/"):
+        return _path_of_url(url, rest)
+    if "://" in url:
         return None
-    if parts.netloc not in {"", "localhost"}:
+    try:
+        return Path(url).expanduser().absolute()
+    except RuntimeError as error:  # ~ of nobody.
+        raise InvalidArgument(f"{url!r} is no place: {error}") from error
+
+
+def _path_of_url(url: str, rest: str) -> Path:
+    host, _, quoted = rest.removeprefix("//").partition("/")
+    if host not in {"", "localhost"}:
         raise InvalidArgument(
-            f"{url!r} names a host, {parts.netloc!r}; a file URL has three slashes: file:///path"
+            f"{url!r} names a host, {host!r}; a file URL has three slashes: file:///path"
         )
-    return Path(unquote(parts.path))
+    if "?" in quoted or "#" in quoted:  # A URL's path ends there, a file's name need not.
+        raise InvalidArgument(
+            f"{url!r} has a ? or #, which end the path of a URL: write %3F and %23, or give a path"
+        )
+    try:
+        path = unquote(quoted, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{url!r} is no place: {error}") from error
+    return Path(f"/{_require_text(path)}")
 
 
 def absolute(url: str | os.PathLike[str]) -> str:
@@ -92,11 +130,7 @@ def absolute(url: str | os.PathLike[str]) -> str:
         given = None
     if not isinstance(given, str) or not given:
         raise InvalidArgument(f"a place is a path or a URL, such as /ckpt/step-1000, not {url!r}")
-    if "\0" in given or not _is_unicode(given):
-        raise InvalidArgument(
-            f"{given!r} is no place: it has a character that UTF-8 has not, or NUL"
-        )
-    path = local_path(given)
+    path = local_path(_require_text(given))
     if path is not None:
         # `..` behind a link leads elsewhere than its text says.
         return os.path.realpath(path) if ".." in path.parts else str(path)
@@ -106,12 +140,16 @@ def absolute(url: str | os.PathLike[str]) -> str:
     return f"{scheme}://{rest.rstrip('/')}"
 
 
-def _is_unicode(text: str) -> bool:
+def _require_text(place: str) -> str:
     try:
-        text.encode()
+        has_nul = b"\0" in place.encode()
     except UnicodeEncodeError:  # What the system had that is no UTF-8.
-        return False
-    return True
+        has_nul = True
+    if has_nul:
+        raise InvalidArgument(
+            f"{place!r} is no place: it has a character that UTF-8 has not, or NUL"
+        )
+    return place
 
 
 def followed(url: str) -> str:
@@ -146,8 +184,12 @@ def joined(url: str, other: str) -> str:
     path = local_path(url)
     if path is not None:
         return os.path.normpath(path / other)
-    head, _, tail = url.rstrip("/").partition("://")
-    return f"{head}://{os.path.normpath(f'{tail}/{other}')}"
+    # By its text: what stores make of `//`, `.` and `..` differs, and most keep them as they are.
+    head, _, inside = f"{url.rstrip('/')}/".partition("://")
+    while other.startswith("../"):
+        above = inside.removesuffix("/")
+        inside, other = above[: above.rfind("/") + 1], other[len("../") :]
+    return f"{head}://{inside}{other}"
 
 
 def read_all(where: Folder, name: str) -> bytes:
@@ -156,19 +198,34 @@ def read_all(where: Folder, name: str) -> bytes:
     Raises:
         DeviceError: It cannot be read.
     """
-    with where.open(name) as file, _named(f"{where.url}/{name}", "read"):
+    with where.open(name) as file:
         return file.read()
 
 
 @contextlib.contextmanager
-def _named(path: str, verb: str, kind: type[Exception] = OSError) -> Iterator[None]:
+def named(path: str, verb: str, kind: type[Exception] = Exception) -> Iterator[None]:
+    """Make errors inside `DeviceError` that says which file cannot be read or written.
+
+    Args:
+        path: The file, or the folder.
+        verb: What cannot be done to it.
+        kind: Of the errors that are meant; stores have such as are no OSErrors.
+    """
     try:
         yield
     except Error:
         raise  # Some of ours are OSErrors too.
     except kind as error:
-        said = getattr(error, "strerror", None) or error
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DeviceError(f"{path} cannot be {verb}: {said}") from error
+
+
+def draft_name(name: str) -> str:
+    """Return what a file is called until it is whole: one name for each who writes it.
+
+    Who they are does not tell them apart: processes in two containers may have the same number.
+    """
+    return f".{name}.{secrets.token_hex(8)}.draft"
 
 
 class _LocalSink:
@@ -194,10 +251,10 @@ class _LocalFolder:
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Sink]:
         target = self._path / name
-        draft = self._path / f".{name}.{os.getpid()}.draft"
-        with _named(str(target), "written"):
+        draft = self._path / draft_name(name)
+        with named(str(target), "written", OSError):
             self._path.mkdir(parents=True, exist_ok=True)
-            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 try:
                     yield _LocalSink(file)
@@ -212,7 +269,7 @@ class _LocalFolder:
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
-        with _named(self.url, "written"):
+        with named(self.url, "written", OSError):
             self._path.mkdir(parents=True, exist_ok=True)
             names = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -229,16 +286,16 @@ class _LocalFolder:
             os.close(names)
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
+    def open(self, name: str) -> Iterator[Source]:
         path = self._path / name
-        with _named(str(path), "read"):
+        with named(str(path), "read", OSError):
             file = path.open("rb", buffering=0)
         with file:
-            yield file
+            yield Source(file, str(path))
 
     def bytes_of(self, name: str) -> int | None:
         path = self._path / name
-        with _named(str(path), "read"):
+        with named(str(path), "read", OSError):
             try:
                 return path.stat().st_size
             except (FileNotFoundError, NotADirectoryError):
@@ -251,78 +308,3 @@ def _sync_names(path: Path) -> None:
         os.fsync(names)
     finally:
         os.close(names)
-
-
-class _RemoteSink:
-    descriptor: int | None = None
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, parts: Sequence[bytes]) -> None:
-        for part in parts:
-            self._file.write(part)
-
-
-class _RemoteFolder:
-    """What fsspec knows. Its files are there when they are closed, in one piece on most stores."""
-
-    def __init__(self, url: str) -> None:
-        protocol = url.partition("://")[0]
-        try:
-            import fsspec
-        except ImportError as error:
-            raise InvalidArgument(
-                f"{url!r}: URLs other than paths and file:// go through fsspec: "
-                f"pip install gradring[fs]{_and_package(protocol)}"
-            ) from error
-        try:
-            self._files, self._path = fsspec.core.url_to_fs(url)
-        except ImportError as error:
-            raise InvalidArgument(
-                f"{url!r}: fsspec needs another package for {protocol}://: pip install "
-                f"gradring[fs]{_and_package(protocol)} ({error})"
-            ) from error
-        except ValueError as error:
-            raise InvalidArgument(f"{url!r}: {error}") from error
-        self.url = url.rstrip("/")
-
-    @contextlib.contextmanager
-    def create(self, name: str) -> Iterator[Sink]:
-        named = functools.partial(_named, f"{self.url}/{name}", "written")
-        with named(Exception):
-            self._files.makedirs(self._path, exist_ok=True)
-            file = self._files.open(f"{self._path}/{name}", "wb")
-        with named():  # What the user of the file raises is their own.
-            try:
-                yield _RemoteSink(file)
-            except BaseException:
-                if hasattr(file, "discard"):
-                    file.discard()
-                raise
-        with named(Exception):
-            file.close()
-
-    def claim(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # No store that fsspec knows has locks.
-
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[BinaryIO]:
-        with _named(f"{self.url}/{name}", "read", Exception):
-            file = self._files.open(f"{self._path}/{name}", "rb")
-        with file:
-            yield file
-
-    def bytes_of(self, name: str) -> int | None:
-        # Exception: stores have errors of their own.
-        with _named(f"{self.url}/{name}", "read", Exception):
-            self._files.invalidate_cache()
-            try:
-                return int(self._files.size(f"{self._path}/{name}"))
-            except FileNotFoundError:
-                return None
-
-
-def _and_package(protocol: str) -> str:
-    package = _PACKAGES.get(protocol)
-    return f" {package}" if package else ""

@@ -136,4 +136,8 @@ def read_chain(url: str) -> list[Manifest]:
 def as_seen_from(url: str, base: str) -> str:
     """Return ``base`` relative to ``url`` where they lie beside each other, so they can move."""
     parent, name = files.split(base)
-    return f"../{name}" if files.is_same_folder(parent, files.split(url)[0]) else base
+    if not files.is_same_folder(parent, files.split(url)[0]):
+        return base
+    # One that leads elsewhere would be found out only when it is wanted.
+    leads_back = files.is_same_folder(files.joined(url, f"../{name}"), base)
+    return f"../{name}" if leads_back else base

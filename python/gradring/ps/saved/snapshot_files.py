@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring import _core
-from gradring.errors import DeviceError, Error, InvalidArgument, ProtocolError
+from gradring.errors import InvalidArgument, ProtocolError
 from gradring.ps.saved import files
 from gradring.ps.saved.manifest import File
 
@@ -54,16 +54,12 @@ def pieces(where: files.Folder, file: File, cut: int, base_cut: int) -> Iterator
         checker.end()
     except ProtocolError as error:
         raise ProtocolError(f"{path} is damaged: {error}") from error
-    except Error:
-        raise
-    except OSError as error:
-        raise DeviceError(f"{path} cannot be read: {error}") from error
     header = checker.header
     if checker.crc32c != file.crc32c or header is None or header[2:] != (cut, base_cut):
         raise ProtocolError(f"{path} is whole, but of another checkpoint than its manifest")
 
 
-def _checked(source: Any, checker: Any) -> Iterator[memoryview]:
+def _checked(source: files.Source, checker: Any) -> Iterator[memoryview]:
     rest = b""
     needed = 0
     while True:

@@ -82,10 +82,22 @@ def test_saves_at_once_into_two_folders_are_both_whole_or_refused(tmp_path: Path
             checkpoint.verify(str(tmp_path / str(number)))
 
 
+# A server that writes its file into a pipe: it can write no further than is read.
+INTO_A_PIPE = """
+import os, sys
+from gradring import cli
+pipe, open_ = sys.argv[1], os.open
+os.open = lambda path, flags, *mode: (
+    open_(pipe, os.O_WRONLY) if str(path).endswith(".draft") else open_(path, flags, *mode)
+)
+sys.exit(cli.main(["serve"]))
+"""
+
+
 @contextlib.contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(pipe: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(
-        [sys.executable, "-m", "gradring", "serve"],
+        [sys.executable, "-c", INTO_A_PIPE, str(pipe)],
         env={**os.environ, "GRADRING_SECRET": SECRET},
         stdout=subprocess.PIPE,
         text=True,
@@ -101,13 +113,11 @@ def test_a_server_that_dies_during_a_save_fails_it_and_leaves_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "_LOOK_SECONDS", 0.2)
-    folder = tmp_path / "step"
-    folder.mkdir()
+    folder, written = tmp_path / "step", tmp_path / "pipe"
+    os.mkfifo(written)
     errors: list[Error] = []
-    with served() as (server, address), join([address], timeout=1) as ps:
+    with served(written) as (server, address), join([address], timeout=1) as ps:
         train(ps)
-        draft = folder / f".{FILE}.{server.pid}.draft"
-        os.mkfifo(draft)  # The server writes there, and can write no further than is read.
 
         def save() -> None:
             with pytest.raises(Error) as raised:
@@ -116,7 +126,7 @@ def test_a_server_that_dies_during_a_save_fails_it_and_leaves_no_checkpoint(
 
         saver = threading.Thread(target=save)
         saver.start()
-        with draft.open("rb") as pipe:
+        with written.open("rb") as pipe:
             assert pipe.read(4096)
             server.kill()
             saver.join(30)
@@ -126,7 +136,6 @@ def test_a_server_that_dies_during_a_save_fails_it_and_leaves_no_checkpoint(
     with connected() as ps:
         with pytest.raises(InvalidArgument, match="there is no checkpoint"):
             ps.load(str(folder))
-        draft.unlink()
         check_that_a_save_works(ps, folder)
 
 

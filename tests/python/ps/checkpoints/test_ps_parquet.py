@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import gradring as gr
 from gradring.ps import checkpoint
+from gradring.ps.saved import export
 from ps_servers import connected
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow (gradring[parquet]) is not installed")
@@ -42,3 +45,41 @@ def test_live_and_saved_rows_are_written_whole(
     assert read(tmp_path / "live.parquet") == expected
     assert read(tmp_path / "saved.parquet") == expected
     assert read(tmp_path / "none.parquet") == {}
+
+
+def breaks_after_one_block() -> Iterator[Any]:
+    yield np.arange(4, dtype=np.uint64), np.ones((4, 3), np.float32)
+    raise KeyError("the servers went")
+
+
+def test_an_export_that_fails_half_way_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as raised:
+        export._write(tmp_path / "a.parquet", 3, breaks_after_one_block())
+    assert list(tmp_path.iterdir()) == []
+    # Where nothing says otherwise this file gets the number that the draft had.
+    with (tmp_path / "other").open("wb", buffering=0) as other:
+        del raised  # With it goes pyarrow's writer, which would like to write its footer.
+        gc.collect()
+        assert other.tell() == 0
+
+
+@pytest.mark.parametrize("store", ["memory", "toyobjects", "toydisk"])
+def test_an_export_to_a_store_that_fails_leaves_the_one_before(store: str) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    import toy_stores
+
+    url = f"{store}://exports/a.parquet"
+    with pytest.raises(KeyError):
+        export._write(url, 3, breaks_after_one_block())
+    gc.collect()
+    where, path = fsspec.core.url_to_fs(url)
+    assert not where.exists(path)
+    good = [next(breaks_after_one_block())]
+    export._write(url, 3, iter(good))
+    before = where.cat_file(path)
+    with pytest.raises(KeyError):
+        export._write(url, 3, breaks_after_one_block())
+    gc.collect()
+    assert where.cat_file(path) == before
+    for contents in (fsspec.filesystem("memory").store, *toy_stores.ALL_CONTENTS):
+        contents.clear()
