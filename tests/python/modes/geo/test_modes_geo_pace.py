@@ -65,6 +65,18 @@ def test_an_epoch_of_one_step_leaves_the_pace_as_it_was(clock: Clock) -> None:
     optimizer.close()
 
 
+@pytest.mark.parametrize("divergence", [0.5, 0.001], ids=["halved", "doubled"])
+def test_what_servers_lack_is_counted_from_the_last_exchange_whatever_the_pace_is_by_then(
+    clock: Clock, divergence: float
+) -> None:
+    optimizer = geo([np.zeros(1, np.float32)], ExactServer().client(0), 1, k_steps="auto")
+    stepped(clock, optimizer, 8)
+    optimizer.replicas.pace.note_exchange(STEP, divergence)
+    assert optimizer.k_steps != 10
+    assert optimizer.left_behind() == "what its last 8 steps have learned"
+    optimizer.close()
+
+
 @pytest.mark.parametrize("look", [gr.GeoOptimizer.residual_norm, gr.GeoOptimizer.make_room])
 def test_waiting_for_an_exchange_is_no_part_of_a_step(
     clock: Clock, look: Callable[[gr.GeoOptimizer], Any]
