@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradring import _core
+from gradring.arrays.buffers import as_ids
 from gradring.errors import InvalidArgument
 from gradring.modes.parameters.rows import IdIndex, Slots
 from gradring.modes.stores.store import Array, Ids
@@ -204,8 +205,18 @@ class SparseReplica:
         """The rows' ids, by slot."""
         return self._index.ids
 
-    def slots(self, ids: Ids) -> Slots:
-        """Return the slot of each id; rows of new ones come from the servers first."""
+    def slots(self, ids: Any) -> Slots:
+        """Return the slot of each id, flat; rows of new ones come from the servers first.
+
+        Args:
+            ids: As `ModeTable.pull` takes them.
+
+        Raises:
+            InvalidArgument: They are no whole numbers; nothing was asked.
+            TimedOut: Servers did not bring rows that are new here; nothing has changed.
+            DeviceError: They are on a device.
+        """
+        ids = as_ids(ids).reshape(-1)
         found = self._index.find(ids)
         is_new = found < 0
         if is_new.any():
@@ -216,8 +227,9 @@ class SparseReplica:
             found = self._index.find(ids)
         return found
 
-    def insert(self, ids: Ids, rows: Array) -> None:
+    def insert(self, ids: Any, rows: Array) -> None:
         """Take rows that the servers have now; those that are here already are left alone."""
+        ids = as_ids(ids).reshape(-1)
         is_new = self._index.find(ids) < 0
         slots = self._index.add(ids[is_new])
         self._grow(len(self._index))
@@ -334,9 +346,9 @@ class SparseReplica:
         is_held = slots >= 0
         self.adopt(slots[is_held], server[is_held])
 
-    def find(self, ids: Ids) -> Slots:
-        """Return the slot of each id; -1 where this worker has none."""
-        return self._index.find(ids)
+    def find(self, ids: Any) -> Slots:
+        """Return the slot of each id, flat; -1 where this worker has none."""
+        return self._index.find(as_ids(ids).reshape(-1))
 
     def progress(self) -> Array:
         """Return a copy of what was not offered yet."""
