@@ -129,10 +129,13 @@ class BoundedOptimizer(ModeOptimizer):
         self.store.clock(self.domain, self.clock)
         for coming in kept:
             super().begin_prefetch(coming)
-        pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
-        self.dense.seen = self.store.pull(pulls, self.gate())[:-1]
+        self._pull(self.gate())
         self._settle()
         self._measure()
+
+    def _pull(self, gate: Gate | None = None) -> None:
+        pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
+        self.dense.seen = self.store.pull(pulls, gate)[:-1]
 
     def _settle(self) -> None:
         # Wait until servers have acknowledged what was pushed.
@@ -175,7 +178,13 @@ class BoundedOptimizer(ModeOptimizer):
         """
         self.finish_step()
         self.forget_prefetches()
-        self.dense.pull(self.store)
+        self._pull()
+        self._row = self._clocks[[self.store.rank]]
+        if (self._row != _row(self.clock)).any():
+            # A checkpoint was loaded, with the clock of its time.
+            self._pending = self.store.push([self._clock_push(self.clock)])
+            self._settle()
+            self._row = _row(self.clock)
 
     def close(self) -> None:
         """Bring everything to the servers and take no further part; nobody is waited for.
