@@ -107,6 +107,34 @@ def test_one_who_comes_back_begins_where_the_slowest_is(servers: Servers) -> Non
         optimizer.close()
 
 
+def test_one_who_comes_back_counts_again_in_what_the_others_measure(servers: Servers) -> None:
+
+    def join(rank: int) -> BoundedOptimizer:
+        param = np.zeros(1, np.float32)
+        return BoundedOptimizer([param], STEP, servers.client(rank), workers=2, staleness=1)
+
+    def measured(optimizer: BoundedOptimizer) -> int:
+        before = optimizer.staleness.counts.copy()
+        optimizer.step([np.ones(1, np.float32)])
+        [lag] = (optimizer.staleness.counts - before).elements()
+        return lag
+
+    first, second = join(0), join(1)
+    for _ in range(2):
+        second.close()
+        for _ in range(5):
+            measured(first)
+        assert measured(first) == 0
+        second = join(1)
+        assert measured(first) == 1
+        assert measured(second) == 0
+        assert measured(first) == 1
+        assert measured(second) == 0
+    assert first.staleness.max == 1
+    for optimizer in (first, second):
+        optimizer.close()
+
+
 def test_staleness_is_measured_beyond_the_numbers_that_a_float_can_count(servers: Servers) -> None:
     far, domain = (1 << 24) - 2, Domain("model/clocks", 2, is_round=False)
     clients = [servers.client(rank) for rank in range(2)]
