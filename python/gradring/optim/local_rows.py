@@ -99,6 +99,14 @@ class LocalRows:
             raise InvalidArgument(f"rows are named by whole numbers, not by {slots.dtype}")
         if weights.ndim != 2 or weights.shape[1] != self._dim:
             raise InvalidArgument(f"weights of shape {weights.shape}, not of rows of {self._dim}")
+        if grads.shape != (slots.size, self._dim):
+            raise InvalidArgument(
+                f"gradients of shape {grads.shape}, not a row of {self._dim} for each of "
+                f"{slots.size} slots"
+            )
+        for what, array in (("weights", weights), ("gradients", grads)):
+            if array.dtype != np.float32:  # The kernel sees their bytes alone.
+                raise InvalidArgument(f"{what} are {array.dtype}, not float32")
         slots = np.ascontiguousarray(slots.reshape(-1), np.int64)
         if len(self._places) < len(weights):
             self._places = np.zeros(len(weights), np.int32)
