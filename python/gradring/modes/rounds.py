@@ -152,6 +152,7 @@ class RoundOptimizer(ModeOptimizer):
             TimedOut: Others did not come to the last step in time; says who. Call it again.
         """
         self._wait_for_all_rounds()
+        self.forget_prefetches()
         self.dense.pull(self.store)
 
 
