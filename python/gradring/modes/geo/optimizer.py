@@ -12,9 +12,10 @@ import numpy as np
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
-from gradring.modes.geo.exchange import Exchange, GeoReport
+from gradring.modes.geo.exchange import Exchange
 from gradring.modes.geo.outer import OuterRounds
 from gradring.modes.geo.replica import DenseReplica, SparseReplica, require_exact_rows
+from gradring.modes.geo.report import GeoReport
 from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
 from gradring.modes.geo.step_clock import StepClock
 from gradring.modes.parameters.rows import Slots
