@@ -116,6 +116,32 @@ def test_the_kernel_refuses_what_it_would_write_beyond() -> None:
     assert not squares.any()
 
 
+def test_a_state_whose_steps_were_not_counted_is_refused_by_a_rule_that_needs_them() -> None:
+    plain, decaying = gr.optim.Adagrad(lr=0.1), gr.optim.Adagrad(lr=0.1, lr_decay=0.5)
+    weights, every = np.ones((4, 3), np.float32), np.arange(4)
+    states = {}
+    for rule in (plain, decaying):
+        local = gr.optim.LocalRows(rule, 3)
+        for _ in range(3):
+            local.step(weights, [0, 1], np.ones((2, 3), np.float32))
+        states[rule] = local.state(every)
+    local = gr.optim.LocalRows(decaying, 3)
+    with pytest.raises(gr.InvalidArgument, match=r"not counted, and Adagrad\(.*lr_decay=0.5"):
+        local.load_state(every, states[plain])
+    with pytest.raises(gr.InvalidArgument, match="counted of the rows is 'no'"):
+        local.load_state(every, states[plain] | {"counted": "no"})
+    np.testing.assert_array_equal(local.state(every)["step"], 0)
+    for rule in (plain, decaying):
+        without = {name: value for name, value in states[rule].items() if name != "counted"}
+        for saved in (states[rule], without):  # What does not say so is taken as it is.
+            local = gr.optim.LocalRows(rule, 3)
+            local.load_state(every, saved)
+            np.testing.assert_equal(local.state(every), states[rule])
+    local = gr.optim.LocalRows(plain, 3)
+    local.load_state(every, states[decaying])
+    assert local.step(weights, [0], np.ones((1, 3), np.float32)) == 0
+
+
 @pytest.mark.parametrize(("name", "options"), CASES)
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_row_whose_gradient_is_not_finite_is_left_alone_and_counted(

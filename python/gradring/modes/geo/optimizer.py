@@ -320,8 +320,7 @@ class GeoOptimizer(ModeOptimizer):
 
         Returns:
             ``dense``: for each parameter a dict under the names of `torch.optim`; ``rules``: the
-            rules' names; ``rows``: for each table ``ids``, ``rule``, ``step``, ``updates`` and an
-            array for each of the rule's names.
+            rules' names; ``rows``: for each table ``ids`` and what `LocalRows.state` returns.
         """
         return {
             "dense": copy.deepcopy(self._state),

@@ -188,6 +188,20 @@ def test_a_state_of_another_rule_is_refused() -> None:
     optimizer.abandon()
 
 
+def test_a_state_of_rows_whose_steps_were_not_counted_is_refused_where_they_are_needed() -> None:
+    saved, servers = None, make_servers("exact")
+    for name, decay in (("without", 0.0), ("with", 0.5)):
+        rule = gr.optim.Adagrad(lr=0.1, lr_decay=decay)
+        optimizer = gr.GeoOptimizer([], None, servers.client(0), name=name, workers=1)
+        table = optimizer.sparse_table("rows", 3, rule)
+        if saved is not None:
+            with pytest.raises(gr.InvalidArgument, match=r"table 'rows' .* not counted"):
+                optimizer.load_state_dict(saved)
+        optimizer.step(rows=[(table, [1], np.ones((1, 3)))])
+        saved = optimizer.state_dict()
+        optimizer.close()
+
+
 def after_a_step(rule: Any) -> tuple[gr.GeoOptimizer, Any, Any]:
     param = np.zeros((2, 3), np.float32)
     optimizer = gr.GeoOptimizer([param], rule, make_servers("exact").client(0), workers=1)
