@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -229,8 +230,11 @@ def test_gradients_may_be_reused_at_once(servers: Servers) -> None:
     np.testing.assert_array_equal(param, np.float32(sum(range(20))))
 
 
-def test_a_full_queue_holds_the_step_back() -> None:
+def test_a_full_queue_holds_the_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     server, gate, is_busy = ExactServer(), threading.Event(), threading.Event()
+    readings = itertools.count()  # Of a clock on which every wait takes a second.
+    watch = SimpleNamespace(perf_counter=lambda: float(next(readings)))
+    monkeypatch.setattr("gradring.modes.stepping.background.time", watch)
     own = gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, server.client(0), workers=1,
                             queue=1, timeout=0.1)  # fmt: skip
 
@@ -245,6 +249,10 @@ def test_a_full_queue_holds_the_step_back() -> None:
     own.step(grads)  # this one waits.
     with pytest.raises(gr.TimedOut, match="queue was full"):
         own.step(grads)
+    assert own.waited_seconds == 3  # In each of the steps, also in that which gave up.
+    with pytest.raises(gr.TimedOut, match="queue was full"):
+        own.flush()
+    assert own.waited_seconds == 3
     gate.set()
     own.abandon()
 

@@ -30,7 +30,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     watch = SimpleNamespace(perf_counter=made.perf_counter)
-    monkeypatch.setattr("gradring.modes.geo.step_clock.time", watch)
+    for place in ("step_clock", "exchange"):
+        monkeypatch.setattr(f"gradring.modes.geo.{place}.time", watch)
     return made
 
 
@@ -93,4 +94,24 @@ def test_waiting_for_an_exchange_is_no_part_of_a_step(
     look(optimizer)
     optimizer.replicas.settle = settle  # type: ignore[method-assign]
     assert stepped(clock, optimizer, 1) == STEP
+    optimizer.close()
+
+
+def test_time_that_an_exchange_has_held_steps_back_is_reported(clock: Clock) -> None:
+    optimizer = geo([np.zeros(1, np.float32)], ExactServer().client(0), 1, k_steps=1)
+    background = optimizer.replicas._background
+    drain = background.drain
+
+    def late(timeout: float) -> None:
+        drain(timeout)
+        clock.now += 7
+
+    stepped(clock, optimizer, 1)
+    optimizer.replicas.settle()
+    background.drain = late
+    for step in range(3):
+        assert optimizer.report.stalled_seconds == 7 * step
+        optimizer.step([np.ones(1, np.float32)])
+        optimizer.make_room()  # As the next step does.
+    background.drain = drain
     optimizer.close()
