@@ -37,7 +37,7 @@ class GeoReport:
         divergence: Norm of how far servers' values were from what this replica knew of them, over
             what the last exchange brought.
         relative_divergence: The same, divided by the norm of these values.
-        stalled_seconds: Time that steps have waited for an exchange to end.
+        stalled_seconds: Seconds that steps and flushes have waited for an exchange to end.
         pushed_rows: Rows of sparse tables sent so far.
         taken_rows: Rows that others changed, received so far.
         refused: Rows, and dense parameters, left alone because they were not finite: gradients by
