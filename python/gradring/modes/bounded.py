@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
@@ -77,6 +78,7 @@ class BoundedOptimizer(ModeOptimizer):
         self._ids = np.arange(self.workers, dtype=np.uint64)
         self._clocks = np.zeros((self.workers, len(_PLACES)), np.float32)
         self._counted = np.ones(self.workers, np.bool_)
+        self._left_at = np.zeros(self.workers, np.int64)  # Clocks of those that do not count.
         self._pending: Pending | None = None
         self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", len(_PLACES), Sum())
         self._row: Array | None = None  # What this worker's has, where that is known.
@@ -129,10 +131,13 @@ class BoundedOptimizer(ModeOptimizer):
         self.store.clock(self.domain, self.clock)
         for coming in kept:
             super().begin_prefetch(coming)
-        pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
-        self.dense.seen = self.store.pull(pulls, self.gate())[:-1]
+        self._pull(self.gate())
         self._settle()
         self._measure()
+
+    def _pull(self, gate: Gate | None = None) -> None:
+        pulls = [*self.dense.pulls(self.params), Pull(self._table, self._ids, self._clocks)]
+        self.dense.seen = self.store.pull(pulls, gate)[:-1]
 
     def _settle(self) -> None:
         # Wait until servers have acknowledged what was pushed.
@@ -146,17 +151,19 @@ class BoundedOptimizer(ModeOptimizer):
             raise
 
     def _measure(self) -> None:
-        lag = self._lag()
+        clocks = self._clocks.astype(np.int64) @ _PLACES
+        self._counted |= clocks != self._left_at  # Who does steps again has come back.
+        lag = self._lag(clocks)
         if lag > self.bound:
             # Those that left or were lost bound nobody.
             living = self.store.clocks(self.domain).living
             self._counted = np.array([rank in living for rank in range(self.workers)])
-            lag = self._lag()
+            self._left_at = clocks
+            lag = self._lag(clocks)
         self.staleness.add(lag)
 
-    def _lag(self) -> int:
-        clocks = self._clocks[self._counted].astype(np.int64) @ _PLACES
-        return max(0, self.clock - int(clocks.min(initial=self.clock)))
+    def _lag(self, clocks: npt.NDArray[np.int64]) -> int:
+        return max(0, self.clock - int(clocks[self._counted].min(initial=self.clock)))
 
     def _clock_push(self, clock: int) -> Push:
         if self._row is None:
@@ -175,7 +182,13 @@ class BoundedOptimizer(ModeOptimizer):
         """
         self.finish_step()
         self.forget_prefetches()
-        self.dense.pull(self.store)
+        self._pull()
+        self._row = self._clocks[[self.store.rank]]
+        if (self._row != _row(self.clock)).any():
+            # A checkpoint was loaded, with the clock of its time.
+            self._pending = self.store.push([self._clock_push(self.clock)])
+            self._settle()
+            self._row = _row(self.clock)
 
     def close(self) -> None:
         """Bring everything to the servers and take no further part; nobody is waited for.

@@ -92,7 +92,7 @@ class RoundOptimizer(ModeOptimizer):
             self._pending = self.store.push(pushes, self.gate())
         self.clock += 1
         # A mean over one worker's examples is its own: times and by their number would round it.
-        self._unsaid = min(weight, 1) if self.workers == 1 else weight
+        self._unsaid = float(weight > 0) if self.workers == 1 else weight
         with after_the_push(self.clock):
             self._finish(kept)
 
@@ -152,6 +152,7 @@ class RoundOptimizer(ModeOptimizer):
             TimedOut: Others did not come to the last step in time; says who. Call it again.
         """
         self._wait_for_all_rounds()
+        self.forget_prefetches()
         self.dense.pull(self.store)
 
 

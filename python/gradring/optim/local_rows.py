@@ -23,13 +23,15 @@ Slots = npt.NDArray[np.int64]
 # From which step on a rule does the same in every step, where that is ever.
 _SETTLED = {"sgd": 2, "rmsprop": 1}
 
-_BESIDE_FIELDS = {"ids", "rule", "step", "updates"}
+_NEVER = int(np.iinfo(np.int64).max)
+
+_BESIDE_FIELDS = {"ids", "rule", "step", "counted", "updates"}
 
 
 def _settled(core_rule: Mapping[str, Any]) -> int:
     if core_rule["kind"] == "adagrad" and core_rule["lr_decay"] == 0:
         return 1
-    return _SETTLED.get(core_rule["kind"], np.iinfo(np.int64).max)
+    return _SETTLED.get(core_rule["kind"], _NEVER)
 
 
 class LocalRows:
@@ -99,6 +101,14 @@ class LocalRows:
             raise InvalidArgument(f"rows are named by whole numbers, not by {slots.dtype}")
         if weights.ndim != 2 or weights.shape[1] != self._dim:
             raise InvalidArgument(f"weights of shape {weights.shape}, not of rows of {self._dim}")
+        if grads.shape != (slots.size, self._dim):
+            raise InvalidArgument(
+                f"gradients of shape {grads.shape}, not a row of {self._dim} for each of "
+                f"{slots.size} slots"
+            )
+        for what, array in (("weights", weights), ("gradients", grads)):
+            if array.dtype != np.float32:  # The kernel sees their bytes alone.
+                raise InvalidArgument(f"{what} are {array.dtype}, not float32")
         slots = np.ascontiguousarray(slots.reshape(-1), np.int64)
         if len(self._places) < len(weights):
             self._places = np.zeros(len(weights), np.int32)
@@ -133,11 +143,17 @@ class LocalRows:
 
         Args:
             slots: The rows.
+
+        Returns:
+            ``rule``; for each row ``step``, int64, and whether these were all ``counted``: not
+            where the rule does the same in every step; ``updates`` of the array; for each of the
+            rule's fields float32 (rows, floats).
         """
         self._reach(slots)
         return {
             "rule": type(self.rule).__name__,
             "step": self._steps[slots],
+            "counted": self._settled == _NEVER,
             "updates": self._updates,
             **{
                 name: field[slots]
@@ -149,7 +165,7 @@ class LocalRows:
         """Go on from what `state` returned.
 
         Raises:
-            InvalidArgument: It is of another rule or another number of rows; nothing was changed.
+            InvalidArgument: As `require_fitting`; nothing was changed.
         """
         self.require_fitting(len(slots), saved, "the rows")
         self._reach(slots)
@@ -167,7 +183,8 @@ class LocalRows:
             owner: What to call the rows in errors.
 
         Raises:
-            InvalidArgument: It is of another rule or another number of rows.
+            InvalidArgument: It is of another rule or another number of rows, or the rule needs
+                steps that were not counted.
         """
         name = type(self.rule).__name__
         if saved.get("rule", name) != name:  # Those that were saved earlier say none.
@@ -175,6 +192,15 @@ class LocalRows:
         missing = {"step", "updates"} - saved.keys()
         if missing:
             raise InvalidArgument(f"the state of {owner} has no {', '.join(sorted(missing))}")
+        counted = saved.get("counted", True)
+        if not isinstance(counted, (bool, np.bool_)):
+            raise InvalidArgument(f"counted of {owner} is {counted!r}, not a truth value")
+        if not counted and self._settled == _NEVER:
+            raise InvalidArgument(
+                f"the state of {owner} was saved under settings with which rows' steps are not "
+                f"counted, and {self.rule} needs them: an lr_decay is there from the start or not "
+                "at all"
+            )
         wanted = {name: (count, floats) for name, floats, _ in self._layout}
         given = {
             name: as_array(value, f"{name} of {owner}")

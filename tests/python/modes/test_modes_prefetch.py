@@ -62,6 +62,23 @@ def test_after_a_flush_rows_are_what_servers_have_whatever_was_asked_for_before(
     np.testing.assert_array_equal(rows_of(table), 1)
 
 
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_after_a_flush_rows_are_what_was_written_between_two_flushes(
+    real_servers: RealServers, world: GetWorld, mode: Any
+) -> None:
+    ps, comm = real_servers.client(0), world(1, "tcp").comms[0]
+    with gr.distributed([], STEP, mode, ps=ps, comm=comm) as optimizer:
+        table = optimizer.sparse_table("t", 1, STEP)
+        table.prefetch(IDS)
+        optimizer.step(rows=ones(table))
+        optimizer.flush()
+        on_servers = ps.sparse_table("t", 1, optimizer.server_rule(STEP))
+        saved = on_servers.state_dict()
+        on_servers.load_state_dict(saved | {"rows": np.full_like(saved["rows"], -9)})
+        optimizer.flush()
+        np.testing.assert_array_equal(rows_of(table), 9)
+
+
 @pytest.mark.parametrize("fails_at_once", [False, True])
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_prefetch_that_fails_is_asked_again_and_stops_nothing(

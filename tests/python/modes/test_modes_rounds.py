@@ -118,6 +118,19 @@ def test_workers_take_the_path_of_one_process(servers: Servers, workers: int, ru
         np.testing.assert_array_equal(own_rows, rows)
 
 
+@pytest.mark.parametrize("weight", [0.3, 1.0, 7.3])
+def test_the_gradient_of_one_worker_is_taken_as_it_is_whatever_its_weight(
+    servers: Servers, weight: float
+) -> None:
+    grad = np.random.default_rng(0).standard_normal(200).astype(np.float32)
+    param = np.zeros_like(grad)
+    with RoundOptimizer([param], gr.optim.Sum(), servers.client(0), workers=1) as own:
+        table = own.sparse_table("rows", len(grad), gr.optim.Sum())
+        own.step([grad], weight, [(table, [3], grad[np.newaxis])])
+        np.testing.assert_array_equal(param, grad)
+        np.testing.assert_array_equal(table.pull([3])[0], grad)
+
+
 def test_a_lost_worker_fails_the_others_by_name_within_the_timeout() -> None:
     server = ExactServer()
     with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,34 @@ def test_one_who_comes_back_begins_where_the_slowest_is(servers: Servers) -> Non
         optimizer.close()
 
 
+def test_one_who_comes_back_counts_again_in_what_the_others_measure(servers: Servers) -> None:
+
+    def join(rank: int) -> BoundedOptimizer:
+        param = np.zeros(1, np.float32)
+        return BoundedOptimizer([param], STEP, servers.client(rank), workers=2, staleness=1)
+
+    def measured(optimizer: BoundedOptimizer) -> int:
+        before = optimizer.staleness.counts.copy()
+        optimizer.step([np.ones(1, np.float32)])
+        [lag] = (optimizer.staleness.counts - before).elements()
+        return lag
+
+    first, second = join(0), join(1)
+    for _ in range(2):
+        second.close()
+        for _ in range(5):
+            measured(first)
+        assert measured(first) == 0
+        second = join(1)
+        assert measured(first) == 1
+        assert measured(second) == 0
+        assert measured(first) == 1
+        assert measured(second) == 0
+    assert first.staleness.max == 1
+    for optimizer in (first, second):
+        optimizer.close()
+
+
 def test_staleness_is_measured_beyond_the_numbers_that_a_float_can_count(servers: Servers) -> None:
     far, domain = (1 << 24) - 2, Domain("model/clocks", 2, is_round=False)
     clients = [servers.client(rank) for rank in range(2)]
@@ -201,8 +230,11 @@ def test_gradients_may_be_reused_at_once(servers: Servers) -> None:
     np.testing.assert_array_equal(param, np.float32(sum(range(20))))
 
 
-def test_a_full_queue_holds_the_step_back() -> None:
+def test_a_full_queue_holds_the_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
     server, gate, is_busy = ExactServer(), threading.Event(), threading.Event()
+    readings = itertools.count()  # Of a clock on which every wait takes a second.
+    watch = SimpleNamespace(perf_counter=lambda: float(next(readings)))
+    monkeypatch.setattr("gradring.modes.stepping.background.time", watch)
     own = gr.AsyncOptimizer([np.zeros(1, np.float32)], STEP, server.client(0), workers=1,
                             queue=1, timeout=0.1)  # fmt: skip
 
@@ -217,6 +249,10 @@ def test_a_full_queue_holds_the_step_back() -> None:
     own.step(grads)  # this one waits.
     with pytest.raises(gr.TimedOut, match="queue was full"):
         own.step(grads)
+    assert own.waited_seconds == 3  # In each of the steps, also in that which gave up.
+    with pytest.raises(gr.TimedOut, match="queue was full"):
+        own.flush()
+    assert own.waited_seconds == 3
     gate.set()
     own.abandon()
 

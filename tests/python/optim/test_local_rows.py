@@ -82,6 +82,22 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     assert same_bits(weights[0], weights[1])
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float16, np.float64])
+def test_what_only_has_as_many_bytes_or_numbers_is_refused(dtype: Any) -> None:
+    local = gr.optim.LocalRows(gr.optim.SGD(lr=1.0), 3)
+    weights, grads = np.zeros((4, 3), np.float32), np.ones((2, 3), np.float32)
+    for shape in ((3, 2), (6,), (2, 3, 1), (1, 6)):
+        with pytest.raises(gr.InvalidArgument, match="a row of 3 for each of 2 slots"):
+            local.step(weights, [0, 1], grads.reshape(shape))
+    with pytest.raises(gr.InvalidArgument, match=f"gradients are {np.dtype(dtype)}, not float32"):
+        local.step(weights, [0, 1], grads.astype(dtype))
+    with pytest.raises(gr.InvalidArgument, match=f"weights are {np.dtype(dtype)}, not float32"):
+        local.step(weights.astype(dtype), [0, 1], grads)
+    assert not weights.any()
+    local.step(weights, [0, 1], np.asfortranarray(grads))
+    assert (weights[:2] == -1).all()
+
+
 def test_the_kernel_refuses_what_it_would_write_beyond() -> None:
     rule = gr.optim.Adagrad(lr=0.1).to_core()
     weights, squares = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
@@ -98,6 +114,32 @@ def test_the_kernel_refuses_what_it_would_write_beyond() -> None:
             _core.update_rows(rule, weights, state, slots, numbers, grads)
     assert (weights == 1).all()
     assert not squares.any()
+
+
+def test_a_state_whose_steps_were_not_counted_is_refused_by_a_rule_that_needs_them() -> None:
+    plain, decaying = gr.optim.Adagrad(lr=0.1), gr.optim.Adagrad(lr=0.1, lr_decay=0.5)
+    weights, every = np.ones((4, 3), np.float32), np.arange(4)
+    states = {}
+    for rule in (plain, decaying):
+        local = gr.optim.LocalRows(rule, 3)
+        for _ in range(3):
+            local.step(weights, [0, 1], np.ones((2, 3), np.float32))
+        states[rule] = local.state(every)
+    local = gr.optim.LocalRows(decaying, 3)
+    with pytest.raises(gr.InvalidArgument, match=r"not counted, and Adagrad\(.*lr_decay=0.5"):
+        local.load_state(every, states[plain])
+    with pytest.raises(gr.InvalidArgument, match="counted of the rows is 'no'"):
+        local.load_state(every, states[plain] | {"counted": "no"})
+    np.testing.assert_array_equal(local.state(every)["step"], 0)
+    for rule in (plain, decaying):
+        without = {name: value for name, value in states[rule].items() if name != "counted"}
+        for saved in (states[rule], without):  # What does not say so is taken as it is.
+            local = gr.optim.LocalRows(rule, 3)
+            local.load_state(every, saved)
+            np.testing.assert_equal(local.state(every), states[rule])
+    local = gr.optim.LocalRows(plain, 3)
+    local.load_state(every, states[decaying])
+    assert local.step(weights, [0], np.ones((1, 3), np.float32)) == 0
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -21,10 +21,10 @@ from gradring.modes.contracts import Geo, Mean
 from gradring.modes.geo.flush_clock import FlushClock
 from gradring.modes.geo.pace import Pace
 from gradring.modes.geo.replica import PUSHES_UNDER_WAY, DenseReplica, Offer, SparseReplica
+from gradring.modes.geo.report import Divergence, GeoReport
 from gradring.modes.parameters.rows import Slots
 from gradring.modes.stepping.background import Background
 from gradring.modes.stores.store import (
-    Array,
     Changed,
     Domain,
     Ids,
@@ -50,33 +50,6 @@ class _Arrived:
     changed: list[Changed]
     living: int
     seconds: float
-
-
-@dataclass
-class GeoReport:
-    """What GEO measures.
-
-    Attributes:
-        exchanges: Exchanges that have ended.
-        divergence: Norm of how far servers' values were from what this replica knew of them, over
-            what the last exchange brought.
-        relative_divergence: The same, divided by the norm of these values.
-        stalled_seconds: Time that steps have waited for an exchange to end.
-        pushed_rows: Rows of sparse tables sent so far.
-        taken_rows: Rows that others changed, received so far.
-        refused: Rows, and dense parameters, left alone because they were not finite: gradients by
-            the local rule, progress by servers.
-        workers: Living workers as of the last exchange.
-    """
-
-    exchanges: int = 0
-    divergence: float = 0.0
-    relative_divergence: float = 0.0
-    stalled_seconds: float = 0.0
-    pushed_rows: int = 0
-    taken_rows: int = 0
-    refused: int = 0
-    workers: int = 1
 
 
 class Replicas:
@@ -143,28 +116,26 @@ class Replicas:
             self.store.pull(
                 [Pull(each.table, None, out) for each, out in zip(self.dense, outs, strict=True)]
             )
-        squared, norm = 0.0, 0.0
+        brought = Divergence()
         for replica, out in zip(self.dense, outs, strict=True):
-            squared += _square(out - replica.base)
-            norm += _square(out)
-            replica.adopt(out)
+            brought.add(replica.adopt(out), out)
         for sparse, ids in zip(self.sparse, pushed, strict=True):
             sparse.expect(ids)
-            self._adopt_changed(sparse)
-            self._adopt_unread(sparse)
+            self._adopt_changed(sparse, brought)
+            self._adopt_unread(sparse, brought)
         self._removals_known, self._past_known = count, past
-        self.note_divergence(squared, norm)
+        self.report.note_exchange(brought)
 
-    def _adopt_changed(self, sparse: SparseReplica) -> None:
+    def _adopt_changed(self, sparse: SparseReplica, brought: Divergence) -> None:
         more = True
         while more:
             changed = self.store.changed(sparse.table, sparse.since, most=1)
             for ids, values in changed.pages:
-                sparse.adopt_changed(ids, values)
+                brought.add(sparse.adopt_changed(ids, values), values)
                 self.report.taken_rows += len(ids)
             sparse.since, more = changed.since, changed.more
 
-    def _adopt_unread(self, sparse: SparseReplica) -> None:
+    def _adopt_unread(self, sparse: SparseReplica, brought: Divergence) -> None:
         ids = sparse.unread
         for begin in range(0, len(ids), sparse.slice_rows):
             some = ids[begin : begin + sparse.slice_rows]
@@ -174,19 +145,13 @@ class Replicas:
             except BaseException:
                 sparse.forget_room()
                 raise
-            sparse.adopt(sparse.find(some), out)
+            brought.add(sparse.adopt(sparse.find(some), out), out)
 
     def _count_removals(self) -> float:
         count = np.zeros(removals.SHAPE, np.float32)
         if self._removals is not None:
             self.store.pull([Pull(self._removals, None, count)])
         return float(count[0])
-
-    def note_divergence(self, squared: float, norm: float) -> None:
-        """Report how far servers were from what was known of them (sums of squares)."""
-        self.report.exchanges += 1
-        self.report.divergence = squared**0.5
-        self.report.relative_divergence = (squared / norm) ** 0.5 if norm else 0.0
 
     def residual_norm(self) -> float:
         """Return the norm of the progress that servers do not have yet."""
@@ -284,23 +249,21 @@ class Exchange(Replicas):
         self._is_under_way = False
         if arrived is None:
             raise InternalError("an exchange ended without a result")
-        squared, norm = 0.0, 0.0
+        brought = Divergence()
         for replica, offer, pushed in zip(self.all, arrived.offers, arrived.pushed, strict=True):
             if pushed is None:
                 continue
             if pushed.refused:
                 self.report.refused += pushed.refused
                 replica.drop_refused(offer)  # Else it would be offered again and again.
-            squared += replica.accept(offer)
-            norm += _square(offer.server)
+            brought.add(replica.accept(offer), offer.server)
             self.report.pushed_rows += 0 if offer.ids is None else len(offer.ids)
         for sparse, changed in zip(self.sparse, arrived.changed, strict=True):
             for ids, rows in changed.pages:
-                squared += sparse.accept_changed(ids, rows)
-                norm += _square(rows)
+                brought.add(sparse.accept_changed(ids, rows), rows)
                 self.report.taken_rows += len(ids)
             sparse.since = changed.since
-        self.note_divergence(squared, norm)
+        self.report.note_exchange(brought)
         self.report.workers = arrived.living
         self.pace.note_exchange(arrived.seconds, self.report.relative_divergence)
 
@@ -366,8 +329,3 @@ class Exchange(Replicas):
 
     def _note_pushed(self, pending: Pending) -> None:
         self.report.refused += sum(pushed.refused for pushed in pending.result())
-
-
-def _square(values: Array) -> float:
-    flat = values.reshape(-1)
-    return float(np.dot(flat, flat))

@@ -12,9 +12,10 @@ import numpy as np
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes import contracts
 from gradring.modes.contracts import Geo, Mean, Nesterov, Outer
-from gradring.modes.geo.exchange import Exchange, GeoReport
+from gradring.modes.geo.exchange import Exchange
 from gradring.modes.geo.outer import OuterRounds
 from gradring.modes.geo.replica import DenseReplica, SparseReplica, require_exact_rows
+from gradring.modes.geo.report import GeoReport
 from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
 from gradring.modes.geo.step_clock import StepClock
 from gradring.modes.parameters.rows import Slots
@@ -62,15 +63,12 @@ class GeoOptimizer(ModeOptimizer):
         """
         self.mode = Geo(k_steps, contracts.Sum() if outer is None else outer, rare_every)
         super().__init__(params, rule, ps, **options)
-        self.replicas.dense = [
-            DenseReplica(table, param)
-            for table, param in zip(self.dense.tables, self.params, strict=True)
-        ]
+        self.replicas.dense = list(map(DenseReplica, self.dense.tables, self.params))
         self._sparse: dict[str, SparseReplica] = {}
         self._local_rows: dict[str, LocalRows] = {}
         self._coming: list[Prefetched] = []
         self._state: list[State] = [{} for _ in self.params]
-        self._steps_left = self.replicas.pace.k_steps
+        self._count_down()
         self._clock = StepClock()
 
     def join(self) -> None:
@@ -269,9 +267,13 @@ class GeoOptimizer(ModeOptimizer):
             while self._steps_left <= 0:
                 self.replicas.begin()
                 # Where all exchange in the same step, a late worker leaves out no exchange.
-                self._steps_left = self.k_steps + (self._steps_left if self.is_in_step else 0)
+                self._count_down(self._steps_left if self.is_in_step else 0)
                 self.replicas.finish()
         self._clock.start()
+
+    def _count_down(self, owed: int = 0) -> None:
+        self._counted_from = self.k_steps  # Which may change before the next exchange.
+        self._steps_left = self._counted_from + owed
 
     def _settle(self) -> None:
         with self._clock.paused():
@@ -289,7 +291,7 @@ class GeoOptimizer(ModeOptimizer):
 
     def left_behind(self) -> str:
         """Say how many steps were not offered yet."""
-        steps = self.k_steps - self._steps_left
+        steps = self._counted_from - self._steps_left
         if steps > 0:
             return f"what its last {steps} steps have learned"
         if any(replica.has_waiting for replica in self._sparse.values()):
@@ -318,8 +320,7 @@ class GeoOptimizer(ModeOptimizer):
 
         Returns:
             ``dense``: for each parameter a dict under the names of `torch.optim`; ``rules``: the
-            rules' names; ``rows``: for each table ``ids``, ``rule``, ``step``, ``updates`` and an
-            array for each of the rule's names.
+            rules' names; ``rows``: for each table ``ids`` and what `LocalRows.state` returns.
         """
         return {
             "dense": copy.deepcopy(self._state),
@@ -376,8 +377,9 @@ class GeoOptimizer(ModeOptimizer):
         """
         self._clock.stop()
         self._take_prefetched()
+        self.replicas.settle()
+        self._count_down()  # Also where others are late: theirs begins anew with this exchange.
         self.replicas.flush()
-        self._steps_left = self.k_steps
 
     def close(self) -> None:
         """Bring this worker's progress to the servers, take their values and leave.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gradring import _core
+from gradring.arrays.buffers import as_ids
 from gradring.errors import InvalidArgument
 from gradring.modes.parameters.rows import IdIndex, Slots
 from gradring.modes.stores.store import Array, Ids
@@ -133,10 +134,13 @@ class DenseReplica:
         for values in (self.weights, self.base):
             np.copyto(values, server, where=is_refused)
 
-    def adopt(self, server: Array) -> None:
-        """Forget the progress: weights and base are the servers' values."""
-        self.weights[...] = server.reshape(self.weights.shape)
-        self.base[...] = self.weights
+    def adopt(self, server: Array) -> float:
+        """Forget the progress: weights and base are the servers' values; returns as `accept`."""
+        server = server.reshape(self.weights.shape)
+        moved = _squared_norm(server - self.base)
+        for values in (self.weights, self.base):
+            values[...] = server
+        return moved
 
     def progress(self) -> Array:
         """Return a copy of what was not offered yet."""
@@ -204,8 +208,18 @@ class SparseReplica:
         """The rows' ids, by slot."""
         return self._index.ids
 
-    def slots(self, ids: Ids) -> Slots:
-        """Return the slot of each id; rows of new ones come from the servers first."""
+    def slots(self, ids: Any) -> Slots:
+        """Return the slot of each id, flat; rows of new ones come from the servers first.
+
+        Args:
+            ids: As `ModeTable.pull` takes them.
+
+        Raises:
+            InvalidArgument: They are no whole numbers; nothing was asked.
+            TimedOut: Servers did not bring rows that are new here; nothing has changed.
+            DeviceError: They are on a device.
+        """
+        ids = as_ids(ids).reshape(-1)
         found = self._index.find(ids)
         is_new = found < 0
         if is_new.any():
@@ -216,12 +230,13 @@ class SparseReplica:
             found = self._index.find(ids)
         return found
 
-    def insert(self, ids: Ids, rows: Array) -> None:
+    def insert(self, ids: Any, rows: Array) -> None:
         """Take rows that the servers have now; those that are here already are left alone."""
+        ids = as_ids(ids).reshape(-1)
         is_new = self._index.find(ids) < 0
         slots = self._index.add(ids[is_new])
         self._grow(len(self._index))
-        self.adopt(slots, rows[is_new])
+        self._put(slots, rows[is_new])
 
     def mark(self, slots: Slots) -> None:
         """Note that a step has trained rows: an exchange will offer them."""
@@ -301,7 +316,7 @@ class SparseReplica:
         """Take the servers' rows, before `accept`, where what was offered was not finite."""
         assert offered.slots is not None
         is_refused = ~np.isfinite(offered.delta).all(axis=1)
-        self.adopt(offered.slots[is_refused], offered.server[is_refused])
+        self._put(offered.slots[is_refused], offered.server[is_refused])
 
     def accept_changed(self, ids: Ids, server: Array) -> float:
         """Take rows that others changed; those this worker never asked for are left out."""
@@ -322,21 +337,21 @@ class SparseReplica:
         """Use other memory from now on: a pull that was given up may still write there."""
         self._server = _Room()
 
-    def adopt(self, slots: Slots, server: Array) -> None:
-        """Forget the progress of some rows: weights and base are the servers' values."""
-        self._weights[slots] = server
-        self._base[slots] = server
-        self._is_unread[slots] = False
+    def adopt(self, slots: Slots, server: Array) -> float:
+        """Forget the progress of some rows, as `DenseReplica.adopt`."""
+        moved = self._accept(slots, server)
+        self._put(slots, server)
+        return moved
 
-    def adopt_changed(self, ids: Ids, server: Array) -> None:
+    def adopt_changed(self, ids: Ids, server: Array) -> float:
         """The same by id; rows this worker never asked for are left out."""
         slots = self._index.find(ids)
         is_held = slots >= 0
-        self.adopt(slots[is_held], server[is_held])
+        return self.adopt(slots[is_held], server[is_held])
 
-    def find(self, ids: Ids) -> Slots:
-        """Return the slot of each id; -1 where this worker has none."""
-        return self._index.find(ids)
+    def find(self, ids: Any) -> Slots:
+        """Return the slot of each id, flat; -1 where this worker has none."""
+        return self._index.find(as_ids(ids).reshape(-1))
 
     def progress(self) -> Array:
         """Return a copy of what was not offered yet."""
@@ -350,6 +365,11 @@ class SparseReplica:
     def squared_progress(self) -> float:
         """Return the sum of squares of what was not offered yet."""
         return _squared_norm(self.weights - self.base)
+
+    def _put(self, slots: Slots, server: Array) -> None:
+        self._weights[slots] = server
+        self._base[slots] = server
+        self._is_unread[slots] = False
 
     def _accept(self, slots: Slots, server: Array) -> float:
         server = np.ascontiguousarray(server, np.float32)

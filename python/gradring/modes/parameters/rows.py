@@ -85,8 +85,8 @@ class IdIndex:
             self._place(known, np.arange(len(known)))
         slots = np.arange(self._count, needed)
         self._ids[self._count : needed] = ids
-        self._count = needed
-        self._place(ids, slots)
+        self._place(self._ids[self._count : needed], slots)
+        self._count = needed  # Last: what could not be placed is not counted.
         return slots
 
     def _allocate(self, capacity: int) -> None:

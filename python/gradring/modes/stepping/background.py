@@ -43,7 +43,7 @@ class Background:
         self._is_closed = False
         self._is_dropped = False
         self._process = os.getpid()
-        self.waited_seconds = 0.0  # That submit() spent waiting for room.
+        self.waited_seconds = 0.0  # That submit() and wait_for_room() spent waiting for it.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -58,7 +58,7 @@ class Background:
             TimedOut: There was no room for ``timeout`` seconds.
             Error: An earlier task failed; it raises what that raised.
         """
-        self._take_room(timeout)
+        self._wait_for_room(timeout)
         self._tasks.put(task)
 
     def wait_for_room(self, timeout: float) -> None:
@@ -67,19 +67,24 @@ class Background:
         Raises:
             TimedOut: As `submit`, and so for its other errors.
         """
-        self._take_room(timeout)
+        self._wait_for_room(timeout)
         self._room.release()
+
+    def _wait_for_room(self, timeout: float) -> None:
+        begin = time.perf_counter()
+        try:
+            self._take_room(timeout)
+        finally:
+            self.waited_seconds += time.perf_counter() - begin
 
     def _take_room(self, timeout: float) -> None:
         self.require_well()
-        begin = time.perf_counter()
         if not self._room.acquire(timeout=timeout):
             self.require_well()
             raise TimedOut(
                 f"{self._thread.name}: the queue was full for {timeout:g} s; servers are too slow "
                 "or gone"
             )
-        self.waited_seconds += time.perf_counter() - begin
         try:
             self.require_well()  # What failed meanwhile has made the room.
         except BaseException:

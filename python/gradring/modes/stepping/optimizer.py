@@ -46,7 +46,6 @@ class ModeOptimizer:
     comm: Any = None
     uses_name = True  # For something on the servers that it trains by.
     domain: Domain | None = None  # Of those who wait for each other.
-    _parts: Parts | None = None
 
     def __init__(  # noqa: PLR0913 - modes pass them on by name
         self,
@@ -252,9 +251,8 @@ class ModeOptimizer:
         if self.is_in_step:
             return dealt_out(name, count, self.store.rank, self.workers)
         require_parts(name, count)
-        if self._parts is None:
-            self._parts = Parts(self.store, self.name)
-        return self._parts.take(name, count)
+        # Made anew: a checkpoint from before its table was made may have been loaded.
+        return Parts(self.store, self.name).take(name, count)
 
     def flush(self) -> None:
         """Wait until servers have everything, and take their values."""

@@ -174,11 +174,19 @@ class ServedStore:
 
     def wait(self, gate: Gate) -> None:
         """Wait until a gate opens on every shard."""
-        if self._gate_table is None:
-            shards = self._core.shards
-            # Named by its size: a checkpoint may be loaded by another number of servers.
-            name = f"gradring/gate/{shards}"
-            self._gate_table = self._ps.dense_table(name, (_GATE_FLOATS * shards,), Sum())
+        if self._gate_table is not None:
+            try:
+                self._wait(gate)
+                return
+            except InvalidArgument:
+                pass  # A checkpoint from before the table was made may have been loaded.
+        shards = self._core.shards
+        # Named by its size: a checkpoint may be loaded by another number of servers.
+        name = f"gradring/gate/{shards}"
+        self._gate_table = self._ps.dense_table(name, (_GATE_FLOATS * shards,), Sum())
+        self._wait(gate)
+
+    def _wait(self, gate: Gate) -> None:
         out = np.empty(self._gate_table.shape, np.float32)
         self._core.pull_dense(
             self._gate_table.number, out, gate=_gate(gate), timeout_ms=self._gate_ms

@@ -123,9 +123,10 @@ def after(steps: int) -> float:
     return float(optimizer.params[0][0])
 
 
-def outer_workers(server: ExactServer) -> list[gr.GeoOptimizer]:
+def outer_workers(server: ExactServer, k_steps: int = 1) -> list[gr.GeoOptimizer]:
     return [
-        geo([np.zeros(1, np.float32)], server.client(rank), 2, outer=OUTER) for rank in range(2)
+        geo([np.zeros(1, np.float32)], server.client(rank), 2, outer=OUTER, k_steps=k_steps)
+        for rank in range(2)
     ]
 
 
@@ -144,6 +145,32 @@ def test_an_exchange_that_timed_out_is_ended_by_a_flush_and_not_begun_again(
     assert first.params[0] == second.params[0] == after(1)
     for optimizer in (first, second):
         optimizer.abandon()
+
+
+def test_who_goes_on_after_a_flush_that_timed_out_exchanges_in_the_same_steps_as_the_others(
+    server: ExactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = first, second = outer_workers(server, k_steps=4)
+    for _ in range(2):
+        first.step([-ONE])
+    with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+        first.flush()
+    for _ in range(2):
+        second.step([-ONE])
+    second.flush()
+    monkeypatch.setattr("exact_server.SECONDS", 20)
+
+    def go_on(rank: int) -> None:
+        for _ in range(4):
+            workers[rank].step([-ONE])
+        workers[rank].flush()
+
+    on_workers(2, go_on)
+    expected, state = np.zeros(1, np.float32), {}
+    for progress in (2, 4):
+        gr.optim.SGD(lr=1.0, momentum=0.5, nesterov=True).update(expected, -progress * ONE, state)
+    assert first.params[0] == second.params[0] == expected
+    on_workers(2, lambda rank: workers[rank].close())
 
 
 def test_the_step_after_a_late_exchange_ends_it_before_it_trains(server: ExactServer) -> None:

@@ -379,12 +379,3 @@ def test_nesterov_trains_rows_too(servers: Servers) -> None:
     # The mean counts the worker that did not touch a row as zero: 1/2 for rows 0 and 1.
     # Nesterov: step 1 moves by 1.5 g, step 2 by 1.75 g.
     np.testing.assert_array_equal(first, [1.625, 1.625, 3.25])
-
-
-def test_divergence_is_how_far_servers_were_from_what_a_replica_knew(servers: Servers) -> None:
-    first, second = (geo([np.zeros(4, np.float32)], servers.client(r), 2) for r in range(2))
-    exchange(first, 1.0)
-    assert first.report.divergence == 0
-    exchange(second, 1.0)
-    assert second.report.divergence == 2  # Four elements, each 1 away.
-    assert second.report.relative_divergence == 0.5  # Of a norm of 4.

@@ -30,7 +30,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     watch = SimpleNamespace(perf_counter=made.perf_counter)
-    monkeypatch.setattr("gradring.modes.geo.step_clock.time", watch)
+    for place in ("step_clock", "exchange"):
+        monkeypatch.setattr(f"gradring.modes.geo.{place}.time", watch)
     return made
 
 
@@ -65,6 +66,18 @@ def test_an_epoch_of_one_step_leaves_the_pace_as_it_was(clock: Clock) -> None:
     optimizer.close()
 
 
+@pytest.mark.parametrize("divergence", [0.5, 0.001], ids=["halved", "doubled"])
+def test_what_servers_lack_is_counted_from_the_last_exchange_whatever_the_pace_is_by_then(
+    clock: Clock, divergence: float
+) -> None:
+    optimizer = geo([np.zeros(1, np.float32)], ExactServer().client(0), 1, k_steps="auto")
+    stepped(clock, optimizer, 8)
+    optimizer.replicas.pace.note_exchange(STEP, divergence)
+    assert optimizer.k_steps != 10
+    assert optimizer.left_behind() == "what its last 8 steps have learned"
+    optimizer.close()
+
+
 @pytest.mark.parametrize("look", [gr.GeoOptimizer.residual_norm, gr.GeoOptimizer.make_room])
 def test_waiting_for_an_exchange_is_no_part_of_a_step(
     clock: Clock, look: Callable[[gr.GeoOptimizer], Any]
@@ -81,4 +94,24 @@ def test_waiting_for_an_exchange_is_no_part_of_a_step(
     look(optimizer)
     optimizer.replicas.settle = settle  # type: ignore[method-assign]
     assert stepped(clock, optimizer, 1) == STEP
+    optimizer.close()
+
+
+def test_time_that_an_exchange_has_held_steps_back_is_reported(clock: Clock) -> None:
+    optimizer = geo([np.zeros(1, np.float32)], ExactServer().client(0), 1, k_steps=1)
+    background = optimizer.replicas._background
+    drain = background.drain
+
+    def late(timeout: float) -> None:
+        drain(timeout)
+        clock.now += 7
+
+    stepped(clock, optimizer, 1)
+    optimizer.replicas.settle()
+    background.drain = late
+    for step in range(3):
+        assert optimizer.report.stalled_seconds == 7 * step
+        optimizer.step([np.ones(1, np.float32)])
+        optimizer.make_room()  # As the next step does.
+    background.drain = drain
     optimizer.close()

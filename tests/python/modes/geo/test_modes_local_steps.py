@@ -103,6 +103,28 @@ def test_a_loop_may_train_the_rows_itself(servers: Servers) -> None:
     np.testing.assert_array_equal(servers.sparse("words", 3, gr.optim.Sum())[3], np.float32(1.5))
 
 
+def test_a_replica_takes_whatever_ids_a_table_takes(servers: Servers) -> None:
+    with gr.GeoOptimizer([], None, servers.client(0), k_steps=1, workers=1) as optimizer:
+        table = optimizer.sparse_table("words", 2, gr.optim.SGD(lr=1.0))
+        replica = optimizer.replica(table)
+        for wrong in ([0.5], np.array([1.0]), "5"):
+            with pytest.raises(gr.InvalidArgument, match="ids"):
+                replica.slots(wrong)
+        np.testing.assert_array_equal(replica.slots(np.arange(3)), np.arange(3))
+        np.testing.assert_array_equal(replica.slots([5]), [3])
+        np.testing.assert_array_equal(replica.slots(np.array([[2, 5]], np.int32)), [2, 3])
+        np.testing.assert_array_equal(replica.find([5, 6]), [3, -1])
+        replica.insert([6, 5], np.full((2, 2), 7, np.float32))
+        assert len(replica) == 5
+        replica.weights[3] += 1.5
+        replica.mark([3])
+        optimizer.advance()
+        optimizer.flush()
+        assert len(replica) == 5
+        np.testing.assert_array_equal(table.pull([5, 0]), [[1.5, 1.5], [0, 0]])
+    assert list(servers.sparse("words", 2, gr.optim.Sum())) == [5]
+
+
 @pytest.mark.parametrize("rule", [gr.optim.Adam(lr=0.1), gr.optim.SparseAdam(lr=0.1)], ids=str)
 def test_a_saved_state_goes_on_as_if_nothing_had_happened(servers: Servers, rule: Any) -> None:
     def batch(step: int) -> tuple[Array, Array, Array]:
@@ -164,6 +186,20 @@ def test_a_state_of_another_rule_is_refused() -> None:
         optimizer.load_state_dict({"dense": [], "rows": {}})
     optimizer.load_state_dict(states[1])
     optimizer.abandon()
+
+
+def test_a_state_of_rows_whose_steps_were_not_counted_is_refused_where_they_are_needed() -> None:
+    saved, servers = None, make_servers("exact")
+    for name, decay in (("without", 0.0), ("with", 0.5)):
+        rule = gr.optim.Adagrad(lr=0.1, lr_decay=decay)
+        optimizer = gr.GeoOptimizer([], None, servers.client(0), name=name, workers=1)
+        table = optimizer.sparse_table("rows", 3, rule)
+        if saved is not None:
+            with pytest.raises(gr.InvalidArgument, match=r"table 'rows' .* not counted"):
+                optimizer.load_state_dict(saved)
+        optimizer.step(rows=[(table, [1], np.ones((1, 3)))])
+        saved = optimizer.state_dict()
+        optimizer.close()
 
 
 def after_a_step(rule: Any) -> tuple[gr.GeoOptimizer, Any, Any]:
