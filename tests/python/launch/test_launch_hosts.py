@@ -14,6 +14,7 @@ import pytest
 
 from launcher_runs import (
     FAIL_AT_GATE,
+    FOREVER,
     LIVE,
     SAVE_AT_SIGTERM,
     WAIT,
@@ -141,6 +142,25 @@ def test_a_dropped_connection_ends_the_ranks_behind_it(
     for match in ready:
         for pid in map(int, match.groups()):
             wait_for_end(pid)
+
+
+def test_a_host_that_is_lost_after_a_rank_that_was_let_go_is_named(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "if rank == 0: sys.exit(9)\n"
+        "open('gate').read()\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n" + FOREVER
+    )
+    os.mkfifo(tmp_path / "gate")
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    run = start(program, "--hosts", hosts, "--ssh", fake_ssh, "--keep-going")
+    assert run.process.stderr is not None
+    assert "rank 0 failed first: exit code 9" in run.process.stderr.readline()
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 9
+    assert "gradring: lost blue (rank 1): " in err
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_its_reason(
