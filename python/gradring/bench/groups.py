@@ -180,10 +180,17 @@ class JoinedGroup:
         self.size = comm.world_size
         self._comm = comm
         self._program = program
+        self._is_in_step = True  # Between commands; not if the communicator failed in one.
 
     def ask(self, **command: Any) -> list[Reply]:
         """Give all ranks a command; see `Group`."""
-        return self._together(json.dumps(command).encode())
+        self._is_in_step = False
+        answers = self._answers(self._broadcast(json.dumps(command).encode()))
+        self._is_in_step = True
+        for number, answer in enumerate(answers):
+            if "error" in answer:
+                raise GroupFailed(f"gradring: rank {number}: {answer['error']}")
+        return answers
 
     def follow(self) -> None:
         """Obey rank 0 until it has no more commands."""
@@ -194,15 +201,9 @@ class JoinedGroup:
             self._answers(line)
 
     def close(self) -> None:
-        """Tell the others that there are no more commands."""
-        self._broadcast(b"")
-
-    def _together(self, line: bytes) -> list[Reply]:
-        answers = self._answers(self._broadcast(line))
-        for number, answer in enumerate(answers):
-            if "error" in answer:
-                raise GroupFailed(f"gradring: rank {number}: {answer['error']}")
-        return answers
+        """Tell the others that there are no more commands, unless they know of a failure."""
+        if self._is_in_step:
+            self._broadcast(b"")
 
     def _broadcast(self, line: bytes) -> bytes:
         length = np.array([len(line)], np.int64)
