@@ -135,7 +135,7 @@ class Job:
                 argv=self._plan.argv,
                 server_argv=self._plan.server_argv,
                 cwd=str(Path.cwd()),
-                environ=environ,
+                environ={**environ, **link.host.environ},
                 grace=self._options.grace,
                 bind=self._options.bind,
             )

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +43,7 @@ def fake_ssh(tmp_path: Path) -> str:
         "[ $1 = down ] && { echo no route >&2; exit 255; }\n"
         "echo Welcome to $1; shift\n"
         # Another host would not know the launcher's variables either.
-        'exec env -u GRADRING_CANARY -u MY_FLAG setsid --wait sh -c "$*"\n'
+        'exec env -u GRADRING_CANARY -u GRADRING_LINK_MBIT -u MY_FLAG setsid --wait sh -c "$*"\n'
     )
     script.chmod(0o755)
     return str(script)
@@ -72,6 +73,28 @@ def test_a_hosts_file_places_ranks_in_blocks_and_starts_them_by_ssh(
     calls = (tmp_path / "ssh-calls").read_text()
     assert sorted(line.split()[0] for line in calls.splitlines()) == ["blue", "red"]
     assert not re.search(r"[0-9a-f]{64}", calls)  # No secret.
+
+
+def test_users_and_rates_of_a_hosts_file_stay_with_their_host(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "print(os.environ['GRADRING_RENDEZVOUS'].split(':')[0], "
+        "os.environ.get('GRADRING_LINK_MBIT'))"
+    )
+    said = hosts_file(tmp_path, "alice@red mbit=1000\nblue mbit=250\n")
+    run = start(program, "--hosts", said, "--ssh", fake_ssh, environ={"GRADRING_LINK_MBIT": "7"})
+    code, lines, err = run.finish()
+    assert (code, sorted(lines), err) == (0, ["[0] red 1000", "[1] red 250"], "")
+    calls = (tmp_path / "ssh-calls").read_text()
+    assert sorted(line.split()[0] for line in calls.splitlines()) == ["alice@red", "blue"]
+
+    # The launcher's own goes nowhere else: what another host has of it is that host's.
+    unsaid = hosts_file(tmp_path, f"{socket.gethostname()}\nblue\n")
+    run = start(program, "--hosts", unsaid, "--ssh", fake_ssh, environ={"GRADRING_LINK_MBIT": "7"})
+    code, lines, err = run.finish()
+    here = socket.gethostname()
+    assert (code, sorted(lines), err) == (0, [f"[0] {here} 7", f"[1] {here} None"], "")
 
 
 def test_ranks_on_other_hosts_meet_where_they_are_told(
