@@ -12,10 +12,13 @@ OURS = "gradring"
 
 
 def documents(folder: Path, *transports: str) -> list[Document]:
-    """Return the documents of collectives in a folder, by transport and number of ranks."""
+    """Return the documents of collectives in a folder, by transport and number of ranks.
+
+    Not what was measured before a change and is kept beside them (``shm-2-before.json``).
+    """
     known = []
     for path in (path for name in transports for path in folder.glob(f"{name}-*.json")):
-        document = records.load(path)
+        document = None if path.stem.endswith("-before") else records.load(path)
         if document is not None and any(each["rows"] for each in document["operations"]):
             known.append({**document, "name": path.stem})
     return sorted(known, key=lambda one: (transports.index(one["transport"]), *_order(one)))

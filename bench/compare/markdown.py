@@ -7,7 +7,7 @@ from pathlib import Path
 from compare import cells, records
 from compare.cells import OURS
 from compare.records import Document
-from gradring.bench.report import header_lines
+from gradring.bench.report import header_lines, machine_lines
 from gradring.bench.table import number, size_text
 
 _LEAST_STREAM_BYTES = 4 << 20  # What streams are measured with at least.
@@ -162,10 +162,21 @@ def _network(document: Document) -> str:
     return "\n".join([*lines, "", _table(table), "", f"least ms: {document['bound']}; {about}"])
 
 
+def _heading(document: Document) -> list[str]:
+    """What was measured at once: title, command, machine, state of the code, and what it is."""
+    stamp = document["measured"]
+    about = [
+        *machine_lines(document["machine"]),
+        f"commit {stamp['commit']}; {stamp['date']}, load {stamp['load']}",
+        *document["about"],
+    ]
+    lines = [f"## {document['title']}", "", f"`{document['command']}`", ""]
+    return lines + [f"- {line}" for line in about]
+
+
 def _rows(document: Document) -> str:
     """Pairs of pull and push beside peers, distinct ids beside distinct ids."""
-    lines = [f"## {document['title']}", "", f"`{document['command']}`", ""]
-    lines += [f"- {line}" for line in document["about"]]
+    lines = _heading(document)
     lines += [f"- {_short(reason)}" for reason in document["missing"].values()]
     table = [["", "M rows/s, median (turns)", "of the best peer"], ["---", "---:", "---:"]]
     median = {name: _median(found) for name, found in document["million_rows_per_s"].items()}
@@ -183,8 +194,7 @@ def _rows(document: Document) -> str:
 
 def _training(document: Document) -> str:
     """A workload's contenders, a table for each of its data sets."""
-    lines = [f"## {document['title']}", "", f"`{document['command']}`", ""]
-    lines += [f"- {line}" for line in document["about"]]
+    lines = _heading(document)
     lines += [f"- {name}: {_short(reason)}" for name, reason in document["missing"].items()]
     for part in document["parts"]:
         runs = {name: each for name, each in part["runs"].items() if each}

@@ -271,7 +271,7 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
         "--hosts",
         type=Path,
         metavar="FILE",
-        help="lines `host [slots=N]`; others than this one by ssh",
+        help="lines `[user@]host [slots=N] [mbit=M]`; others than this one by ssh",
     )
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
     add("--timeout", type=float, metavar="S", help="seconds without progress that fail a call")

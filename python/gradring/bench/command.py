@@ -93,8 +93,10 @@ def _take_part(options: Options, argv: Sequence[str]) -> int:
         if comm.rank != 0:
             group.follow()
             return 0
-        document = _measure([group], options, argv, {})
-        group.close()
+        try:
+            document = _measure([group], options, argv, {})
+        finally:
+            group.close()
     return _finish(document, options)
 
 

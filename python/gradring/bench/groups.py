@@ -8,6 +8,7 @@ commands on through the communicator that is measured.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -179,10 +180,17 @@ class JoinedGroup:
         self.size = comm.world_size
         self._comm = comm
         self._program = program
+        self._is_in_step = True  # Between commands; not if the communicator failed in one.
 
     def ask(self, **command: Any) -> list[Reply]:
         """Give all ranks a command; see `Group`."""
-        return self._together(json.dumps(command).encode())
+        self._is_in_step = False
+        answers = self._answers(self._broadcast(json.dumps(command).encode()))
+        self._is_in_step = True
+        for number, answer in enumerate(answers):
+            if "error" in answer:
+                raise GroupFailed(f"gradring: rank {number}: {answer['error']}")
+        return answers
 
     def follow(self) -> None:
         """Obey rank 0 until it has no more commands."""
@@ -193,15 +201,9 @@ class JoinedGroup:
             self._answers(line)
 
     def close(self) -> None:
-        """Tell the others that there are no more commands."""
-        self._broadcast(b"")
-
-    def _together(self, line: bytes) -> list[Reply]:
-        answers = self._answers(self._broadcast(line))
-        for number, answer in enumerate(answers):
-            if "error" in answer:
-                raise GroupFailed(f"gradring: rank {number}: {answer['error']}")
-        return answers
+        """Tell the others that there are no more commands, unless they know of a failure."""
+        if self._is_in_step:
+            self._broadcast(b"")
 
     def _broadcast(self, line: bytes) -> bytes:
         length = np.array([len(line)], np.int64)
@@ -218,12 +220,14 @@ class JoinedGroup:
             raise  # Then there is no way to tell the others, nor a need to.
         except Exception as error:  # noqa: BLE001 - rank 0 has to say what happened elsewhere
             answer = {"error": f"{type(error).__name__}: {error}"}
-        mine = np.frombuffer(json.dumps(answer).encode(), np.uint8)
-        lengths = self._comm.all_gather(np.array([mine.size], np.int64)).reshape(-1)
-        counts = [int(length) for length in lengths]
-        everything = self._comm.all_gather(mine, counts=counts).tobytes()
-        answers = []
-        for count in counts:
-            answers.append(json.loads(everything[:count]))
-            everything = everything[count:]
-        return answers
+        texts = gather_texts(self._comm, json.dumps(answer).encode())
+        return [json.loads(text) for text in texts]
+
+
+def gather_texts(comm: gr.Communicator, mine: bytes) -> list[bytes]:
+    """Return every rank's text, by rank; all ranks call it at once, with texts of any length."""
+    lengths = comm.all_gather(np.array([len(mine)], np.int64))
+    counts = [int(length) for length in lengths.reshape(-1)]
+    data = comm.all_gather(np.frombuffer(mine, np.uint8), counts=counts).tobytes()
+    ends = itertools.accumulate(counts)
+    return [data[end - count : end] for end, count in zip(ends, counts, strict=True)]

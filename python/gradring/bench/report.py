@@ -129,12 +129,10 @@ def count_wrong(document: Document) -> dict[str, int]:
 def header_lines(document: Document) -> list[str]:
     """Say in words what was measured on what."""
     facts = document["machine"]
-    cpus = facts["cpus"]
     kind = f"{document['dtype']} {document['reduce_op']}"
     checked = "results checked" if document["checked"] else "results not checked"
     lines = [
-        f"{facts['cpu']}, {cpus['usable']} of {cpus['online']} cores, load {facts['load']}",
-        f"Linux {facts['kernel']}, Python {facts['python']}, NumPy {facts['numpy']}",
+        *machine_lines(facts),
         f"{document['world_size']} ranks, transport {document['transport']}, {kind}",
         f"{document['rounds']} rounds in turn, {checked}",
         f"congestion control: system {facts['tcp_congestion_control']}",
@@ -150,6 +148,15 @@ def header_lines(document: Document) -> list[str]:
         lines.append(f"{name}: {library['version']}, {cores}; {', '.join(controls) or 'no TCP'}")
     lines += [f"missing: {reason}" for reason in document["missing"].values()]
     return lines
+
+
+def machine_lines(facts: Document) -> list[str]:
+    """Say in words what `machine_facts` found."""
+    cpus = facts["cpus"]
+    return [
+        f"{facts['cpu']}, {cpus['usable']} of {cpus['online']} cores, load {facts['load']}",
+        f"Linux {facts['kernel']}, Python {facts['python']}, NumPy {facts['numpy']}",
+    ]
 
 
 def footer_lines(document: Document) -> list[str]:

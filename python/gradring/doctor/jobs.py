@@ -8,6 +8,7 @@ the job's secret is in GRADRING_SECRET; a process of the same user has it in its
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -187,7 +188,7 @@ def _with_descendants(pid: int) -> dict[int, int]:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    text = _read_of_process(pid, "environ").decode(errors="replace")
+    text = os.fsdecode(_read_of_process(pid, "environ"))
     return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
@@ -200,7 +201,8 @@ def _read_of_process(pid: int, name: str) -> bytes:
 
 def _doors_here() -> list[str]:
     try:
-        lines = Path("/proc/net/unix").read_text().splitlines()
+        # Any program of this host has its sockets there, by whatever bytes it calls them.
+        lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:
         return []
     names = {line.rpartition(" @")[2] for line in lines if " @gradring-" in line}

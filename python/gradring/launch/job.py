@@ -135,7 +135,7 @@ class Job:
                 argv=self._plan.argv,
                 server_argv=self._plan.server_argv,
                 cwd=str(Path.cwd()),
-                environ=environ,
+                environ={**environ, **link.host.environ},
                 grace=self._options.grace,
                 bind=self._options.bind,
             )
@@ -259,7 +259,7 @@ class Job:
             return
         self._outcome.end(number, status)
         if status != 0 and not self._is_stopping:
-            self._fail(Failure(f"{name(number)} failed first: {how}", exit_code(status), number))
+            self._fail(Failure(self._outcome.told(number, how), exit_code(status), number))
         self._release_servers()
 
     def _note_server_end(self, link: AgentLink, number: int, status: int, how: str) -> None:
@@ -278,9 +278,8 @@ class Job:
             )
             self._coming[number] = (at, link)
         else:
-            self._fail(
-                Failure(f"{name(number)} failed first: {how}", exit_code(status) or 1, number)
-            )
+            text = self._outcome.told(number, how)
+            self._fail(Failure(text, exit_code(status) or 1, number))
 
     def _start_again(self) -> None:
         """Start the servers whose pause is over."""
@@ -302,14 +301,16 @@ class Job:
             self._stop(signal.SIGTERM, servers=True)
 
     def _fail(self, failure: Failure) -> None:
-        if self._outcome.fail(failure):
-            self._screen.say(failure.text)
-            last = [] if failure.process is None else self._output.last_errors(failure.process)
-            if failure.process is not None and last:
-                self._screen.say(f"the last lines of {name(failure.process)}'s standard error:")
-                self._screen.write(2, [b"    " + line for line in last])
         is_rank = failure.process is not None and not is_server(failure.process)
-        if not (is_rank and self._options.keep_going):
+        ends_job = not (is_rank and self._options.keep_going)
+        is_first = self._outcome.fail(failure)
+        # Also what ends a job that has gone on without a rank.
+        is_end = ends_job and not self._is_stopping and self._outcome.interrupt is None
+        if is_first or is_end:
+            self._screen.say(failure.text)
+            if failure.process is not None:
+                self._output.repeat_last_errors(failure.process)
+        if ends_job:
             self._stop(signal.SIGTERM)
 
     def _heed_lost_streams(self) -> None:

@@ -25,7 +25,7 @@ class Options:
     Attributes:
         command: Program and arguments; a program that ends in .py is run with ``python``.
         count: Number of ranks; ``None`` fills the hosts file.
-        hosts_file: Lines ``host [slots=N]``; ``None`` is this machine alone.
+        hosts_file: Lines ``[user@]host [slots=N] [mbit=M]``; ``None`` is this machine alone.
         transport: As GRADRING_TRANSPORT, or ``None`` to leave it alone.
         timeout: As GRADRING_TIMEOUT.
         interface: As GRADRING_INTERFACE.

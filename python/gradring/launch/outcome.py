@@ -8,10 +8,12 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from gradring.launch.numbers import name
+
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong first.
+    """What went wrong.
 
     Attributes:
         text: What to tell.
@@ -63,6 +65,10 @@ class Outcome:
             return False
         self.failure = failure
         return True
+
+    def told(self, number: int, how: str) -> str:
+        """Return what to tell of a rank or server that failed in this way."""
+        return f"{name(number)} failed{' first' if self.failure is None else ''}: {how}"
 
     @property
     def exit_code(self) -> int:
@@ -128,11 +134,11 @@ def describe(status: int) -> str:
     if status >= 0:
         return f"exit code {status}"
     try:
-        name = signal.Signals(-status).name
+        which = signal.Signals(-status).name
     except ValueError:  # Real-time signals have no names.
-        name = f"signal {-status}"
+        which = f"signal {-status}"
     hint = " (kill -9, or the kernel when memory ran out)" if -status == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"
+    return f"killed by {which}{hint}"
 
 
 def exit_code(status: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from gradring.launch.numbers import name
 from gradring.launch.screen import Screen
 
 # A line longer than this is cut, so that a rank cannot fill the launcher's memory.
@@ -107,9 +108,11 @@ class RankOutput:
         for number in sorted({number for number, _ in (*self._splitters, *self._passages)}):
             self.finish(number)
 
-    def last_errors(self, number: int) -> list[bytes]:
-        """Return the last lines of a process's standard error."""
-        return list(self._last_errors.get(number, ()))
+    def repeat_last_errors(self, number: int) -> None:
+        """Show the last lines of a process's standard error once more, if it wrote any."""
+        if lines := self._last_errors.get(number):
+            self._screen.say(f"the last lines of {name(number)}'s standard error:")
+            self._screen.write(2, [b"    " + line for line in lines])
 
     @property
     def bar(self) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from gradring.commands.own_modules import module_command
 from gradring.errors import InvalidArgument
 from gradring.launch import agent
-from gradring.launch.hosts import HostPlan, deal_servers, place, read_hosts
+from gradring.launch.hosts import HostPlan, Line, deal_servers, place, read_hosts
 from gradring.launch.options import Options
 from gradring.launchers.known import LOOPBACK
 from gradring.settings.address import format_address, is_loopback, parse_address
@@ -79,7 +79,7 @@ class Plan:
 
     def _server_host(self, host: HostPlan) -> str:
         # Where the ranks meet is a name that every host knows the first one by.
-        return self.rendezvous_host if host is self.hosts[0] else host.name
+        return self.rendezvous_host if host is self.hosts[0] else host.address
 
 
 def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
@@ -98,15 +98,15 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     if options.hosts_file is None:
         if options.count is None:
             raise InvalidArgument("say how many ranks to start: -n N (or --hosts FILE)")
-        slots = [("localhost", options.count)]
+        lines = [Line("localhost", options.count)]
     else:
-        slots = read_hosts(options.hosts_file)
-    hosts = deal_servers(place(slots, options.count), options.servers)
+        lines = read_hosts(options.hosts_file)
+    hosts = deal_servers(place(lines, options.count), options.servers)
     is_all_here = all(host.is_here for host in hosts)
     host, port = _meeting_point(options, hosts, is_all_here)
     for other in hosts[1:]:
-        if other.servers and is_loopback(other.name) and not is_all_here:
-            raise InvalidArgument(_no_way_to(other.name))
+        if other.servers and is_loopback(other.address) and not is_all_here:
+            raise InvalidArgument(_no_way_to(other.address))
     return Plan(
         hosts=hosts,
         argv=_argv(options, is_all_here),
@@ -128,9 +128,10 @@ def _meeting_point(
         return host, port
     if is_all_here:
         return LOOPBACK, 0
-    if is_loopback(hosts[0].name):
-        raise InvalidArgument(f"{_no_way_to(hosts[0].name)}, or give --rendezvous HOST:0")
-    return hosts[0].name, 0
+    first = hosts[0].address
+    if is_loopback(first):
+        raise InvalidArgument(f"{_no_way_to(first)}, or give --rendezvous HOST:0")
+    return first, 0
 
 
 def _require_name(host: str) -> None:
@@ -190,8 +191,9 @@ def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) ->
     )
     result: dict[str, str] = {}
     if not is_all_here:
-        # Ranks here inherit ours; elsewhere only this goes along.
-        names = [name for name in environ if name.startswith("GRADRING_")]
+        # Ranks here inherit ours; elsewhere only this goes along. A link's rate is one host's.
+        own = {name for name in environ if name.startswith("GRADRING_")}
+        names = sorted(own - {"GRADRING_LINK_MBIT"})
         for name in (*names, "PYTHONPATH", "OMP_NUM_THREADS", *options.forward):
             if name in environ:
                 result[name] = environ[name]

@@ -21,7 +21,8 @@ def launcher_identity(proc: Path = Path("/proc")) -> str | None:
     pid = "self"
     while True:
         try:
-            stat = (proc / pid / "stat").read_text()
+            # The kernel cuts a name after 15 bytes, which may be in the middle of a letter.
+            stat = (proc / pid / "stat").read_text(errors="replace")
         except OSError:
             return None
         # The name is in parentheses and may hold anything, so look for the last one.

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import gradring as gr
 from gradring.bench import cases, options, statistics, table
 from gradring.bench.cases import (
     Link,
@@ -22,10 +24,14 @@ from gradring.bench.cases import (
     parse_size,
 )
 from gradring.bench.command import run
+from gradring.bench.groups import JoinedGroup
 from gradring.bench.peers import pattern
+from gradring.bench.peers.ours import Ours
 from gradring.bench.peers.pattern import Case
+from gradring.bench.peers.timing import Rank
 from gradring.errors import InvalidArgument
 from reference import ops_of, reduced
+from thread_ranks import ThreadWorld
 
 SHORT = ("--seconds", "0.02", "--rounds", "5", "--warmup", "1")
 
@@ -46,6 +52,21 @@ class Lying(ours.Ours):
         return ours.Bound(call, bound.result)
 
 ours.Ours = Lying
+sys.exit(run(sys.argv[1:]))
+"""
+
+# No rank can do what is asked for.
+GIVING_UP = """
+import sys
+from gradring.bench.command import run
+from gradring.bench.peers import ours
+from gradring.bench.peers.timing import Unsupported
+
+class Refusing(ours.Ours):
+    def bind(self, case, x, y):
+        raise Unsupported("not on this machine")
+
+ours.Ours = Refusing
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -153,6 +174,45 @@ def test_a_wrong_answer_on_one_rank_fails_the_run(op: str, tmp_path: Path) -> No
     assert checked.returncode == 1
     assert "5 elements of results are WRONG" in checked.stderr, checked.stderr
     assert lie("--no-check").returncode == 0
+
+
+def test_a_bench_that_gives_up_ends_its_other_ranks_quietly(tmp_path: Path) -> None:
+    script = tmp_path / "giving_up.py"
+    script.write_text(GIVING_UP)
+    # Each rank is left to end by itself.
+    command = [sys.executable, "-m", "gradring", "run", "-n", "2", "--keep-going", str(script)]
+    ended = subprocess.run(
+        [*command, "all_reduce", "--sizes", "4", *SHORT],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert ended.returncode == 1
+    assert "[0] gradring bench: all_reduce: not on this machine" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "PeerLost" not in ended.stderr
+    assert "after that: rank 1 finished" in ended.stderr
+
+
+def test_a_group_whose_communicator_failed_closes_without_another_error(
+    fresh_world: Callable[..., ThreadWorld],
+) -> None:
+    world = fresh_world(2, "tcp")
+
+    def take_part(comm: gr.Communicator) -> str:
+        if comm.rank == 1:
+            comm.close()
+            return ""
+        group = JoinedGroup(comm, Rank(Ours(comm, "auto", "cpu")))
+        try:
+            with pytest.raises(gr.Error) as raised:
+                group.ask(do="about")
+        finally:
+            group.close()
+        return type(raised.value).__name__
+
+    assert world.run(take_part) == ["PeerLost", ""]
 
 
 def test_gloo_is_measured_in_the_same_rounds() -> None:

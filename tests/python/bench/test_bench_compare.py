@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,23 @@ def test_a_table_has_every_ratio_and_says_where_we_are_behind() -> None:
     assert "1M: openmpi-tcp 0.86x" in behind
     assert "| gradring async | 55 k (50 k-60 k) | test AUC 0.82 to 0.83 | 2.25x |" in text
     assert "Paddle async (examples): it was not through after 300 s and was ended" in text
+
+
+def test_every_section_says_on_which_machine_and_at_which_state_of_the_code() -> None:
+    sections = markdown.whole(RECORDS).split("\n## ")[1:]
+    measured = [section for section in sections if not section.startswith("Where a peer")]
+    assert len(measured) == len(list(RECORDS.iterdir()))
+    for section in measured:
+        assert re.search(r"^- .+, \d+ of \d+ cores, load ", section, re.MULTILINE), section
+    (clicks,) = [section for section in measured if section.startswith("Click rates")]
+    assert "\n- A processor, 2 of 4 cores, load 0.5\n" in clicks
+    assert "\n- commit 0123456; 2026-11-22T17:08:46+00:00, load 0.5\n" in clicks
+
+
+def test_what_was_measured_before_a_change_is_in_no_table(tmp_path: Path) -> None:
+    for name in ("shm-2.json", "shm-2-before.json"):
+        (tmp_path / name).write_bytes((RECORDS / "shm-2.json").read_bytes())
+    assert [one["name"] for one in cells.documents(tmp_path, "shm", "tcp")] == ["shm-2"]
 
 
 def test_a_wrong_result_is_no_best_peer_and_is_called_wrong() -> None:

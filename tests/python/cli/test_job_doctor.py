@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_it_says_which_rank_is_frozen_even_if_that_is_the_one_it_was_told_to_ask
     os.kill(ranks.ranks[0].pid, signal.SIGCONT)
 
 
+def test_what_other_programs_call_their_sockets_does_not_disturb_it(job: StartJob) -> None:
+    ranks, address = start(job, 2)
+    ranks.call("comm.barrier()")
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(b"\0 \xff @gradring-\xff" + os.urandom(8).hex().encode())
+        code, text = doctor(address)
+    assert code == 0, text
+
+
 def test_it_shows_messages_that_nobody_answers(job: StartJob) -> None:
     ranks, address = start(job, 2)
     ranks.ranks[0].begin("comm.recv(np.ones(3), 1, tag=9)")
@@ -103,10 +113,20 @@ UNTIL_GATE = LIVE + (
 )
 
 
-def test_it_finds_the_job_of_a_launcher_by_its_process_id(tmp_path: Path) -> None:
+# With servers of others the ranks take the secret that is there, which may be any bytes.
+ANY_SECRET = {
+    "GRADRING_SERVERS": "127.0.0.1:1",
+    "GRADRING_SECRET": os.fsdecode(b"caf\xe9 and thirty more characters"),
+}
+
+
+@pytest.mark.parametrize("environ", [{}, ANY_SECRET], ids=["secret-of-the-launcher", "any-bytes"])
+def test_it_finds_the_job_of_a_launcher_by_its_process_id(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
     os.mkfifo(tmp_path / "gate")
     with launching(tmp_path) as launch:
-        run = launch(UNTIL_GATE, "-n", "2", "--quiet")
+        run = launch(UNTIL_GATE, "-n", "2", "--quiet", environ=environ)
         run.until("ready", times=2)
         done = subprocess.run(
             [sys.executable, "-m", "gradring", "doctor", "--json", "--job", str(run.process.pid)],

@@ -17,7 +17,6 @@ import pytest
 
 from gradring.errors import InvalidArgument
 from gradring.launchers.job_secret import needs_secret, secret_for, user_secret
-from gradring.launchers.mpich import launcher_identity
 from gradring.launchers.roles import discover
 from gradring.launchers.slurm import expand_hostlist, task_counts
 
@@ -176,29 +175,6 @@ def test_mpi_inside_a_slurm_job_meets_on_its_first_node() -> None:
     another = discover({**spread, "PMIX_NAMESPACE": "prterun-1@2"})
     assert another is not None
     assert another.rendezvous != first  # A second mpirun of the job.
-
-
-def test_mpich_ranks_of_one_mpiexec_find_the_same_name_and_others_another(tmp_path: Path) -> None:
-    def process(pid: int, name: str, parent: int, started: int) -> None:
-        (tmp_path / str(pid)).mkdir()
-        rest = " ".join(["0"] * 17)
-        line = f"{pid} ({name}) S {parent} {rest} {started} 0"
-        (tmp_path / str(pid) / "stat").write_text(line)
-
-    process(10, "hydra_pmi_proxy", 1, 777)
-    process(11, "sh) weird (", 10, 778)
-    process(12, "python3", 11, 779)
-    process(13, "python3", 10, 780)
-    process(20, "python3", 1, 781)
-    process(1, "init", 0, 0)
-
-    def identity_of(pid: int) -> str | None:
-        (tmp_path / "self").unlink(missing_ok=True)
-        (tmp_path / "self").symlink_to(str(pid))
-        return launcher_identity(tmp_path)
-
-    assert identity_of(12) == identity_of(13) == "hydra 10 777"
-    assert identity_of(20) is None
 
 
 def test_slurm_meets_on_the_first_node_at_a_port_of_its_job() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from launcher_runs import (
     FAIL_AT_GATE,
+    FOREVER,
     LIVE,
     SAVE_AT_SIGTERM,
     WAIT,
@@ -41,7 +43,7 @@ def fake_ssh(tmp_path: Path) -> str:
         "[ $1 = down ] && { echo no route >&2; exit 255; }\n"
         "echo Welcome to $1; shift\n"
         # Another host would not know the launcher's variables either.
-        'exec env -u GRADRING_CANARY -u MY_FLAG setsid --wait sh -c "$*"\n'
+        'exec env -u GRADRING_CANARY -u GRADRING_LINK_MBIT -u MY_FLAG setsid --wait sh -c "$*"\n'
     )
     script.chmod(0o755)
     return str(script)
@@ -71,6 +73,28 @@ def test_a_hosts_file_places_ranks_in_blocks_and_starts_them_by_ssh(
     calls = (tmp_path / "ssh-calls").read_text()
     assert sorted(line.split()[0] for line in calls.splitlines()) == ["blue", "red"]
     assert not re.search(r"[0-9a-f]{64}", calls)  # No secret.
+
+
+def test_users_and_rates_of_a_hosts_file_stay_with_their_host(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "print(os.environ['GRADRING_RENDEZVOUS'].split(':')[0], "
+        "os.environ.get('GRADRING_LINK_MBIT'))"
+    )
+    said = hosts_file(tmp_path, "alice@red mbit=1000\nblue mbit=250\n")
+    run = start(program, "--hosts", said, "--ssh", fake_ssh, environ={"GRADRING_LINK_MBIT": "7"})
+    code, lines, err = run.finish()
+    assert (code, sorted(lines), err) == (0, ["[0] red 1000", "[1] red 250"], "")
+    calls = (tmp_path / "ssh-calls").read_text()
+    assert sorted(line.split()[0] for line in calls.splitlines()) == ["alice@red", "blue"]
+
+    # The launcher's own goes nowhere else: what another host has of it is that host's.
+    unsaid = hosts_file(tmp_path, f"{socket.gethostname()}\nblue\n")
+    run = start(program, "--hosts", unsaid, "--ssh", fake_ssh, environ={"GRADRING_LINK_MBIT": "7"})
+    code, lines, err = run.finish()
+    here = socket.gethostname()
+    assert (code, sorted(lines), err) == (0, [f"[0] {here} 7", f"[1] {here} None"], "")
 
 
 def test_ranks_on_other_hosts_meet_where_they_are_told(
@@ -141,6 +165,25 @@ def test_a_dropped_connection_ends_the_ranks_behind_it(
     for match in ready:
         for pid in map(int, match.groups()):
             wait_for_end(pid)
+
+
+def test_a_host_that_is_lost_after_a_rank_that_was_let_go_is_named(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "if rank == 0: sys.exit(9)\n"
+        "open('gate').read()\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n" + FOREVER
+    )
+    os.mkfifo(tmp_path / "gate")
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    run = start(program, "--hosts", hosts, "--ssh", fake_ssh, "--keep-going")
+    assert run.process.stderr is not None
+    assert "rank 0 failed first: exit code 9" in run.process.stderr.readline()
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 9
+    assert "gradring: lost blue (rank 1): " in err
 
 
 def test_a_host_that_cannot_be_reached_is_named_with_its_reason(

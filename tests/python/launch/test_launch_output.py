@@ -45,16 +45,20 @@ def test_a_line_without_end_is_cut_at_the_limit() -> None:
     assert splitter.feed(b"x") == [b"x" * (LINE_BYTES_MAX + 1)]
 
 
-def test_a_failed_ranks_last_errors_are_remembered_and_no_more() -> None:
+def test_a_failed_ranks_last_errors_are_shown_again_and_no_more() -> None:
     out, err = io.BytesIO(), io.BytesIO()
     output = RankOutput(Screen(out, err, terminals=frozenset(), has_colour=False), has_prefix=True)
     output.take(3, 1, b"not an error\n")
     output.take(3, 2, b"".join(b"%d\n" % i for i in range(100)) + b"unended")
     output.finish(3)
-    assert output.last_errors(3)[-2:] == [b"99", b"unended"]
-    assert len(output.last_errors(3)) == 12
-    assert output.last_errors(0) == []
     assert out.getvalue() == b"[3] not an error\n"
+    before = err.getvalue()
+    output.repeat_last_errors(0)
+    assert err.getvalue() == before
+    output.repeat_last_errors(3)
+    heading, *again = err.getvalue()[len(before) :].splitlines()
+    assert heading == b"gradring: the last lines of rank 3's standard error:"
+    assert again == [b"    %d" % i for i in range(89, 100)] + [b"    unended"]
 
 
 def test_frames_do_not_depend_on_how_they_are_cut_and_chatter_before_them_is_dropped() -> None:

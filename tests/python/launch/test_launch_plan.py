@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import pwd
 import signal
 import socket
 from pathlib import Path
@@ -61,6 +63,32 @@ def test_this_machines_own_name_needs_no_ssh(tmp_path: Path) -> None:
     assert [host.is_here for host in plan.hosts] == [True, True, True, True, False]
 
 
+def test_users_are_for_ssh_and_in_no_address(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "alice@node1\nalice@node2\nalice@fd00::3\n", servers=3)
+    assert [host.name for host in plan.hosts] == ["alice@node1", "alice@node2", "alice@fd00::3"]
+    environ = plan.environ_at(4000, {0: 1, 1: 2, 2: 3})
+    assert environ["GRADRING_RENDEZVOUS"] == "node1:4000"
+    assert environ["GRADRING_SERVERS"] == "node1:1,node2:2,[fd00::3]:3"
+
+
+def test_this_machine_needs_ssh_for_another_user_only(tmp_path: Path) -> None:
+    here, me = socket.gethostname(), pwd.getpwuid(os.geteuid()).pw_name
+    plan = plan_of(tmp_path, f"{me}@{here}\n{me}@localhost\nnot-{me}@{here}\n")
+    assert [host.is_here for host in plan.hosts] == [True, True, False]
+
+
+def test_a_links_rate_is_said_for_each_host_and_goes_to_no_other(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=2 mbit=1000\nb mbit=250 slots=1\na\nc\n")
+    options = Options(command=("python3",), hosts_file=tmp_path / "hosts", count=4)
+    plan = make_plan(options, {"GRADRING_LINK_MBIT": "5", "GRADRING_TIMEOUT": "7"})
+    assert [host.environ for host in plan.hosts] == [
+        {"GRADRING_LINK_MBIT": "1000"},
+        {"GRADRING_LINK_MBIT": "250"},
+    ]
+    assert "GRADRING_LINK_MBIT" not in plan.environ
+    assert plan.environ["GRADRING_TIMEOUT"] == "7"
+
+
 def test_every_loopback_address_is_where_its_socket_listens(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, count=2, rendezvous="127.0.0.9:0")
     assert (plan.listen_host, plan.rendezvous_host) == ("127.0.0.9", "127.0.0.9")
@@ -102,7 +130,14 @@ def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path)
         ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
         ({"count": 2, "interface": "10.0.0.0/99"}, "interface='10.0.0.0/99' is no network"),
         ({"count": 2, "rendezvous": "here"}, "--rendezvous='here' is not host:port"),
-        ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `host [slots=N]`"),
+        ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `[user@]host [slots"),
+        ({"hosts": "a mbit=0\n"}, "hosts:1:"),
+        ({"hosts": "a mbit=5 mbit=5\n"}, "hosts:1:"),
+        ({"hosts": "a mbit=999999999\n"}, "hosts:1:"),
+        ({"hosts": "a rate=5\n"}, "hosts:1:"),
+        ({"hosts": "alice@\n"}, "hosts:1:"),
+        ({"hosts": "a mbit=5\nb\nc\n"}, "no mbit= for b, c: say it for every host"),
+        ({"hosts": "a mbit=5\nb mbit=5\na mbit=6\n"}, "mbit=5 and mbit=6 for a"),
         ({"hosts": "a\nb slots=0\n"}, "hosts:2:"),
         ({"hosts": f"a slots={'9' * 5000}\n"}, "hosts:1:"),
         ({"hosts": "a slots=999999999\n"}, "at most 16384 ranks"),

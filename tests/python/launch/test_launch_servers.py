@@ -104,6 +104,26 @@ def test_a_server_that_dies_fails_the_job_and_is_named(
     assert "after that: rank 0 stopped\n" in err
 
 
+def test_what_ends_a_job_that_goes_on_without_a_rank_is_named(
+    start: Start, serving: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = ASK + (
+        "if rank == 0: sys.exit(9)\n"
+        "if rank == 1: open('gate').read(); ask(0, 'die')\n"
+        "while True: signal.pause()\n"
+    )
+    os.mkfifo(tmp_path / "gate")
+    run = start(program, "-n", "3", "--servers", "1", "--keep-going", *serving)
+    assert run.process.stderr is not None
+    assert "rank 0 failed first: exit code 9" in run.process.stderr.readline()
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 9
+    assert "gradring: server 0 failed: killed by SIGKILL" in err
+    assert "the last lines of server 0's standard error:\n    dying\n" in err
+    assert "after that: ranks 1-2 stopped\n" in err
+
+
 def test_a_server_with_a_log_is_started_again_at_the_same_address(
     start: Start, serving: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -75,16 +75,16 @@ def fill(options: Options, push: Callable[[Ids, Any], Any], nth: int = 0, of: in
         of: ... of so many.
 
     Returns:
-        Pushes made.
+        Rows made.
     """
     if not options.fills:
         return 0
     nothing = np.zeros((_FILLED_AT_ONCE, options.dim), np.float32)
-    pushes = 0
+    rows = 0
     for ids in itertools.islice(all_ids(options.rows, _FILLED_AT_ONCE), nth, None, of):
         push(ids, nothing[: ids.size])
-        pushes += 1
-    return pushes
+        rows += ids.size
+    return rows
 
 
 def require_memory(options: Options) -> None:

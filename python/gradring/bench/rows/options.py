@@ -144,7 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--rounds", type=int, default=7, metavar="N", help="batches of calls (7)")
     add("--warmup", type=int, default=5, metavar="N", help="calls before the first batch (5)")
-    add("--seconds", type=float, default=1.0, metavar="S", help="to spend on a round (1)")
+    add(
+        "--seconds", type=float, default=1.0, metavar="S",
+        help="to spend on a round (1), which has at most 2000 calls",
+    )  # fmt: skip
     add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, without FILE to stdout")
     add("--plot", metavar="FILE.png", help="draw rows per second beside their bounds")
     return parser

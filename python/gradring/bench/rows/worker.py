@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
+from gradring.bench.groups import gather_texts
 from gradring.bench.rows import bounds, rules
 from gradring.bench.rows.ids import Ids, zipf_ids
 from gradring.bench.rows.options import Options
 
 _BATCHES = 16  # Of ids, drawn before anything is timed, and used in turn.
-_REPLY_BYTES = 1 << 20
+_MOST_CALLS = 2000  # In a round: every call's time is kept.
 
 
 class Worker:
@@ -47,7 +48,7 @@ class Worker:
         self._rows = np.empty(shape, np.float32)
         self._gradients = np.full(shape, rules.GRADIENT, np.float32)
         self._next = 0
-        self._fills = bounds.fill(options, self._fill, comm.rank, comm.world_size)
+        self._filled = bounds.fill(options, self._fill, comm.rank, comm.world_size)
         comm.barrier()
 
     def _fill(self, ids: Ids, gradients: Any) -> None:
@@ -83,28 +84,23 @@ class Worker:
         """Compare rows with what all workers have pushed; all call it at once.
 
         Returns:
-            Floats that are wrong, or pushes that the servers count too many or too few.
+            Floats that are wrong, or rows that the servers count too many or too few in pushes.
         """
-        counts = self._comm.all_gather(self._pushed)
-        fills = self._comm.all_gather(np.array([self._fills]))
-        if not rules.is_linear(self._options):
-            done = sum(
-                max(table["pushes"] for table in shards)
-                for shards in zip(*(one["tables"] for one in self._ps.stats()), strict=True)
-            )
-            return abs(int(counts.sum() + fills.sum()) - int(done))
         options = self._options
+        if not rules.is_linear(options):
+            # A part of a push goes only to shards that own one of its ids: rows count, not pushes.
+            sizes = np.array([np.unique(batch).size for batch in self._batches])
+            mine = np.array([self._filled + int((self._pushed * sizes).sum())])
+            done = sum(table["rows_pushed"] for one in self._ps.stats() for table in one["tables"])
+            return abs(int(self._comm.all_gather(mine).sum()) - int(done))
+        counts = self._comm.all_gather(self._pushed).reshape(-1)
         every = [
-            zipf_ids(options.rows, options.ids, options.zipf, nth)
-            for nth in range(_BATCHES * self._comm.world_size)
+            zipf_ids(options.rows, options.ids, options.zipf, nth) for nth in range(counts.size)
         ]
         if options.distinct:
             every = [np.unique(batch) for batch in every]
-        ids, which = np.unique(np.concatenate(every), return_inverse=True)
-        sizes = [batch.size for batch in every]
-        weights = np.repeat(counts.reshape(-1), sizes).astype(np.float64)
-        expected = np.bincount(which, weights=weights, minlength=ids.size)
-        return rules.count_wrong(options, expected, self._table.pull(ids))
+        pushed = rules.pushed_of(every, counts)
+        return rules.count_wrong(options, pushed, self._table.pull(pushed.ids))
 
     def _turn(self, call: Callable[[int], None]) -> None:
         call(self._next)
@@ -116,7 +112,7 @@ class Worker:
         self._turn(call)
         seconds = np.array([time.perf_counter() - start])
         self._comm.all_reduce(seconds, op="max")
-        return max(3, round(self._options.seconds / float(seconds[0])))
+        return min(_MOST_CALLS, max(3, round(self._options.seconds / float(seconds[0]))))
 
     def _pull(self, nth: int) -> None:
         ids = self._batches[nth]
@@ -151,9 +147,9 @@ def main(argv: list[str]) -> int:
             "staleness": _since(before, _staleness(ps)),
         }
         comm.barrier()
-        everybody = _gather(comm, mine)
+        everybody = gather_texts(comm, json.dumps(mine).encode())
         if comm.rank == 0:
-            Path(argv[1]).write_text(json.dumps(everybody))
+            Path(argv[1]).write_text(json.dumps([json.loads(text) for text in everybody]))
     return 0
 
 
@@ -173,15 +169,6 @@ def _since(before: list[int], now: list[int]) -> list[int]:
     padded = before + [0] * (len(now) - len(before))
     counts = [after - earlier for earlier, after in zip(padded, now, strict=True)]
     return counts if any(counts) else []
-
-
-def _gather(comm: gr.Communicator, mine: dict[str, Any]) -> list[Any]:
-    text = json.dumps(mine).encode()
-    if len(text) > _REPLY_BYTES:
-        raise ValueError(f"a worker's figures take {len(text)} bytes; measure fewer rounds")
-    padded = np.zeros(_REPLY_BYTES, np.uint8)
-    padded[: len(text)] = np.frombuffer(text, np.uint8)
-    return [json.loads(bytes(one).rstrip(b"\0")) for one in comm.all_gather(padded)]
 
 
 def _cpu_seconds() -> float:
