@@ -149,6 +149,24 @@ def test_half_precision_parameters_and_closures_are_refused(world: GetWorld, siz
     world(size, "shm").run(train)
 
 
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Async()], ids=str)
+def test_a_step_whose_weight_is_refused_leaves_the_scale_as_it_was(
+    world: GetWorld, servers: Servers, mode: Any
+) -> None:
+    model, scaling = linear(), scaler()
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1), mode, comm=world(1, "tcp").comms[0],
+        ps=servers.client(0),
+    )  # fmt: skip
+    scaling.scale(model(torch.ones(1, 1)).sum()).backward()
+    with pytest.raises(gr.InvalidArgument, match="weight"):
+        scaling.step(optimizer, weight=-1)
+    scaling.step(optimizer)
+    optimizer.flush()
+    assert model.weight.item() == -1
+    optimizer.close()
+
+
 def test_workers_of_servers_in_rounds_leave_out_the_same_steps(
     world: GetWorld, servers: Servers
 ) -> None:
