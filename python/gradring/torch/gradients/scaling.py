@@ -19,6 +19,7 @@ import torch
 
 from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
+from gradring.torch.gradients.buckets import grad_dtype_of
 
 _ATTRIBUTES = ("grad_scale", "found_inf")
 
@@ -183,9 +184,9 @@ class Scaling:
             self._has_overflow = self._any_has(has_overflow)
             self._round_number = round_number
         if self._has_overflow and not is_seen:
-            params[0].grad = torch.full_like(params[0], torch.inf)
+            _show(params[0], torch.inf)
         elif weight == 0:
-            params[0].grad = torch.zeros_like(params[0])  # The scaler wants to have seen something.
+            _show(params[0], 0)  # The scaler wants to have seen something.
 
     def _any_has(self, has_overflow: bool) -> bool:
         if self._comm is None or self._comm.world_size == 1:
@@ -193,6 +194,10 @@ class Scaling:
         found = np.array([has_overflow], np.int32)
         self._comm.all_reduce(found, "max")
         return bool(found[0])
+
+
+def _show(param: torch.Tensor, value: float) -> None:
+    param.grad = torch.full_like(param, value, dtype=grad_dtype_of(param))
 
 
 def _are_finite(grads: Iterable[torch.Tensor]) -> bool:
