@@ -98,9 +98,12 @@ class DistributedOptimizer(ChangingParameters):
                 late = self._step_rows()
             else:
                 if told is not None and self.rows is not None:
+                    told.require_no_half(param.grad for param in _params_of(self))
                     told.unscale(self.rows.gradients())
                 if self._options["overlap"]:
                     self.synchronize()  # Others wait for it in backward, before they push rows.
+                elif self._averager is not None:
+                    self._averager.require_fitting()  # Else rows would have gone.
                 late = self._step_rows()  # They travel while the rest does.
                 self._finish(told)
                 result = super().step()

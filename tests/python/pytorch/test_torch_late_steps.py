@@ -169,6 +169,60 @@ def test_a_step_that_was_not_done_is_repeated_with_its_rows_and_its_weight(
     assert world(2, "shm").run(train) == [(-2, -4)] * 2
 
 
+def unfreeze(model: Clicks) -> None:
+    model.later.requires_grad_(True)
+    model.later.grad = torch.ones(1)
+
+
+def make_sparse(model: Clicks) -> None:
+    assert model.weight.grad is not None
+    model.weight.grad = model.weight.grad.to_sparse()
+
+
+def make_double(model: Clicks) -> None:
+    model.weight.data = model.weight.data.double()
+
+
+def leave(_: Clicks) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        *((change, {"overlap": False}) for change in (unfreeze, make_sparse, make_double)),
+        (leave, {"dtype": torch.float16}),
+    ],
+)
+def test_a_step_whose_gradients_are_refused_has_pushed_no_rows(
+    world: GetWorld, change: Callable[[Clicks], None], options: dict[str, Any]
+) -> None:
+    dtype = options.get("dtype", torch.float32)
+    server = ExactServer()
+
+    def train(comm: Any) -> None:
+        model = Clicks()
+        model.weight.data = model.weight.data.to(dtype)
+        model.later = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        # Scalers refuse float16.
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=dtype == torch.float16)
+        optimizer = gt.distributed(
+            torch.optim.SGD([model.weight, model.later], lr=1.0), model=model, comm=comm,
+            ps=server.client(comm.rank), overlap=options.get("overlap", True),
+        )  # fmt: skip
+        scaler.scale(model(1, 2)).backward()
+        change(model)
+        with pytest.raises(gr.InvalidArgument):
+            scaler.step(optimizer)
+        assert optimizer.rows.driver.clock == 0
+        assert len(optimizer.rows.gradients()) == 1
+        comm.barrier()
+        optimizer.close()
+
+    world(2, "shm").run(train)
+    assert not server.values("rows")
+
+
 def test_a_step_of_geo_whose_rows_are_refused_is_not_done(
     world: GetWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,16 +206,27 @@ class GradientAverager:
         with self._lock:
             self._finish()
 
+    def require_fitting(self) -> None:
+        """Look whether `finish` would be refused; what other ranks have is not known here.
+
+        Raises:
+            InvalidArgument: A parameter was frozen before, or is another one; a gradient is sparse.
+        """
+        with self._lock:
+            self._notice_dropped_step()
+            if self.is_done:
+                return
+            self._require_all_listed()
+            for index, is_ready in enumerate(self._is_ready):
+                if not self.is_open:
+                    self._require_same_kind(index)
+                if not is_ready:
+                    self._require_dense(index)
+
     def _finish(self) -> None:
-        self._notice_dropped_step()
-        if self.is_done:
+        self.require_fitting()
+        if self.is_done or not self._params:
             return
-        self._require_all_listed()
-        if not self._params:
-            return
-        if not self.is_open:
-            for index in range(len(self._params)):
-                self._require_same_kind(index)
         total = self._end_round()
         if total == 0:
             self._reset_buckets()
@@ -306,14 +317,17 @@ class GradientAverager:
         if not self.is_open:
             self._weight = self._weights.hold()
             self._sender.open(self._weight)
+        self._require_dense(index)
+        self._is_ready[index] = True
+        self._bucket_of[index].put(index, self._params[index], self._weight)
+
+    def _require_dense(self, index: int) -> None:
         grad = self._params[index].grad
         if grad is not None and grad.layout != torch.strided:
             raise InvalidArgument(
                 f"{self._names[index]} has a sparse gradient; only dense ones can be averaged "
                 "(for an embedding: sparse=False)"
             )
-        self._is_ready[index] = True
-        self._bucket_of[index].put(index, self._params[index], self._weight)
 
     def _start_full_buckets(self) -> None:
         while self._sent < len(self._buckets):

@@ -74,6 +74,14 @@ class Told:
                 "parameters with distributed(..., clip_norm=), rows with their rule's clip_norm="
             )
 
+    def require_no_half(self, grads: Iterable[torch.Tensor | None]) -> None:
+        """Raise `InvalidArgument` if a gradient is float16, of which there is not enough."""
+        if any(grad is not None and grad.dtype == torch.float16 for grad in grads):
+            raise InvalidArgument(
+                "GradScaler cannot unscale float16 gradients; leave the parameters float32 and "
+                "compute in float16 under torch.autocast"
+            )
+
     def unscale(self, grads: Iterable[torch.Tensor | None]) -> None:
         """Divide gradients by the scale, in place, where that has not been done.
 
@@ -81,19 +89,14 @@ class Told:
             grads: Of any dtype that `torch.amp.GradScaler.unscale_` takes.
 
         Raises:
-            InvalidArgument: They are float16, of which there is not enough to divide.
+            InvalidArgument: As `require_no_half`; nothing was divided.
         """
         if self._factor is None:
             return
         alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for grad in grads:
-            if grad is None:
-                continue
-            if grad.dtype == torch.float16:
-                raise InvalidArgument(
-                    "GradScaler cannot unscale float16 gradients; leave the parameters float32 and "
-                    "compute in float16 under torch.autocast"
-                )
+        present = [grad for grad in grads if grad is not None]
+        self.require_no_half(present)
+        for grad in present:
             values = grad._values() if grad.is_sparse else grad  # noqa: SLF001
             alike.setdefault((grad.device, grad.dtype), []).append(values)
         for (device, _), group in alike.items():
