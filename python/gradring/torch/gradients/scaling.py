@@ -182,17 +182,20 @@ class Scaling:
             for param in params:
                 param.grad = None
         is_seen = not _are_finite([param.grad for param in params if param.grad is not None])
-        if self._has_overflow is None or self._round_number != round_number:
-            has_overflow = is_seen or not _are_finite(unseen)
-            self._has_overflow = self._any_has(has_overflow)
+        if self._is_alone or self._has_overflow is None or self._round_number != round_number:
+            self._has_overflow = self._any_has(is_seen or not _are_finite(unseen))
             self._round_number = round_number
         if self._has_overflow and not is_seen:
             _show(params[0], torch.inf)
         elif weight == 0:
             _show(params[0], 0)  # The scaler wants to have seen something.
 
+    @property
+    def _is_alone(self) -> bool:
+        return self._comm is None or self._comm.world_size == 1
+
     def _any_has(self, has_overflow: bool) -> bool:
-        if self._comm is None or self._comm.world_size == 1:
+        if self._comm is None or self._is_alone:
             return has_overflow
         found = np.array([has_overflow], np.int32)
         self._comm.all_reduce(found, "max")
