@@ -17,6 +17,7 @@ except ModuleNotFoundError as _error:
     ) from None
 
 from gradring.torch import c10d as _c10d
+from gradring.torch.c10d.untraced import break_graphs_at as _break_graphs_at
 from gradring.torch.embeddings.embedding import Embedding
 from gradring.torch.factory import distributed
 from gradring.torch.hook import CompressedGradients, compressed_gradients
@@ -33,3 +34,4 @@ __all__ = [
 ]
 
 _c10d.register()
+_break_graphs_at(Embedding, "the rows of gradring.torch.Embedding come from servers")

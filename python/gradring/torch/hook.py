@@ -17,6 +17,7 @@ from gradring.collectives.communicator import Communicator
 from gradring.collectives.work import Work
 from gradring.compression import Compression, code_of, wire_bytes
 from gradring.errors import InvalidArgument
+from gradring.torch.c10d.creation import timeout_of_default_group
 from gradring.torch.c10d.rendezvous import meet
 
 # The operation has a deadline of its own.
@@ -77,7 +78,9 @@ class CompressedGradients:
             self._waiter = threading.Thread(target=_tell, args=(self._waiting,), daemon=True)
             self._waiter.start()
         self._waiting.put((work, buffer, future))
-        return future
+        # DDP waits in C++, where an error of `set_exception` is a value as any other; not so what
+        # is raised behind it.
+        return future.then(lambda told: told.value())
 
     def close(self) -> None:
         """Leave; what runs raises `Closed`."""
@@ -92,7 +95,9 @@ class CompressedGradients:
             return known[1]
         # DDP lays its buckets out anew after the first step.
         device = bucket.buffer().device
-        nothing = [torch.zeros(param.numel(), device=device) for param in params]
+        nothing = [
+            torch.zeros(param.numel(), dtype=torch.float32, device=device) for param in params
+        ]
         earlier = zip(keys, nothing, strict=True)
         residual = torch.cat(
             [self._residual_of.get(key, zeros).to(device) for key, zeros in earlier]
@@ -113,7 +118,7 @@ def compressed_gradients(
     Raises:
         InvalidArgument: The gradients are not float32.
         PeerLost: As `Communicator.all_reduce`, and so for its other errors; once a bucket has been
-            started, out of the future.
+            started, out of the future: from DDP's backward as a RuntimeError with the same text.
     """
     return state.start(bucket)
 
@@ -121,7 +126,7 @@ def compressed_gradients(
 def _meet() -> Communicator:
     store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001
     key = f"gradring/compressed/{next(_count)}"
-    seconds = dist.default_pg_timeout.total_seconds()
+    seconds = timeout_of_default_group()
     return meet(store, key, dist.get_rank(), dist.get_world_size(), seconds)
 
 

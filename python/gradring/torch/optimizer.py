@@ -20,8 +20,8 @@ from gradring.optim.averaging import no_examples, require_weight
 from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
-from gradring.torch.gradients.averaging import GradientAverager
-from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.gradients.changing_parameters import ChangingParameters
+from gradring.torch.gradients.scaling import Asked, Scaling, Told
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.turns import Turns
 
@@ -29,17 +29,11 @@ Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(ChangingParameters):
     """What `distributed` adds to an optimizer, in front of the class it was made with."""
 
-    _comm: Communicator
-    _model: torch.nn.Module | None
-    _averager: GradientAverager | None  # None in a world of one.
-    _options: dict[str, Any]
     _clip_norm: float | None
     rows: Rows | None = None  # The model's embeddings.
-    _weights: StepWeight
-    _turns: Turns
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping; without rows.
     is_in_step = True  # Its ranks do equally many steps.
     _scaler_may_have_looked_early = False
@@ -59,6 +53,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._options = options
         self._weights = StepWeight()
         self._turns = Turns(comm)
+        self._scaling = Scaling(comm)
         self._averager = None
         if gradients_comm is not None:
             self._averager = self._listening(gradients_comm)
@@ -87,10 +82,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             TimedOut: Also where embeddings' rows came too late; where it says that the step is
                 done, this is so for everything.
         """
-        if weight is not None:
-            self._require_weight(weight)
         late: StepTimedOut | None = None
-        with self._weights.said_for_a_step(weight), told_by_scaler(self) as told:
+        with self._scaling.told_to(self) as told, self._said(weight):
             if self.rows is not None:
                 self.rows.driver.finish_step()  # Can be repeated, so before anything that cannot.
                 self.rows.driver.make_room()
@@ -105,22 +98,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 late = self._step_rows()
             else:
                 if told is not None and self.rows is not None:
+                    told.require_no_half(param.grad for param in _params_of(self))
                     told.unscale(self.rows.gradients())
                 if self._options["overlap"]:
                     self.synchronize()  # Others wait for it in backward, before they push rows.
+                elif self._averager is not None:
+                    self._averager.require_fitting()  # Else rows would have gone.
                 late = self._step_rows()  # They travel while the rest does.
                 self._finish(told)
                 result = super().step()
+            self._end_step(late)  # In here: a scaler has to be done with, also where it raises.
+        return result
+
+    # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def _said(self, weight: float | None) -> Iterator[None]:
+        if weight is not None:
+            self._require_weight(weight)
+        with self._weights.said_for_a_step(weight):
+            yield
+
+    def _end_step(self, late: StepTimedOut | None) -> None:
         self._weights.end_step()
+        self._scaling.end_step()
         self._turns.steps += 1
         if self._averager is not None:
             self._averager.begin()
         if late is not None:
             raise late
-        return result
-
-    # Else load_state_dict would put torch's hooks around it once more. PyTorch gives it no types.
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _step_rows(self, *, weight: float | None = None) -> StepTimedOut | None:
         if self.rows is None:
@@ -173,6 +180,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._averager is not None:
             self._averager.begin()
+        self._scaling.end_step()
         self._forget_rows()
         super().zero_grad(set_to_none)
 
@@ -185,7 +193,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.synchronize()
         self._scaler_may_have_looked_early = not had_averages
         if self.rows is not None:
-            agree_on_overflow(self._comm, _params_of(self), 1, self.rows.gradients())
+            round_number = 0 if self._averager is None else self._averager.ended
+            self._scaling.agree_on_overflow(
+                _params_of(self), self.rows.gradients(), round_number=round_number
+            )
 
     def _require_averages(self, told: Told, closure: Closure | None) -> None:
         told.require_no_closure(closure)
@@ -276,56 +287,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._averager.is_accumulating = before  # Another one after `refresh`.
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, with rank 0's values for every rank; a collective call.
-
-        Raises:
-            InvalidArgument: They cannot be averaged, or a step has begun; and as in `torch.optim`.
-            DeviceError: One is neither on the CPU nor on CUDA.
-            Mismatch: The ranks add different ones; names the first that differs. After this error,
-                as after the others, there is no such group.
-        """
-        self._require_between_steps()
-        super().add_param_group(param_group)
-        try:
-            named = self._checked_parameters()
-            if self._averager is not None:
-                added = {id(param) for param in self.param_groups[-1]["params"]}
-                new = {name: param for name, param in named.items() if id(param) in added}
-                parameters.share(self._comm, new, averaged=new)
-                self.refresh()
-        except BaseException:
-            self.param_groups.pop()
-            raise
-
-    def refresh(self) -> None:
-        """Look at the parameters again, after freezing or unfreezing some; a collective call.
-
-        Raises:
-            InvalidArgument: A step has begun, or a parameter cannot be averaged, or compressed.
-            Mismatch: A parameter is frozen on some ranks only; names it. Nothing has changed.
-        """
-        self._require_between_steps()
-        named = self._checked_parameters()
-        if self._averager is None:
-            return
-        before = self._averager
-        parameters.require_same(before.comm, named, averaged=named)
-        before.stop_listening()
-        self._averager = self._listening(before.comm)
-        self._averager.take_over(before)
-
-    def _require_between_steps(self) -> None:
-        if self._averager is not None and self._averager.is_open:
-            raise InvalidArgument("a step has begun; call step() or zero_grad() before")
-
-    def _checked_parameters(self) -> parameters.Named:
-        named = parameters.optimizer_parameters(self.param_groups, self._model)
-        parameters.require_averageable(named)
-        if self._options["compress"] is not None:
-            parameters.require_compressible(named)
-        return named
-
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers (running means, say), before an evaluation or a save.
 
@@ -384,11 +345,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             TimedOut: Servers did not bring rows that are new here.
         """
         load_with_rows(self, super().load_state_dict, state_dict)
-
-    def _listening(self, gradients_comm: Communicator) -> GradientAverager:
-        named = parameters.optimizer_parameters(self.param_groups, self._model)
-        meet = self._turns.meet_before_a_round_ends
-        return GradientAverager(named, gradients_comm, self._weights, meet, **self._options)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: communicators and listeners cannot be copied."""

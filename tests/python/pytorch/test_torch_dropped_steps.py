@@ -56,6 +56,31 @@ def test_batches_of_another_size_may_follow_a_dropped_step(
     assert world(2, "shm").run(train) == [(-6, -6)] * 2
 
 
+@pytest.mark.parametrize("clear", [by_optimizer, by_model])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_another_weight_may_be_said_after_a_dropped_step(
+    world: GetWorld, clear: Callable[[Any, nn.Module], None], overlap: bool
+) -> None:
+    counts = [[3, 8, 2], [1, 8, 0]]  # Of these the second ones are dropped.
+
+    def train(comm: Any) -> float:
+        model = linear()
+        optimizer = sgd(model.parameters(), comm, overlap=overlap)
+        for step, count in enumerate(counts[comm.rank]):
+            clear(optimizer, model)
+            if count > 0:
+                optimizer.set_weight(count)
+                (model(torch.ones(1, 1)) * count).sum().backward()
+            if step == 1:
+                optimizer.synchronize()
+            else:
+                optimizer.step(weight=count)
+        return model.weight.item()
+
+    # By hand: (3 * 3 + 1) / 4, and rank 0's alone.
+    assert world(2, "shm").run(train) == [-4.5] * 2
+
+
 def test_a_rank_without_a_batch_follows_when_the_model_has_dropped_a_step(world: GetWorld) -> None:
     batches = [[2.0, 8.0], [2.0]]
 

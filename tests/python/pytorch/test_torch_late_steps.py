@@ -29,51 +29,61 @@ def made(comm: Any, server: ExactServer, mode: Any) -> tuple[Clicks, Any]:
 
 
 @pytest.mark.parametrize("mode", LATE_ROWS, ids=str)
-@pytest.mark.parametrize("has_closure", [False, True])
+@pytest.mark.parametrize("called", ["plain", "with a closure", "by a scaler"])
 def test_dense_parameters_take_the_step_to_which_rows_came_too_late(
-    world: GetWorld, monkeypatch: pytest.MonkeyPatch, mode: Any, has_closure: bool
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch, mode: Any, called: str
 ) -> None:
+    has_closure = called == "with a closure"
     monkeypatch.setattr("exact_server.SECONDS", 0.05)
     server, has_timed_out = ExactServer(), threading.Event()
 
     def train(comm: Any) -> float:
         model, optimizer = made(comm, server, mode)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=called == "by a scaler")
 
         # With a closure of averaged gradients rank 0 waits for rank 1's loss before it comes to
-        # the rows.
+        # the rows; with a scaler for what rank 1's has found.
         is_averaged = mode.dense == gr.Sync()
+        is_to_wait_later = is_averaged and called != "plain"
 
         def wait(*_: Any) -> None:
             if comm.rank == 1:
                 assert has_timed_out.wait(SECONDS)
 
         def backward() -> None:
-            model(1, 2).backward()
-            if not (has_closure and is_averaged):
+            scaler.scale(model(1, 2)).backward()
+            if not is_to_wait_later:
                 wait()
 
-        if has_closure and is_averaged:
+        if is_to_wait_later and has_closure:
             optimizer.register_step_post_hook(wait)
+        elif is_to_wait_later:
+            optimizer.rows.driver.make_room = wait
 
         def step() -> None:
             if has_closure:
                 optimizer.step(backward)
             else:
                 backward()
-                optimizer.step()
+                scaler.step(optimizer)
 
         if comm.rank == 0:
             try:
                 with pytest.raises(gr.TimedOut, match="Step 1 is done all the same"):
                     step()
+                assert vars(optimizer).keys().isdisjoint({"grad_scale", "found_inf"})
                 if mode.dense == gr.Async():
                     optimizer.driver.flush()
                 weight = model.weight.item()
             finally:
+                monkeypatch.setattr("exact_server.SECONDS", SECONDS)
                 has_timed_out.set()
         else:
             step()
             weight = model.weight.item()
+        scaler.update()
+        optimizer.zero_grad()
+        step()
         comm.barrier()
         optimizer.close()
         return weight
@@ -83,8 +93,8 @@ def test_dense_parameters_take_the_step_to_which_rows_came_too_late(
     if mode.dense == gr.Sync():
         assert weights[1] == -1
     if mode.dense == gr.Async():
-        assert server.values("model/0") == -2
-    assert server.values("rows")[7] == -4
+        assert server.values("model/0") == -4
+    assert server.values("rows")[7] == -8
 
 
 def by_settings(optimizer: Any, _: Clicks) -> Callable[[], None]:
@@ -133,21 +143,23 @@ THROUGH_SERVERS = [gr.Sync(via="ps"), gr.Hybrid(gr.Sync(via="ps"), gr.Sync(via="
         *((by_sparse_gradient, mode) for mode in THROUGH_SERVERS),
     ],
 )
+@pytest.mark.parametrize("is_scaled", [False, True])
 def test_a_step_that_was_not_done_is_repeated_with_its_rows_and_its_weight(
-    world: GetWorld, fail: Callable[[Any, Clicks], Callable[[], None]], mode: Any
+    world: GetWorld, fail: Callable[[Any, Clicks], Callable[[], None]], mode: Any, is_scaled: bool
 ) -> None:
     server = ExactServer()
 
     def train(comm: Any) -> tuple[float, float]:
         model, optimizer = made(comm, server, mode)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=is_scaled)
         optimizer.set_weight(1 if comm.rank else 3)
-        model(*((5, 10) if comm.rank else (1, 2))).backward()
+        scaler.scale(model(*((5, 10) if comm.rank else (1, 2)))).backward()
         if comm.rank == 0:
             repair = fail(optimizer, model)
             with pytest.raises((gr.TimedOut, gr.InvalidArgument)):
-                optimizer.step()
+                scaler.step(optimizer)
             repair()
-        optimizer.step()
+        scaler.step(optimizer)
         state = model.weight.item(), model.rows.eval()(IDS).item()
         comm.barrier()
         optimizer.close()
@@ -155,6 +167,60 @@ def test_a_step_that_was_not_done_is_repeated_with_its_rows_and_its_weight(
 
     # By hand: (3 * 1 + 5) / 4, and twice that.
     assert world(2, "shm").run(train) == [(-2, -4)] * 2
+
+
+def unfreeze(model: Clicks) -> None:
+    model.later.requires_grad_(True)
+    model.later.grad = torch.ones(1)
+
+
+def make_sparse(model: Clicks) -> None:
+    assert model.weight.grad is not None
+    model.weight.grad = model.weight.grad.to_sparse()
+
+
+def make_double(model: Clicks) -> None:
+    model.weight.data = model.weight.data.double()
+
+
+def leave(_: Clicks) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        *((change, {"overlap": False}) for change in (unfreeze, make_sparse, make_double)),
+        (leave, {"dtype": torch.float16}),
+    ],
+)
+def test_a_step_whose_gradients_are_refused_has_pushed_no_rows(
+    world: GetWorld, change: Callable[[Clicks], None], options: dict[str, Any]
+) -> None:
+    dtype = options.get("dtype", torch.float32)
+    server = ExactServer()
+
+    def train(comm: Any) -> None:
+        model = Clicks()
+        model.weight.data = model.weight.data.to(dtype)
+        model.later = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        # Scalers refuse float16.
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=dtype == torch.float16)
+        optimizer = gt.distributed(
+            torch.optim.SGD([model.weight, model.later], lr=1.0), model=model, comm=comm,
+            ps=server.client(comm.rank), overlap=options.get("overlap", True),
+        )  # fmt: skip
+        scaler.scale(model(1, 2)).backward()
+        change(model)
+        with pytest.raises(gr.InvalidArgument):
+            scaler.step(optimizer)
+        assert optimizer.rows.driver.clock == 0
+        assert len(optimizer.rows.gradients()) == 1
+        comm.barrier()
+        optimizer.close()
+
+    world(2, "shm").run(train)
+    assert not server.values("rows")
 
 
 def test_a_step_of_geo_whose_rows_are_refused_is_not_done(

@@ -1,4 +1,4 @@
-"""`torch.amp.GradScaler` around a distributed optimizer: ranks leave out the same steps."""
+"""`torch.amp.GradScaler` around a distributed optimizer, and gradients of other dtypes."""
 
 from __future__ import annotations
 
@@ -92,6 +92,20 @@ def test_a_rank_without_a_batch_and_batches_of_other_sizes_after_an_overflow_are
     assert world(2, "shm").run(train) == [(-9, 1024)] * 2
 
 
+def test_gradients_are_unscaled_whatever_the_default_dtype_is(world: GetWorld) -> None:
+    model, scaling = linear(), scaler()
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1), comm=world(1, "tcp").comms[0]
+    )
+    scaling.scale(model(torch.ones(1, 1)).sum()).backward()
+    torch.set_default_dtype(torch.float64)
+    try:
+        scaling.step(optimizer)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model.weight.item() == -1
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_gradients_are_clipped_after_they_are_unscaled(world: GetWorld, overlap: bool) -> None:
     def train(comm: Any) -> tuple[float, ...]:
@@ -147,6 +161,24 @@ def test_half_precision_parameters_and_closures_are_refused(world: GetWorld, siz
             scaling.step(optimizer, lambda: None)
 
     world(size, "shm").run(train)
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Async()], ids=str)
+def test_a_step_whose_weight_is_refused_leaves_the_scale_as_it_was(
+    world: GetWorld, servers: Servers, mode: Any
+) -> None:
+    model, scaling = linear(), scaler()
+    optimizer = gt.distributed(
+        torch.optim.SGD(model.parameters(), lr=1), mode, comm=world(1, "tcp").comms[0],
+        ps=servers.client(0),
+    )  # fmt: skip
+    scaling.scale(model(torch.ones(1, 1)).sum()).backward()
+    with pytest.raises(gr.InvalidArgument, match="weight"):
+        scaling.step(optimizer, weight=-1)
+    scaling.step(optimizer)
+    optimizer.flush()
+    assert model.weight.item() == -1
+    optimizer.close()
 
 
 def test_workers_of_servers_in_rounds_leave_out_the_same_steps(
@@ -222,6 +254,51 @@ def test_workers_in_rounds_may_not_look_at_their_own_gradients(
         optimizer.close()
 
     world(2, "tcp").run(train)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="newer than this torch")
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype"),
+    [
+        (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float64), (torch.bfloat16, None),
+    ],
+)  # fmt: skip
+def test_gradients_may_have_another_dtype_than_their_parameters(
+    world: GetWorld, overlap: bool, dtype: torch.dtype, grad_dtype: torch.dtype | None
+) -> None:
+    def train(comm: Any) -> tuple[list[float], Any]:
+        params: Any = [nn.Parameter(torch.zeros(2, dtype=dtype)) for _ in range(2)]
+        for param in params:
+            param.grad_dtype = grad_dtype
+        optimizer = gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, overlap=overlap)
+        # Each rank has one gradient and is given the other.
+        (params[comm.rank] * 2).sum().backward()
+        optimizer.synchronize()
+        found = [param.grad.dtype for param in params]
+        return [value for param in params for value in param.grad.tolist()], found
+
+    for averages, found in world(2, "shm").run(train):
+        assert averages == [1] * 4
+        assert found == [grad_dtype or dtype] * 2
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="newer than this torch")
+def test_servers_take_gradients_of_another_dtype_than_their_parameters(
+    world: GetWorld, servers: Servers
+) -> None:
+    param: Any = nn.Parameter(torch.zeros(2))
+    param.grad_dtype = torch.bfloat16
+    optimizer = gt.distributed(
+        torch.optim.SGD([param], lr=1), gr.Async(), comm=world(1, "tcp").comms[0],
+        ps=servers.client(0),
+    )  # fmt: skip
+    (param * 2).sum().backward()
+    optimizer.step()
+    optimizer.flush()
+    assert param.tolist() == [-2, -2]
+    optimizer.close()
 
 
 def test_listing_what_an_optimizer_has_sends_nothing(world: GetWorld) -> None:

@@ -60,6 +60,17 @@ def _default_communicator() -> Communicator | None:
     return default.comm if isinstance(default, ProcessGroup) else None
 
 
+def timeout_of_default_group() -> float:
+    """Return how long calls beside torch's default group may take without progress, in seconds.
+
+    As long as its own, where it is one of ours; of the others nobody is told.
+    """
+    default = dist.group.WORLD
+    if isinstance(default, ProcessGroup):
+        return default.timeout
+    return _timeout(dist.constants.default_pg_timeout.total_seconds())
+
+
 def _timeout(asked: float) -> float:
     # torch always gives a timeout. Its default is no wish of the user, GRADRING_TIMEOUT is.
     is_default = asked == dist.constants.default_pg_timeout.total_seconds()

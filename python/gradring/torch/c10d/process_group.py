@@ -84,6 +84,11 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         except Error as error:
             raise for_torch(error) from error.__cause__
 
+    @property
+    def timeout(self) -> float:
+        """Longest time without progress of a call that does not say, in seconds."""
+        return self._timeout
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long calls from now on may take without progress."""
         self._timeout = timeout.total_seconds()

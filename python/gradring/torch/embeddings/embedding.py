@@ -25,11 +25,10 @@ from gradring.modes.parameters.tables import ModeTable, RowGradients
 from gradring.modes.stepping import reminder
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.optim.state import require_successor
+from gradring.torch.embeddings.arguments import ids_of, require_known, require_possible
 from gradring.torch.embeddings.row_cache import RowCache, is_subtracted, require_allowed
 from gradring.torch.embeddings.row_leaves import RowLeaves
 from gradring.torch.gradients.backward import at_the_end_of_backward
-
-_SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
 
 
 class Embedding(torch.nn.Module):
@@ -106,17 +105,7 @@ class Embedding(torch.nn.Module):
             InvalidArgument: There is no such pooling or setting, or the cache makes no sense.
         """
         super().__init__()
-        if pooling not in (None, "sum", "mean"):
-            raise InvalidArgument(
-                f"Embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}"
-            )
-        unknown = settings.keys() - _SETTINGS
-        if unknown:
-            raise InvalidArgument(
-                f"Embedding {name!r}: {', '.join(sorted(unknown))}: there is no such setting; rows "
-                "are always sparse, bags are added up with pooling='sum' or averaged with 'mean', "
-                f"and a table takes {', '.join(sorted(_SETTINGS))}"
-            )
+        require_known(name, pooling, settings.keys())
         if device is None and cache_age != 1:
             raise InvalidArgument(
                 f"Embedding {name!r}: cache_age={cache_age} is for rows that a device keeps, and "
@@ -221,18 +210,26 @@ class Embedding(torch.nn.Module):
         Args:
             ids: Int64, any shape; with ``pooling`` (bags, ids a bag), or flat with ``offsets``.
             offsets: Where each bag begins, as in `torch.nn.EmbeddingBag`.
-            per_sample_weights: One factor for each id, with ``pooling="sum"``.
+            per_sample_weights: Float32 of ids' shape, where the rows are: one factor for each id,
+                which gets a gradient too. With ``pooling="sum"``.
 
         Returns:
             Float32: ``ids.shape + (dim,)``, or (bags, dim).
 
         Raises:
-            InvalidArgument: Offsets or weights without ``pooling``; or gradients are wanted of a
-                copy, which only reads.
+            InvalidArgument: Ids are no whole numbers; offsets or weights are not for this
+                ``pooling``, or weights not for these ids; or gradients are wanted of a copy, which
+                only reads. Nothing was asked for.
+            TimedOut: As `ModeTable.pull`, and so for PeerLost and Closed.
         """
         is_training = self.training and torch.is_grad_enabled() and not self._leaves.is_frozen
-        self._require_possible(offsets, per_sample_weights, is_training)
-        flat = _ids_of(ids)
+        flat = ids_of(ids)
+        require_possible(self.name, self.pooling, ids, offsets, per_sample_weights)
+        if is_training and self._is_reader:
+            raise InvalidArgument(
+                f"Embedding {self.name!r} is a copy of a layer that trains its rows, and only "
+                "reads them: call eval() or requires_grad_(False), or run it under torch.no_grad()"
+            )
         is_real = self._is_real(flat)
         leaf = self._rows(flat, is_real)
         if is_training:
@@ -251,21 +248,16 @@ class Embedding(torch.nn.Module):
             mode=self.pooling, padding_idx=padding, per_sample_weights=per_sample_weights,
         )  # fmt: skip
 
-    def _require_possible(self, offsets: Any, weights: Any, is_training: bool) -> None:
-        if self.pooling is None and not (offsets is None and weights is None):
-            raise InvalidArgument(
-                f"Embedding {self.name!r} returns a row for each id: offsets and "
-                "per_sample_weights are for pooling='sum' or 'mean'"
-            )
-        if is_training and self._is_reader:
-            raise InvalidArgument(
-                f"Embedding {self.name!r} is a copy of a layer that trains its rows, and only "
-                "reads them: call eval() or requires_grad_(False), or run it under torch.no_grad()"
-            )
-
     def prefetch(self, ids: torch.Tensor) -> None:
-        """Begin to bring the rows of the next batch; see `ModeTable.prefetch`."""
-        flat = _ids_of(ids)
+        """Begin to bring the rows of the next batch; a hint, see `ModeTable.prefetch`.
+
+        Args:
+            ids: Int64, any shape, on any device; may be written over at once.
+
+        Raises:
+            InvalidArgument: They are no whole numbers.
+        """
+        flat = ids_of(ids)
         is_real = self._is_real(flat)
         chosen = flat if is_real is None else flat[is_real]
         if self.cache is not None:
@@ -340,6 +332,10 @@ class Embedding(torch.nn.Module):
         """Wait until the servers have applied all gradients of this worker.
 
         On a device the next rows are what servers then have.
+
+        Raises:
+            TimedOut: Servers, or workers that the mode waits for, did not answer; as the flush of
+                the optimizer that trains the layer, and so for PeerLost and Closed.
         """
         if self._driver is not None:
             self._driver.flush()
@@ -392,9 +388,3 @@ class Embedding(torch.nn.Module):
         """Show the table, as `repr` of a module does."""
         pooling = "" if self.pooling is None else f", pooling={self.pooling!r}"
         return f"{self.name!r}, {self.dim}, optimizer={self._optimizer}{pooling}"
-
-
-def _ids_of(ids: torch.Tensor) -> Any:
-    if not isinstance(ids, torch.Tensor):
-        raise InvalidArgument(f"Embedding: ids are a torch tensor, not {type(ids).__name__}")
-    return buffers.as_ids(ids.detach().cpu()).reshape(-1)

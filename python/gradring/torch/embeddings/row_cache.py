@@ -172,7 +172,7 @@ class RowCache:
 
     def _grow(self, capacity: int) -> None:
         more = max(capacity, 2 * len(self._came)) - len(self._came)
-        room = torch.empty((more, self.weights.shape[1]), device=self.weights.device)
+        room = self.weights.new_empty((more, self.weights.shape[1]))
         self.weights = torch.cat([self.weights, room])
         self._came = np.concatenate([self._came, np.full(more, _NEVER, np.int64)])
         self._used = np.concatenate([self._used, np.full(more, _NEVER, np.int64)])

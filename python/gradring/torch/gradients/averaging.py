@@ -46,6 +46,7 @@ class GradientAverager:
 
     Attributes:
         comm: The ranks; carries nothing but gradients.
+        ended: Rounds that have.
         is_done: Whether the parameters' gradients are this step's averages.
         is_accumulating: Whether backward only adds up gradients here.
     """
@@ -91,8 +92,8 @@ class GradientAverager:
         self._order = GradientOrder(len(self._params), is_wanted=overlap)
         self._overlap = overlap
         self._is_ready = [False] * len(self._params)
-        self._ended = 0  # Rounds.
-        self._expected = [0] * len(self._params)  # `_ended` when each gradient came.
+        self.ended = 0
+        self._expected = [0] * len(self._params)  # `ended` when each gradient came.
         self._weights = weights
         self._before_the_end = before_the_end
         self._weight = 1.0  # That was sent.
@@ -145,6 +146,8 @@ class GradientAverager:
 
     def require_in_time(self, weight: float) -> None:
         """Raise `InvalidArgument` if the round has begun with another weight."""
+        with self._lock:
+            self._notice_dropped_step()
         if (self.is_open or self.is_done) and weight != self._weight:
             raise InvalidArgument(
                 f"weight {weight:g} comes too late: backward has begun to send gradients with "
@@ -161,12 +164,11 @@ class GradientAverager:
                 shape or device by now.
         """
         with self._lock:
-            if self.is_done and self._are_averages_gone():
-                self._forget_round()
+            self._notice_dropped_step()
             if self.is_done or self._is_ready[index]:
                 raise self._too_many_gradients(index)
             self._require_same_kind(index)
-            self._expected[index] = self._ended
+            self._expected[index] = self.ended
             self._watch.see()
 
     def take_gradient(self, index: int) -> None:
@@ -174,7 +176,7 @@ class GradientAverager:
         if not self._overlap or self.is_accumulating:
             return
         with self._lock:
-            if self._expected[index] != self._ended:
+            if self._expected[index] != self.ended:
                 return  # A hook of the user's has stepped, or synchronised, with it.
             self._put(index)
             self._order.see(index)
@@ -204,17 +206,27 @@ class GradientAverager:
         with self._lock:
             self._finish()
 
+    def require_fitting(self) -> None:
+        """Look whether `finish` would be refused; what other ranks have is not known here.
+
+        Raises:
+            InvalidArgument: A parameter was frozen before, or is another one; a gradient is sparse.
+        """
+        with self._lock:
+            self._notice_dropped_step()
+            if self.is_done:
+                return
+            self._require_all_listed()
+            for index, is_ready in enumerate(self._is_ready):
+                if not self.is_open:
+                    self._require_same_kind(index)
+                if not is_ready:
+                    self._require_dense(index)
+
     def _finish(self) -> None:
-        if self.is_done and self._are_averages_gone():
-            self._forget_round()
-        if self.is_done:
+        self.require_fitting()
+        if self.is_done or not self._params:
             return
-        self._require_all_listed()
-        if not self._params:
-            return
-        if not self.is_open:
-            for index in range(len(self._params)):
-                self._require_same_kind(index)
         total = self._end_round()
         if total == 0:
             self._reset_buckets()
@@ -252,9 +264,10 @@ class GradientAverager:
         self._order.forget_round()
         self._weights.drop()
 
-    def _are_averages_gone(self) -> bool:
-        """Tell whether somebody has dropped the averages, as ``model.zero_grad()`` does."""
-        return self._given > 0 and all(param.grad is None for param in self._params)
+    def _notice_dropped_step(self) -> None:
+        # Somebody has forgotten the averages, as ``model.zero_grad()`` does.
+        if self.is_done and self._given > 0 and all(param.grad is None for param in self._params):
+            self._forget_round()
 
     def _require_same_kind(self, index: int) -> None:
         before, now = self._kinds[index], _kind_of(self._params[index])
@@ -304,14 +317,17 @@ class GradientAverager:
         if not self.is_open:
             self._weight = self._weights.hold()
             self._sender.open(self._weight)
+        self._require_dense(index)
+        self._is_ready[index] = True
+        self._bucket_of[index].put(index, self._params[index], self._weight)
+
+    def _require_dense(self, index: int) -> None:
         grad = self._params[index].grad
         if grad is not None and grad.layout != torch.strided:
             raise InvalidArgument(
                 f"{self._names[index]} has a sparse gradient; only dense ones can be averaged "
                 "(for an embedding: sparse=False)"
             )
-        self._is_ready[index] = True
-        self._bucket_of[index].put(index, self._params[index], self._weight)
 
     def _start_full_buckets(self) -> None:
         while self._sent < len(self._buckets):
@@ -335,7 +351,7 @@ class GradientAverager:
         self._before_the_end()
         total = self._sender.wait(self._stream)
         self._order.hear()
-        self._ended += 1
+        self.ended += 1
         self._sent = 0
         self._is_ready = [False] * len(self._params)
         return total

@@ -69,7 +69,7 @@ class Bucket:
         self._places = {index: place for place, index in enumerate(self.members)}
         # Whose .grad can lie in the slot.
         self._is_grad = {
-            index: params[index].dtype == wire_dtype and params[index].is_contiguous()
+            index: grad_dtype_of(params[index]) == wire_dtype and params[index].is_contiguous()
             for index in self.members
         }
         self.reset()
@@ -136,7 +136,7 @@ class Bucket:
         self._hand_out(index, param)
 
     def _hand_out(self, index: int, param: torch.Tensor) -> None:
-        if self._is_grad[index] and param.dtype == self.values.dtype:
+        if self._is_grad[index] and grad_dtype_of(param) == self.values.dtype:
             param.grad = self._alias(index)
 
     def _alias(self, index: int) -> torch.Tensor:
@@ -169,13 +169,13 @@ class Bucket:
             param = params[index]
             if index in is_absent:
                 param.grad = None  # A rank of weight 0 may have one of its own.
-            elif self._is_grad[index]:
+            elif self._is_grad[index] and grad_dtype_of(param) == self.values.dtype:
                 if param.grad is None or not self._is_in_slot(index, param.grad):
                     self._hand_out(index, param)
             else:
                 if param.grad is None or param.grad.is_conj() or param.grad.is_neg():
                     # A view of other numbers is not written; autograd may hold those too.
-                    param.grad = torch.empty_like(param)
+                    param.grad = torch.empty_like(param, dtype=grad_dtype_of(param))
                 _as_real(param.grad).copy_(self._slots[index])
         return len(self.members) - len(absent)
 
@@ -232,6 +232,13 @@ def lay_out(
     devices = [str(params[index].device) for index in order]
     groups = assign_buckets(sizes, list(zip(dtypes, devices, strict=True)), bucket_bytes)
     return [[order[position] for position in group] for group in groups]
+
+
+def grad_dtype_of(param: torch.Tensor) -> torch.dtype:
+    """Return the dtype that a parameter's ``.grad`` has to have."""
+    # Before torch 2.10 always its own; ``None``: any will do.
+    wanted: torch.dtype | None = getattr(param, "grad_dtype", None)
+    return param.dtype if wanted is None else wanted
 
 
 def can_travel(param: torch.Tensor) -> bool:

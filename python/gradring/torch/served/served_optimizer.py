@@ -24,7 +24,7 @@ from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.backward_watch import BackwardWatch
-from gradring.torch.gradients.scaling import Asked, Told, agree_on_overflow, told_by_scaler
+from gradring.torch.gradients.scaling import Asked, Scaling, Told
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.served.between_steps import BetweenSteps
 from gradring.torch.served.served_parameters import ServedParameters
@@ -74,6 +74,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
         self._model = model
         self._clip_norm = clip_norm
         self._weights = StepWeight()
+        self._scaling = Scaling(comm)
         self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = [] if self._is_local else settings_of(self)
         named = parameters.optimizer_parameters(self.param_groups, model)
@@ -120,9 +121,9 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
             TimedOut: As in the mode's own step. Where it says that the step is done, all of it is.
         """
-        self.driver.require_open()
         closures = () if closure is None else (closure,)
-        with self._weights.said_for_a_step(weight), told_by_scaler(self) as told:
+        with self._scaling.told_to(self) as told, self._weights.said_for_a_step(weight):
+            self.driver.require_open()
             self._follow_memory()
             self._parameters.require_in_place()
             for driver in self._drivers():
@@ -147,9 +148,9 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
     def _before_scaler_looks(self) -> None:
         rows = [] if self.rows is None else self.rows.gradients()
         if self._has_rounds():
-            agree_on_overflow(self._comm, self._params, self._weight_now(), rows)
+            self._scaling.agree_on_overflow(self._params, rows, weight=self._weight_now())
         elif rows:
-            agree_on_overflow(None, self._params, 1, rows)
+            Scaling(None).agree_on_overflow(self._params, rows)
 
     def _has_rounds(self) -> bool:
         """Tell whether workers must do the same steps."""
@@ -239,6 +240,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
 
     def _end_step(self, late: StepTimedOut | None) -> None:
         self._weights.end_step()
+        self._scaling.end_step()
         if late is not None:
             raise late
 
@@ -253,6 +255,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
         if self.rows is not None:
             self.rows.forget()
         self._weights.drop()
+        self._scaling.end_step()
         super().zero_grad(set_to_none)
 
     def set_weight(self, weight: float) -> None:

@@ -129,4 +129,4 @@ def _gradient_of(param: torch.Tensor) -> Any:
         return None
     if param.grad.is_sparse:
         raise InvalidArgument("sparse gradients: use gradring.torch.Embedding")
-    return param.grad.detach().resolve_neg().numpy()
+    return param.grad.detach().resolve_neg().float().numpy()

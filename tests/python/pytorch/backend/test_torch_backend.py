@@ -269,8 +269,12 @@ def in_inference_mode() -> None:
         gathered = dist.all_gather(staged, torch.full((3,), float(rank)), async_op=True)
         started = [torch.zeros(3) for _ in range(2)]
         later = dist.all_gather(started, torch.ones(3), async_op=True)
+        sparse = torch.sparse_coo_tensor([[rank, 2]], [1.0, 1.0], (4,))
+        summed = dist.all_reduce(sparse, async_op=True)
     gathered.get_future().wait()
     later.wait()
+    summed.wait()
+    assert sparse.to_dense().tolist() == [1, 1, 2, 0]
     x = torch.ones(3)
     dist.all_reduce(x, async_op=True).get_future().wait()  # The group's threads go on.
     assert (x == 2).all()

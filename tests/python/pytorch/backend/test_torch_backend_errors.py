@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 import gradring as gr
+from gradring.torch.c10d.calls.lanes import Watch
+from gradring.torch.c10d.calls.work import Flight
 from torch_ranks import on_ranks
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -132,3 +134,31 @@ def under_other_versions() -> list[int]:
 
 def test_a_torch_too_old_for_the_backend_is_refused_and_not_waited_for() -> None:
     assert on_ranks(1, under_other_versions) == [[1, 1, 1]]
+
+
+class NeverDone:
+    """An operation that nobody answers; keeps how long it was waited for."""
+
+    source = None
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def done(self) -> bool:
+        return False
+
+    def wait(self, timeout: float) -> None:
+        self.waits.append(timeout)
+        raise gr.TimedOut("nobody came")
+
+
+def test_a_message_that_has_had_its_time_is_given_no_more_of_it() -> None:
+    watch, operation = Watch("watch"), NeverDone()
+    flight = Flight(
+        [operation],  # type: ignore[list-item]
+        [], None, patience=60, watcher=lambda flight: watch.add(flight, 0.01),
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="nobody came"):
+        flight.future().wait()
+    watch.stop()
+    assert max(operation.waits) < 1

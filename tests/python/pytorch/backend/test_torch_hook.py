@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 
 import gradring as gr
 import gradring.torch as gt
 from torch_models import batch, mlp, values
-from torch_ranks import on_ranks
+from torch_ranks import GROUP_SECONDS, on_ranks
 
 STEPS = 40
 
@@ -49,6 +51,37 @@ def test_ddp_trains_with_every_codec_and_ranks_agree_in_bits(backend: str) -> No
             assert np.array_equal(mine, theirs)
             assert np.abs(mine - wanted).max() < tolerance
         assert isinstance(codec, gr.TopK) or ratio > 1
+
+
+def steps_with_doubles_as_default() -> Any:
+    torch.set_default_dtype(torch.float64)
+    model = nn.Linear(4, 1, bias=False, dtype=torch.float32)
+    ddp = DistributedDataParallel(model)
+    state = gt.CompressedGradients("bf16")
+    ddp.register_comm_hook(state, gt.compressed_gradients)
+    for _ in range(2):
+        ddp(torch.ones(1, 4, dtype=torch.float32)).sum().backward()
+    state.close()
+    return model.weight.grad
+
+
+def test_the_default_dtype_may_be_another_one() -> None:
+    for grad in on_ranks(2, steps_with_doubles_as_default):
+        np.testing.assert_array_equal(grad, np.full((1, 4), 2, np.float32))
+
+
+def timeouts(seconds: str) -> float:
+    os.environ["GRADRING_TIMEOUT"] = seconds
+    state = gt.CompressedGradients("bf16")
+    timeout: float = state._comm.timeout
+    state.close()
+    return timeout
+
+
+def test_a_hook_waits_as_long_as_the_group_or_where_that_is_another_s_as_variables_say() -> None:
+    assert on_ranks(2, timeouts, "77", backend="gloo") == [77, 77]
+    assert on_ranks(2, timeouts, "", backend="gloo") == [1800, 1800]
+    assert on_ranks(2, timeouts, "77") == [GROUP_SECONDS] * 2
 
 
 def refuse() -> str:

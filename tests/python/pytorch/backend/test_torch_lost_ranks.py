@@ -76,6 +76,27 @@ def test_a_rank_that_ends_in_backward_is_named_by_every_other_rank(
         assert "rank 1" in outcome.text
 
 
+def test_a_rank_that_ends_in_backward_is_named_where_gradients_travel_compressed(
+    ranks: Job,
+) -> None:
+    ranks.call(
+        """
+state = gradring.torch.CompressedGradients("bf16")
+model.register_comm_hook(state, gradring.torch.compressed_gradients)
+train_step()
+"""
+    )
+    survivors = ranks.others(1)
+    for rank in survivors:
+        rank.begin("for _ in range(10000): train_step()")
+    ranks.ranks[1].begin(END_IN_BACKWARD.format(signal="SIGKILL"))
+    ranks.ranks[1].expect("ends")
+    for outcome in ranks.outcomes(survivors):
+        assert outcome.error == "RuntimeError", outcome
+        assert "PeerLost" in outcome.text
+        assert "rank 1" in outcome.text
+
+
 def test_a_lost_rank_fails_the_groups_it_is_in_and_no_other(ranks: Job) -> None:
     ranks.call("pairs = [dist.new_group([0, 2]), dist.new_group([0, 1])]")
     ranks.ranks[1].kill()

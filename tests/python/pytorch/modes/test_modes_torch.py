@@ -247,11 +247,11 @@ def test_embedding_is_torch_embedding(padding_idx: int | None) -> None:
     torch.testing.assert_close(pulled, reference.weight.detach(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize(("pooling", "is_weighted"), [("sum", 0), ("sum", 1), ("mean", 0)])
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_pooling_is_torch_embedding_bag(
-    pooling: Any, padding_idx: int | None, is_flat: bool
+    pooling: Any, is_weighted: bool, padding_idx: int | None, is_flat: bool
 ) -> None:
     server = ExactServer()
     layer = embedding(server, pooling=pooling, padding_idx=padding_idx)
@@ -262,10 +262,14 @@ def test_pooling_is_torch_embedding_bag(
     arguments: tuple[torch.Tensor, ...] = (torch.tensor([[3, 1], [9, 9], [3, 3]]),)
     if is_flat:
         arguments = torch.tensor([3, 1, 9, 3, 5]), torch.tensor([0, 2, 2])
-    out, expected = layer(*arguments), reference(*arguments)
+    factors = [torch.arange(arguments[0].numel()).view_as(arguments[0]) / 4 - 1 for _ in range(2)]
+    weights = [each.requires_grad_() if is_weighted else None for each in factors]
+    out = layer(*arguments, per_sample_weights=weights[0])
+    expected = reference(*arguments, per_sample_weights=weights[1])
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
     (out * torch.arange(6).reshape(3, 2)).sum().backward()
     (expected * torch.arange(6).reshape(3, 2)).sum().backward()
+    torch.testing.assert_close(factors[0].grad, factors[1].grad, rtol=0, atol=0)
     layer.flush()
     with torch.no_grad():
         reference.weight -= SGD.lr * reference.weight.grad

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
 
@@ -105,8 +106,61 @@ def test_a_layer_with_rows_is_not_pickled_without_them() -> None:
 def test_offsets_and_weights_are_refused_where_nothing_is_added_up() -> None:
     layer = embedding(ExactServer())
     for arguments in ({"offsets": torch.tensor([0])}, {"per_sample_weights": torch.ones(2)}):
-        with pytest.raises(gr.InvalidArgument, match="offsets and per_sample_weights are for pool"):
+        with pytest.raises(gr.InvalidArgument, match=r"offsets are for pool.*per_sample_weights"):
             layer(IDS, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "weights", "why"),
+    [
+        ("mean", torch.ones(1, 2), "averages rows: per_sample_weights are for pooling='sum'"),
+        ("sum", torch.ones(2), r"of shape \(2,\); for ids of shape \(1, 2\) they are float32"),
+        ("sum", torch.ones(1, 2, dtype=torch.float64), "are torch.float64"),
+    ],
+)
+def test_weights_that_rows_cannot_have_are_refused_before_those_are_asked_for(
+    pooling: Any, weights: torch.Tensor, why: str
+) -> None:
+    server = ExactServer()
+    layer = embedding(server, pooling=pooling)
+    with pytest.raises(gr.InvalidArgument, match=why):
+        layer(IDS[None], per_sample_weights=weights)
+    assert not server.tables
+
+
+class Tower(torch.nn.Module):
+    """Rows under a layer that can be compiled."""
+
+    def __init__(self, rows: gt.Embedding) -> None:
+        super().__init__()
+        self.rows = rows
+        self.linear = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(self.linear.weight)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.rows(ids)).sum() * 2  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Where a graph begins.
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("options", [{}, {"pooling": "sum", "padding_idx": 3}, {"device": "cpu"}])
+def test_a_compiled_model_trains_its_rows_and_compiles_the_rest_once(
+    backend: str, options: Any
+) -> None:
+    def trained(make: Any) -> tuple[Any, Any]:
+        server = ExactServer()
+        model = Tower(embedding(server, **options))
+        run = make(model)
+        for step in range(3):
+            run(torch.tensor([[3, 5, 5 + step]])).backward()
+            model.rows.flush()
+        rows = {key: row.tolist() for key, row in server.values("e").items()}
+        return rows, model.linear.weight.grad.tolist()
+
+    counter = CompileCounterWithBackend(backend)
+    torch._dynamo.reset()
+    assert trained(lambda model: torch.compile(model, backend=counter)) == trained(lambda m: m)
+    assert counter.frame_count == 1
 
 
 def test_frozen_rows_are_read_and_not_trained_until_they_are_unfrozen() -> None:

@@ -51,6 +51,17 @@ def test_a_row_is_asked_for_once_in_its_steps() -> None:
     assert (cache.hits, cache.misses) == (3, 4)
 
 
+def test_rows_that_need_more_room_are_float32_whatever_the_default_is() -> None:
+    cache, table = RowCache(DIM, 1, 1, CPU), Table()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert bring(cache, table, 5, 7, 9) == [5, 7, 9]
+    finally:
+        torch.set_default_dtype(before)
+    assert cache.weights.dtype == torch.float32
+
+
 def test_with_age_one_every_step_asks_anew() -> None:
     cache, table = RowCache(DIM, 8, 1, CPU), Table()
     for step in range(4):

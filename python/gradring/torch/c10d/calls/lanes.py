@@ -32,8 +32,8 @@ class Pending(Protocol):
     def is_ready(self) -> bool:
         """Tell whether `complete` would not wait."""
 
-    def complete(self) -> None:
-        """Do what is left to do; never raises."""
+    def complete(self, timeout: float | None = None) -> None:
+        """Do what is left to do, once it is ready or so many seconds have passed; never raises."""
 
 
 class Lane:
@@ -119,7 +119,7 @@ class Watch:
             with self._lock:
                 due = [item for item in self._watched if item[0].is_ready() or now >= item[1]]
             for pending, _ in due:
-                pending.complete()
+                pending.complete(_LOOK_EVERY)  # It is ready, or has had its time.
             with self._lock:
                 self._watched = [item for item in self._watched if item not in due]
                 if not self._watched:

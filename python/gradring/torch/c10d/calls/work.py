@@ -125,10 +125,10 @@ class Flight:
         with self._stream.finishing():  # A future orders others after what is current now.
             told.set_result(self.result)
 
-    def complete(self) -> None:
-        """Settle; an error is kept for those who ask."""
+    def complete(self, timeout: float | None = None) -> None:
+        """Settle, as `settle` does; an error is kept for those who ask."""
         try:
-            self.settle(None)
+            self.settle(timeout)
         except Error as error:  # The deadline of a message that nobody waited for.
             self._settle_with(error)
 

@@ -86,7 +86,8 @@ def _reduce(comm: Communicator, tensor: Tensor, mine: Tensor, op: Operator, time
         total = torch.sparse_coo_tensor(
             total.indices(), shares, mine.shape, is_coalesced=True, check_invariants=False
         )
-    with torch.no_grad():
+    # As in `tensors`; and the tensor may be a leaf.
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         tensor.copy_(total.to(tensor.dtype))  # Not into detach(): its indices are its own.
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
