@@ -116,6 +116,7 @@ def test_workers_take_the_path_of_one_process(servers: Servers, workers: int, ru
         for param, expected in zip(own, params, strict=True):
             np.testing.assert_array_equal(param, expected)
         np.testing.assert_array_equal(own_rows, rows)
+    assert servers.faults_played != 0
 
 
 def test_a_lost_worker_fails_the_others_by_name_within_the_timeout() -> None:
