@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
-from datasets import ROWS, Floats, Table, auc, run_number, table, with_next
+from datasets import ROWS, Floats, Table, are_alike, auc, run_number, table, with_next
 from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -82,6 +82,8 @@ def main() -> None:
     total = data.train * options.epochs
     outcome = {"examples": total, "seconds": seconds, "examples/s": total / seconds}
     outcome["talking"] = 0 if options.mode == "local" else talk.seconds / seconds
+    flush(optimizers)  # Again: of the others what came after the flush of this worker.
+    outcome["alike"] = are_alike(comm, [p.detach().numpy() for p in model.network.parameters()])
     if comm.rank == 0:
         labels = data.labels[data.train :]
         outcome["test AUC"] = auc(labels, predict(model, data))
@@ -172,11 +174,15 @@ def train(
                     progress.advance(examples=done - progress.examples, loss=measures["loss"])
                     losses, seen = [], []
     with talk:
-        for optimizer in optimizers:
-            if hasattr(optimizer, "flush"):
-                optimizer.flush()
+        flush(optimizers)
     comm.barrier()
     return time.perf_counter() - begin
+
+
+def flush(optimizers: list[Any]) -> None:
+    for optimizer in optimizers:
+        if hasattr(optimizer, "flush"):
+            optimizer.flush()
 
 
 def batches(

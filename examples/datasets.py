@@ -11,8 +11,9 @@ import gzip
 import os
 import re
 import secrets
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -167,8 +168,10 @@ def table(name: str, *, examples: int = 102_400, seed: int = 0) -> Table:
     """
     if name == "flights" and (path := find("nycflights13", "nycflights13.npz")):
         return _flights(path)
-    if name == "adult" and (path := find("adult", "adult.data.gz")):
-        return _adult(path, path.with_name("adult.test.gz"))
+    if name == "adult":
+        parts = [find("adult", file) for file in ("adult.data.gz", "adult.test.gz")]
+        if parts[0] and parts[1]:
+            return _adult(parts[0], parts[1])
     return synthetic_table(examples, seed=seed)
 
 
@@ -271,6 +274,12 @@ def auc(labels: Floats, scores: Floats) -> float:
 def run_number(comm: gr.Communicator) -> int:
     """A number that all workers of this run have, and no other run."""
     return int(comm.broadcast(np.array([secrets.randbits(62)]), 0)[0])
+
+
+def are_alike(comm: gr.Communicator, arrays: Iterable[npt.NDArray[np.generic]]) -> bool:
+    """Whether all workers have the same bits in these; every worker asks."""
+    sums = [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
+    return bool((comm.all_gather(np.array(sums)) == sums).all())
 
 
 def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:

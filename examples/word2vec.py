@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from curves import Recorder
-from datasets import Corpus, Pairs, analogies, corpus, run_number, with_next, zipf_pairs
+from datasets import Corpus, Pairs, analogies, are_alike, corpus, run_number, with_next, zipf_pairs
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
 import gradring as gr
 from gradring.progress import Progress
 
-MODES = ("local", "apart", "sync", "sync-ps", "bounded", "async", "geo")
+MODES = ("local", "apart", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
 POINTS = 200  # On the curve.
 # What a worker takes at a time, where nobody waits for anybody. Of a part of the text up to a batch
 # is left over: half a percent.
@@ -147,6 +147,7 @@ def main() -> None:
     total = work.size * options.epochs
     outcome = {work.unit: total, "seconds": seconds, f"{work.unit}/s": total / seconds}
     outcome["talking"] = model.talk.seconds / seconds
+    outcome["alike"] = are_alike(comm, [model.inputs.numpy()])  # Everybody has flushed.
     if comm.rank == 0:
         outcome |= work.quality(model)
         shown = ", ".join(f"{name} {value:,.5g}" for name, value in outcome.items())

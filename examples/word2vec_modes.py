@@ -162,7 +162,7 @@ class Replica(Local):
 
 
 class Served:
-    """Async(), BoundedStaleness() and Sync(via="ps"): a batch's rows come and gradients go."""
+    """Async(), BoundedStaleness(), Sync(via="ps"), Hybrid(): a batch's rows come, gradients go."""
 
     def __init__(
         self, optimizer: Any, examples: Any, words: int, options: argparse.Namespace
@@ -241,6 +241,8 @@ def make_model(
         "bounded": gr.BoundedStaleness(options.staleness),
         "async": gr.Async(),
         "geo": gr.Geo(options.k_steps, outer, options.rare_every),
+        # Nothing here is dense: rows go as in async, and all workers have equally many steps.
+        "hybrid": gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
     }[options.mode]
     optimizer = gr.distributed([], None, mode=mode, name="word2vec", comm=comm)
     return (Replica if options.mode == "geo" else Served)(optimizer, examples, words, options)

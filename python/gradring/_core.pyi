@@ -391,7 +391,7 @@ class PsClient:
     def freeze_and_cut(
         self,
         jobs: Sequence[str],
-        bases: Sequence[dict[int, int]] = ...,
+        bases: Sequence[dict[int, int]] = [],
         freeze_ms: int = 10000,
         timeout_ms: int = -1,
     ) -> tuple[int, list[int], list[dict[int, int]]]: ...
@@ -460,7 +460,7 @@ def join(
     record_operations: int = 1024,
     record_directory: str = "",
     trace_directory: str | bytes = "",
-    costs: Mapping[str, Sequence[float]] = ...,
+    costs: Mapping[str, Sequence[float]] = {},
     link_mbit: int = 0,
 ) -> Communicator: ...
 def default_costs() -> dict[str, list[float]]: ...

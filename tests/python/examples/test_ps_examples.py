@@ -23,13 +23,13 @@ EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 from curves import read  # noqa: E402
-from datasets import analogies, auc, corpus, hashed, synthetic_table, zipf_pairs  # noqa: E402
+from datasets import zipf_pairs  # noqa: E402
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
 from word2vec_modes import Rows  # noqa: E402
 
 from torch_ranks import script_on_our_ranks  # noqa: E402
 
-MODES = ("sync", "sync-ps", "bounded", "async", "geo")
+MODES = ("sync", "sync-ps", "bounded", "async", "geo", "hybrid")
 
 
 @pytest.fixture(autouse=True)
@@ -46,32 +46,6 @@ def run(name: str, *arguments: str, workers: int = 1, out: Path) -> tuple[Any, A
         options = (*arguments, "--out", str(out))
         script_on_our_ranks(workers, EXAMPLES / name, *options, servers=servers)
     return read(out)
-
-
-def test_text_is_found_without_files_too() -> None:
-    data = corpus()
-    assert data.name == "Python's help texts"
-    assert len(data.ids) == len(data.lines) == data.counts.sum()
-    assert (np.bincount(data.ids) == data.counts).all()
-    assert (np.diff(data.counts) <= 0).all()
-    assert analogies(data.vocabulary).shape == (0, 4)
-
-
-def test_auc_counts_pairs_and_ties_half() -> None:
-    random = np.random.default_rng(0)
-    labels = random.integers(0, 2, 200).astype(np.float32)
-    scores = random.integers(0, 9, 200).astype(np.float32)
-    above = scores[labels == 1][:, None] - scores[labels == 0]
-    assert auc(labels, scores) == pytest.approx(((above > 0) + (above == 0) / 2).mean())
-
-
-def test_made_clicks_have_the_best_auc_that_is_said() -> None:
-    data = synthetic_table(10_000, seed=1)
-    assert data.best_auc == pytest.approx(0.90, abs=0.02)
-    assert data.ids.shape == (12_000, 26)
-    assert data.dense.shape == (12_000, 13)
-    same = hashed([data.ids[:, 0], data.ids[:, 0]])
-    assert (same[:, 0] != same[:, 1]).mean() > 0.99  # Each slot hashes in its own way.
 
 
 def test_windows_stay_in_their_line_and_have_the_right_gradient() -> None:
@@ -172,14 +146,17 @@ def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
     what, points, outcome = run("word2vec.py", *options, workers=2, out=tmp_path / "run")
     assert (what["mode"], what["workers"]) == (mode, 2)
     assert 90_000 < points[-1]["examples"] <= 102_400
-    # Six times log 2 untrained; how much less depends on when exchanges fall.
-    assert outcome["held-out loss"] < 4.08
+    assert outcome["alike"] == (mode != "apart")
+    # Six times log 2 untrained, 4.02 apart. Where workers need not wait for each other, how much
+    # less depends on when exchanges fall.
+    assert outcome["held-out loss"] < (3.95 if mode.startswith("sync") else 4.08)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "hybrid"])
+@pytest.mark.parametrize("mode", MODES)
 def test_click_rates_are_learnt_by_two_workers(tmp_path: Path, mode: str) -> None:
     what, _, outcome = run("ctr.py", *CTR, "--mode", mode, workers=2, out=tmp_path / "run")
     assert (what["mode"], what["workers"]) == (mode, 2)
+    assert outcome["alike"]
     assert 0.6 < outcome["test AUC"] < outcome["best AUC"]
 
 

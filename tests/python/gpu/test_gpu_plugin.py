@@ -101,7 +101,7 @@ def test_the_build_says_what_it_was_built_for_and_why() -> None:
         assert "90" in BUILD["built_for"]
 
 
-def test_the_wheel_holds_the_plugin_if_and_only_if_it_was_built() -> None:
+def test_the_wheel_holds_its_types_and_the_plugin_if_and_only_if_it_was_built() -> None:
     try:
         files = importlib.metadata.files("gradring") or []
     except importlib.metadata.PackageNotFoundError:
@@ -109,6 +109,8 @@ def test_the_wheel_holds_the_plugin_if_and_only_if_it_was_built() -> None:
     installed = [Path(str(file.locate())).resolve() for file in files]
     if Path(str(gr.__file__)).resolve() not in installed:
         pytest.skip("gradring is imported from a source tree, not from an installed wheel")
+    for name in ("py.typed", "_core.pyi"):  # Else a type checker takes every call for Any.
+        assert Path(str(gr.__file__)).resolve().with_name(name) in installed
     plugins = [path for path in installed if path.name == "libgradring_cuda.so"]
     assert len(plugins) == (1 if IS_BUILT else 0)
     if IS_BUILT:

@@ -1,4 +1,7 @@
-"""Every block of Python in the documentation runs, after what its text takes for granted."""
+"""Every block of Python in the documentation runs, after what its text takes for granted.
+
+Of examples of migrating the lines that stay or are new run as well.
+"""
 
 from __future__ import annotations
 
@@ -108,12 +111,41 @@ BEFORE = {
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],
     "examples/README.md": [MODEL],
 }
+# What both sides of an example of migrating have: a model, batches, and a loss.
+MIGRATED = """
+import gradring.torch as gt
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user = gt.Embedding("user", 16, optimizer=gr.optim.Adagrad(lr=0.05))
+        self.score = torch.nn.Linear(16, 1)
+    def forward(self, ids): return self.score(self.user(ids)).squeeze(1)
+make_model = Model
+batches = [torch.arange(8) + n for n in range(4)]
+def loss_of(model, batch): return F.binary_cross_entropy_with_logits(model(batch), batch % 2.0)
+"""
+# Each example, with what it finds, and what has to be so after it.
+MIGRATIONS = {
+    "from TensorFlow's ParameterServerStrategy": (
+        MIGRATED, "assert optimizer.driver.staleness.total > 0; optimizer.close()"
+    ),
+    "from Paddle's fleet": (
+        MIGRATED + "model = make_model()", "assert optimizer.driver.report.exchanges > 0"
+    ),
+}  # fmt: skip
 NEEDS_CUDA = {"docs/gpu.md"}
 TEN_LINES = "README.md's ten lines on two ranks"
 
 
 def blocks_of(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def migrations() -> list[str]:
+    """What the examples of migrating come to."""
+    text = (ROOT / "docs" / "migrating.md").read_text()
+    blocks = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return ["\n".join(re.findall(r"^[+ ](.*)$", block, re.MULTILINE)) for block in blocks]
 
 
 def test_no_file_with_python_in_it_is_left_out() -> None:
@@ -150,6 +182,9 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     folders[TEN_LINES] = tmp_path_factory.mktemp("docs")
     ten_lines = "\n".join([MODEL, TWO_RANKS, blocks_of(ROOT / "README.md")[0], BOTH_END_WELL])
     programs.append((TEN_LINES, ten_lines, str(folders[TEN_LINES])))
+    for (name, (before, after)), lines in zip(MIGRATIONS.items(), migrations(), strict=True):
+        folders[name] = tmp_path_factory.mktemp("docs")
+        programs.append((name, f"{MODEL}\n{before}\n{lines}\n{after}", str(folders[name])))
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], input=json.dumps(programs), capture_output=True, text=True,
         timeout=SECONDS, check=True,
@@ -169,7 +204,7 @@ def program_of(name: str, folder: Path) -> str:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("name", [*BEFORE, TEN_LINES])
+@pytest.mark.parametrize("name", [*BEFORE, TEN_LINES, *MIGRATIONS])
 def test_the_blocks_of_a_file_run(endings: dict[str, tuple[int, str]], name: str) -> None:
     if name not in endings:
         pytest.skip("torch sees no CUDA device")

@@ -116,6 +116,7 @@ def test_workers_take_the_path_of_one_process(servers: Servers, workers: int, ru
         for param, expected in zip(own, params, strict=True):
             np.testing.assert_array_equal(param, expected)
         np.testing.assert_array_equal(own_rows, rows)
+    assert servers.faults_played != 0
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0, 7.3])

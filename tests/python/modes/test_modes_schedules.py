@@ -102,6 +102,7 @@ def test_rounds_are_under_the_settings_of_their_step(
     for own, own_rows in on_workers(workers, work):
         np.testing.assert_array_equal(own, param)
         np.testing.assert_array_equal(own_rows, rows)
+    assert servers.faults_played != 0
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -59,6 +59,7 @@ def test_nobody_is_further_behind_than_the_bound(
     np.testing.assert_array_equal(
         -servers.dense("model/0", (4,), STEP)[:workers], np.float32(steps)
     )
+    assert servers.faults_played != 0
 
 
 def test_with_a_bound_of_zero_all_begin_a_step_from_the_same_values(servers: Servers) -> None:

@@ -1,7 +1,8 @@
-"""State goes from torch to a table's floats and back, and training goes on with the same bits."""
+"""State goes from torch to tables of two servers and back, and training goes on with its bits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 import gradring as gr
-from gradring import _core
 from gradring.optim import state as portable
+from gradring.ps import ParameterServer
 from optim_rules import CASES, TORCH_CASES, same_bits
+from ps_servers import connected
 
 torch.set_num_threads(1)  # Its sparse operations wait for each other on a busy machine.
 
@@ -23,19 +25,10 @@ WHEN = 70  # To the table; and back after as many again.
 SHAPE = (5, 7)
 
 
-class Table:
-    """A dense table with the kernel's arithmetic: weights, floats of state, steps."""
-
-    def __init__(self, rule: Any, weights: Array, state: Array, steps: int) -> None:
-        self.rule, self.weights, self.state, self.steps = rule, weights, state, steps
-
-    def push(self, grad: Array) -> None:
-        self.steps += 1
-        fields = portable.split(self.rule, self.state[None], self.weights.size)
-        core = self.rule.to_core()
-        arrays = list(fields.values())
-        _core.update_dense(core, self.steps, self.weights.size, self.weights, arrays, grad)
-        self.state = portable.join(self.rule, fields, 1, self.weights.size)[0]
+@pytest.fixture(scope="module")
+def ps() -> Iterator[ParameterServer]:
+    with connected(2) as client:
+        yield client
 
 
 def gradients() -> list[Array]:
@@ -73,7 +66,9 @@ def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), TORCH_CASES)
-def test_training_goes_from_torch_to_a_table_and_back(name: str, options: Options) -> None:
+def test_training_goes_from_torch_to_a_table_and_back(
+    ps: ParameterServer, name: str, options: Options
+) -> None:
     rule = getattr(gr.optim, name)(**options)
     grads = gradients()
     alone = torch.nn.Parameter(torch.ones(SHAPE))
@@ -83,17 +78,72 @@ def test_training_goes_from_torch_to_a_table_and_back(name: str, options: Option
     optimizer = torch_optimizer(name, first, options)
     torch_steps(optimizer, first, grads[:WHEN])
     entry = optimizer.state_dict()["state"].get(0, {})
-    table = Table(rule, first.detach().numpy().copy(), *portable.from_entry(rule, entry, 35))
+    table = ps.dense_table(f"dense/{name}/{options}", SHAPE, rule)
+    table.load_state_dict({"weights": first, "state": entry})
+    held = table.state_dict()
+    state, steps = portable.from_entry(rule, entry, first.numel())
+    assert same_bits(portable.join(rule, held["state"], 1, first.numel())[0], state)
+    assert held["step"] == steps
     for grad in grads[WHEN : 2 * WHEN]:
         table.push(grad)
 
-    last = torch.nn.Parameter(torch.tensor(table.weights))
+    held = table.state_dict()
+    assert held["step"] == steps + WHEN
+    last = torch.nn.Parameter(torch.tensor(held["weights"]))
     optimizer = torch_optimizer(name, last, options)
     saved = optimizer.state_dict()
-    saved["state"] = {0: tensors(portable.to_entry(rule, table.state, table.steps, SHAPE))}
+    state = portable.join(rule, held["state"], 1, last.numel())[0]
+    saved["state"] = {0: tensors(portable.to_entry(rule, state, held["step"], SHAPE))}
     optimizer.load_state_dict(saved)
     torch_steps(optimizer, last, grads[2 * WHEN :])
     assert same_bits(last.detach().numpy(), alone.detach().numpy())
+
+
+@pytest.mark.parametrize(("name", "options"), TORCH_CASES)
+def test_training_goes_from_torch_to_rows_and_back(
+    ps: ParameterServer, name: str, options: Options
+) -> None:
+    """Every row is a parameter of torch's; some have not had a step when they change sides."""
+    rule = getattr(gr.optim, name)(**options)
+    random = np.random.default_rng(3)
+    pushes = [
+        (random.choice(6 if step < WHEN else 8, 3, replace=False), grads)
+        for step, grads in enumerate(random.standard_normal((STEPS, 3, 4)).astype(np.float32))
+    ]
+
+    def train(params: list[torch.nn.Parameter], optimizer: Any, pushed: list[Any]) -> None:
+        for ids, grads in pushed:
+            given = dict(zip(ids.tolist(), grads, strict=True))
+            for row, param in enumerate(params):
+                param.grad = torch.tensor(given[row]) if row in given else None
+            optimizer.step()
+
+    def parameters(rows: Array) -> tuple[list[torch.nn.Parameter], Any]:
+        params = [torch.nn.Parameter(torch.tensor(row)) for row in rows]
+        return params, getattr(torch.optim, name)(params, **options, foreach=False)
+
+    alone, optimizer = parameters(np.ones((8, 4), np.float32))
+    train(alone, optimizer, pushes)
+
+    first, optimizer = parameters(np.ones((8, 4), np.float32))
+    train(first, optimizer, pushes[:WHEN])
+    state, steps = portable.from_row_entries(rule, [optimizer.state[p] for p in first], 4)
+    table = ps.sparse_table(f"rows/{name}/{options}", 4, rule)
+    rows = torch.stack(first).detach().numpy()
+    fields = portable.split(rule, state, 4)
+    table.load_state_dict({"ids": np.arange(8), "rows": rows, "state": fields, "step": steps})
+    for ids, grads in pushes[WHEN : 2 * WHEN]:
+        table.push(ids, grads)
+
+    held = table.state_dict()
+    last, optimizer = parameters(held["rows"])
+    state = portable.join(rule, held["state"], 8, 4)
+    entries = portable.to_row_entries(rule, state, held["step"], 4)
+    saved = {row: tensors(entry) for row, entry in enumerate(entries) if entry}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": saved})
+    train(last, optimizer, pushes[2 * WHEN :])
+    for ours, theirs in zip(last, alone, strict=True):
+        assert same_bits(ours.detach().numpy(), theirs.detach().numpy())
 
 
 @pytest.mark.parametrize(("name", "options"), TORCH_CASES)
@@ -120,7 +170,7 @@ def test_rows_of_a_sparse_table_are_torchs_parameters(name: str, options: Option
             assert same_bits(np.asarray(back[key]), value.numpy())
 
 
-def test_an_embedding_of_sparse_adam_is_one_entry() -> None:
+def test_an_embedding_of_sparse_adam_is_one_entry(ps: ParameterServer) -> None:
     options: Options = {"lr": 0.05, "betas": (0.8, 0.9)}
     rule = gr.optim.SparseAdam(**options)
     random = np.random.default_rng(4)
@@ -145,19 +195,20 @@ def test_an_embedding_of_sparse_adam_is_one_entry() -> None:
 
     first = torch.nn.Parameter(torch.ones(6, 3))
     entry = run(first, {}, pushes[:WHEN])
-    rows = first.detach().numpy().copy()
     state, steps = portable.from_matrix_entry(rule, entry, 6, 3)
     assert steps == WHEN
+    table = ps.sparse_table("sparse adam", 3, rule)
+    table.load_state_dict({"ids": np.arange(6), "rows": first, "state": entry})
+    held = table.state_dict()
+    assert same_bits(portable.join(rule, held["state"], 6, 3), state)
     for ids, grads in pushes[WHEN : 2 * WHEN]:
-        steps += 1
-        for row, grad in zip(ids.tolist(), grads, strict=True):
-            fields = portable.split(rule, state[row : row + 1], 3)
-            arrays = list(fields.values())
-            _core.update_dense(rule.to_core(), steps, 3, rows[row], arrays, grad)
-            state[row] = portable.join(rule, fields, 1, 3)[0]
+        table.push(ids, grads)
 
-    last = torch.nn.Parameter(torch.tensor(rows))
-    run(last, portable.to_matrix_entry(rule, state, steps, 3), pushes[2 * WHEN :])
+    held = table.state_dict()
+    assert held["updates"] == 2 * WHEN
+    last = torch.nn.Parameter(torch.tensor(held["rows"]))
+    state = portable.join(rule, held["state"], 6, 3)
+    run(last, portable.to_matrix_entry(rule, state, held["updates"], 3), pushes[2 * WHEN :])
     assert same_bits(last.detach().numpy(), alone.detach().numpy())
 
 

@@ -280,16 +280,49 @@ def test_sparse_tables_with_equal_ids_equal_torch(
 def test_tables_do_what_rules_do_that_torch_does_not_have(
     ps: ParameterServer, name: str, options: Options
 ) -> None:
+    """Every other push is bf16, as for torch's."""
     rule = getattr(gr.optim, name)(**options)
-    ours = start((12, 6), "float32")
+    ours, ids = start((12, 6), "float32"), np.arange(12)
     table = ps.sparse_table(f"own/{name}/{options}", 6, rule)
-    table.load_state_dict({"ids": np.arange(12), "rows": ours})
+    table.load_state_dict({"ids": ids, "rows": ours})
     states: list[dict[str, Any]] = [{} for _ in ours]
-    for ids, grads in pushes(*ours.shape, "float32"):
-        table.push(ids, grads)
-        for row, grad in merged(ids, grads).items():
+    for step, (some, grads) in enumerate(pushes(*ours.shape, "float32")):
+        pushed = torch.tensor(grads).bfloat16() if step % 2 else torch.tensor(grads)
+        table.push(some, pushed)
+        for row, grad in merged(some, pushed.float().numpy()).items():
             rule.update(ours[row], grad, states[row])
-    assert same_bits(table.pull(np.arange(12)), ours)
+        assert same_bits(table.pull(ids), ours), f"step {step + 1}"
+    saved = table.state_dict()
+    if rule.counts_steps:
+        assert saved["step"].tolist() == [state["step"] for state in states]
+    assert saved["state"].keys() == states[0].keys() - {"step"}
+    for field, values in saved["state"].items():
+        kept = np.stack([np.asarray(state[field], np.float32).reshape(-1) for state in states])
+        assert same_bits(values, kept)
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"), [case for case in OWN_CASES if not case[0].startswith("RowWise")]
+)
+def test_dense_tables_do_what_rules_do_that_torch_does_not_have(
+    ps: ParameterServer, name: str, options: Options, is_half: bool
+) -> None:
+    rule = getattr(gr.optim, name)(**options)
+    ours = start((7, 13), "float32")
+    table = ps.dense_table(f"own dense/{name}/{options}/{is_half}", ours.shape, rule)
+    table.load_state_dict({"weights": ours})
+    state: dict[str, Any] = {}
+    for step, grad in enumerate(gradients(ours.shape, "float32")):
+        pushed = torch.tensor(grad).bfloat16() if is_half else torch.tensor(grad)
+        table.push(pushed)
+        rule.update(ours, pushed.float().numpy(), state)
+        assert same_bits(table.pull(), ours), f"step {step + 1}"
+    saved = table.state_dict()
+    assert saved["step"] == STEPS
+    assert saved["state"].keys() == state.keys() - {"step"}
+    for field, values in saved["state"].items():
+        assert same_bits(values, state[field])
 
 
 @pytest.mark.parametrize(("name", "options"), EVERY_CASE)

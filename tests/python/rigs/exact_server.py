@@ -1,8 +1,10 @@
 """A parameter server in a few lines of NumPy: the reference that modes are tested against.
 
 It keeps the promises of a real one (every push once, versions per row, rounds, bounds, apply then
-mark) with one lock and no network. Its messages may be lost, doubled or answered twice by a seeded
-`Faults`; numbered requests keep that from showing.
+mark) with one lock and no network. A seeded `Faults` has its own client ask again as if messages
+were lost: that tests the numbers by which it does nothing twice, so that it is a reference, and
+shows nothing of the product's sessions. What those do about broken connections is tested on
+`RealServers`, which play the same `Faults` by `FlakyProxy`.
 """
 
 from __future__ import annotations
@@ -77,16 +79,23 @@ class Workers:
 
 @dataclass
 class Faults:
-    """How many of a hundred messages are lost, doubled, or answered in vain."""
+    """How many of a hundred messages are asked again: the request is lost, or its answer.
+
+    Attributes:
+        struck: How many were so far.
+    """
 
     seed: int
     percent: int = 0
+    struck: int = 0
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
 
     def strike(self) -> bool:
-        return bool(self._random.integers(100) < self.percent)
+        is_struck = bool(self._random.integers(100) < self.percent)
+        self.struck += is_struck
+        return is_struck
 
 
 class ExactServer:
@@ -98,11 +107,18 @@ class ExactServer:
         self.changed = threading.Condition()
         self.done: dict[tuple[int, int], tuple[int, Any]] = {}  # Client -> last seq, its answer.
         self.incarnations = 0
+        self.faults: list[Faults] = []  # Of each client.
         self.on_applied: Callable[[str], None] = lambda table: None
 
     def client(self, rank: int, faults: Faults | None = None) -> ExactStore:
         self.incarnations += 1
-        return ExactStore(self, rank, self.incarnations, faults or Faults(0))
+        self.faults.append(faults or Faults(0))
+        return ExactStore(self, rank, self.incarnations, self.faults[-1])
+
+    @property
+    def faults_played(self) -> int | None:
+        """How many messages were asked again so far, of all clients."""
+        return sum(faults.struck for faults in self.faults)
 
     def values(self, name: str) -> Any:
         """A dense table's values, or all rows of a sparse one by id."""

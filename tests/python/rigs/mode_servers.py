@@ -8,10 +8,12 @@ from typing import Any
 
 import gradring as gr
 from exact_server import ExactServer, Faults
+from flaky_proxy import FlakyProxy
 from gradring import _core
 
 KINDS = ("exact", "tcp", "shm")
 SERVERS, THREADS = 2, 2
+CONNECTION_BYTES = 8000  # At most, both ways together, where connections break: a step or two.
 
 
 class RealServers:
@@ -30,6 +32,12 @@ class RealServers:
         ]  # fmt: skip
         self.addresses = [server.address for server in self._servers]
         self._clients: list[Any] = []
+        self._proxies: list[FlakyProxy] = []
+
+    @property
+    def faults_played(self) -> int | None:
+        """Connections broken so far; None where there is nothing between a client and servers."""
+        return sum(proxy.broken for proxy in self._proxies) if self._transport == "tcp" else None
 
     def client(
         self,
@@ -38,7 +46,14 @@ class RealServers:
         addresses: list[str] | None = None,
         timeout: float = 20,
     ) -> Any:
-        """A new connection, maybe through something that stands before the servers."""
+        """A new connection, maybe through something that stands before the servers.
+
+        Over TCP `faults` are connections that break in mid-message, whatever their percentage.
+        """
+        if faults is not None and faults.percent and self._transport == "tcp":
+            before = [FlakyProxy(a, faults.seed, CONNECTION_BYTES) for a in self.addresses]
+            self._proxies += before
+            addresses = [proxy.address for proxy in before]
         self._clients.append(
             gr.ps.connect(
                 addresses or self.addresses, secret=self.secret, client=rank,
@@ -60,6 +75,8 @@ class RealServers:
         for client in self._clients:
             with contextlib.suppress(gr.Error):  # A test may have left something under way.
                 client.close(timeout=1)
+        for proxy in self._proxies:
+            proxy.close()
         for server in self._servers:
             server.stop()
 

@@ -64,14 +64,17 @@ def script_on_ranks(size: int, script: Path, *arguments: str) -> list[str]:
 
 
 def script_on_our_ranks(
-    size: int, script: Path, *arguments: str, servers: RealServers | None = None
+    size: int, script: Path, *arguments: str, servers: RealServers | None = None, **settings: str
 ) -> list[tuple[str, str]]:
-    """Run a script as `gradring run` would on every rank, or as a user alone; the two streams."""
+    """Run a script as `gradring run` would on every rank, or as a user alone; the two streams.
+
+    Settings are variables of the environment, of several ranks.
+    """
     if size == 1:
         return _fork(1, _script_main, ([_of_examples()], None, script, arguments))
     with socket.create_server(("127.0.0.1", 0)) as door:
         shared = {
-            **_of_examples(),
+            **_of_examples(), **settings,
             "GRADRING_WORLD_SIZE": str(size), "GRADRING_LOCAL_WORLD_SIZE": str(size),
             "GRADRING_RENDEZVOUS": f"127.0.0.1:{door.getsockname()[1]}",
             "GRADRING_SECRET": servers.secret if servers else secrets.token_hex(16),

@@ -43,7 +43,7 @@ def test_broken_connections_leave_no_trace_after_a_flush(
     real_servers: RealServers, seed: int, outer: Any
 ) -> None:
     proxies = [FlakyProxy(address, seed, 20_000) for address in real_servers.addresses]
-    added = np.zeros((WORKERS, SIZE))
+    added, rows_added = np.zeros((WORKERS, SIZE)), np.zeros((WORKERS, 100, 8))
 
     def work(rank: int) -> Any:
         random = np.random.default_rng([seed, rank])
@@ -57,7 +57,9 @@ def test_broken_connections_leave_no_trace_after_a_flush(
                 u = random.integers(-8, 8, SIZE) / 4
                 added[rank] += u
                 rows = random.integers(-8, 8, (30, 8)) / 4
-                optimizer.step([-u], rows=[(table, random.choice(100, 30), -rows)])
+                ids = random.choice(100, 30)
+                np.add.at(rows_added[rank], ids, rows)
+                optimizer.step([-u], rows=[(table, ids, -rows)])
             optimizer.flush()
             return param.copy(), table.pull(np.arange(100))
 
@@ -67,6 +69,7 @@ def test_broken_connections_leave_no_trace_after_a_flush(
         np.testing.assert_array_equal(one, other)
     if outer == gr.Sum():
         np.testing.assert_array_equal(first[0], added.sum(0).astype(np.float32))
+        np.testing.assert_array_equal(first[1], rows_added.sum(0).astype(np.float32))
     for proxy in proxies:
         proxy.close()
 

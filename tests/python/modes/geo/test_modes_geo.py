@@ -237,7 +237,7 @@ def train(server: Servers, rank: int, workers: int, faults: int, outer: Any, **o
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(
+def test_repeated_messages_and_broken_connections_leave_no_trace_after_a_flush(
     servers: Servers, workers: int, seed: int
 ) -> None:
     def work(rank: int) -> Any:
@@ -252,6 +252,7 @@ def test_lost_and_doubled_messages_leave_no_trace_after_a_flush(
     np.testing.assert_array_equal(results[0][1][-1][0], dense.astype(np.float32))
     np.testing.assert_array_equal(results[0][1][-1][1], rows.astype(np.float32))
     np.testing.assert_array_equal(held(servers, 6), dense.astype(np.float32))
+    assert servers.faults_played != 0
 
 
 def test_with_mean_a_flush_brings_everything_too(servers: Servers) -> None:
