@@ -342,6 +342,7 @@ Frame Shard::Impl::whole_rows_of(const Frame& request) {
   answer.header.count = static_cast<std::uint32_t>(rows.metas.size());
   put_bytes(answer.payload, std::as_bytes(std::span(rows.metas)));
   put_bytes(answer.payload, std::as_bytes(std::span(rows.floats)));
+  answer.header.seq = lineage;
   return answer;
 }
 
