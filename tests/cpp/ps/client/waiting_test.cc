@@ -159,7 +159,9 @@ TEST_CASE("pulls that wait at a gate are all told at its deadline, however many 
     net.submit(waiting.back());
   }
   net.pass(Millis{320});
-  for (const auto& pull : waiting) CHECK(pull->failure().kind == ErrorKind::kTimedOut);
+  std::size_t told = 0;
+  for (const auto& pull : waiting) told += pull->failure().kind == ErrorKind::kTimedOut ? 1 : 0;
+  CHECK(told == waiting.size());
 }
 
 TEST_CASE("what else is under way is bounded also beside what waits at a gate") {
