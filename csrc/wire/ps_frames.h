@@ -20,10 +20,24 @@
 
 namespace gradring::wire {
 
+// What payloads are made of, little-endian and without gaps (docs/wire.md has the header; a table's
+// spec, its rule and the metas are in docs/checkpoints.md):
+//   tail       count u64, count x seq u64
+//   gate       domain u64, clock u64, wait_ms u32, is_round u32
+//   round      domain u64, clock u64
+//   spec, rule filled up with zeros to a multiple of 8
+//   positions  count u32, count x (client u32, incarnation u64, seq u64, and a tail with its count
+//              as u32)
+//   stamps     count u32, count x (table u64, stamp u64)
+//   numbers    refused u64, not_admitted u64, staleness u64, workers u64 (kTick, kShrink: rows
+//              gone); with kTellsSkipped its bits
+//   rows       by the header's codec; so are floats, but for those of metas and states: float32
+//   name       bytes u32, so many bytes
+//   text       all the rest of the payload
 // The values are part of the wire format and of logs: append, never renumber.
 enum class PsType : std::uint8_t {
   // Requests.                     a, b, count; payload
-  kHello = 0,        // -; client u32, incarnation u64, rank text
+  kHello = 0,        // -; client u32, incarnation u64
   kMakeTable = 1,    // a: kNoMemory, in a log only; [tail] spec
   kPull = 2,         // b: 1 = versions too; count ids; [gate] ids
   kPullDense = 3,    // a: answer only if the stamp differs (0: always); [gate]
@@ -31,31 +45,35 @@ enum class PsType : std::uint8_t {
   kPush = 5,         // a: pushes seen, b: number of the push; count ids; [tail] [round] ids rows
   kPushDense = 6,    // the same, count floats; [tail] [round] floats
   kWriteRows = 7,    // a: steps of the table (kTellsSteps), count rows; [tail] metas floats
-                     // (dense: count floats; steps weights state)
-  kClock = 8,        // a: domain, b: clock; [tail] workers u32, kind u8, weight f64
+                     // (dense: count floats; [tail] steps u64, weights, state or none)
+  kClock = 8,        // a: domain, b: clock; [tail] workers u32, is_round u32, weight f64
   kLeave = 9,        // a: domain (0: all); [tail]
-  kTick = 10,        // a: tick; [tail]
-  kShrink = 11,      // a: unseen ticks; [tail] least score f32
-  kReadRows = 12,    // a: cursor, b: at most so many rows; -   (dense: all of it)
+  kTick = 10,        // a: tick (table 0: of all); [tail]
+  kShrink = 11,      // a: unseen ticks (table 0: of all); [tail] least score f32
+  kReadRows = 12,    // a: cursor, at first 0, b: at most so many rows; -   (dense: all of it)
   kStats = 13,       // -
   kFreeze = 14,      // a: cut, b: milliseconds after which it melts by itself
-  kAdvance = 15,     // a: cut; targets
-  kCut = 16,         // a: cut; job text
+  kAdvance = 15,     // a: cut, b: milliseconds after which it is answered with who is missing;
+                     // positions, their tails empty
+  kCut = 16,         // a: cut; stamps, of the base; job text
   kThaw = 17,        // a: cut
   kLoad = 18,        // a: cut; job text
   kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
   kGoodbye = 20,
   kSetRule = 21,  // -; [tail] rule
   // Answers.
-  kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns); see
-                     // ps/protocol/payloads.h
-  kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]
-  kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions]
-  kDense = 35,       // the same; floats
+  kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns, and
+                     // count: shards here); shard u32, shards u32, host key name, Unix socket name
+  kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]. To kCut: stamps.
+                     // To kThaw, kLoad, kGoodbye: -
+  kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions, u32 each]
+  kDense = 35,       // the same, count floats; floats. Nothing of both: the stamp is that of `a`
   kChanged = 36,     // a: ask with this next, b: 1 = there are more; count ids; ids rows
-  kWholeRows = 37,   // a: next cursor, b: 1 = there are more; count rows; metas floats
-  kText = 38,        // text
-  kFrozen = 39,      // positions
+  kWholeRows = 37,   // a: next cursor, b: 1 = there are more, seq: lineage (of another one no
+                     // cursor is of use any more); count rows; metas floats
+                     // (kIsDense: count floats; steps u64, weights, state)
+  kText = 38,        // text (to kAdvance: who is missing, to kJob: what came of it)
+  kFrozen = 39,      // b: lineage, as of kWholeRows; positions
   kOutOfOrder = 40,  // b: last seq done
   kError = 41,       // a: ErrorKind, b: rank; text
 };

@@ -166,7 +166,8 @@ py::tuple pull_changed(PsClient& self, std::size_t number, const std::vector<std
   return py::make_tuple(counts, next, more, call->missing_share_bytes());
 }
 
-// (metas, floats, next cursor, more) of one shard; see RowMeta for the layout of a meta.
+// (metas, floats, next cursor, more, lineage) of one shard; see RowMeta for the layout of a meta. A
+// cursor is of use only as long as the lineage stays: another process lays the rows out anew.
 py::tuple read_rows(PsClient& self, std::size_t number, std::uint32_t shard, std::uint64_t cursor,
                     std::uint64_t most, std::int64_t timeout_ms) {
   const auto table = self.table(number);
@@ -180,7 +181,7 @@ py::tuple read_rows(PsClient& self, std::size_t number, std::uint32_t shard, std
   const std::size_t metas = answers[0].header.count * sizeof(ps::RowMeta);
   if (payload.size() < metas) throw ProtocolError("whole rows: a payload that is too short");
   return py::make_tuple(as_bytes(payload.first(metas)), as_bytes(payload.subspan(metas)),
-                        answers[0].header.a, answers[0].header.b == 1);
+                        answers[0].header.a, answers[0].header.b == 1, answers[0].header.seq);
 }
 
 void write_rows(PsClient& self, std::size_t number, const py::object& metas,

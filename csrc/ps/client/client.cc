@@ -4,18 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "base/config.h"
 #include "base/log.h"
 #include "base/threads.h"
-#include "ps/client/plain_call.h"
 #include "transport/links/forks.h"
 #include "transport/links/interrupts.h"
 
 namespace gradring::ps {
 namespace {
 
-constexpr Millis kGoodbyeTime{200};
 constexpr Millis kSeatTime{5};
 constexpr Millis kTickTime{10};
 constexpr Millis kIdleTime{250};   // Between two looks after connections that nobody uses,
@@ -26,6 +25,14 @@ constexpr const char* kIsClosed = "this connection to the parameter server is cl
 // How many calls this thread waits for. More than one: a signal handler's is inside of the one
 // before, which goes on only after it.
 thread_local int waits_here = 0;
+
+std::string no_memory_for(const Call& call) {
+  try {
+    return str(call.what(), ": there is no memory to begin it; nothing was sent");
+  } catch (const std::bad_alloc&) {
+    return "no memory";
+  }
+}
 
 class Waiting {
  public:
@@ -96,10 +103,24 @@ void Client::submit_later(const std::shared_ptr<Call>& call, Millis timeout,
   {
     const std::lock_guard lock(mutex_);
     if (is_stopping_) throw Closed(kIsClosed);
-    prepare();
-    put_posted([this, call, timeout](Time now) { core_.submit(call, timeout, now); });
+    put_posted([this, call, timeout](Time now) { submit_or_refuse(call, timeout, now); });
+    try {
+      prepare();
+    } catch (...) {
+      posted_.pop_back();
+      throw;
+    }
   }
   wake();
+}
+
+// For somebody else, who would never hear of what is thrown here; nor would those who posted next.
+void Client::submit_or_refuse(const std::shared_ptr<Call>& call, Millis timeout, Time now) {
+  try {
+    core_.submit(call, timeout, now);
+  } catch (const std::bad_alloc&) {
+    core_.refuse(*call, {ErrorKind::kInvalidArgument, -1, no_memory_for(*call)});
+  }
 }
 
 void Client::post(std::function<void(Time)> task) {
@@ -206,8 +227,12 @@ Client::Standing Client::standing_of(const std::shared_ptr<Call>& call) {
     if (call->is_done()) return;
     const std::lock_guard lock(mutex_);
     standing->progress_at = core_.progress_of(*call);
-    standing->missing = core_.describe_missing(*call);
     standing->is_known = true;
+    try {
+      standing->missing = core_.describe_missing(*call);
+    } catch (const std::bad_alloc&) {
+      // How long it has waited is said all the same.
+    }
     changed_.notify_all();
   });
   std::unique_lock lock(mutex_);
@@ -361,20 +386,6 @@ void Client::close() {
   const std::lock_guard lock(mutex_);
   background_.clear();
   changed_.notify_all();
-}
-
-// So that the shards need not wait whether this client comes back. Under the seat.
-void Client::say_goodbye() {
-  const auto call = std::make_shared<PlainCall>("goodbye");
-  wire::PsHeader header;
-  header.type = wire::PsType::kGoodbye;
-  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard)
-    if (connections_[shard].link) call->add(shard, header);
-  const Time deadline = Clock::now() + kGoodbyeTime;
-  core_.submit(call, kGoodbyeTime, Clock::now());
-  while (!call->is_done() && Clock::now() < deadline)
-    if (!drive_once() && !pause_.look_again()) sleep(Clock::now());
-  core_.cancel(*call, {ErrorKind::kClosed, -1, ""});
 }
 
 }  // namespace gradring::ps

@@ -71,6 +71,7 @@ class Client {
   void check_usable() const;
   template <typename Prepare>
   void submit_later(const std::shared_ptr<Call>& call, Millis timeout, const Prepare& prepare);
+  void submit_or_refuse(const std::shared_ptr<Call>& call, Millis timeout, Time now);
   void post(std::function<void(Time)> task);
   void put_posted(std::function<void(Time)> task);
   void wake() const;

@@ -1,6 +1,7 @@
 #include "ps/client/client_core.h"
 
 #include <algorithm>
+#include <new>
 
 namespace gradring::ps {
 
@@ -34,21 +35,31 @@ void ClientCore::submit(const std::shared_ptr<Call>& call, Millis timeout, Time 
   Call::State& state = call->state();
   state.timeout = timeout;
   state.begun = now;
-  std::vector<std::uint64_t> seqs(call->parts().size());
-  for (std::size_t at = 0; at < seqs.size(); ++at) {
-    const Part& part = call->parts()[at];
-    if (!wire::is_numbered(part.header.type)) continue;
-    seqs[at] = sessions_[part.shard].take_seq();
+  const std::size_t parts = call->parts().size();
+  calls_.push_back(call);
+  try {
+    state.tail.clear();
+    state.tail.reserve(sessions_.size());
+    for (std::size_t at = 0; at < parts; ++at) sessions_[call->parts()[at].shard].add(call, at);
+  } catch (...) {
+    // A number that is never sent would keep all that come after it from being done.
+    for (Session& session : sessions_) session.take_back(*call);
+    calls_.pop_back();
+    throw;
   }
   // Where this call has no part, what came before counts: a cut that has this call and only half of
   // an earlier one would not be found out otherwise.
-  state.tail.clear();
   for (const Session& session : sessions_) state.tail.push_back(session.last_seq());
-  for (std::size_t at = 0; at < seqs.size(); ++at)
-    sessions_[call->parts()[at].shard].add(call, at, seqs[at]);
-  calls_.push_back(call);
-  if (seqs.empty()) finish_answered();
+  if (parts == 0) finish_answered();
   check_sessions();
+}
+
+void ClientCore::refuse(Call& call, const Failure& failure) {
+  cancel(call, failure);
+  if (call.is_done()) return;
+  call.note_failure(failure);
+  call.finish();
+  ++finished_;
 }
 
 void ClientCore::receive(std::uint32_t shard, const wire::PsHeader& answer,
@@ -78,7 +89,11 @@ void ClientCore::cancel(Call& call, Failure failure) {
   if (at == calls_.end()) return;
   const std::shared_ptr<Call> keep = *at;
   calls_.erase(at);
-  failure.text += describe_missing(call);
+  try {
+    failure.text += describe_missing(call);
+  } catch (const std::bad_alloc&) {
+    // Who waits hears the rest.
+  }
   for (Session& session : sessions_) session.drop(call);
   call.note_failure(failure);
   call.finish();

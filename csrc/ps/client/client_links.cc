@@ -1,5 +1,5 @@
 // The client's links, as whoever has the driver's seat sees them: made, written to, read, waited
-// for.
+// for, taken leave of.
 #include <poll.h>
 #include <unistd.h>
 
@@ -7,11 +7,13 @@
 
 #include "base/config.h"
 #include "ps/client/client.h"
+#include "ps/client/plain_call.h"
 
 namespace gradring::ps {
 namespace {
 
 constexpr int kFramesPerTurn = 4;
+constexpr Millis kGoodbyeTime{200};
 
 }  // namespace
 
@@ -140,6 +142,20 @@ void Client::sleep(Time now) {
     if (connection.link) connection.link->finish_sleep();
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
+}
+
+// So that the shards need not wait whether this client comes back. Under the seat.
+void Client::say_goodbye() {
+  const auto call = std::make_shared<PlainCall>("goodbye");
+  wire::PsHeader header;
+  header.type = wire::PsType::kGoodbye;
+  for (std::uint32_t shard = 0; shard < connections_.size(); ++shard)
+    if (connections_[shard].link) call->add(shard, header);
+  const Time deadline = Clock::now() + kGoodbyeTime;
+  core_.submit(call, kGoodbyeTime, Clock::now());
+  while (!call->is_done() && Clock::now() < deadline)
+    if (!drive_once() && !pause_.look_again()) sleep(Clock::now());
+  core_.cancel(*call, {ErrorKind::kClosed, -1, ""});
 }
 
 }  // namespace gradring::ps

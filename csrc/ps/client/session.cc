@@ -19,9 +19,23 @@ std::span<const std::byte> rest_of(std::span<const std::byte> bytes, std::size_t
 
 }  // namespace
 
-void Session::add(const std::shared_ptr<Call>& call, std::size_t part, std::uint64_t seq) {
-  items_.push_back({.call = call, .part = part, .seq = seq, .after = last_seq_});
+void Session::add(const std::shared_ptr<Call>& call, std::size_t part) {
+  const bool is_numbered = wire::is_numbered(call->parts()[part].header.type);
+  items_.push_back({.call = call,
+                    .part = part,
+                    .waits = call->may_wait() && !is_numbered,
+                    .seq = is_numbered ? last_seq_ + 1 : 0,
+                    .after = last_seq_});
+  if (is_numbered) ++last_seq_;
   if (is_urgent(items_.back())) ++urgent_;
+}
+
+void Session::take_back(const Call& call) {
+  while (!items_.empty() && items_.back().call.get() == &call) {
+    if (is_urgent(items_.back())) --urgent_;
+    if (items_.back().seq != 0) --last_seq_;
+    items_.pop_back();
+  }
 }
 
 void Session::drop(const Call& call) {
@@ -32,7 +46,7 @@ void Session::drop(const Call& call) {
       continue;
     }
     if (out_bytes_ > 0 && item.request == out_request_ && out_sent_ == 0) {
-      next_ = at;  // It was the last one begun.
+      take_back_to(at);  // It was the last one begun.
       flight_bytes_ -= item.bytes;
     }
     item.call->release(item.part);
@@ -64,7 +78,7 @@ bool Session::wants_connection(Time now) const {
 void Session::connected(Time now) {
   state_ = State::kGreeting;
   wants_hang_up_ = false;
-  next_ = 0;
+  next_ = waiting_ = 0;
   flight_bytes_ = 0;
   abandoned_.clear();
   begin_hello();
@@ -139,6 +153,21 @@ void Session::begin(Item& item) {
   flight_bytes_ += item.bytes;
 }
 
+// Without memory for it, it is still the next one.
+void Session::begin_next(Time now) {
+  Item& item = items_[next_];
+  begin(item);
+  item.sent_at = now;
+  ++next_;
+  if (item.waits) ++waiting_;
+}
+
+// Those from there on are not under way any more.
+void Session::take_back_to(std::size_t at) {
+  while (next_ > at)
+    if (items_[--next_].waits) --waiting_;
+}
+
 // What ends a freeze: shards may hold our own changes until then, and no room would ever come.
 bool Session::is_urgent(const Item& item) {
   if (!item.call) return false;
@@ -169,8 +198,12 @@ bool Session::may_be_stuck() const {
   return !abandoned_.empty() && bytes >= options_.flight_bytes;
 }
 
-bool Session::has_room() const {
-  return next_ == 0 || (flight_bytes_ < options_.flight_bytes && next_ < limits::kPsFlightRequests);
+// What waits for others is bounded by its bytes alone, as on the shard: it would keep everything
+// else waiting, and those of its call that have no room would wait one after the other.
+bool Session::has_room_for(const Item& item) const {
+  if (next_ == 0) return true;
+  if (flight_bytes_ >= options_.flight_bytes) return false;
+  return item.waits || next_ - waiting_ < limits::kPsFlightRequests;
 }
 
 Output Session::output(Time now) {
@@ -182,10 +215,9 @@ Output Session::output(Time now) {
       wants_hang_up_ = true;
       return {};
     }
-    if (next_ == items_.size() || !(has_room() || is_urgent(items_[next_]))) return {};
-    Item& item = items_[next_++];
-    begin(item);
-    item.sent_at = now;
+    if (next_ == items_.size()) return {};
+    if (!has_room_for(items_[next_]) && !is_urgent(items_[next_])) return {};
+    begin_next(now);
   }
   Output output;
   std::size_t skip = out_sent_;
@@ -221,6 +253,7 @@ void Session::settle(std::size_t at) {
   if (at < next_) {
     flight_bytes_ -= items_[at].bytes;
     --next_;
+    if (items_[at].waits) --waiting_;
   }
   if (is_urgent(items_[at])) --urgent_;
   items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(at));
@@ -315,7 +348,7 @@ void Session::go_back(std::uint64_t last_done) {
     // that nobody waits for.
     item.request = ~std::uint64_t{0};
   }
-  next_ = first;
+  take_back_to(first);
 }
 
 void Session::fail(ErrorKind kind, const std::string& text) {
@@ -329,7 +362,7 @@ Time Session::answer_due() const {
   for (std::size_t at = 0; at < next_; ++at) {
     const Item& item = items_[at];
     const bool is_being_sent = out_bytes_ > 0 && item.request == out_request_;
-    if (is_being_sent || (item.call && item.call->may_wait())) continue;
+    if (is_being_sent || item.waits) continue;
     return std::max(item.sent_at, moved_at_) + options_.answer_time;
   }
   return Time::max();

@@ -37,10 +37,12 @@ class Session {
  public:
   explicit Session(const SessionOptions& options) : options_(options) {}
 
-  // The next number for a request that changes something.
-  std::uint64_t take_seq() { return ++last_seq_; }
+  // Of the last request that changes something.
   std::uint64_t last_seq() const { return last_seq_; }
-  void add(const std::shared_ptr<Call>& call, std::size_t part, std::uint64_t seq);
+  // Gives a part its turn, and a number if it changes something.
+  void add(const std::shared_ptr<Call>& call, std::size_t part);
+  // The inverse, of a call whose parts were the last that were added.
+  void take_back(const Call& call);
   // Nobody waits for this call any more and its memory goes: what is numbered is replaced by
   // requests that do nothing, so that the numbers stay without a gap.
   void drop(const Call& call);
@@ -90,6 +92,7 @@ class Session {
   struct Item {
     std::shared_ptr<Call> call;  // None: it was dropped.
     std::size_t part = 0;
+    bool waits = false;         // For other workers, or a disk: see may_wait().
     std::uint64_t seq = 0;      // 0: not numbered.
     std::uint64_t after = 0;    // The last number given out before it.
     std::uint64_t request = 0;  // Of the latest try; 0: none yet.
@@ -101,10 +104,12 @@ class Session {
   void begin_hello();
   void end_output();
   void begin(Item& item);
+  void begin_next(Time now);
+  void take_back_to(std::size_t at);
   static bool is_urgent(const Item& item);
   bool take_urgent();
   bool may_be_stuck() const;
-  bool has_room() const;
+  bool has_room_for(const Item& item) const;
   std::size_t find(std::uint64_t request) const;
   void answer(const Item& item, const wire::PsHeader& header, std::span<const std::byte> payload);
   void take_welcome(const wire::PsHeader& header, std::span<const std::byte> payload);
@@ -126,7 +131,8 @@ class Session {
 
   std::deque<Item> items_;  // In the order of calls; those before next_ are under way.
   std::size_t next_ = 0;
-  std::size_t urgent_ = 0;  // Of items_: those that take_urgent() is for.
+  std::size_t urgent_ = 0;   // Of items_: those that take_urgent() is for.
+  std::size_t waiting_ = 0;  // Of those under way: those that wait for others.
   std::uint64_t flight_bytes_ = 0;
   std::map<std::uint64_t, std::uint64_t> abandoned_;  // Dropped under way: request -> bytes.
   std::uint64_t last_seq_ = 0;

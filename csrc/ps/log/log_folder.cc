@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <utility>
 
 #include "base/log.h"
@@ -247,22 +248,47 @@ void LogFolder::append(const wire::PsHeader& header, std::span<const std::byte> 
 void LogFolder::sync(Time) {
   log_->sync();
   // The records lead to another state after a load: only a snapshot holds this one.
-  if (was_loaded_ && !writing_) begin_snapshot();
   if (was_loaded_) {
+    if (!writing_ && take_snapshot()) begin_writing();
     for (int pieces = 0; writing_ && pieces < kPiecesAfterLoad; ++pieces) write_piece();
-  } else if (writing_) {
-    write_piece();
-  } else if (old_bytes_ + log_->segment_bytes() >
-             std::max(options_.most_log_bytes, last_snapshot_bytes_)) {
-    begin_snapshot();
+    return;
   }
+  const std::uint64_t least =
+      std::max({options_.most_log_bytes, last_snapshot_bytes_, put_off_to_});
+  if (!writing_ && old_bytes_ + log_->segment_bytes() <= least) return;
+  try {
+    if (writing_) return write_piece();
+    if (!take_snapshot()) return;
+  } catch (const std::bad_alloc&) {
+    return put_off_snapshot();
+  }
+  begin_writing();
 }
 
-void LogFolder::begin_snapshot() {
-  if (!shard_->begin_snapshot()) return;  // A checkpoint is being read; later.
+// The log has all that the snapshot would: without memory for one it grows, and nobody is told no.
+void LogFolder::put_off_snapshot() {
+  shard_->end_snapshot(Shard::kOwnSnapshot);
+  drop_writing();
+  const std::uint64_t bytes = old_bytes_ + log_->segment_bytes();
+  put_off_to_ = bytes + options_.most_log_bytes;
+  log_warning(-1,
+              str("shard ", options_.shard, ": there is no memory for a snapshot, behind which ",
+                  "the log of ", bytes, " bytes in ", folder_, " would start anew; it grows, ",
+                  "and this is tried again at ", put_off_to_,
+                  " bytes. Give this server more memory, or spread its tables over more"));
+}
+
+// What takes memory. False: a checkpoint is being read; later.
+bool LogFolder::take_snapshot() {
+  if (!shard_->begin_snapshot()) return false;
   writing_ = std::make_unique<Writing>();
   writing_->number = log_->segment() + 1;
   writing_->path = snapshot_path(writing_->number) + kDraft;
+  writing_->piece.all().reserve(kPieceBytes);
+  return true;
+}
+
+void LogFolder::begin_writing() {
   writing_->file =
       transport::Fd(::open(writing_->path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!writing_->file && !transport::is_shortage(errno)) fail(writing_->path, "cannot be made");
@@ -323,7 +349,7 @@ void LogFolder::finish_snapshot() {
   if (syncs) sync_folder(folder_);
   last_snapshot_bytes_ = writing_->bytes;
   remove_before(writing_->number);
-  old_bytes_ = 0;
+  old_bytes_ = put_off_to_ = 0;
   writing_.reset();
   if (std::exchange(was_loaded_, false)) shard_->let_changes_go_on();
 }

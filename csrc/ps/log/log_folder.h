@@ -66,7 +66,9 @@ class LogFolder final : public Journal {
   std::uint64_t replay_segments(std::uint64_t first);
   bool replay_segment(std::uint64_t number, bool is_last);
   void require_fits(const LogReader& reader, std::uint64_t number) const;
-  void begin_snapshot();
+  bool take_snapshot();
+  void put_off_snapshot();
+  void begin_writing();
   void write_piece();
   void drop_writing();
   void finish_snapshot();
@@ -84,8 +86,9 @@ class LogFolder final : public Journal {
   Found found_;
   std::unique_ptr<Writing> writing_;
   std::uint64_t last_snapshot_bytes_ = 0;
-  std::uint64_t old_bytes_ = 0;  // Of segments before this one that no snapshot covers.
-  bool was_loaded_ = false;      // And no snapshot has that yet.
+  std::uint64_t old_bytes_ = 0;   // Of segments before this one that no snapshot covers.
+  std::uint64_t put_off_to_ = 0;  // Bytes of log before the next try: there was no memory.
+  bool was_loaded_ = false;       // And no snapshot has that yet.
 };
 
 }  // namespace gradring::ps

@@ -91,6 +91,7 @@ void Shard::receive(Connection connection, Frame frame, Time now, std::vector<An
   }
   if (!guest.client) throw ProtocolError("frame: a request before the hello");
   const std::uint32_t client = *guest.client;
+  const PsType type = frame.header.type;
   const bool follows_held = !guest.held.empty() && !is_control(frame.header.type);
   if (follows_held || impl_->is_held(frame, client)) {
     impl_->hold(guest, std::move(frame));
@@ -102,7 +103,9 @@ void Shard::receive(Connection connection, Frame frame, Time now, std::vector<An
   } else {
     impl_->read(connection, client, std::move(frame), now, answers);
   }
-  if (!impl_->parked.empty()) impl_->open_gates(now, answers);
+  // Nothing else moves a domain, and a model's pulls may wait here by the thousand.
+  const bool may_open = type == PsType::kClock || type == PsType::kLeave || is_control(type);
+  if (may_open && !impl_->parked.empty()) impl_->open_gates(now, answers);
 }
 
 void Shard::tick(Time now, std::vector<Answer>& answers) {
@@ -339,6 +342,7 @@ Frame Shard::Impl::whole_rows_of(const Frame& request) {
   const auto rows = table.sparse->read(request.header.a, most);
   answer.header.a = rows.cursor;
   answer.header.b = rows.more ? 1 : 0;
+  answer.header.seq = lineage;
   answer.header.count = static_cast<std::uint32_t>(rows.metas.size());
   put_bytes(answer.payload, std::as_bytes(std::span(rows.metas)));
   put_bytes(answer.payload, std::as_bytes(std::span(rows.floats)));

@@ -64,6 +64,8 @@ struct ShardOptions {
   std::size_t contribution_bytes = limits::kPsContributionBytes;
   // For tests: a dense table that is larger here finds no memory.
   std::uint64_t dense_bytes = ~std::uint64_t{0};
+  // And one whose weights are more is not copied for a snapshot, for lack of memory.
+  std::uint64_t snapshot_bytes = ~std::uint64_t{0};
 };
 
 // What the shard's owner has to do outside: write or read a part of a checkpoint.

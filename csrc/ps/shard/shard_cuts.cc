@@ -223,10 +223,12 @@ void Shard::Impl::begin_snapshot(std::uint64_t cut_id,
       const auto found = since.find(id);
       const std::uint64_t stamp = found == since.end() ? 0 : found->second;
       snapshot->tables.push_back(id);
-      if (table.sparse)
+      if (table.sparse) {
         table.sparse->begin_snapshot(stamp);
-      else
-        table.dense->begin_snapshot(stamp);
+        continue;
+      }
+      if (table.dense->count() > options.snapshot_bytes / sizeof(float)) throw std::bad_alloc();
+      table.dense->begin_snapshot(stamp);
     }
   } catch (...) {
     end_snapshot();

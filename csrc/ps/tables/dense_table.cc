@@ -70,6 +70,10 @@ void DenseTable::begin_snapshot(std::uint64_t since) {
   snapshot_at_ = 0;
   if (since != 0 && stamp_ <= since) return;
   const std::size_t fields = fields_of(spec_);
+  // All of it at once: a copy that grows would take up to three times as much meanwhile.
+  const std::size_t records = (count() + kFloatsInRecord - 1) / kFloatsInRecord;
+  snapshot_.reserve(records * (sizeof(RecordHead) + sizeof(DenseHead)) +
+                    fields * count() * sizeof(float));
   for (std::size_t first = 0; first < count(); first += kFloatsInRecord) {
     const std::size_t taken = std::min(kFloatsInRecord, count() - first);
     const DenseHead head{.table = table_id(spec_.name),

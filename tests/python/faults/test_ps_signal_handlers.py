@@ -29,7 +29,7 @@ SGD = gr.optim.SGD(lr=1.0)
 ps = gr.ps.connect({addresses!r}, secret={secret!r}, client=0, timeout=40)
 rows = ps.sparse_table("rows", 2, SGD)
 rows.push([1, 2], np.ones((2, 2), np.float32))
-params = [np.zeros(3, np.float32)]
+params = [np.zeros({floats}, np.float32) for _ in range({params})]
 opt = BoundedOptimizer(params, SGD, ps, workers=2, staleness=0, timeout=40)
 told = []
 def handler(*_):
@@ -40,7 +40,7 @@ def handler(*_):
     say("handled")
 signal.signal(signal.SIGUSR1, handler)
 """
-STEPS = "say('waiting'); [opt.step([np.ones(3, np.float32)]) for _ in range(2)]; result = told"
+STEPS = "say('waiting'); [opt.step([p * 0 + 1 for p in params]) for _ in range(2)]; result = told"
 
 
 @pytest.fixture
@@ -49,10 +49,20 @@ def addresses() -> Iterator[list[str]]:
         yield found
 
 
-def interrupted(job: StartJob, addresses: list[str], inside: str) -> RankProcess:
+def prepare(addresses: list[str], inside: str, shapes: tuple[int, int] = (1, 3)) -> str:
+    """Return a worker's program; ``shapes``: so many parameters, of so many floats each."""
+    params, floats = shapes
+    return PREPARE.format(
+        addresses=addresses, secret=SECRET, inside=inside, params=params, floats=floats
+    )
+
+
+def interrupted(
+    job: StartJob, addresses: list[str], inside: str, shapes: tuple[int, int] = (1, 3)
+) -> RankProcess:
     """Return worker 0 in a step that waits, once ``inside`` has been run in a handler there."""
     worker = job(0).spawn(0)
-    worker.call(PREPARE.format(addresses=addresses, secret=SECRET, inside=inside))
+    worker.call(prepare(addresses, inside, shapes))
     worker.begin(STEPS)
     worker.expect("waiting")
     worker.wait_until_it_sleeps()
@@ -62,13 +72,15 @@ def interrupted(job: StartJob, addresses: list[str], inside: str) -> RankProcess
     return worker
 
 
-def let_it_go_on(addresses: list[str]) -> None:
+def let_it_go_on(addresses: list[str], shapes: tuple[int, int] = (1, 3)) -> None:
     """Do a step as worker 1, and leave: nobody waits any more."""
+    count, floats = shapes
+    params = [np.zeros(floats, np.float32) for _ in range(count)]
     with (
         join(addresses, client=1) as ps,
-        BoundedOptimizer([np.zeros(3, np.float32)], SGD, ps, workers=2, staleness=0) as own,
+        BoundedOptimizer(params, SGD, ps, workers=2, staleness=0) as own,
     ):
-        own.step([np.ones(3, np.float32)])
+        own.step([np.ones_like(param) for param in params])
 
 
 @pytest.mark.parametrize(
@@ -101,6 +113,22 @@ def test_a_signal_handler_may_save_a_checkpoint_while_a_step_waits(
         assert ps.sparse_table("rows", 2, SGD).pull([1]).tolist() == [[-1.0, -1.0]]
 
 
+@pytest.mark.parametrize(
+    "inside", ["rows.pull(np.arange(8)).tolist()[1:2]", "ps.save({place!r}) and None"]
+)
+def test_a_signal_handler_may_do_so_while_many_parameters_wait(
+    job: StartJob, addresses: list[str], tmp_path: Path, inside: str
+) -> None:
+    # Each is a request of its own to each server that has some of it: more than may be under way.
+    shapes = (300, 16)
+    inside = inside.format(place=str(tmp_path / "saved"))
+    worker = interrupted(job, addresses, inside, shapes)
+    let_it_go_on(addresses, shapes)
+    outcome = worker.outcome()
+    assert outcome.error is None, outcome
+    assert outcome.result in ([[[-1.0, -1.0]]], [None])
+
+
 def test_a_signal_handler_that_closes_the_connection_ends_the_call(
     job: StartJob, addresses: list[str]
 ) -> None:
@@ -113,7 +141,7 @@ def test_a_second_signal_ends_the_call_that_a_handler_has_begun(
     job: StartJob, addresses: list[str]
 ) -> None:
     worker = job(0).spawn(0)
-    worker.call(PREPARE.format(addresses=addresses, secret=SECRET, inside="None"))
+    worker.call(prepare(addresses, "None"))
     worker.call(
         """
 def handler(*_):

@@ -109,7 +109,7 @@ def test_whole_rows_are_read_and_written() -> None:
         for shard in range(client.shards):
             cursor, more = 0, True
             while more:
-                metas, floats, cursor, more = client.read_rows(table, shard, cursor, 7)
+                metas, floats, cursor, more, _ = client.read_rows(table, shard, cursor, 7)
                 heads = np.frombuffer(metas, meta)
                 rows = np.frombuffer(floats, np.float32).reshape(len(heads), 8)
                 found.update(zip(heads["id"].tolist(), rows, strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 import gradring as gr
 from gradring.ps.saved import state
 from gradring.ps.saved.read_ids import ReadIds
-from ps_servers import join, serving
+from ps_servers import join, serving, start_server
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -45,6 +47,31 @@ def test_rows_that_go_and_come_back_are_read_once() -> None:
         found = np.concatenate(pages)
         assert len(np.unique(found)) == len(found)
         assert set(rest.tolist()) <= set(found.tolist())
+
+
+@pytest.mark.parametrize("what", ["restart", "load"])
+def test_rows_that_lie_elsewhere_by_the_next_page_are_an_error(what: str, tmp_path: Path) -> None:
+    ids = np.arange(100)
+    log = str(tmp_path / "log")
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(start_server(log_directory=log))
+        ps = stack.enter_context(join([server.address], client=0))
+        table = ps.sparse_table("t", 2, gr.optim.Sum())
+        table.push(ids, np.ones((len(ids), 2)))
+        reading = state.pages(table, 20)
+        next(reading)
+        if what == "restart":
+            port = int(server.address.rpartition(":")[2])
+            server.stop()
+            stack.enter_context(start_server(port=port, log_directory=log))
+        else:
+            ps.save(tmp_path / "saved")
+            ps.load(tmp_path / "saved")
+        with pytest.raises(gr.PeerLost, match=r"'t' was read.* read it again"):
+            list(reading)
+        assert table.state_dict()["ids"].tolist() == ids.tolist()
+        table.export(tmp_path / "rows.npz")
+        assert np.load(tmp_path / "rows.npz")["ids"].tolist() == ids.tolist()
 
 
 def test_a_table_that_changes_all_the_time_gives_a_state_that_loads() -> None:

@@ -42,12 +42,13 @@ std::span<const std::byte> bytes_of(const std::vector<T>& items) {
 
 }  // namespace
 
-OneShard::OneShard(const ps::LogFolderOptions& options)
+OneShard::OneShard(const ps::LogFolderOptions& options, std::uint64_t snapshot_bytes)
     : options_(options), log_(std::make_unique<ps::LogFolder>(options)) {
   ps::ShardOptions shard;
   shard.shard = options.shard;
   shard.shards = options.shards;
   shard.incarnation = 99;
+  shard.snapshot_bytes = snapshot_bytes;
   shard_ = std::make_unique<ps::Shard>(shard, *log_);
   log_->replay(*shard_);
 }

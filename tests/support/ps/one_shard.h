@@ -18,7 +18,9 @@ class OneShard {
   static constexpr std::uint32_t kClient = 3;
   static constexpr std::uint32_t kDim = 3;
 
-  explicit OneShard(const ps::LogFolderOptions& options);
+  // `snapshot_bytes`: see ps::ShardOptions.
+  explicit OneShard(const ps::LogFolderOptions& options,
+                    std::uint64_t snapshot_bytes = ~std::uint64_t{0});
   ~OneShard();
 
   ps::Shard& shard() { return *shard_; }

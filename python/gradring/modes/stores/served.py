@@ -36,7 +36,7 @@ from gradring.timeouts import milliseconds
 
 _PAGE_BYTES = 8 << 20  # Room for changed rows of one shard; half of it is asked for at a time.
 _NOW = (1 << 64) - 1  # No change is younger.
-_ENDS_TOO_MS = 1000  # Parts of a call have one deadline: where one has failed, the others end too.
+_ENDS_TOO = 1.0  # s. Parts of a call have one deadline: where one has failed, the others end too.
 _GATE_FLOATS = 16  # Of each shard: dense tables are cut in such blocks.
 
 
@@ -328,9 +328,10 @@ def _outcomes(works: Sequence[Any], timeout: float | None = None) -> list[Any]:
     try:
         outcomes.extend(work.wait() for work in waiting)
     except Error:
+        ends = time.monotonic() + _ENDS_TOO
         for work in waiting:
             with contextlib.suppress(Error):
-                work.wait(_ENDS_TOO_MS)
+                work.wait(milliseconds(max(1e-3, ends - time.monotonic())))
         raise
     return outcomes
 

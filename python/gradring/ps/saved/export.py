@@ -40,6 +40,8 @@ def export_table(table: SparseTable, url: str | os.PathLike[str]) -> str:
         InvalidArgument: The ending is another, or an extra is missing; names it.
         DeviceError: The file cannot be written.
         Mismatch: The table was replaced by one with other settings, as loading does.
+        PeerLost: A server was started again, or loaded a checkpoint, while its rows were read: no
+            file is left, export again.
     """
     return _write(url, table.dim, _live_blocks(table))
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gradring import _core
 from gradring.arrays import buffers
-from gradring.errors import InvalidArgument, ProtocolError
+from gradring.errors import InvalidArgument, PeerLost, ProtocolError
 from gradring.optim.state import steps_of
 from gradring.ps.saved import saved_numbers
 from gradring.ps.saved.read_ids import ReadIds
@@ -51,14 +51,25 @@ def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array
 
     Raises:
         Mismatch: The table was replaced by one with other settings.
+        PeerLost: A server was started again, or loaded a checkpoint, between two pages of its
+            rows: they lie elsewhere by then.
     """
     core = table.calls.core
     width = table.dim + sum(floats for _, floats in _fields(table.optimizer, table.dim))
     for shard in range(core.shards):
-        cursor, more, read = 0, True, ReadIds()
+        cursor, more, read, lineage = 0, True, ReadIds(), None
         while more:
             with table.calls.explaining([table]):
-                heads, values, cursor, more = core.read_rows(table.number, shard, cursor, most)
+                heads, values, cursor, more, of_page = core.read_rows(
+                    table.number, shard, cursor, most
+                )
+                lineage = of_page if lineage is None else lineage
+                if of_page != lineage:
+                    raise PeerLost(
+                        f"the server of shard {shard} was started again, or loaded a checkpoint, "
+                        f"while table {table.name!r} was read, and has its rows in other places "
+                        "since: read it again"
+                    )
                 meta, floats = np.frombuffer(heads, _META), np.frombuffer(values, np.float32)
                 _require_floats(table.name, floats.size, len(meta) * width)
             wide = floats.reshape(len(meta), width)
@@ -77,6 +88,7 @@ def read_rows(table: SparseTable) -> dict[str, Any]:
 
     Raises:
         Mismatch: The table was replaced by one with other settings.
+        PeerLost: As `pages`.
     """
     metas, floats = zip(*pages(table), strict=True)
     meta = np.concatenate(metas)

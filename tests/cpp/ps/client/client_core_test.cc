@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <new>
 #include <random>
 
 #include "base/config.h"
@@ -305,6 +306,43 @@ TEST_CASE("pulls that are given up make room for others") {
   const std::uint64_t before = net.frames_sent();
   CHECK(pulled(net, table, {1, 2}) == std::vector<float>(2, 0.0f));
   CHECK(net.frames_sent() == before + 1);  // Without a new connection.
+}
+
+// Two changes, of which there is memory for one.
+class Oversized final : public Call {
+ public:
+  explicit Oversized(const RemoteTable& table) : Call("oversized") {
+    parts_.resize(2);
+    for (Part& part : parts_) {
+      part.header.type = wire::PsType::kTick;
+      table.address(part.header);
+    }
+  }
+  bool may_wait() const override {
+    if (++asked_ == 2) throw std::bad_alloc();
+    return false;
+  }
+  void take(std::size_t, const wire::PsHeader&, std::span<const std::byte>) override {}
+
+ private:
+  mutable int asked_ = 0;
+};
+
+TEST_CASE("a call that there is no memory for leaves no gap, and nothing of it is sent") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 8));
+  const std::uint64_t frames = net.frames_sent();
+  const auto oversized = std::make_shared<Oversized>(*table);
+  CHECK_THROWS_AS(net.submit(oversized), std::bad_alloc);
+  net.settle();
+  CHECK(net.frames_sent() == frames);
+  const Batch batch = batch_of(10, 10, 8);
+  const auto push = push_of(table, batch);
+  net.run(push);
+  REQUIRE(push->is_done());
+  CHECK_FALSE(push->failure());
+  CHECK(net.frames_sent() == frames + 1);
+  check_counts(net, table, batch, 10, 1);
 }
 
 TEST_CASE("what is under way is bounded") {

@@ -113,6 +113,74 @@ TEST_CASE("what waits at a gate keeps nothing else from going on") {
   CHECK(waiting->is_done());
 }
 
+TEST_CASE("more pulls wait at a gate than requests may be under way, and keep nothing from going") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  say_clock(net, 0);
+  std::vector<float> rows(2);
+  std::vector<std::shared_ptr<PullCall>> waiting;
+  for (std::size_t nth = 0; nth < limits::kPsFlightRequests + 50; ++nth) {
+    waiting.push_back(gated_pull(table, rows));
+    net.submit(waiting.back());
+  }
+  SUBCASE("") {}
+  SUBCASE("on a connection that was made anew") {
+    net.settle();
+    net.disconnect(0);
+  }
+  SUBCASE("beside some that were given up") {
+    net.settle();
+    for (std::size_t nth = 0; nth < 10; ++nth)
+      net.core().cancel(*waiting[nth], {ErrorKind::kInterrupted, -1, "Ctrl-C"});
+  }
+  const std::vector<float> ones(2, 1.0f);
+  for (std::size_t nth = 0; nth < 2 * limits::kPsFlightRequests; ++nth) {
+    const auto push = push_of(table, kOne, ones);
+    net.submit(push);
+    net.pass(Millis{10});
+    REQUIRE(push->is_done());
+    REQUIRE_FALSE(push->failure());
+  }
+  for (const auto& pull : waiting) CHECK((pull->failure() || !pull->is_done()));
+  say_clock(net, 3);
+  for (const auto& pull : waiting) CHECK(pull->is_done());
+}
+
+TEST_CASE("pulls that wait at a gate are all told at its deadline, however many they are") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  say_clock(net, 0);
+  std::vector<float> rows(2);
+  std::vector<std::shared_ptr<PullCall>> waiting;
+  for (std::size_t nth = 0; nth < 3 * limits::kPsFlightRequests; ++nth) {
+    waiting.push_back(std::make_shared<PullCall>(
+        std::vector<PullItem>{{table, kOne, rows.data()}},
+        PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 300, false}}));
+    net.submit(waiting.back());
+  }
+  net.pass(Millis{320});
+  std::size_t told = 0;
+  for (const auto& pull : waiting) told += pull->failure().kind == ErrorKind::kTimedOut ? 1 : 0;
+  CHECK(told == waiting.size());
+}
+
+TEST_CASE("what else is under way is bounded also beside what waits at a gate") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 2));
+  say_clock(net, 0);
+  std::vector<float> rows(2);
+  net.requests = [](std::uint32_t, const wire::PsHeader&) { return -1; };
+  const auto sent = [&](const auto& make) {
+    const std::uint64_t before = net.frames_sent();
+    for (std::size_t nth = 0; nth < 2 * limits::kPsFlightRequests; ++nth) net.submit(make());
+    net.settle();
+    return net.frames_sent() - before;
+  };
+  CHECK(sent([&] { return gated_pull(table, rows); }) == 2 * limits::kPsFlightRequests);
+  const std::vector<float> ones(2, 1.0f);
+  CHECK(sent([&] { return push_of(table, kOne, ones); }) == limits::kPsFlightRequests);
+}
+
 TEST_CASE(
     "who waits for something outside the tables is not kept waiting by what goes on in them") {
   PsNet net(1);

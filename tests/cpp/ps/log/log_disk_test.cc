@@ -1,9 +1,11 @@
-// A log folder whose disk says no: the error names what it is about.
+// A log folder whose disk says no: the error names what it is about. One whose server has no memory
+// for a snapshot goes on.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "ps/log/log_folder.h"
 #include "support/ps/one_shard.h"
@@ -53,6 +55,41 @@ TEST_CASE("an old file that cannot be removed when the log starts anew is named"
     for (int turn = 0; turn < 100; ++turn) one.sync();
   };
   CHECK_THROWS_WITH_AS(sync_often(), doctest::Contains(old.c_str()), DeviceError);
+}
+
+TEST_CASE(
+    "a log whose snapshot finds no memory grows, also after a restart, and starts anew later") {
+  constexpr std::uint64_t kMost = std::uint64_t{32} << 10;
+  constexpr std::uint64_t kNone = 0;
+  const Folder folder;
+  const auto count = [&](const char* ending) {
+    std::size_t found = 0;
+    for (const auto& entry : fs::directory_iterator(folder.shard()))
+      found += entry.path().filename().string().ends_with(ending) ? 1 : 0;
+    return found;
+  };
+  const auto push_often = [](OneShard& one) {
+    for (int nth = 0; nth < 20; ++nth) {
+      one.push_dense(1);
+      one.sync();
+    }
+  };
+  std::vector<float> expected;
+  for (const std::uint64_t incarnation : {1u, 2u, 3u}) {
+    OneShard one(folder.options(kMost), kNone);
+    one.join(incarnation);
+    one.make_tables();
+    if (!expected.empty()) CHECK((one.dense() == expected));
+    push_often(one);
+    CHECK(count(".grps") + count(".draft") == 0);
+    CHECK(one.log().segment() == incarnation);  // Nor is one begun for nothing.
+    expected = one.dense();
+  }
+  OneShard one(folder.options(kMost));
+  one.join(4);
+  CHECK((one.dense() == expected));
+  push_often(one);
+  CHECK(count(".grps") == 1);
 }
 
 TEST_CASE("a folder that cannot be read is named") {

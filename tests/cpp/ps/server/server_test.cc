@@ -7,6 +7,7 @@
 
 #include <ctime>
 #include <memory>
+#include <new>
 #include <thread>
 
 #include "base/config.h"
@@ -259,6 +260,37 @@ TEST_CASE("a server that takes connections and says nothing keeps nobody from th
   taken.reset();
   mute.reset();
   client->close();
+}
+
+// There is no memory to begin it.
+class Oversized final : public ps::Call {
+ public:
+  Oversized() : ps::Call("oversized") {
+    parts_.resize(1);
+    parts_[0].header.type = wire::PsType::kStats;
+  }
+  bool may_wait() const override { throw std::bad_alloc(); }
+  void take(std::size_t, const wire::PsHeader&, std::span<const std::byte>) override {}
+};
+
+TEST_CASE("a call that there is no memory for fails, and those that were posted with it go on") {
+  const Service service(1, 1);
+  const auto client = service.connect(0);
+  const auto table = make_table(*client, counts(4));
+  const auto ids = ids_of(1000, 1000);
+  const std::vector<float> ones(ids.size() * 4, 1.0f);
+  for (int nth = 0; nth < 20; ++nth) {
+    const auto oversized = std::make_shared<Oversized>();
+    const auto push = std::make_shared<PushCall>(
+        std::vector<PushItem>{{table, ids, ones.data(), nullptr, {}}}, PushOptions{});
+    client->start(oversized, kTimeout);
+    client->start(push, kTimeout);
+    client->wait(push, kTimeout);
+    CHECK_THROWS_WITH_AS(client->wait(oversized, kTimeout), doctest::Contains("no memory"),
+                         InvalidArgument);
+  }
+  client->flush(kTimeout);
+  CHECK(all_are(pull(*client, table, ids), 20.0f));
 }
 
 TEST_CASE("closing ends what is under way") {

@@ -46,6 +46,35 @@ TEST_CASE("a worker replaced by a process that has done nothing yet is given up 
   }
 }
 
+// Answers with a page from the beginning.
+wire::PsHeader page(ShardRig& rig, Guest& guest) {
+  Request read;
+  read.header.type = wire::PsType::kReadRows;
+  read.header.table = ps::table_id("t");
+  read.header.b = 2;
+  return rig.ask(guest, read).header;
+}
+
+TEST_CASE("who reads rows page by page hears that they lie in other places by now") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  for (std::uint64_t id = 0; id < 9; ++id) rig.ask(guest, push("t", {id}, {1, 1}));
+  const wire::PsHeader first = page(rig, guest);
+  CHECK(first.b == 1);
+  CHECK(page(rig, guest).seq == first.seq);
+  const auto saved = rig.snapshot();
+  SUBCASE("after a restart") {
+    ShardRig again(0, 1, 78);
+    again.load({saved}, true);
+    Guest reader = again.enter(1);
+    CHECK(page(again, reader).seq != first.seq);
+  }
+  SUBCASE("after a load") {
+    rig.load({saved}, false);
+    CHECK(page(rig, guest).seq != first.seq);
+  }
+}
+
 TEST_CASE("a client that makes room after its process was replaced is forgotten in a replay, too") {
   constexpr std::uint32_t kFirst = 1u << 31;
   ShardRig rig;

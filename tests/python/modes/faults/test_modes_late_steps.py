@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from exact_server import ExactServer
 from geo_steps import geo
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.rounds import RoundOptimizer
+from ps_servers import join, serving
 from worker_threads import on_workers
 
 SGD = gr.optim.SGD(lr=1.0)
@@ -70,6 +72,26 @@ def test_the_next_step_waits_for_the_late_one_and_is_then_done_itself(
     assert params[0] == params[1] == 2 * each
     for optimizer in (first, second):
         optimizer.abandon()
+
+
+def test_a_step_of_many_parameters_ends_at_its_deadline_and_leaves_nothing_under_way() -> None:
+    # Each is a request of its own, and all have one deadline: none waits for the one before it.
+    params = [np.zeros(16, np.float32) for _ in range(300)]
+    with serving() as addresses, join(addresses, client=0) as ps:
+        own = bounded(params, SGD, ps, workers=2, timeout=4)
+        begun = time.monotonic()
+        with pytest.raises(gr.TimedOut, match="Step 1 is done"):
+            own.step([np.ones_like(param) for param in params])
+        assert time.monotonic() - begun < 6
+        ps.flush()
+        before = [param.copy() for param in params]
+        own.abandon()
+        with join(addresses, client=1) as late:
+            theirs = bounded([np.zeros_like(p) for p in params], SGD, late, workers=2)
+            theirs.step([np.ones_like(param) for param in params])
+            theirs.abandon()
+        assert all((now == was).all() for now, was in zip(params, before, strict=True))
+        ps.flush()
 
 
 def test_who_leaves_after_a_late_step_waits_for_nobody(server: ExactServer) -> None:
