@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "base/text.h"
+#include "sim/ps/upkeep.h"
 #include "sim/ps/world.h"
 
 namespace gradring::sim {
@@ -31,6 +32,8 @@ class Counting final : public PsProgram {
       if (!is_good && sent.kind == Kind::kTables) has_given_up_ = true;
       if (!is_good && sent.kind == Kind::kPush) has_lost_pushes_ = true;
       if (is_good && sent.kind == Kind::kPull) judge(sent);
+      if (is_good && sent.kind == Kind::kDense) judge_dense(sent);
+      if (is_good && sent.kind == Kind::kUpkeep) note_upkeep(*sent.call, world_);
       if (is_good && sent.kind == Kind::kPoison)
         world_.complain("a request that makes no sense was answered");
     }
@@ -40,30 +43,36 @@ class Counting final : public PsProgram {
       const std::uint64_t choice = world_.dice.below(100);
       if (world_.scenario.has_poison && client_.number() == 0 && steps_left_ == 2)
         poison();
-      else if (choice < 60)
+      else if (choice < 55)
         push();
-      else
+      else if (choice < 85)
         pull();
+      else if (choice < 92)
+        pull_dense();
+      else
+        under_way_.push_back({Kind::kUpkeep, submit_upkeep(client_, world_), {}, {}, {}});
     }
   }
 
  private:
-  enum class Kind : std::uint8_t { kTables, kPush, kPull, kPoison };
+  enum class Kind : std::uint8_t { kTables, kPush, kPull, kDense, kUpkeep, kPoison };
   struct Sent {
     Kind kind = Kind::kPush;
     CallPtr call;
     std::vector<std::vector<std::uint64_t>> ids;  // Of each part.
     std::map<std::uint64_t, float> least;         // Of the own column.
+    std::vector<float> least_dense;
   };
 
   void begin() {
     has_begun_ = true;
     steps_left_ = world_.scenario.steps;
     std::vector<Addressed> requests;
-    for (const ps::TableSpec& spec : {counts_table(world_.scenario), adagrad_table()})
+    for (const ps::TableSpec& spec :
+         {counts_table(world_.scenario), adagrad_table(), dense_table(world_.scenario)})
       for (std::uint32_t shard = 0; shard < client_.shards(); ++shard)
         requests.push_back({shard, testing::make_table(spec)});
-    under_way_.push_back({Kind::kTables, client_.submit("make tables", requests), {}, {}});
+    under_way_.push_back({Kind::kTables, client_.submit("make tables", requests), {}, {}, {}});
   }
 
   std::vector<std::uint64_t> some_ids() {
@@ -83,16 +92,18 @@ class Counting final : public PsProgram {
         testing::Values rows(ids[shard].size() * 3);
         for (float& each : rows)
           each = static_cast<float>(world_.dice.below(2000)) / 1000.0f - 1.0f;
-        if (!rows.empty()) requests.push_back({shard, testing::push("adagrad", ids[shard], rows)});
+        const auto codec = static_cast<wire::RowCodec>(world_.dice.below(wire::kRowCodecCount));
+        if (!rows.empty())
+          requests.push_back({shard, testing::push(kAdagrad, ids[shard], rows, {.codec = codec})});
       }
     }
     const CallPtr call = client_.submit(str("push ", world_.ledger.size() - 1), requests);
     world_.ledger.note_sent(call);
-    under_way_.push_back({Kind::kPush, call, {}, {}});
+    under_way_.push_back({Kind::kPush, call, {}, {}, {}});
   }
 
   void pull() {
-    Sent sent{Kind::kPull, nullptr, {}, {}};
+    Sent sent{Kind::kPull, nullptr, {}, {}, {}};
     std::vector<Addressed> requests;
     const auto ids = by_shard(some_ids(), client_.shards());
     for (std::uint32_t shard = 0; shard < client_.shards(); ++shard) {
@@ -109,7 +120,38 @@ class Counting final : public PsProgram {
   void poison() {
     testing::Request broken = testing::pull(kCounts, {1, 2});
     broken.header.count = 7;
-    under_way_.push_back({Kind::kPoison, client_.submit("poison", {{0, broken}}), {}, {}});
+    under_way_.push_back({Kind::kPoison, client_.submit("poison", {{0, broken}}), {}, {}, {}});
+  }
+
+  void pull_dense() {
+    auto least = world_.ledger.own_dense(client_);
+    const CallPtr call = client_.submit_to_all("pull dense", testing::pull_dense(kDense));
+    under_way_.push_back({Kind::kDense, call, {}, {}, std::move(least)});
+  }
+
+  void judge_dense(const Sent& sent) {
+    ++world_.dense_judged;
+    const std::vector<float> most = world_.ledger.most_dense();
+    const std::uint64_t reader = world_.scenario.has_log ? client_.number() : ~client_.process();
+    std::vector<float> all;
+    for (const auto& answer : sent.call->answers()) {
+      const auto floats = testing::floats_of(answer.payload);
+      all.insert(all.end(), floats.begin(), floats.end());
+    }
+    if (all.size() != most.size())
+      return world_.complain(str(all.size(), " floats of a dense table of ", most.size()));
+    for (std::size_t at = 0; at < all.size(); ++at) {
+      const auto about = str("client ", client_.number(), " pulled ", all[at], " in float ", at,
+                             " of the dense table, ");
+      float& before = world_.dense_seen[{reader, at}];
+      if (!PsLedger::covers(all[at], before))
+        world_.complain(str(about, "after it had seen ", before));
+      if (!PsLedger::covers(most[at], all[at]))
+        world_.complain(str(about, "where all pushes make ", most[at]));
+      if (!has_lost_pushes_ && !PsLedger::covers(all[at], sent.least_dense[at]))
+        world_.complain(str(about, "after it had pushed ", sent.least_dense[at]));
+      before = all[at];
+    }
   }
 
   void judge(const Sent& sent) {
