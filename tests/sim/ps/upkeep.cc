@@ -5,13 +5,13 @@
 namespace gradring::sim {
 namespace {
 
-constexpr std::uint64_t kRows = 300;
-constexpr std::size_t kFloats = 6;  // Of a row of three: Adagrad's state is as long.
+constexpr std::uint64_t kKeptRows = 300;
+constexpr std::size_t kKeptFloats = 6;  // Of a row of three: Adagrad's state is as long.
 
 CallPtr submit_writes(PsClient& client, PsWorld& world) {
   std::set<std::uint64_t> ids;
   for (std::uint64_t left = 1 + world.dice.below(6); left > 0; --left)
-    ids.insert(world.dice.below(kRows));
+    ids.insert(world.dice.below(kKeptRows));
   const auto parts = by_shard({ids.begin(), ids.end()}, client.shards());
   std::vector<Addressed> requests;
   for (std::uint32_t shard = 0; shard < client.shards(); ++shard) {
@@ -24,7 +24,7 @@ CallPtr submit_writes(PsClient& client, PsWorld& world) {
       meta.tick = world.tick;
       meta.score = static_cast<float>(world.dice.below(5));
       metas.push_back(meta);
-      for (std::size_t i = 0; i < kFloats; ++i)
+      for (std::size_t i = 0; i < kKeptFloats; ++i)
         floats.push_back(static_cast<float>(world.dice.below(100)) / 50.0f);
     }
     if (!metas.empty()) requests.push_back({shard, testing::write_rows(kAdagrad, metas, floats)});
