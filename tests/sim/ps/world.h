@@ -21,6 +21,11 @@ inline const std::string kAdagrad = "adagrad";
 inline constexpr std::uint64_t kPsDomain = 77;
 inline constexpr std::uint32_t kSaverNumber = 1u << 31;
 
+struct SeenRow {
+  std::uint32_t version = 0;
+  std::vector<float> counts;
+};
+
 struct PsWorld {
   PsWorld(const PsScenario& of, Trace& with)
       : scenario(of), trace(with), ledger(of), dice(of.seed + 99) {}
@@ -43,9 +48,8 @@ struct PsWorld {
   std::set<std::uint32_t> still_going;  // Clients whose program is not over.
 
   // By client number, over all of its processes: what it has seen and said.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint32_t> versions_seen;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<float>> counts_seen;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, float> dense_seen;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, SeenRow> rows_seen;
+  std::map<std::uint64_t, std::vector<float>> dense_seen;
   std::uint32_t tick = 0;                               // The latest that anybody has told.
   std::map<std::uint32_t, std::uint64_t> clocks;        // Acknowledged.
   std::map<std::uint32_t, std::uint64_t> marks_pushed;  // Submitted, in bounded staleness.
