@@ -36,6 +36,14 @@ bool is_huge(const ps::Frame& frame) {
   }
 }
 
+ps::RowMeta row(std::uint64_t id) {
+  ps::RowMeta meta;
+  meta.id = id;
+  meta.version = 4;
+  meta.score = 2;
+  return meta;
+}
+
 std::vector<std::byte> wire_bytes(const ps::Frame& frame) {
   wire::PsHeader header = frame.header;
   header.payload_bytes = frame.payload.size();
@@ -58,12 +66,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
     frame.header = wire::decode_ps_header(bytes.first<wire::kPsHeaderBytes>());
     ps::put_bytes(frame.payload, bytes.subspan(wire::kPsHeaderBytes));
     if (is_huge(frame)) return 0;
+    const bool is_change = wire::is_numbered(frame.header.type);
     rig.send_frame(guest, std::move(frame));
     rig.tick_after(Millis{60'000});
     testing::ShardRig again;
     again.replay(rig.journal.records);
     fuzz::require(again.journal.records.size() == rig.journal.records.size(),
                   "a journal is replayed as it was written");
+    if (is_change)
+      fuzz::require(again.snapshot() == rig.snapshot(), "a replayed journal makes the same shard");
   } catch (const ProtocolError&) {
     fuzz::require(rig.journal.records.size() == records, "what is refused leaves no trace");
   }
@@ -73,10 +84,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t byte
 std::vector<std::vector<std::byte>> fuzz::examples() {
   const wire::Gate gate{7, 0, 10, true};
   const testing::PushWishes in_round{.returns_rows = true, .round = wire::Round{7, 0}};
-  testing::Request read;
-  read.header.type = wire::PsType::kReadRows;
-  read.header.table = ps::table_id("t");
-  read.header.b = 10;
   testing::Request stats;
   stats.header.type = wire::PsType::kStats;
   const std::vector<testing::Request> requests{
@@ -89,15 +96,22 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
       testing::clock(8, 1, {3, false, 1}),
       testing::leave(7),
       testing::tick(3),
+      testing::shrink("t", 1.5F, 2),
+      testing::shrink("", 0.5F, 0),
+      testing::set_rule("t", {}),
+      testing::write_rows("t", {row(2), row(9)}, {1, 2, 3, 4}, 7),
+      testing::write_dense("dense", 3, {1, 2, 3, 4, 5}),
       testing::pull("t", {1, 2, 3}, gate),
       testing::pull_dense("dense", gate),
       testing::pull_changed("t", 1, 10),
       testing::freeze(4, Millis{10}),
       testing::advance(4, Millis{10}, {{0, 1, 9, {9}}}),
       testing::cut(4, "{}"),
+      testing::thaw(4),
       testing::load(4, "{}"),
       testing::job(4),
-      read,
+      testing::read_rows("t", 10),
+      testing::read_rows("dense", 0),
       stats};
   std::vector<std::vector<std::byte>> found;
   for (const testing::Request& request : requests) {

@@ -115,6 +115,31 @@ void shared_memory(int repetitions) {
   require(copies[1].output_is(copies[0].input()), "broadcast");
 }
 
+// The call that most users make most often. Its ranks wait for each other, and how long is no
+// count: so rank 1 posts its part as one does who only sends, under the same call, and rank 0, who
+// comes after it, finds everything there.
+void flat_all_reduce(int repetitions) {
+  FlatTeam team(2);
+  PlanCase c{.op = OpKind::kAllReduce, .world_size = 2, .count = kSmall};
+  c.order = collectives::Order::kTree;
+  std::vector<Memory> memory = random_memory(c, 1);
+  const auto expected = expected_outputs(c, memory);
+  const Call call{
+      .op = OpKind::kAllReduce, .dtype = c.dtype, .reduce_op = c.reduce_op, .count = c.count};
+  auto requests = c.requests();
+  requests[1].op = OpKind::kReduce;
+  requests[1].root = 0;
+  for (int i = 0; i < repetitions; ++i)
+    for (const Rank rank : {1, 0}) {
+      Memory& own = memory[static_cast<std::size_t>(rank)];
+      transport::Idle idle(team.group(rank), Millis{1000}, false);
+      team.flat(rank).run(requests[static_cast<std::size_t>(rank)], call,
+                          static_cast<std::uint64_t>(i) + 1, own.bytes.data() + own.input_at,
+                          own.bytes.data() + own.output_at, idle);
+    }
+  require(memory[0].output_is(expected[0]), "all_reduce");
+}
+
 // What a communicator adds to any algorithm: it checks, counts, records and hands on. One rank,
 // with nobody to wait for.
 void call(int repetitions) {
@@ -190,6 +215,7 @@ constexpr Case kCases[] = {
     {"call", "call of a communicator of one rank", kCalls, call},
     {"plan", "ring plan of 1 MiB for 8 ranks", 1, make_plans},
     {"shared_memory", "reduce and broadcast of 1 KiB by two ranks", 1, shared_memory},
+    {"flat", "all_reduce of 1 KiB of one of two ranks, the other's there", 1, flat_all_reduce},
     {"pull", "row of 16 floats read", kRows, pull_rows},
     {"push", "row of 16 floats updated by Adagrad", kRows, push_rows},
     {"merge", "id, each four times in the list", kRows, merge_ids},

@@ -10,14 +10,28 @@
 namespace gradring::sim {
 namespace {
 
-// Reads rows of the counting table wherever they are.
-PsLedger::Reader reader_of(std::vector<std::unique_ptr<PsProbe>>& probes, std::uint32_t columns) {
-  return [&probes, columns](std::uint64_t id) {
+// Reads what was counted wherever it is.
+PsLedger::Reader reader_of(std::vector<std::unique_ptr<PsProbe>>& probes,
+                           const PsScenario& scenario) {
+  PsLedger::Reader reader;
+  reader.row = [&probes, columns = scenario.clients](std::uint64_t id) {
     auto row =
         probes[ps::shard_of(id, static_cast<std::uint32_t>(probes.size()))]->row(kCounts, id);
     row.resize(columns);  // No table: nobody has made it yet.
     return row;
   };
+  reader.dense.resize(std::size_t{kDenseFloats} * scenario.shards());
+  if (scenario.work == PsWork::kRounds) return reader;  // Averages are in the dense table.
+  const auto shards = static_cast<std::uint32_t>(probes.size());
+  for (std::uint32_t shard = 0; shard < shards; ++shard) {
+    const auto part = probes[shard]->dense(kDense);
+    if (part.empty()) continue;  // Nobody has made it here.
+    const auto floats = testing::floats_of(std::span(part).subspan(sizeof(std::uint64_t)));
+    const ps::DenseRange range = ps::dense_range(reader.dense.size(), shard, shards);
+    std::copy(floats.begin(), floats.end(),
+              reader.dense.begin() + static_cast<std::ptrdiff_t>(range.begin));
+  }
+  return reader;
 }
 
 }  // namespace
@@ -36,7 +50,7 @@ std::unique_ptr<ps::Shard> PsSimulation::replayed(std::uint32_t shard, std::size
 std::string PsSimulation::compare(ps::Shard& one, ps::Shard& other) const {
   PsProbe left(one, network_.now());
   PsProbe right(other, network_.now());
-  for (const std::string& table : {kCounts, std::string("adagrad")}) {
+  for (const std::string& table : {kCounts, kAdagrad}) {
     const auto rows = left.rows(table);
     const auto others = right.rows(table);
     if (rows.size() != others.size())
@@ -47,6 +61,7 @@ std::string PsSimulation::compare(ps::Shard& one, ps::Shard& other) const {
       if (found->second != row) return str("row ", id, " of table ", table, " is another");
     }
   }
+  if (left.dense(kDense) != right.dense(kDense)) return "the dense table is another";
   return "";
 }
 
@@ -85,7 +100,7 @@ void PsSimulation::check_cut(std::uint64_t cut, const std::vector<std::size_t>& 
     probes.push_back(std::make_unique<PsProbe>(*shards.back(), network_.now()));
   }
   const std::string wrong =
-      world_.ledger.check_cut(done_before, reader_of(probes, scenario_.clients),
+      world_.ledger.check_cut(done_before, reader_of(probes, scenario_),
                               scenario_.is_gentle() ? std::set<std::uint32_t>() : world_.troubled);
   if (!wrong.empty()) world_.complain(str("a checkpoint: ", wrong));
 }
@@ -106,28 +121,40 @@ void PsSimulation::check_end() {
       return world_.complain(str("shard ", shard, " is not what its log says: ", difference));
     probes.push_back(std::make_unique<PsProbe>(server.shard(shard), network_.now()));
   }
-  const PsLedger::Reader read = reader_of(probes, scenario_.clients);
+  const PsLedger::Reader read = reader_of(probes, scenario_);
   if (scenario_.has_log) {
     const std::string wrong = world_.ledger.check_end(read);
     if (!wrong.empty()) return world_.complain(str("at the end: ", wrong));
   }
-  // Nothing failed, and nobody was crashed: all numbers were told.
-  for (const auto& [counter, told] : world_.claims)
-    if (scenario_.is_gentle() && told.size() != world_.claims_sent[counter])
-      return world_.complain(str(told.size(), " numbers of counter ", counter, " were told, ",
-                                 world_.claims_sent[counter], " asked for"));
-  // Replicas are equal once everybody has given everything.
-  if (world_.replicas.size() != scenario_.clients || world_.calls_failed > 0) return;
-  for (const auto& [client, replica] : world_.replicas)
+  if (scenario_.is_gentle()) check_claims();
+  if (world_.replicas.size() == scenario_.clients && world_.calls_failed == 0) check_replicas(read);
+}
+
+// Nothing failed, and nobody was crashed: all numbers were told.
+void PsSimulation::check_claims() {
+  for (const auto& [counter, sent] : world_.claims_sent) {
+    ++world_.claims_compared;
+    const std::size_t told = world_.claims[counter].size();
+    if (told != sent)
+      world_.complain(
+          str(told, " numbers of counter ", counter, " were told, ", sent, " asked for"));
+  }
+}
+
+// Replicas are equal once everybody has given everything.
+void PsSimulation::check_replicas(const PsLedger::Reader& read) {
+  for (const auto& [client, replica] : world_.replicas) {
+    ++world_.replicas_compared;
     for (std::uint64_t id = 0; id < 64; ++id) {
       const auto found = replica.find(id);
-      const std::vector<float> there = read(id);
+      const std::vector<float> there = read.row(id);
       const bool is_nothing =
           std::all_of(there.begin(), there.end(), [](float v) { return v == 0; });
       if (found == replica.end() ? !is_nothing : found->second != there)
         return world_.complain(
             str("client ", client, "'s replica of row ", id, " differs from the server's"));
     }
+  }
 }
 
 }  // namespace gradring::sim

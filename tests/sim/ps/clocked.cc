@@ -60,7 +60,7 @@ class Clocked : public PsProgram {
     step_ = world_.clocks[client_.number()];
     calls_ = {
         client_.submit_to_all("make table", testing::make_table(counts_table(world_.scenario))),
-        client_.submit_to_all("make table", testing::make_table(dense_table())),
+        client_.submit_to_all("make table", testing::make_table(dense_table(world_.scenario))),
         say_clock(step_, 0)};
     phase_ = Phase::kStart;
   }
@@ -161,7 +161,7 @@ class Rounds final : public Clocked {
   using Clocked::Clocked;
 
  private:
-  static constexpr std::uint64_t kRows = 6;
+  static constexpr std::uint64_t kRows = 6;  // The one behind them: every float of the dense table.
 
   bool is_round() const override { return true; }
   double weight(std::uint64_t step) const override { return weight_of(self(), step); }
@@ -175,7 +175,7 @@ class Rounds final : public Clocked {
     return static_cast<double>(draw(worker, step, 99) % 4);
   }
   bool touches(std::uint32_t worker, std::uint64_t step, std::uint64_t row) const {
-    return draw(worker, step, row) % 3 != 0;
+    return row == kRows || draw(worker, step, row) % 3 != 0;
   }
   float gradient(std::uint32_t worker, std::uint64_t step, std::uint64_t row) const {
     return static_cast<float>(draw(worker, step, 50 + row) % 64) / 8 - 4;
@@ -209,10 +209,13 @@ class Rounds final : public Clocked {
       if (!asked_[shard].empty())
         requests.push_back({shard, testing::pull(kCounts, asked_[shard], gate)});
     std::erase_if(asked_, [](const auto& ids_of_one) { return ids_of_one.empty(); });
+    for (std::uint32_t shard = 0; shard < client().shards(); ++shard)
+      requests.push_back({shard, testing::pull_dense(kDense, gate)});
     return requests;
   }
 
   std::vector<Addressed> write_push() override {
+    const wire::Round round{kPsDomain, now_at()};
     std::vector<std::uint64_t> ids;
     for (std::uint64_t row = 0; row < kRows; ++row)
       if (touches(self(), now_at(), row)) ids.push_back(row);
@@ -223,16 +226,18 @@ class Rounds final : public Clocked {
       testing::Values rows(parts[shard].size() * workers(), 0);
       for (std::size_t i = 0; i < parts[shard].size(); ++i)
         rows[i * workers()] = gradient(self(), now_at(), parts[shard][i]);
-      requests.push_back({shard, testing::push(kCounts, parts[shard], rows,
-                                               {.round = wire::Round{kPsDomain, now_at()}})});
+      requests.push_back({shard, testing::push(kCounts, parts[shard], rows, {.round = round})});
     }
+    const testing::Values floats(kDenseFloats, gradient(self(), now_at(), kRows));
+    for (std::uint32_t shard = 0; shard < client().shards(); ++shard)
+      requests.push_back({shard, testing::push_dense(kDense, floats, {.round = round})});
     return requests;
   }
 
   void judge_pull(const ps::PlainCall& call) override {
-    if (sums_.empty()) sums_.assign(kRows, 0);
+    if (sums_.empty()) sums_.assign(kRows + 1, 0);
     for (; summed_ < now_at(); ++summed_)
-      for (std::uint64_t row = 0; row < kRows; ++row) sums_[row] += average(summed_, row);
+      for (std::uint64_t row = 0; row <= kRows; ++row) sums_[row] += average(summed_, row);
     for (std::size_t part = 0; part < asked_.size(); ++part) {
       const auto& answer = call.answers()[part];
       const auto pulled = testing::rows_of(answer.header, answer.payload, workers());
@@ -243,6 +248,13 @@ class Rounds final : public Clocked {
           world().complain(str("client ", self(), " sees ", value, " in row ", asked_[part][i],
                                " after ", now_at(), " rounds, which make ", wanted));
       }
+    }
+    for (std::size_t part = asked_.size(); part < call.answers().size(); ++part) {
+      ++world().dense_judged;
+      if (testing::floats_of(call.answers()[part].payload) !=
+          testing::Values(kDenseFloats, sums_[kRows]))
+        world().complain(str("client ", self(), " sees another dense table after ", now_at(),
+                             " rounds, which make ", sums_[kRows], " of every float"));
     }
   }
 

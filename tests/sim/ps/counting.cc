@@ -1,9 +1,11 @@
 // The counting program: pushes integers to a few hot and many cold rows, pulls them, and judges
-// what it sees: its own pushes are there, nothing goes back, nothing is there that nobody pushed.
+// what it sees: its own pushes are there, nothing goes back behind what it had seen when it asked
+// (of pulls under way at once any may be answered first), nothing is there that nobody pushed.
 #include <algorithm>
 #include <deque>
 
 #include "base/text.h"
+#include "sim/ps/upkeep.h"
 #include "sim/ps/world.h"
 
 namespace gradring::sim {
@@ -31,6 +33,8 @@ class Counting final : public PsProgram {
       if (!is_good && sent.kind == Kind::kTables) has_given_up_ = true;
       if (!is_good && sent.kind == Kind::kPush) has_lost_pushes_ = true;
       if (is_good && sent.kind == Kind::kPull) judge(sent);
+      if (is_good && sent.kind == Kind::kDense) judge_dense(sent);
+      if (is_good && sent.kind == Kind::kUpkeep) note_upkeep(*sent.call, world_);
       if (is_good && sent.kind == Kind::kPoison)
         world_.complain("a request that makes no sense was answered");
     }
@@ -40,30 +44,39 @@ class Counting final : public PsProgram {
       const std::uint64_t choice = world_.dice.below(100);
       if (world_.scenario.has_poison && client_.number() == 0 && steps_left_ == 2)
         poison();
-      else if (choice < 60)
+      else if (choice < 55)
         push();
-      else
+      else if (choice < 85)
         pull();
+      else if (choice < 92)
+        pull_dense();
+      else
+        under_way_.push_back({.kind = Kind::kUpkeep, .call = submit_upkeep(client_, world_)});
     }
   }
 
  private:
-  enum class Kind : std::uint8_t { kTables, kPush, kPull, kPoison };
+  enum class Kind : std::uint8_t { kTables, kPush, kPull, kDense, kUpkeep, kPoison };
   struct Sent {
     Kind kind = Kind::kPush;
-    CallPtr call;
-    std::vector<std::vector<std::uint64_t>> ids;  // Of each part.
-    std::map<std::uint64_t, float> least;         // Of the own column.
+    CallPtr call = nullptr;
+    std::vector<std::vector<std::uint64_t>> ids = {};  // Of each part.
+    // When it was asked for: what the own column must have, and what was seen before.
+    std::map<std::uint64_t, float> least = {};
+    std::map<std::uint64_t, SeenRow> before = {};
+    std::vector<float> least_dense = {};
+    std::vector<float> dense_before = {};
   };
 
   void begin() {
     has_begun_ = true;
     steps_left_ = world_.scenario.steps;
     std::vector<Addressed> requests;
-    for (const ps::TableSpec& spec : {counts_table(world_.scenario), adagrad_table()})
+    for (const ps::TableSpec& spec :
+         {counts_table(world_.scenario), adagrad_table(), dense_table(world_.scenario)})
       for (std::uint32_t shard = 0; shard < client_.shards(); ++shard)
         requests.push_back({shard, testing::make_table(spec)});
-    under_way_.push_back({Kind::kTables, client_.submit("make tables", requests), {}, {}});
+    under_way_.push_back({.kind = Kind::kTables, .call = client_.submit("make tables", requests)});
   }
 
   std::vector<std::uint64_t> some_ids() {
@@ -83,24 +96,28 @@ class Counting final : public PsProgram {
         testing::Values rows(ids[shard].size() * 3);
         for (float& each : rows)
           each = static_cast<float>(world_.dice.below(2000)) / 1000.0f - 1.0f;
-        if (!rows.empty()) requests.push_back({shard, testing::push("adagrad", ids[shard], rows)});
+        const auto codec = static_cast<wire::RowCodec>(world_.dice.below(wire::kRowCodecCount));
+        if (!rows.empty())
+          requests.push_back({shard, testing::push(kAdagrad, ids[shard], rows, {.codec = codec})});
       }
     }
     const CallPtr call = client_.submit(str("push ", world_.ledger.size() - 1), requests);
     world_.ledger.note_sent(call);
-    under_way_.push_back({Kind::kPush, call, {}, {}});
+    under_way_.push_back({.kind = Kind::kPush, .call = call});
   }
 
   void pull() {
-    Sent sent{Kind::kPull, nullptr, {}, {}};
+    Sent sent{.kind = Kind::kPull};
     std::vector<Addressed> requests;
     const auto ids = by_shard(some_ids(), client_.shards());
     for (std::uint32_t shard = 0; shard < client_.shards(); ++shard) {
       if (ids[shard].empty()) continue;
       requests.push_back({shard, testing::pull(kCounts, ids[shard])});
       sent.ids.push_back(ids[shard]);
-      for (const std::uint64_t id : ids[shard])
+      for (const std::uint64_t id : ids[shard]) {
         sent.least[id] = world_.ledger.own(client_, id).least;
+        sent.before[id] = world_.rows_seen[{reader(), id}];
+      }
     }
     sent.call = client_.submit("pull", requests);
     under_way_.push_back(std::move(sent));
@@ -109,7 +126,46 @@ class Counting final : public PsProgram {
   void poison() {
     testing::Request broken = testing::pull(kCounts, {1, 2});
     broken.header.count = 7;
-    under_way_.push_back({Kind::kPoison, client_.submit("poison", {{0, broken}}), {}, {}});
+    under_way_.push_back({.kind = Kind::kPoison, .call = client_.submit("poison", {{0, broken}})});
+  }
+
+  void pull_dense() {
+    Sent sent{.kind = Kind::kDense};
+    sent.least_dense = world_.ledger.own_dense(client_);
+    sent.dense_before = world_.dense_seen[reader()];
+    sent.call = client_.submit_to_all("pull dense", testing::pull_dense(kDense));
+    under_way_.push_back(std::move(sent));
+  }
+
+  // With a log over all its processes.
+  std::uint64_t reader() const {
+    return world_.scenario.has_log ? client_.number() : ~client_.process();
+  }
+
+  void judge_dense(const Sent& sent) {
+    ++world_.dense_judged;
+    const std::vector<float> most = world_.ledger.most_dense();
+    std::vector<float> all;
+    for (const auto& answer : sent.call->answers()) {
+      const auto floats = testing::floats_of(answer.payload);
+      all.insert(all.end(), floats.begin(), floats.end());
+    }
+    if (all.size() != most.size())
+      return world_.complain(str(all.size(), " floats of a dense table of ", most.size()));
+    std::vector<float>& seen = world_.dense_seen[reader()];
+    seen.resize(all.size());
+    for (std::size_t at = 0; at < all.size(); ++at) {
+      const auto about = str("client ", client_.number(), " pulled ", all[at], " in float ", at,
+                             " of the dense table, ");
+      const float before = sent.dense_before.empty() ? 0 : sent.dense_before[at];
+      if (!PsLedger::covers(all[at], before))
+        world_.complain(str(about, "after it had seen ", before));
+      if (!PsLedger::covers(most[at], all[at]))
+        world_.complain(str(about, "where all pushes make ", most[at]));
+      if (!has_lost_pushes_ && !PsLedger::covers(all[at], sent.least_dense[at]))
+        world_.complain(str(about, "after it had pushed ", sent.least_dense[at]));
+      if (PsLedger::covers(all[at], seen[at])) seen[at] = all[at];
+    }
   }
 
   void judge(const Sent& sent) {
@@ -121,38 +177,36 @@ class Counting final : public PsProgram {
         const std::vector<float> row(
             pulled.rows.begin() + static_cast<std::ptrdiff_t>(i * columns),
             pulled.rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * columns));
-        judge_row(sent.ids[part][i], row, pulled.versions[i],
-                  has_lost_pushes_ ? 0 : sent.least.at(sent.ids[part][i]));
+        judge_row(sent, sent.ids[part][i], row, pulled.versions[i]);
       }
     }
   }
 
-  void judge_row(std::uint64_t id, const std::vector<float>& row, std::uint32_t version,
-                 float least) {
+  void judge_row(const Sent& sent, std::uint64_t id, const std::vector<float>& row,
+                 std::uint32_t version) {
     ++world_.rows_judged;
     const std::uint32_t self = client_.number();
     const auto about = str("client ", self, " pulled row ", id, ": ");
-    // With a log over all its processes.
-    const std::uint64_t reader = world_.scenario.has_log ? self : ~client_.process();
-    std::uint32_t& seen = world_.versions_seen[{reader, id}];
-    if (version < seen)
-      world_.complain(str(about, "version ", version, " after it had seen ", seen));
-    std::vector<float>& before = world_.counts_seen[{reader, id}];
-    before.resize(row.size());
-    if (version == seen && row != before)
+    SeenRow before = sent.before.at(id);
+    before.counts.resize(row.size());
+    SeenRow& seen = world_.rows_seen[{reader(), id}];
+    seen.counts.resize(row.size());
+    if (version < before.version)
+      world_.complain(str(about, "version ", version, " after it had seen ", before.version));
+    if (version == seen.version && row != seen.counts)
       world_.complain(str(about, "another value, and version ", version, " as before"));
-    seen = version;
     for (std::uint32_t column = 0; column < row.size(); ++column) {
-      if (row[column] < before[column])
-        world_.complain(str(about, "client ", column, "'s count went back from ", before[column],
-                            " to ", row[column]));
+      if (row[column] < before.counts[column])
+        world_.complain(str(about, "client ", column, "'s count went back from ",
+                            before.counts[column], " to ", row[column]));
       if (row[column] > world_.ledger.most(column, id))
         world_.complain(str(about, row[column], " of client ", column, ", which pushed ",
                             world_.ledger.most(column, id)));
     }
+    const float least = has_lost_pushes_ ? 0 : sent.least.at(id);
     if (row[self] < least)
       world_.complain(str(about, row[self], " of its own, after it had pushed ", least));
-    before = row;
+    if (version >= seen.version) seen = {version, row};
   }
 
   PsClient& client_;

@@ -8,6 +8,15 @@
 namespace gradring::sim {
 namespace {
 
+// A float of the dense table has a digit for each of the pushes that share it, so that one that is
+// done twice is seen, too. All of it is exact in float32, and one digit is in bfloat16.
+constexpr std::uint32_t kBase = 8;
+constexpr std::uint32_t kDigits = 8;
+
+std::uint32_t digit_of(float number, float unit) {
+  return static_cast<std::uint32_t>(number / unit) % kBase;
+}
+
 std::string describe(const CountedPush& push, std::size_t number) {
   std::string text =
       str("push ", number, " of client ", push.client, " (process ", push.process, ", ",
@@ -50,8 +59,26 @@ std::vector<Addressed> PsLedger::write_push(const PsClient& client,
       push.parts.push_back(std::move(part));
     }
   }
+  if (dice.percent(40)) write_dense(push, requests, dice);
   pushes_.push_back(std::move(push));
   return requests;
+}
+
+void PsLedger::write_dense(CountedPush& push, std::vector<Addressed>& requests, Dice& dice) const {
+  const std::size_t number = pushes_.size();
+  if (number >= std::size_t{kDenseFloats} * kDigits) return;
+  CountedPart part;
+  part.is_dense = true;
+  part.value = 1;
+  for (std::size_t digit = number / kDenseFloats; digit > 0; --digit) part.value *= kBase;
+  testing::Values floats(kDenseFloats, 0);
+  floats[number % kDenseFloats] = part.value;
+  const auto codec = dice.percent(50) ? wire::RowCodec::kBFloat16 : wire::RowCodec::kFloat32;
+  for (part.shard = 0; part.shard < scenario_.shards(); ++part.shard) {
+    part.receipt = part.shard * kDenseFloats + number % kDenseFloats;
+    requests.push_back({part.shard, testing::push_dense(kDense, floats, {.codec = codec})});
+    push.parts.push_back(part);
+  }
 }
 
 void PsLedger::settle() {
@@ -71,6 +98,13 @@ void PsLedger::note_process_ended(std::uint64_t process) {
   }
 }
 
+// Without a log a later process does not hear that a server has lost what it had.
+bool PsLedger::is_certain(const CountedPush& push, const PsClient& client) const {
+  const bool is_own = push.process == client.process();
+  return (push.fate == CountedPush::Fate::kDone && (is_own || scenario_.has_log)) ||
+         (push.fate == CountedPush::Fate::kPending && is_own);
+}
+
 CountBounds PsLedger::own(const PsClient& client, std::uint64_t id) const {
   CountBounds bounds;
   for (const CountedPush& push : pushes_) {
@@ -78,12 +112,7 @@ CountBounds PsLedger::own(const PsClient& client, std::uint64_t id) const {
     for (const CountedPart& part : push.parts) {
       if (std::find(part.ids.begin(), part.ids.end(), id) == part.ids.end()) continue;
       bounds.most += part.value;
-      // Without a log a later process does not hear that a server has lost what it had.
-      const bool is_own = push.process == client.process();
-      const bool is_certain =
-          (push.fate == CountedPush::Fate::kDone && (is_own || scenario_.has_log)) ||
-          (push.fate == CountedPush::Fate::kPending && is_own);
-      if (is_certain) bounds.least += part.value;
+      if (is_certain(push, client)) bounds.least += part.value;
     }
   }
   return bounds;
@@ -99,6 +128,44 @@ float PsLedger::most(std::uint32_t client, std::uint64_t id) const {
   return sum;
 }
 
+std::vector<float> PsLedger::own_dense(const PsClient& client) const {
+  std::vector<float> sums(std::size_t{kDenseFloats} * scenario_.shards());
+  for (const CountedPush& push : pushes_) {
+    if (push.client != client.number() || !is_certain(push, client)) continue;
+    for (const CountedPart& part : push.parts)
+      if (part.is_dense) sums[part.receipt] += part.value;
+  }
+  return sums;
+}
+
+std::vector<float> PsLedger::most_dense() const {
+  std::vector<float> sums(std::size_t{kDenseFloats} * scenario_.shards());
+  for (const CountedPush& push : pushes_)
+    for (const CountedPart& part : push.parts)
+      if (part.is_dense) sums[part.receipt] += part.value;
+  return sums;
+}
+
+bool PsLedger::covers(float more, float less) {
+  float unit = 1;
+  for (std::uint32_t digit = 0; digit < kDigits; ++digit, unit *= kBase)
+    if (digit_of(more, unit) < digit_of(less, unit)) return false;
+  return true;
+}
+
+float PsLedger::Reader::times(const CountedPart& part, std::uint32_t client) const {
+  if (!part.is_dense) return row(part.receipt)[client];
+  return static_cast<float>(digit_of(dense[part.receipt], part.value));
+}
+
+std::size_t PsLedger::dense_parts() const {
+  std::size_t count = 0;
+  for (const CountedPush& push : pushes_)
+    count += static_cast<std::size_t>(std::count_if(
+        push.parts.begin(), push.parts.end(), [](const auto& part) { return part.is_dense; }));
+  return count;
+}
+
 std::vector<std::size_t> PsLedger::done() const {
   std::vector<std::size_t> found;
   for (std::size_t at = 0; at < pushes_.size(); ++at)
@@ -112,7 +179,7 @@ std::string PsLedger::check_end(const Reader& read) const {
     const CountedPush& push = pushes_[at];
     is_in.emplace_back();
     for (const CountedPart& part : push.parts) {
-      const float times = read(part.receipt)[push.client];
+      const float times = read.times(part, push.client);
       if (times > 1 || (times < 1 && push.fate == CountedPush::Fate::kDone))
         return str(describe(push, at), ": its part on shard ", part.shard, " was done ", times,
                    " times");
@@ -128,7 +195,7 @@ std::string PsLedger::check_cut(const std::vector<std::size_t>& done_before, con
   for (std::size_t at = 0; at < pushes_.size(); ++at) {
     const CountedPush& push = pushes_[at];
     std::vector<bool> parts;
-    for (const CountedPart& part : push.parts) parts.push_back(read(part.receipt)[push.client] > 0);
+    for (const CountedPart& part : push.parts) parts.push_back(read.times(part, push.client) > 0);
     const auto in = std::count(parts.begin(), parts.end(), true);
     const bool is_whole = in == 0 || in == static_cast<std::ptrdiff_t>(parts.size());
     // Of a push that was given up, parts may be missing for ever.
@@ -148,15 +215,23 @@ std::string PsLedger::check_cut(const std::vector<std::size_t>& done_before, con
 std::string PsLedger::check_sums(const Reader& read,
                                  const std::vector<std::vector<bool>>& is_in) const {
   std::map<std::uint64_t, std::vector<float>> sums;
+  std::vector<float> dense(read.dense.size());
   for (std::size_t at = 0; at < pushes_.size(); ++at)
-    for (std::size_t i = 0; i < pushes_[at].parts.size(); ++i)
-      for (const std::uint64_t id : pushes_[at].parts[i].ids) {
+    for (std::size_t i = 0; i < pushes_[at].parts.size(); ++i) {
+      const CountedPart& part = pushes_[at].parts[i];
+      if (part.is_dense && is_in[at][i]) dense[part.receipt] += part.value;
+      for (const std::uint64_t id : part.ids) {
         std::vector<float>& row = sums[id];
         row.resize(scenario_.clients);
-        if (is_in[at][i]) row[pushes_[at].client] += pushes_[at].parts[i].value;
+        if (is_in[at][i]) row[pushes_[at].client] += part.value;
       }
+    }
+  for (std::size_t at = 0; at < dense.size(); ++at)
+    if (read.dense[at] != dense[at])
+      return str("float ", at, " of the dense table is ", read.dense[at], " where its pushes make ",
+                 dense[at]);
   for (const auto& [id, row] : sums) {
-    const std::vector<float> there = read(id);
+    const std::vector<float> there = read.row(id);
     for (std::size_t client = 0; client < row.size(); ++client)
       if (there[client] != row[client])
         return str("row ", id, " has ", there[client], " of client ", client,

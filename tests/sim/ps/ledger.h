@@ -2,7 +2,8 @@
 // knows. Says between which bounds a value may lie, and at the end what every value must be.
 //
 // Every part of a push adds one to a row of its own, its receipt: what the receipt says, the part
-// did, so that nothing has to be guessed.
+// did, so that nothing has to be guessed. A part for the dense table has a digit of one of its
+// floats for a receipt.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,15 @@
 namespace gradring::sim {
 
 inline const std::string kCounts = "counts";  // A column for every client.
+inline const std::string kDense = "dense";
+inline constexpr std::uint32_t kDenseFloats = 32;  // On every shard.
 
 struct CountedPart {
   std::uint32_t shard = 0;
-  std::uint64_t receipt = 0;
+  std::uint64_t receipt = 0;  // An id; or where in the dense table.
   std::vector<std::uint64_t> ids;
   float value = 0;
+  bool is_dense = false;
 };
 
 struct CountedPush {
@@ -58,10 +62,20 @@ class PsLedger {
   CountBounds own(const PsClient& client, std::uint64_t id) const;
   float most(std::uint32_t client, std::uint64_t id) const;
   std::size_t size() const { return pushes_.size(); }
+  std::size_t dense_parts() const;
   const std::vector<CountedPush>& pushes() const { return pushes_; }
 
-  // Reads rows of kCounts, one column for every client.
-  using Reader = std::function<std::vector<float>(std::uint64_t id)>;
+  // The same of the dense table's floats, which are numbers of many digits.
+  std::vector<float> own_dense(const PsClient& client) const;
+  std::vector<float> most_dense() const;
+  // Whether no digit of `more` is below that of `less`.
+  static bool covers(float more, float less);
+
+  struct Reader {
+    std::function<std::vector<float>(std::uint64_t id)> row;  // Of kCounts.
+    std::vector<float> dense;                                 // All of kDense.
+    float times(const CountedPart& part, std::uint32_t client) const;
+  };
   // The final state: every acknowledged part once, every other at most once, and nothing else.
   std::string check_end(const Reader& read) const;
   // A checkpoint: the pushes that were done before it began, and no part without the others.
@@ -72,6 +86,8 @@ class PsLedger {
   std::vector<std::size_t> done() const;
 
  private:
+  bool is_certain(const CountedPush& push, const PsClient& client) const;
+  void write_dense(CountedPush& push, std::vector<Addressed>& requests, Dice& dice) const;
   std::string check_sums(const Reader& read, const std::vector<std::vector<bool>>& is_in) const;
 
   const PsScenario& scenario_;

@@ -42,12 +42,17 @@ std::vector<float> PsProbe::row(const std::string& table, std::uint64_t id) {
   return testing::rows_of(answer.header, answer.payload, dim).rows;
 }
 
+std::vector<std::byte> PsProbe::dense(const std::string& table) {
+  const testing::Request request = testing::read_rows(table, 0);
+  const ps::Frame answer = ask({request.header, request.rest});
+  if (testing::error_of(answer) != ErrorKind::kNone) return {};
+  return {answer.payload.begin(), answer.payload.end()};
+}
+
 std::map<std::uint64_t, std::vector<std::byte>> PsProbe::rows(const std::string& table) {
   std::map<std::uint64_t, std::vector<std::byte>> found;
   ps::Frame request;
-  request.header.type = wire::PsType::kReadRows;
-  request.header.table = ps::table_id(table);
-  request.header.b = 1u << 20;
+  request.header = testing::read_rows(table, 1u << 20).header;
   bool has_more = true;
   while (has_more) {
     const ps::Frame answer = ask(request);

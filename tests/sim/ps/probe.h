@@ -20,6 +20,9 @@ class PsProbe {
   // A row of the table; empty if there is no such table.
   std::vector<float> row(const std::string& table, std::uint64_t id);
 
+  // A dense table's part, whole: its steps, weights and state as bytes; empty if there is none.
+  std::vector<std::byte> dense(const std::string& table);
+
   // Every row of a sparse table, whole: its notes and floats as bytes, by id.
   std::map<std::uint64_t, std::vector<std::byte>> rows(const std::string& table);
 

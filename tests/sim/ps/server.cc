@@ -192,7 +192,13 @@ bool PsServer::write_checkpoint(std::size_t at) {
   Living& living = shards_[at];
   if (!living.writing || dice_.percent(50)) return living.writing.has_value();
   const std::uint64_t cut = *living.writing;
-  if (living.shard->next_snapshot_piece(cut, 64 + dice_.below(2048), living.pieces)) return true;
+  try {
+    if (living.shard->next_snapshot_piece(cut, 64 + dice_.below(2048), living.pieces)) return true;
+  } catch (const InvalidArgument& error) {  // Another shard has refused the cut.
+    living.writing.reset();
+    living.shard->finish_job(cut, "", Failure::from(error), living.answers);
+    return true;
+  }
   living.shard->end_snapshot(cut);
   living.writing.reset();
   std::vector<std::byte> pieces(living.pieces.view().begin(), living.pieces.view().end());

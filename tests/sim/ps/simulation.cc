@@ -92,9 +92,18 @@ PsOutcome PsSimulation::run() {
   const Time settled = network_.now() + kSettling;
   while (world_.complaint.empty() && network_.now() < settled) pass_time(round());
   if (world_.complaint.empty()) check_end();
-  return {world_.complaint,    trace_.hash(),     world_.calls_ended,
-          world_.calls_failed, world_.cuts_taken, network_.reconnections(),
-          world_.rows_judged};
+  return {.complaint = world_.complaint,
+          .hash = trace_.hash(),
+          .calls = world_.calls_ended,
+          .failed = world_.calls_failed,
+          .cuts = world_.cuts_taken,
+          .reconnections = network_.reconnections(),
+          .rows_judged = world_.rows_judged,
+          .dense_judged = world_.dense_judged,
+          .dense_parts = world_.ledger.dense_parts(),
+          .rows_removed = world_.rows_removed,
+          .replicas_compared = world_.replicas_compared,
+          .claims_compared = world_.claims_compared};
 }
 
 bool PsSimulation::all_are_over() const {

@@ -23,7 +23,12 @@ struct PsOutcome {
   std::uint64_t failed = 0;  // Of these, with a right error.
   std::uint64_t cuts = 0;    // Checkpoints that were taken and judged.
   std::uint64_t reconnections = 0;
-  std::uint64_t rows_judged = 0;  // That the counting program has pulled.
+  std::uint64_t rows_judged = 0;   // That the counting program has pulled.
+  std::uint64_t dense_judged = 0;  // Dense tables that it has pulled.
+  std::uint64_t dense_parts = 0;   // Of its pushes; each is judged at the end, and in checkpoints.
+  std::uint64_t rows_removed = 0;  // By ticks and shrinks.
+  std::uint64_t replicas_compared = 0;
+  std::uint64_t claims_compared = 0;  // Counters.
 };
 
 PsOutcome simulate(const PsScenario& scenario, bool is_printed = false);
@@ -62,6 +67,8 @@ class PsSimulation {
   std::string compare(ps::Shard& one, ps::Shard& other) const;
   void check_cut(std::uint64_t cut, const std::vector<std::size_t>& done_before);
   void check_end();
+  void check_claims();
+  void check_replicas(const PsLedger::Reader& read);
 
   const PsScenario& scenario_;
   Trace trace_;

@@ -25,6 +25,11 @@ TEST_CASE("whatever breaks, every push counts once, no read goes back and every 
     total.cuts += outcome.cuts;
     if (scenario.saver_pushes) cuts_by_pushers += outcome.cuts;
     total.reconnections += outcome.reconnections;
+    total.dense_judged += outcome.dense_judged;
+    total.dense_parts += outcome.dense_parts;
+    total.rows_removed += outcome.rows_removed;
+    total.replicas_compared += outcome.replicas_compared;
+    total.claims_compared += outcome.claims_compared;
   }
   // Seeds that never broke anything, or never let anything work, would prove nothing.
   CHECK(total.calls > 5000);
@@ -33,6 +38,11 @@ TEST_CASE("whatever breaks, every push counts once, no read goes back and every 
   CHECK(cuts_by_pushers > 30);
   CHECK(total.reconnections > 300);
   CHECK(total.rows_judged > 5000);
+  CHECK(total.dense_judged > 100);
+  CHECK(total.dense_parts > 1000);
+  CHECK(total.rows_removed > 500);
+  CHECK(total.replicas_compared > 5);
+  CHECK(total.claims_compared > 5);
   CHECK(calls.size() == kPsWorkCount);
   for (const auto& [work, count] : calls) {
     CAPTURE(static_cast<int>(work));

@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
     total.failed += outcome.failed;
     total.cuts += outcome.cuts;
     total.rows_judged += outcome.rows_judged;
+    total.dense_judged += outcome.dense_judged;
     total.reconnections += outcome.reconnections;
     if (outcome.complaint.empty()) continue;
     ++broken;
@@ -45,7 +46,8 @@ int main(int argc, char** argv) {
   }
   std::cout << options.seeds << " seeds: " << total.calls << " calls, " << total.failed
             << " of them with a right error, " << total.reconnections << " connections made again, "
-            << total.cuts << " checkpoints, " << total.rows_judged << " rows judged, " << broken
+            << total.cuts << " checkpoints, " << total.rows_judged << " rows and "
+            << total.dense_judged << " dense tables judged, " << broken
             << " seeds broke a promise\n";
   return broken == 0 ? 0 : 1;
 }

@@ -48,18 +48,20 @@ ps::TableSpec counts_table(const PsScenario& scenario) {
 }
 
 ps::TableSpec adagrad_table() {
-  ps::TableSpec spec = testing::sum_table("adagrad", 3);
+  ps::TableSpec spec = testing::sum_table(kAdagrad, 3);
   spec.rule.kind = kernels::RuleKind::kAdagrad;
   spec.rule.lr = 0.1;
   spec.init = {ps::InitKind::kNormal, 0, 1};
   spec.seed = 3;
+  spec.unseen_ticks = 4;
+  spec.score_decay = 0.5f;
   return spec;
 }
 
-ps::TableSpec dense_table() {
-  ps::TableSpec spec = testing::sum_table("dense", 1);
+ps::TableSpec dense_table(const PsScenario& scenario) {
+  ps::TableSpec spec = testing::sum_table(kDense, 1);
   spec.kind = ps::TableKind::kDense;
-  spec.count = 40;
+  spec.count = std::uint64_t{kDenseFloats} * scenario.shards();
   return spec;
 }
 

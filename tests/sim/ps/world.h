@@ -17,8 +17,14 @@
 
 namespace gradring::sim {
 
+inline const std::string kAdagrad = "adagrad";
 inline constexpr std::uint64_t kPsDomain = 77;
 inline constexpr std::uint32_t kSaverNumber = 1u << 31;
+
+struct SeenRow {
+  std::uint32_t version = 0;
+  std::vector<float> counts;
+};
 
 struct PsWorld {
   PsWorld(const PsScenario& of, Trace& with)
@@ -32,14 +38,19 @@ struct PsWorld {
   std::uint64_t calls_ended = 0;
   std::uint64_t calls_failed = 0;
   std::uint64_t cuts_taken = 0;
-  std::uint64_t rows_judged = 0;  // Of the counting program's pulls.
+  std::uint64_t rows_judged = 0;   // Of the counting program's pulls.
+  std::uint64_t dense_judged = 0;  // Dense tables that were pulled and judged.
+  std::uint64_t rows_removed = 0;  // By ticks and shrinks, as their answers say.
+  std::uint64_t replicas_compared = 0;
+  std::uint64_t claims_compared = 0;  // Counters of which all numbers must have been told.
 
   std::set<std::uint32_t> troubled;     // Clients that were crashed, frozen, cut off, or failed.
   std::set<std::uint32_t> still_going;  // Clients whose program is not over.
 
   // By client number, over all of its processes: what it has seen and said.
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint32_t> versions_seen;
-  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<float>> counts_seen;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, SeenRow> rows_seen;
+  std::map<std::uint64_t, std::vector<float>> dense_seen;
+  std::uint32_t tick = 0;                               // The latest that anybody has told.
   std::map<std::uint32_t, std::uint64_t> clocks;        // Acknowledged.
   std::map<std::uint32_t, std::uint64_t> marks_pushed;  // Submitted, in bounded staleness.
   std::map<std::uint32_t, std::map<std::uint64_t, std::vector<float>>> replicas;  // GEO.
@@ -76,7 +87,7 @@ std::unique_ptr<PsProgram> make_counting_saver(PsClient& client, PsWorld& world)
 // The tables that programs use.
 ps::TableSpec counts_table(const PsScenario& scenario);
 ps::TableSpec adagrad_table();
-ps::TableSpec dense_table();
+ps::TableSpec dense_table(const PsScenario& scenario);
 
 // Ids by the shard they belong to.
 std::vector<std::vector<std::uint64_t>> by_shard(const std::vector<std::uint64_t>& ids,

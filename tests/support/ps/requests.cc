@@ -1,6 +1,9 @@
 #include "support/ps/requests.h"
 
+#include <bit>
 #include <cstring>
+
+#include "ps/protocol/row_codec.h"
 
 namespace gradring::testing {
 namespace {
@@ -18,6 +21,15 @@ Request request(PsType type, std::uint64_t a = 0, std::uint64_t b = 0) {
   made.header.a = a;
   made.header.b = b;
   return made;
+}
+
+void put_rows(Bytes& out, wire::RowCodec codec, const std::vector<float>& values,
+              std::size_t rows) {
+  if (codec == wire::RowCodec::kFloat32 || rows == 0) return put_items(out, values);
+  const std::size_t dim = values.size() / rows;
+  const std::size_t at = out.size();
+  out.resize(at + ps::encoded_rows_bytes(codec, dim, rows));
+  ps::encode_rows(codec, dim, rows, values.data(), nullptr, out.data() + at);
 }
 
 std::uint8_t flags_of(const PushWishes& wishes) {
@@ -49,8 +61,9 @@ Request push(const std::string& table, const Ids& ids, const Values& rows,
   made.header.table = ps::table_id(table);
   made.header.count = static_cast<std::uint32_t>(ids.size());
   if (wishes.round) ps::put(made.rest, *wishes.round);
+  made.header.codec = wishes.codec;
   put_items(made.rest, ids);
-  put_items(made.rest, rows);
+  put_rows(made.rest, wishes.codec, rows, ids.size());
   return made;
 }
 
@@ -59,8 +72,9 @@ Request push_dense(const std::string& table, const Values& values, const PushWis
   made.header.flags = flags_of(wishes);
   made.header.table = ps::table_id(table);
   made.header.count = static_cast<std::uint32_t>(values.size());
+  made.header.codec = wishes.codec;
   if (wishes.round) ps::put(made.rest, *wishes.round);
-  put_items(made.rest, values);
+  put_rows(made.rest, wishes.codec, values, 1);
   return made;
 }
 
@@ -76,6 +90,35 @@ Request leave(std::uint64_t domain) {
 
 Request tick(std::uint32_t tick) {
   return request(PsType::kTick, tick);
+}
+
+Request shrink(const std::string& table, float least_score, std::uint32_t unseen_ticks) {
+  Request made = request(PsType::kShrink, unseen_ticks);
+  if (!table.empty()) made.header.table = ps::table_id(table);
+  const auto bits = std::bit_cast<std::uint32_t>(least_score);
+  ps::put_bytes(made.rest, std::as_bytes(std::span(&bits, 1)));
+  return made;
+}
+
+Request write_rows(const std::string& table, const std::vector<ps::RowMeta>& metas,
+                   const Values& floats, const std::optional<std::uint64_t>& steps) {
+  Request made = request(PsType::kWriteRows, steps.value_or(0));
+  if (steps) made.header.flags = wire::kTellsSteps;
+  made.header.table = ps::table_id(table);
+  made.header.count = static_cast<std::uint32_t>(metas.size());
+  put_items(made.rest, metas);
+  put_items(made.rest, floats);
+  return made;
+}
+
+Request write_dense(const std::string& table, std::uint64_t steps, const Values& floats) {
+  Request made = request(PsType::kWriteRows);
+  made.header.flags = wire::kIsDense;
+  made.header.table = ps::table_id(table);
+  made.header.count = static_cast<std::uint32_t>(floats.size());
+  ps::put_bytes(made.rest, std::as_bytes(std::span(&steps, 1)));
+  put_items(made.rest, floats);
+  return made;
 }
 
 Request set_rule(const std::string& table, const kernels::Rule& rule) {
@@ -113,6 +156,12 @@ Request pull_dense(const std::string& table, const std::optional<wire::Gate>& ga
 
 Request pull_changed(const std::string& table, std::uint64_t since, std::uint64_t most) {
   Request made = request(PsType::kPullChanged, since, most);
+  made.header.table = ps::table_id(table);
+  return made;
+}
+
+Request read_rows(const std::string& table, std::uint64_t most) {
+  Request made = request(PsType::kReadRows, 0, most);
   made.header.table = ps::table_id(table);
   return made;
 }

@@ -27,6 +27,7 @@ struct PushWishes {
   bool returns_rows = false;
   bool is_last_part = true;
   std::optional<wire::Round> round = {};
+  wire::RowCodec codec = wire::RowCodec::kFloat32;
 };
 
 ps::TableSpec sum_table(const std::string& name, std::uint32_t dim);
@@ -38,6 +39,13 @@ Request push_dense(const std::string& table, const Values& values, const PushWis
 Request clock(std::uint64_t domain, std::uint64_t clock, const ps::ClockPayload& payload);
 Request leave(std::uint64_t domain);
 Request tick(std::uint32_t tick);
+// Of all tables if it is "".
+Request shrink(const std::string& table, float least_score, std::uint32_t unseen_ticks);
+// Whole rows, with their state. `steps`: of the table, if they are told.
+Request write_rows(const std::string& table, const std::vector<ps::RowMeta>& metas,
+                   const Values& floats, const std::optional<std::uint64_t>& steps = {});
+// Of this shard: its weights, and its state or nothing.
+Request write_dense(const std::string& table, std::uint64_t steps, const Values& floats);
 Request set_rule(const std::string& table, const kernels::Rule& rule);
 // What the client sends in place of a change that was given up.
 Request nothing();
@@ -45,6 +53,8 @@ Request nothing();
 Request pull(const std::string& table, const Ids& ids, const std::optional<wire::Gate>& gate = {});
 Request pull_dense(const std::string& table, const std::optional<wire::Gate>& gate = {});
 Request pull_changed(const std::string& table, std::uint64_t since, std::uint64_t most);
+// Of a dense table: all of it.
+Request read_rows(const std::string& table, std::uint64_t most);
 
 Request freeze(std::uint64_t cut, Millis limit);
 Request advance(std::uint64_t cut, Millis limit, const std::vector<ps::Position>& positions);

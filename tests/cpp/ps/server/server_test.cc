@@ -13,7 +13,6 @@
 #include "base/config.h"
 #include "ps/client/client.h"
 #include "ps/client/cut.h"
-#include "ps/client/dense_calls.h"
 #include "ps/client/plain_call.h"
 #include "ps/client/row_calls.h"
 #include "support/ps/service.h"
@@ -115,31 +114,6 @@ TEST_CASE("asynchronous calls go on by themselves, beside blocking ones of other
     client->wait(call, kTimeout);
   }
   CHECK(all_are(pull(*client, table, ids), 10.0f));
-}
-
-TEST_CASE("a dense table is pulled and pushed in place, over several shards") {
-  const Service service(1, 3);
-  const auto client = service.connect(0);
-  TableSpec spec;
-  spec.name = "weights";
-  spec.kind = TableKind::kDense;
-  spec.count = 100003;
-  spec.rule.kind = kernels::RuleKind::kSgd;
-  spec.rule.lr = 0.5;
-  const auto table = make_table(*client, spec);
-  std::vector<float> gradient(spec.count, 1.0f);
-  std::vector<float> after(spec.count);
-  const auto push = std::make_shared<PushDenseCall>(
-      table, PushDenseCall::Arrays{gradient.data(), after.data(), {}}, wire::RowCodec::kFloat32,
-      std::nullopt);
-  client->run(push, kTimeout);
-  CHECK(all_are(after, -0.5f));
-  std::vector<float> weights(spec.count);
-  const auto pulled = std::make_shared<PullDenseCall>(table, weights.data(),
-                                                      wire::RowCodec::kFloat32, std::nullopt);
-  client->run(pulled, kTimeout);
-  CHECK(all_are(weights, -0.5f));
-  CHECK(pulled->version() == 1);
 }
 
 TEST_CASE("who does not know the secret is refused") {

@@ -1,4 +1,4 @@
-// What a shard answers to a push that comes again, because the first answer was lost.
+// What a shard answers to a change that comes again, because the first answer was lost.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -124,6 +124,88 @@ TEST_CASE("a repeated push gets rows only for as many values as it brings") {
     const auto answers = rig.send_frame(guest, frame);
     REQUIRE(answers.size() == 1);
     CHECK(error_of(answers[0].frame) == ErrorKind::kInvalidArgument);
+  }
+}
+
+std::uint64_t removed_by(const ps::Answer& answer) {
+  REQUIRE(answer.frame.header.type == PsType::kDone);
+  wire::Reader in(answer.frame.payload);
+  return ps::get_outcome(in).workers;
+}
+
+// Where a client may hear of a change again: there, after a checkpoint, after the log.
+struct Places {
+  explicit Places(ShardRig& rig) : first(rig) {
+    loaded.load({rig.snapshot()}, true);
+    replayed.replay(rig.journal.records);
+  }
+  ShardRig& first;
+  ShardRig loaded;
+  ShardRig replayed;
+  std::vector<ShardRig*> all() { return {&first, &loaded, &replayed}; }
+};
+
+TEST_CASE("a repeated tick and a repeated shrink tell how many rows they removed the first time") {
+  ShardRig rig;
+  Guest guest = rig.enter(0);
+  ps::TableSpec spec = sum_table("t", kSumsDim);
+  spec.unseen_ticks = 2;
+  rig.ask(guest, make_table(spec));
+  rig.ask(guest, push("t", {1, 2, 3}, Values(6, 1)));
+  rig.ask(guest, tick(1));
+  rig.ask(guest, push("t", {4, 5}, Values(4, 1)));
+  rig.ask(guest, push("t", {4}, Values(2, 1)));
+  SUBCASE("a tick") {
+    const ps::Frame frame = rig.frame_of(guest, tick(3));
+    CHECK(removed_by(rig.send_frame(guest, frame)[0]) == 3);
+    rig.ask(guest, push("t", {1}, {1, 1}));
+    Places places(rig);
+    for (ShardRig* place : places.all()) {
+      Guest back = place->enter(0);
+      CHECK(removed_by(place->send_frame(back, frame)[0]) == 3);
+      CHECK(pulled(*place, back, {1, 2, 4, 5}) == Values{1, 1, 0, 0, 2, 2, 1, 1});
+    }
+  }
+  SUBCASE("a shrink") {
+    const ps::Frame frame = rig.frame_of(guest, shrink("t", 2, 0));
+    CHECK(removed_by(rig.send_frame(guest, frame)[0]) == 4);
+    rig.ask(guest, push("t", {1}, {1, 1}));  // Done again, it would remove this one.
+    Places places(rig);
+    for (ShardRig* place : places.all()) {
+      Guest back = place->enter(0);
+      CHECK(removed_by(place->send_frame(back, frame)[0]) == 4);
+      CHECK(pulled(*place, back, {1, 4, 5}) == Values{1, 1, 2, 2, 0, 0});
+    }
+  }
+}
+
+TEST_CASE("a repeated write of rows or of a dense table writes nothing over what came after it") {
+  ShardRig rig;
+  Guest guest = enter_with_table(rig, 0);
+  ps::TableSpec dense = sum_table("d", 1);
+  dense.kind = ps::TableKind::kDense;
+  dense.count = 3;
+  rig.ask(guest, make_table(dense));
+  ps::RowMeta meta;
+  meta.id = 5;
+  meta.version = 7;
+  const ps::Frame rows = rig.frame_of(guest, write_rows("t", {meta}, {1, 2}, 4));
+  CHECK(rig.send_frame(guest, rows)[0].frame.header.type == PsType::kDone);
+  const ps::Frame floats = rig.frame_of(guest, write_dense("d", 4, {1, 2, 3}));
+  CHECK(rig.send_frame(guest, floats)[0].frame.header.type == PsType::kDone);
+  rig.ask(guest, push("t", {5}, {10, 20}));
+  rig.ask(guest, push_dense("d", {10, 20, 30}));
+  Places places(rig);
+  for (ShardRig* place : places.all()) {
+    Guest back = place->enter(0);
+    CHECK(place->send_frame(back, rows)[0].frame.header.type == PsType::kDone);
+    CHECK(place->send_frame(back, floats)[0].frame.header.type == PsType::kDone);
+    const ps::Frame answer = place->ask(back, pull("t", {5}));
+    const PulledRows row = rows_of(answer.header, answer.payload, kSumsDim);
+    CHECK(row.rows == Values{11, 22});
+    CHECK(row.versions == std::vector<std::uint32_t>{8});
+    CHECK(floats_of(place->ask(back, pull_dense("d")).payload) == Values{11, 22, 33});
+    CHECK(place->shard().stats().find("\"steps\":5") != std::string::npos);
   }
 }
 

@@ -264,12 +264,24 @@ TEST_CASE("an id of another shard is refused by number") {
   CHECK(error_of(rig.ask(guest, pull("t", theirs))) == ErrorKind::kInvalidArgument);
 }
 
+ps::TableSpec three_floats() {
+  ps::TableSpec spec = sum_table("d", 1);
+  spec.kind = ps::TableKind::kDense;
+  spec.count = 3;
+  return spec;
+}
+
 TEST_CASE("every request cut short is refused or answered, and a refused one changes nothing") {
   const std::vector<Request> requests{make_table(sum_table("u", 4)),
                                       push("t", {1}, {1, 1}, {.round = wire::Round{7, 0}}),
                                       clock(7, 1, {2, true, 1}),
                                       tick(4),
+                                      shrink("t", 2, 1),
+                                      leave(7),
                                       set_rule("t", {}),
+                                      write_rows("t", {{.id = 1}, {.id = 9}}, {5, 6, 7, 8}, 3),
+                                      write_dense("d", 2, {5, 6, 7}),
+                                      push_dense("d", {5, 6, 7}),
                                       pull("t", {1, 2}, wire::Gate{7, 0, 10, true}),
                                       advance(3, Millis{10}, {{1, 2, 3, {4}}}),
                                       cut(3, "{}")};
@@ -280,7 +292,9 @@ TEST_CASE("every request cut short is refused or answered, and a refused one cha
     for (; bytes < whole_bytes; ++bytes) {
       ShardRig rig;
       Guest guest = enter_with_table(rig, 0);
+      rig.ask(guest, make_table(three_floats()));
       rig.ask(guest, push("t", {1, 2}, {1, 2, 3, 4}));
+      rig.ask(guest, push_dense("d", {1, 2, 3}));
       const auto before = rig.snapshot();
       const std::size_t records = rig.journal.records.size();
       ps::Frame frame = rig.frame_of(guest, request);
@@ -288,7 +302,10 @@ TEST_CASE("every request cut short is refused or answered, and a refused one cha
       frame.payload.resize(bytes);
       try {
         const auto answers = rig.send_frame(guest, std::move(frame));
-        CHECK(answers.size() == 1);
+        REQUIRE(answers.size() == 1);
+        if (error_of(answers[0].frame) == ErrorKind::kNone) continue;
+        CHECK(pulled(rig, guest, {1, 2, 9}) == Values{1, 2, 3, 4, 0, 0});
+        CHECK(floats_of(rig.ask(guest, pull_dense("d")).payload) == Values{1, 2, 3});
       } catch (const ProtocolError&) {
         ++refused;
         CHECK(rig.journal.records.size() == records);

@@ -1,0 +1,65 @@
+#include "sim/ps/upkeep.h"
+
+#include "base/text.h"
+
+namespace gradring::sim {
+namespace {
+
+constexpr std::uint64_t kKeptRows = 300;
+constexpr std::size_t kKeptFloats = 6;  // Of a row of three: Adagrad's state is as long.
+
+CallPtr submit_writes(PsClient& client, PsWorld& world) {
+  std::set<std::uint64_t> ids;
+  for (std::uint64_t left = 1 + world.dice.below(6); left > 0; --left)
+    ids.insert(world.dice.below(kKeptRows));
+  const auto parts = by_shard({ids.begin(), ids.end()}, client.shards());
+  std::vector<Addressed> requests;
+  for (std::uint32_t shard = 0; shard < client.shards(); ++shard) {
+    std::vector<ps::RowMeta> metas;
+    testing::Values floats;
+    for (const std::uint64_t id : parts[shard]) {
+      ps::RowMeta meta;
+      meta.id = id;
+      meta.version = static_cast<std::uint32_t>(world.dice.below(50));
+      meta.tick = world.tick;
+      meta.score = static_cast<float>(world.dice.below(5));
+      metas.push_back(meta);
+      for (std::size_t i = 0; i < kKeptFloats; ++i)
+        floats.push_back(static_cast<float>(world.dice.below(100)) / 50.0f);
+    }
+    if (!metas.empty()) requests.push_back({shard, testing::write_rows(kAdagrad, metas, floats)});
+  }
+  return client.submit("write rows", requests);
+}
+
+}  // namespace
+
+CallPtr submit_upkeep(PsClient& client, PsWorld& world) {
+  switch (world.dice.below(4)) {
+    case 0:
+      // Now and then one that another client has told already.
+      world.tick +=
+          world.dice.percent(75) ? 1 + static_cast<std::uint32_t>(world.dice.below(3)) : 0;
+      return client.submit_to_all(str("tick ", world.tick), testing::tick(world.tick));
+    case 1: {
+      const float least = static_cast<float>(world.dice.below(4)) / 2;
+      const auto unseen = static_cast<std::uint32_t>(world.dice.below(4));
+      return client.submit_to_all("shrink", testing::shrink(kAdagrad, least, unseen));
+    }
+    case 2: {
+      kernels::Rule rule = adagrad_table().rule;
+      rule.lr = 0.05 * static_cast<double>(1 + world.dice.below(4));
+      return client.submit_to_all("set rule", testing::set_rule(kAdagrad, rule));
+    }
+    default: return submit_writes(client, world);
+  }
+}
+
+void note_upkeep(const ps::PlainCall& call, PsWorld& world) {
+  for (const auto& answer : call.answers()) {
+    wire::Reader in(answer.payload);
+    world.rows_removed += ps::get_outcome(in).workers;
+  }
+}
+
+}  // namespace gradring::sim
