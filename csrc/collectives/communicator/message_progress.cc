@@ -16,7 +16,7 @@ std::uint64_t PointToPoint::moved(const Peer& peer, const Transfer& transfer) {
 // What can be told while another thread has the seat.
 std::string PointToPoint::describe_moved(const Transfer& transfer) const {
   const std::lock_guard lock(mutex_);
-  if (transfer.is_done || transfer.record == nullptr) return "";
+  if (is_done(transfer) || transfer.record == nullptr) return "";
   return str("; ", transfer.is_recv ? transfer.record->received() : transfer.record->sent(), " of ",
              transfer.bytes, " bytes ", transfer.is_recv ? "received" : "sent", ", tag ",
              transfer.tag);

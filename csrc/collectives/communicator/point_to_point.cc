@@ -48,7 +48,7 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
     const std::lock_guard lock(mutex_);
     if (ended_) {  // Since the caller looked. Nobody takes it up any more.
       transfer->failure = ended_;
-      transfer->is_done = true;
+      transfer->is_done.store(true, std::memory_order_release);
       return;
     }
     // First, as it may fail: nobody would see through what is posted already.
@@ -78,11 +78,6 @@ std::uint64_t PointToPoint::moved_bytes() const {
          pulled_bytes_.load(std::memory_order_relaxed);
 }
 
-bool PointToPoint::is_done(const Transfer& transfer) const {
-  const std::lock_guard lock(mutex_);
-  return transfer.is_done;
-}
-
 void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeout,
                         bool interruptible) {
   transport::Idle idle(*group_, timeout, interruptible);
@@ -93,8 +88,8 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
       if (!seat.owns_lock()) {
         idle.note_wait();
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, Millis{5}, [&] { return transfer->is_done; });
-        if (transfer->is_done) break;
+        changed_.wait_for(lock, Millis{5}, [&] { return is_done(*transfer); });
+        if (is_done(*transfer)) break;
         lock.unlock();
         // Who has the seat moves everybody's messages.
         if (std::exchange(seen_bytes, moved_bytes()) != seen_bytes) idle.reset();
@@ -304,15 +299,15 @@ void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
   // Here, whoever waits: when it is done it is where it was asked for. Once: under the seat.
   if (!failure && transfer.unpacked_to != nullptr) transfer.unpacked_to->unpack();
   const std::lock_guard lock(mutex_);
-  if (transfer.is_done) return;
+  if (is_done(transfer)) return;
   transfer.failure = failure;
-  transfer.is_done = true;
   if (transfer.is_given) --given_;
   if (transfer.record != nullptr && !failure)
     transfer.record->set_moved(transfer.is_recv ? 0 : transfer.bytes,
                                transfer.is_recv ? transfer.bytes : 0);
   logbook_->messages.end(transfer.record,
                          failure ? OperationState::kFailed : OperationState::kFinished);
+  transfer.is_done.store(true, std::memory_order_release);
   changed_.notify_all();
 }
 

@@ -42,8 +42,10 @@ struct Transfer {
   // Guarded by PointToPoint::mutex_.
   OperationRing::Slot* record = nullptr;
   bool is_given = false;  // A send in the background.
-  bool is_done = false;
   Failure failure;
+  // Set (release) last, when `data` is not touched any more: asked without the lock, and when the
+  // communicator is gone.
+  std::atomic<bool> is_done{false};
 };
 
 class PointToPoint {
@@ -55,7 +57,9 @@ class PointToPoint {
   void start(const std::shared_ptr<Transfer>& transfer, bool in_background);
   // Until it is done. A failure or a deadline closes the communicator. Throws any public error.
   void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout, bool interruptible = true);
-  bool is_done(const Transfer& transfer) const;
+  static bool is_done(const Transfer& transfer) {
+    return transfer.is_done.load(std::memory_order_acquire);
+  }
   // Whether this thread has the driver's seat: a signal handler has interrupted its wait.
   bool is_driven_here() const { return drive_.is_held_here(); }
   // Before a communicator is closed well: sends in the background that are under way still go, for
