@@ -109,6 +109,8 @@ def test_a_group_that_one_rank_closes_is_over_for_those_who_wait_in_it(
                     group.all_reduce(np.ones(3))
                 assert error.value.rank == leaver
                 assert f"rank {leaver}" in str(error.value)
+                # It is not waited for, though it is alive.
+                assert group.shrink(timeout=20).world_size == 2
         return float(comm.all_reduce(np.ones(1), timeout=20)[0])
 
     assert fresh_world(3, transport).run(use) == [3.0] * 3
