@@ -220,6 +220,10 @@ void PointToPoint::check_not_alone() const {
   if (closed >= 0) throw LinkClosed{closed, true, 0, any_.front()->bytes};
 }
 
+bool PointToPoint::has_left(Rank rank) const {
+  return group_->left(group_->members[static_cast<std::size_t>(rank)]).has_value();
+}
+
 bool PointToPoint::push(Rank rank, Peer& peer) {
   transport::Link* link = mesh_.link(rank);
   if (link == nullptr) return false;
@@ -233,7 +237,9 @@ bool PointToPoint::push(Rank rank, Peer& peer) {
   const std::span<const std::byte> body(transfer.data + of_body,
                                         std::min(transfer.bytes - of_body, kMessageTurnBytes));
   const transport::Io io = link->send_some(head, body);
-  if (io.closed) throw LinkClosed{rank, false, of_body, transfer.bytes};
+  // Where the other end has left, a full connection stays as it is.
+  if (io.closed || (io.bytes == 0 && (peer.is_closed || has_left(rank))))
+    throw LinkClosed{rank, false, of_body, transfer.bytes};
   peer.sent += io.bytes;
   pushed_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
   if (transfer.record != nullptr && peer.sent >= wire::kOpHeaderBytes)
@@ -253,13 +259,7 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
     const Transfer& waiting = peer.target ? *peer.target : *peer.recvs.front();
     throw LinkClosed{rank, true, peer.received, waiting.bytes};
   }
-  if (peer.recvs.empty() && !peer.target &&
-      group_->left(group_->members[static_cast<std::size_t>(rank)]) &&
-      mesh_.accepted(rank) == nullptr) {
-    peer.is_closed = true;  // Asked only for a recv from anyone, and others may still send.
-    return false;
-  }
-  transport::Link* link = mesh_.link(rank);
+  transport::Link* link = link_to_pull(rank, peer);
   if (link == nullptr) return false;
   if (peer.in_header_bytes < wire::kOpHeaderBytes) return pull_header(rank, peer, *link);
   if (!peer.target && peer.kept == nullptr)
@@ -277,6 +277,24 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
   else if (io.closed)
     peer.is_closed = true;
   return io.bytes > 0;
+}
+
+transport::Link* PointToPoint::link_to_pull(Rank rank, Peer& peer) {
+  if (!peer.recvs.empty() || peer.target) return mesh_.link(rank);
+  // Asked only for a recv from anyone, and others may still send.
+  if (has_left(rank) && mesh_.accepted(rank) == nullptr) {
+    peer.is_closed = true;
+    return nullptr;
+  }
+  if (peer.asked_again != Time{} && Clock::now() < peer.asked_again) return nullptr;
+  try {
+    return mesh_.link(rank);
+  } catch (const PeerLost&) {
+    if (group_->is_failed()) throw;
+    // It has closed this communicator or died: the monitor will say which.
+    peer.asked_again = Clock::now() + limits::kSleepSlice;
+    return nullptr;
+  }
 }
 
 bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
@@ -330,25 +348,6 @@ void PointToPoint::fail_all(const Failure& failure) {
   }
   for (const auto& transfer : any_) finish(*transfer, failure);
   any_.clear();
-}
-
-// One that is under way: an error of the background thread is told in its name.
-std::shared_ptr<const Transfer> PointToPoint::oldest() const {
-  std::shared_ptr<const Transfer> found;
-  const auto look_at = [&](const std::shared_ptr<Transfer>& transfer) {
-    if (transfer && (!found || transfer->nth < found->nth)) found = transfer;
-  };
-  for (const Peer& peer : peers_) {
-    look_at(peer.target);
-    if (!peer.sends.empty()) look_at(peer.sends.front());
-    if (!peer.recvs.empty()) look_at(peer.recvs.front());
-  }
-  if (!any_.empty()) look_at(any_.front());
-  if (found) return found;
-  const auto none = std::make_shared<Transfer>();
-  none->is_recv = true;
-  none->call.op = OpKind::kRecv;
-  return none;
 }
 
 void PointToPoint::collect_interests() {

@@ -91,6 +91,7 @@ class PointToPoint {
     Message* kept = nullptr;           // ... or a message in `unexpected`.
     std::uint64_t received = 0;        // Bytes of the payload.
     bool is_closed = false;
+    Time asked_again{};  // Before that a recv from anyone does without it.
   };
 
   void take_posted();
@@ -98,6 +99,7 @@ class PointToPoint {
   bool drive_once();
   bool push(Rank rank, Peer& peer);
   bool pull(Rank rank, Peer& peer);
+  transport::Link* link_to_pull(Rank rank, Peer& peer);
   bool pull_header(Rank rank, Peer& peer, transport::Link& link);
   void post_recv(const std::shared_ptr<Transfer>& transfer);
   std::shared_ptr<Transfer> claim(Rank rank, std::int32_t tag);
@@ -108,6 +110,7 @@ class PointToPoint {
   void send_to_self(const std::shared_ptr<Transfer>& transfer);
   bool is_stuck(const Peer& peer) const;
   void check_not_alone() const;
+  bool has_left(Rank rank) const;
   Rank rank_of(const Peer& peer) const { return static_cast<Rank>(&peer - peers_.data()); }
   void check_fit(const wire::OpHeader& theirs, const Transfer& mine) const;
   static void keep(Peer& peer, Message message);
