@@ -6,7 +6,7 @@ namespace gradring::bind {
 namespace {
 
 struct LeftWork {
-  std::weak_ptr<collectives::Communicator> communicator;
+  std::uint64_t generation;
   std::shared_ptr<collectives::Work> work;
   std::shared_ptr<collectives::Transfer> transfer;
   Buffer input;
@@ -14,13 +14,12 @@ struct LeftWork {
   Buffer beside;
   Apart apart;
 
-  // A communicator that is gone has no thread any more that could touch the buffers.
+  // Asked of the work alone: a communicator that nobody holds any more goes on sending for as long
+  // as it lingers, and has ended all its works when it is gone.
   bool is_over() const {
-    const auto user = communicator.lock();
-    if (!user) return true;
     // In a forked child nothing of the parent's ends, and its locks may be held for ever.
-    if (!user->is_here()) return false;
-    return work ? work->is_done() : user->point_to_point().is_done(*transfer);
+    if (transport::fork_generation() != generation) return false;
+    return work ? work->is_done() : collectives::PointToPoint::is_done(*transfer);
   }
 };
 
@@ -30,7 +29,7 @@ PendingWork::~PendingWork() {
   abandoned<LeftWork>().release_finished();
   if (!communicator || (!work && !transfer)) return;
   if (communicator->is_here() && done()) return;
-  abandoned<LeftWork>().add({communicator, std::move(work), std::move(transfer), std::move(input),
+  abandoned<LeftWork>().add({generation, std::move(work), std::move(transfer), std::move(input),
                              std::move(output), std::move(beside), std::move(apart)});
 }
 

@@ -10,6 +10,7 @@
 #include "bind/arrays.h"
 #include "bind/gil.h"
 #include "collectives/communicator/communicator.h"
+#include "transport/links/forks.h"
 
 namespace gradring::bind {
 
@@ -55,6 +56,7 @@ struct PendingWork {
   Buffer output;
   Buffer beside;
   Apart apart;
+  std::uint64_t generation = transport::fork_generation();  // Of the process whose threads do it.
 
   void wait(std::int64_t timeout_ms) {
     const WithoutGil release;
@@ -69,7 +71,7 @@ struct PendingWork {
   Rank source() const { return transfer && done() ? transfer->peer : -1; }
   bool done() const {
     communicator->check_process();
-    return work ? work->is_done() : communicator->point_to_point().is_done(*transfer);
+    return work ? work->is_done() : collectives::PointToPoint::is_done(*transfer);
   }
 };
 

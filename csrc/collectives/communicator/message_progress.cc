@@ -1,5 +1,6 @@
 // PointToPoint: how far messages have come, in bytes and in words.
 #include <algorithm>
+#include <memory>
 
 #include "collectives/communicator/point_to_point.h"
 #include "wire/op_header.h"
@@ -13,10 +14,29 @@ std::uint64_t PointToPoint::moved(const Peer& peer, const Transfer& transfer) {
   return is_next ? peer.sent - std::min<std::uint64_t>(peer.sent, wire::kOpHeaderBytes) : 0;
 }
 
+// One that is under way: an error of the background thread is told in its name.
+std::shared_ptr<const Transfer> PointToPoint::oldest() const {
+  std::shared_ptr<const Transfer> found;
+  const auto look_at = [&](const std::shared_ptr<Transfer>& transfer) {
+    if (transfer && (!found || transfer->nth < found->nth)) found = transfer;
+  };
+  for (const Peer& peer : peers_) {
+    look_at(peer.target);
+    if (!peer.sends.empty()) look_at(peer.sends.front());
+    if (!peer.recvs.empty()) look_at(peer.recvs.front());
+  }
+  if (!any_.empty()) look_at(any_.front());
+  if (found) return found;
+  const auto none = std::make_shared<Transfer>();
+  none->is_recv = true;
+  none->call.op = OpKind::kRecv;
+  return none;
+}
+
 // What can be told while another thread has the seat.
 std::string PointToPoint::describe_moved(const Transfer& transfer) const {
   const std::lock_guard lock(mutex_);
-  if (transfer.is_done || transfer.record == nullptr) return "";
+  if (is_done(transfer) || transfer.record == nullptr) return "";
   return str("; ", transfer.is_recv ? transfer.record->received() : transfer.record->sent(), " of ",
              transfer.bytes, " bytes ", transfer.is_recv ? "received" : "sent", ", tag ",
              transfer.tag);

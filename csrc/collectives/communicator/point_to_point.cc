@@ -48,7 +48,7 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
     const std::lock_guard lock(mutex_);
     if (ended_) {  // Since the caller looked. Nobody takes it up any more.
       transfer->failure = ended_;
-      transfer->is_done = true;
+      transfer->is_done.store(true, std::memory_order_release);
       return;
     }
     // First, as it may fail: nobody would see through what is posted already.
@@ -78,11 +78,6 @@ std::uint64_t PointToPoint::moved_bytes() const {
          pulled_bytes_.load(std::memory_order_relaxed);
 }
 
-bool PointToPoint::is_done(const Transfer& transfer) const {
-  const std::lock_guard lock(mutex_);
-  return transfer.is_done;
-}
-
 void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeout,
                         bool interruptible) {
   transport::Idle idle(*group_, timeout, interruptible);
@@ -93,8 +88,8 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
       if (!seat.owns_lock()) {
         idle.note_wait();
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, Millis{5}, [&] { return transfer->is_done; });
-        if (transfer->is_done) break;
+        changed_.wait_for(lock, Millis{5}, [&] { return is_done(*transfer); });
+        if (is_done(*transfer)) break;
         lock.unlock();
         // Who has the seat moves everybody's messages.
         if (std::exchange(seen_bytes, moved_bytes()) != seen_bytes) idle.reset();
@@ -225,6 +220,10 @@ void PointToPoint::check_not_alone() const {
   if (closed >= 0) throw LinkClosed{closed, true, 0, any_.front()->bytes};
 }
 
+bool PointToPoint::has_left(Rank rank) const {
+  return group_->left(group_->members[static_cast<std::size_t>(rank)]).has_value();
+}
+
 bool PointToPoint::push(Rank rank, Peer& peer) {
   transport::Link* link = mesh_.link(rank);
   if (link == nullptr) return false;
@@ -238,7 +237,9 @@ bool PointToPoint::push(Rank rank, Peer& peer) {
   const std::span<const std::byte> body(transfer.data + of_body,
                                         std::min(transfer.bytes - of_body, kMessageTurnBytes));
   const transport::Io io = link->send_some(head, body);
-  if (io.closed) throw LinkClosed{rank, false, of_body, transfer.bytes};
+  // Where the other end has left, a full connection stays as it is.
+  if (io.closed || (io.bytes == 0 && (peer.is_closed || has_left(rank))))
+    throw LinkClosed{rank, false, of_body, transfer.bytes};
   peer.sent += io.bytes;
   pushed_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
   if (transfer.record != nullptr && peer.sent >= wire::kOpHeaderBytes)
@@ -258,13 +259,7 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
     const Transfer& waiting = peer.target ? *peer.target : *peer.recvs.front();
     throw LinkClosed{rank, true, peer.received, waiting.bytes};
   }
-  if (peer.recvs.empty() && !peer.target &&
-      group_->left(group_->members[static_cast<std::size_t>(rank)]) &&
-      mesh_.accepted(rank) == nullptr) {
-    peer.is_closed = true;  // Asked only for a recv from anyone, and others may still send.
-    return false;
-  }
-  transport::Link* link = mesh_.link(rank);
+  transport::Link* link = link_to_pull(rank, peer);
   if (link == nullptr) return false;
   if (peer.in_header_bytes < wire::kOpHeaderBytes) return pull_header(rank, peer, *link);
   if (!peer.target && peer.kept == nullptr)
@@ -282,6 +277,24 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
   else if (io.closed)
     peer.is_closed = true;
   return io.bytes > 0;
+}
+
+transport::Link* PointToPoint::link_to_pull(Rank rank, Peer& peer) {
+  if (!peer.recvs.empty() || peer.target) return mesh_.link(rank);
+  // Asked only for a recv from anyone, and others may still send.
+  if (has_left(rank) && mesh_.accepted(rank) == nullptr) {
+    peer.is_closed = true;
+    return nullptr;
+  }
+  if (peer.asked_again != Time{} && Clock::now() < peer.asked_again) return nullptr;
+  try {
+    return mesh_.link(rank);
+  } catch (const PeerLost&) {
+    if (group_->is_failed()) throw;
+    // It has closed this communicator or died: the monitor will say which.
+    peer.asked_again = Clock::now() + limits::kSleepSlice;
+    return nullptr;
+  }
 }
 
 bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
@@ -304,15 +317,15 @@ void PointToPoint::finish(Transfer& transfer, const Failure& failure) {
   // Here, whoever waits: when it is done it is where it was asked for. Once: under the seat.
   if (!failure && transfer.unpacked_to != nullptr) transfer.unpacked_to->unpack();
   const std::lock_guard lock(mutex_);
-  if (transfer.is_done) return;
+  if (is_done(transfer)) return;
   transfer.failure = failure;
-  transfer.is_done = true;
   if (transfer.is_given) --given_;
   if (transfer.record != nullptr && !failure)
     transfer.record->set_moved(transfer.is_recv ? 0 : transfer.bytes,
                                transfer.is_recv ? transfer.bytes : 0);
   logbook_->messages.end(transfer.record,
                          failure ? OperationState::kFailed : OperationState::kFinished);
+  transfer.is_done.store(true, std::memory_order_release);
   changed_.notify_all();
 }
 
@@ -335,25 +348,6 @@ void PointToPoint::fail_all(const Failure& failure) {
   }
   for (const auto& transfer : any_) finish(*transfer, failure);
   any_.clear();
-}
-
-// One that is under way: an error of the background thread is told in its name.
-std::shared_ptr<const Transfer> PointToPoint::oldest() const {
-  std::shared_ptr<const Transfer> found;
-  const auto look_at = [&](const std::shared_ptr<Transfer>& transfer) {
-    if (transfer && (!found || transfer->nth < found->nth)) found = transfer;
-  };
-  for (const Peer& peer : peers_) {
-    look_at(peer.target);
-    if (!peer.sends.empty()) look_at(peer.sends.front());
-    if (!peer.recvs.empty()) look_at(peer.recvs.front());
-  }
-  if (!any_.empty()) look_at(any_.front());
-  if (found) return found;
-  const auto none = std::make_shared<Transfer>();
-  none->is_recv = true;
-  none->call.op = OpKind::kRecv;
-  return none;
 }
 
 void PointToPoint::collect_interests() {

@@ -42,8 +42,10 @@ struct Transfer {
   // Guarded by PointToPoint::mutex_.
   OperationRing::Slot* record = nullptr;
   bool is_given = false;  // A send in the background.
-  bool is_done = false;
   Failure failure;
+  // Set (release) last, when `data` is not touched any more: asked without the lock, and when the
+  // communicator is gone.
+  std::atomic<bool> is_done{false};
 };
 
 class PointToPoint {
@@ -55,7 +57,9 @@ class PointToPoint {
   void start(const std::shared_ptr<Transfer>& transfer, bool in_background);
   // Until it is done. A failure or a deadline closes the communicator. Throws any public error.
   void wait(const std::shared_ptr<Transfer>& transfer, Millis timeout, bool interruptible = true);
-  bool is_done(const Transfer& transfer) const;
+  static bool is_done(const Transfer& transfer) {
+    return transfer.is_done.load(std::memory_order_acquire);
+  }
   // Whether this thread has the driver's seat: a signal handler has interrupted its wait.
   bool is_driven_here() const { return drive_.is_held_here(); }
   // Before a communicator is closed well: sends in the background that are under way still go, for
@@ -87,6 +91,7 @@ class PointToPoint {
     Message* kept = nullptr;           // ... or a message in `unexpected`.
     std::uint64_t received = 0;        // Bytes of the payload.
     bool is_closed = false;
+    Time asked_again{};  // Before that a recv from anyone does without it.
   };
 
   void take_posted();
@@ -94,6 +99,7 @@ class PointToPoint {
   bool drive_once();
   bool push(Rank rank, Peer& peer);
   bool pull(Rank rank, Peer& peer);
+  transport::Link* link_to_pull(Rank rank, Peer& peer);
   bool pull_header(Rank rank, Peer& peer, transport::Link& link);
   void post_recv(const std::shared_ptr<Transfer>& transfer);
   std::shared_ptr<Transfer> claim(Rank rank, std::int32_t tag);
@@ -104,6 +110,7 @@ class PointToPoint {
   void send_to_self(const std::shared_ptr<Transfer>& transfer);
   bool is_stuck(const Peer& peer) const;
   void check_not_alone() const;
+  bool has_left(Rank rank) const;
   Rank rank_of(const Peer& peer) const { return static_cast<Rank>(&peer - peers_.data()); }
   void check_fit(const wire::OpHeader& theirs, const Transfer& mine) const;
   static void keep(Peer& peer, Message message);

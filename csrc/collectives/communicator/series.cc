@@ -23,6 +23,12 @@ std::shared_ptr<Work> Communicator::submit(const Compressed& what, Millis timeou
         throw Mismatch(str(error.what(), "; this rank compresses with ",
                            CompressedLayout(what, rank_, world_size()).text()));
       fail(call, seq_, std::current_exception(), timeout).raise();
+    } catch (const InvalidArgument&) {
+      throw;  // Before its first step.
+    } catch (...) {
+      if (group_->is_failed()) throw;
+      // Between steps, for want of memory say: the others would wait in the next one.
+      fail(call, seq_, std::current_exception(), timeout).raise();
     }
   };
   return enqueue(std::make_shared<Work>(group_, carry_out, call, now));

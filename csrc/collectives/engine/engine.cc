@@ -161,6 +161,7 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
       if (run.has_moved()) idle.reset();
       run.interests(mesh_, interests_);
       record_progress(run, before, idle);
+      if (group_->has_leavers()) throw_if_in_vain(run);
       idle.on_links(interests_);
     }
     record_progress(run, before, idle);
@@ -169,6 +170,16 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
     note_progress(run);
     throw;
   }
+}
+
+// A rank that has left has taken all that its own operations needed, so it was not in this one. Its
+// end of a connection may still be there, full.
+void Engine::throw_if_in_vain(const PlanRun& run) const {
+  const auto has_left = [this](Rank rank) {
+    return group_->left(group_->members[static_cast<std::size_t>(rank)]).has_value();
+  };
+  if (const auto send = run.send_in_vain(has_left))
+    throw LinkClosed{send->peer, false, send->bytes, send->expected_bytes};
 }
 
 void Engine::record_progress(const PlanRun& run, const PlanRun::Traffic& before, Idle& idle) const {

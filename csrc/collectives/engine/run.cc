@@ -239,6 +239,14 @@ Rank PlanRun::awaited() const {
   return -1;
 }
 
+std::optional<StreamProgress> PlanRun::send_in_vain(
+    const std::function<bool(Rank)>& has_left) const {
+  for (const Stream& stream : sends_)
+    if (!stream.is_done() && waiting_[stream.action] == 0 && has_left(stream.peer))
+      return StreamProgress{stream.peer, false, stream.total_bytes, stream.expected_bytes};
+  return std::nullopt;
+}
+
 std::vector<StreamProgress> PlanRun::unfinished() const {
   std::vector<StreamProgress> progress;
   for (const Stream& stream : recvs_)

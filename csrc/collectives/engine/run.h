@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -77,6 +79,9 @@ class PlanRun {
   };
   Traffic traffic() const;
   Rank awaited() const;  // The first that something has still to come from, or go to; -1: none.
+  // After advance() returned false: a stream that has bytes for a peer that `has_left`, which takes
+  // none any more.
+  std::optional<StreamProgress> send_in_vain(const std::function<bool(Rank)>& has_left) const;
   // The streams that are not through yet, the ones that block first.
   std::vector<StreamProgress> unfinished() const;
 

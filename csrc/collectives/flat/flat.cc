@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/copy_bytes.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "collectives/flat/flat_gather.h"
 #include "collectives/flat/flat_reduce.h"
 
@@ -92,9 +93,10 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
 void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
                     const std::byte* input, std::byte* output, transport::Idle& idle,
                     const SharedArrays::Found& shared) {
-  if (reduces(request.op)) {
-    // What lies in shared memory on this rank may not on another: that is known from the posts.
-    post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
+  if (!reduces(request.op)) return run_gather(request, call, seq, input, output, idle);
+  // What lies in shared memory on this rank may not on another: that is known from the posts.
+  post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
+  try {
     FlatReduce reduce(side_, shape_, request, input, output);
     if (!shared.array) reduce.begin(idle);
     check_posts(idle);
@@ -102,8 +104,13 @@ void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
       shared.array->reduce_in_place(side_, shape_, shared.place.offset, idle);
     else
       reduce.finish(idle);
-  } else {
-    run_gather(request, call, seq, input, output, idle);
+  } catch (...) {
+    if (shared.array && !shared.array->detach(shared.place.offset, shape_.bytes()))
+      log_warning(side_.in_world(side_.rank),
+                  str(describe(call, seq),
+                      " failed, and there is no memory to take its array out of what the ranks "
+                      "share: one that was frozen in that call may still write to it"));
+    throw;
   }
 }
 

@@ -39,6 +39,13 @@ class SharedArray {
   // Returns when all of it is done.
   void reduce_in_place(FlatSide& side, FlatShape& shape, std::size_t offset, transport::Idle& idle);
 
+  // This rank's call there has ended with an error: another one, which may stand still now with a
+  // piece in hand, reads and writes that part of it no more, nor this one theirs. False where the
+  // memory that takes cannot be had.
+  bool detach(std::size_t offset, std::size_t bytes) const {
+    return memory_.detach(data() + offset, bytes);
+  }
+
  private:
   struct Control {
     alignas(kLineBytes) std::atomic<std::uint64_t> claimed;  // round << 32 | pieces given out.

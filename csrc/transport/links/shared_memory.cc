@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 
 #include "base/error.h"
@@ -29,6 +30,21 @@ std::byte* map(int fd, std::size_t bytes) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (address == MAP_FAILED) raise_refused("mapping", bytes);
   return static_cast<std::byte*>(address);
+}
+
+std::size_t page_bytes() {
+  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Writes to each page what it has: for kernels that do not know kPopulateWrite. In one step, as
+// other threads may be writing something else.
+void touch(std::byte* begin, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += page_bytes()) {
+    const std::atomic_ref<std::byte> first(begin[at]);
+    std::byte seen = first.load(std::memory_order_relaxed);
+    while (!first.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
+    }
+  }
 }
 
 }  // namespace
@@ -76,10 +92,32 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::take_pages(const std::byte* begin, std::size_t bytes) const {
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t first = static_cast<std::size_t>(begin - data_) / page * page;
-  const std::size_t end = std::min(bytes_, static_cast<std::size_t>(begin - data_) + bytes);
-  ::madvise(data_ + first, end - first, kPopulateWrite);
+  const Pages pages = pages_of(begin, bytes);
+  ::madvise(data_ + pages.first, pages.bytes, kPopulateWrite);
+}
+
+bool SharedMemory::detach(const std::byte* begin, std::size_t bytes) const {
+  const Pages pages = pages_of(begin, bytes);
+  // A private mapping of the same file shows what the file has until a page is written to. Made
+  // elsewhere first: where the kernel refuses to map in place it may have unmapped what was there.
+  void* const own = ::mmap(nullptr, pages.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd_.get(),
+                           static_cast<off_t>(pages.first));
+  if (own == MAP_FAILED) return false;
+  std::byte* const to = data_ + pages.first;
+  if (::mremap(own, pages.bytes, pages.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
+    ::munmap(own, pages.bytes);
+    return false;
+  }
+  if (::madvise(to, pages.bytes, kPopulateWrite) == 0) return true;
+  if (errno != EINVAL) return false;
+  touch(to, pages.bytes);
+  return true;
+}
+
+SharedMemory::Pages SharedMemory::pages_of(const std::byte* begin, std::size_t bytes) const {
+  const auto at = static_cast<std::size_t>(begin - data_);
+  const std::size_t first = at / page_bytes() * page_bytes();
+  return {first, std::min(bytes_, at + bytes) - first};
 }
 
 void SharedMemory::unmap() {

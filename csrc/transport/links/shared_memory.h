@@ -27,10 +27,21 @@ class SharedMemory {
   // Has the kernel give the pages of these bytes now, at once, and not one by one as they are first
   // written. Only advice: kernels before 5.14 go on one by one.
   void take_pages(const std::byte* begin, std::size_t bytes) const;
+  // These bytes, and what shares a page with them, stay what they are here and are this process's
+  // own from now on: what others write there does not show, nor what is written here to others.
+  // Takes memory for them. What threads write meanwhile is kept. False where it cannot be, for want
+  // of memory: then some of them may still be shared. While the descriptor is there.
+  bool detach(const std::byte* begin, std::size_t bytes) const;
 
  private:
+  struct Pages {
+    std::size_t first;  // Where they begin, in bytes.
+    std::size_t bytes;
+  };
+
   SharedMemory(Fd fd, std::byte* data, std::size_t bytes)
       : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+  Pages pages_of(const std::byte* begin, std::size_t bytes) const;
   void unmap();
   Fd fd_;
   std::byte* data_ = nullptr;

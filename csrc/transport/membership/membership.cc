@@ -66,15 +66,16 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
   for (const Peer& other : peers_)
     if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
   for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
+  // Before who left: a survivor that has dropped the communicator since is one all the same.
+  if (who == coordinator())
+    for (const auto& [communicator, reply] : settled_) actions.send.emplace_back(who, reply);
   for (const wire::Left& left : lefts_)
     if (who == coordinator() && left.rank == settings_.rank)
       actions.send.emplace_back(who, left);
     else if (who != coordinator() && is_member(left, who))
       actions.send.emplace_back(who, told_to(who, left));
-  if (who == coordinator()) {
-    for (const auto& [communicator, reply] : settled_) actions.send.emplace_back(who, reply);
+  if (who == coordinator())
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
-  }
   if (is_leaving_) actions.send.emplace_back(who, wire::Bye{});  // It came too late for leave().
 }
 
@@ -313,6 +314,7 @@ void Membership::hear_left(const wire::Left& left, Rank from, Actions& actions) 
     tell_members(left, from, actions);
   else if (from == settings_.rank && peer(coordinator()).is_connected)
     actions.send.emplace_back(coordinator(), left);
+  settle_shrinks(actions);
 }
 
 void Membership::tell_members(const wire::Left& left, Rank except, Actions& actions) {

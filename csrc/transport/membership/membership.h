@@ -100,7 +100,8 @@ class Membership {
   void handle_abort(wire::Abort abort, Rank from, Actions& actions);
   void request_shrink(const wire::ShrinkRequest& request, Rank from, Actions& actions);
   void settle_shrinks(Actions& actions);
-  std::vector<Rank> who_has_not_asked(const Shrink& shrink) const;
+  bool is_still_in(std::uint64_t communicator, Rank rank) const;
+  std::vector<Rank> who_has_not_asked(std::uint64_t communicator, const Shrink& shrink) const;
   void tell_of_shrinks(Actions& actions);
   void settle(const wire::ShrinkReply& reply, Actions& actions);
   void hear_left(const wire::Left& left, Rank from, Actions& actions);

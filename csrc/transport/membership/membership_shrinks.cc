@@ -35,9 +35,8 @@ void Membership::settle_shrinks(Actions& actions) {
     const Shrink& shrink = entry->second;
     wire::ShrinkReply reply{entry->first, {}};
     for (const Rank rank : shrink.members)
-      if (rank >= 0 && rank < settings_.world_size && is_alive(rank))
-        reply.survivors.push_back(rank);
-    const bool is_complete = who_has_not_asked(shrink).empty();
+      if (is_still_in(entry->first, rank)) reply.survivors.push_back(rank);
+    const bool is_complete = who_has_not_asked(entry->first, shrink).empty();
     // What a coordinator before this one has answered stands, even if somebody has died since.
     const auto known = settled_.find(entry->first);
     if (known != settled_.end()) reply = known->second;
@@ -61,10 +60,19 @@ void Membership::settle(const wire::ShrinkReply& reply, Actions& actions) {
   actions.shrunk.push_back(reply);
 }
 
-std::vector<Rank> Membership::who_has_not_asked(const Shrink& shrink) const {
+// One that has closed the communicator is none of its members any more, alive or not.
+bool Membership::is_still_in(std::uint64_t communicator, Rank rank) const {
+  if (rank < 0 || rank >= settings_.world_size || !is_alive(rank)) return false;
+  return std::none_of(lefts_.begin(), lefts_.end(), [&](const wire::Left& left) {
+    return left.communicator == communicator && left.rank == rank;
+  });
+}
+
+std::vector<Rank> Membership::who_has_not_asked(std::uint64_t communicator,
+                                                const Shrink& shrink) const {
   std::vector<Rank> missing;
   for (const Rank rank : shrink.members)
-    if (rank >= 0 && rank < settings_.world_size && is_alive(rank) &&
+    if (is_still_in(communicator, rank) &&
         std::find(shrink.asked.begin(), shrink.asked.end(), rank) == shrink.asked.end())
       missing.push_back(rank);
   return missing;
@@ -72,7 +80,7 @@ std::vector<Rank> Membership::who_has_not_asked(const Shrink& shrink) const {
 
 void Membership::tell_of_shrinks(Actions& actions) {
   for (const auto& [communicator, shrink] : shrinks_) {
-    wire::ShrinkWait wait{communicator, 0, who_has_not_asked(shrink)};
+    wire::ShrinkWait wait{communicator, 0, who_has_not_asked(communicator, shrink)};
     wait.count = static_cast<std::uint32_t>(wait.missing.size());
     wait.missing.resize(std::min(wait.missing.size(), kAwaitedShown));
     for (const Rank rank : shrink.asked)

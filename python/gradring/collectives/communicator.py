@@ -264,7 +264,7 @@ class Communicator(Reductions, Exchanges, Messages):
         return Communicator(self._core.subgroup(members, name))
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
-        """Go on without the ranks that were lost; every surviving rank calls it.
+        """Go on without the ranks that died or closed this; every surviving rank calls it.
 
         This communicator is closed by it. The new one has the survivors, in their old order. Where
         this one is what `init` made, the new one takes its place in calls without ``comm=``.

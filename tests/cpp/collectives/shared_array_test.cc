@@ -4,8 +4,10 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <latch>
 #include <string>
 #include <thread>
 
@@ -154,6 +156,44 @@ TEST_CASE("shared array: a rank that leaves instead of taking part is named to t
     CHECK(ends[rank].kind == ErrorKind::kPeerLost);
     CHECK(ends[rank].rank == 2);
   }
+}
+
+// Rank 1 stands for one that was frozen in the call and goes on when the others have given it up:
+// it still reads and writes whatever part it has in hand.
+TEST_CASE("shared array: after a call that failed it is its owner's alone, in what the call used") {
+  constexpr std::size_t kBegin = 5000;  // Not at the edge of a page.
+  constexpr std::size_t kUsed = 300'000;
+  const auto has_only = [](const std::byte* begin, std::size_t bytes, int value) {
+    return std::count(begin, begin + bytes, std::byte(value)) == static_cast<std::ptrdiff_t>(bytes);
+  };
+  std::latch failed(2);
+  std::latch disturbed(2);
+  run_ranks({.ranks = 2, .mode = TransportMode::kShm}, [&](Communicator& comm) {
+    const auto array = comm.share_memory(kBytes, kPlenty);
+    std::byte* const own = array->data();
+    if (comm.rank() == 1) {
+      failed.arrive_and_wait();
+      std::byte* const theirs = array->part(0) + kBegin;
+      CHECK(has_only(theirs, kUsed, 3));
+      std::fill_n(theirs, kUsed, std::byte{9});
+      disturbed.arrive_and_wait();
+      return;
+    }
+    std::fill_n(own, kBytes, std::byte{2});
+    std::fill_n(own + kBegin, kUsed, std::byte{3});
+    Operation sum;
+    sum.request.dtype = DType::kInt8;
+    sum.request.count = kUsed;
+    sum.input = sum.output = own + kBegin;
+    CHECK_THROWS_AS(comm.run(sum, Millis{100}), TimedOut);
+    CHECK(has_only(own + kBegin, kUsed, 3));
+    std::fill_n(own + kBegin, kUsed, std::byte{7});
+    failed.arrive_and_wait();
+    disturbed.arrive_and_wait();
+    CHECK(has_only(own + kBegin, kUsed, 7));
+    CHECK(has_only(own, kBegin, 2));
+    CHECK(has_only(own + kBegin + kUsed, kBytes - kBegin - kUsed, 2));
+  });
 }
 
 }  // namespace

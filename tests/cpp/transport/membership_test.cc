@@ -295,6 +295,46 @@ TEST_CASE("a shrink that was answered to one rank stands when the coordinator is
   }
 }
 
+TEST_CASE("a rank that closes the communicator is not waited for, nor a survivor") {
+  const Ranks members{0, 1, 2, 3};
+  for (const Rank leaver : {0, 2}) {  // The coordinator closes one of its communicators, too.
+    for (const bool leaves_first : {false, true}) {
+      CAPTURE(leaver);
+      CAPTURE(leaves_first);
+      Cluster cluster(4);
+      Ranks others = members;
+      std::erase(others, leaver);
+      if (leaves_first) cluster.leave_group(leaver, 7, members);
+      for (const Rank rank : others) cluster.shrink(rank, 7, members);
+      if (!leaves_first) cluster.leave_group(leaver, 7, members);
+      for (const Rank rank : others) {
+        REQUIRE(cluster.seat(rank).shrunk.size() == 1);
+        CHECK(cluster.seat(rank).shrunk[0].survivors == others);
+      }
+    }
+  }
+}
+
+TEST_CASE("who closed another communicator is waited for") {
+  Cluster cluster(3);
+  cluster.leave_group(2, 8, {0, 1, 2});
+  for (const Rank rank : {0, 1}) cluster.shrink(rank, 7, {0, 1, 2});
+  CHECK(cluster.seat(0).shrunk.empty());
+}
+
+// It has the new one, and the rank that leads now has heard of neither.
+TEST_CASE("a survivor that then drops the old communicator is one for the next coordinator too") {
+  Cluster cluster(4);
+  const Ranks members{0, 2, 3};  // Rank 1 leads next, and is none of them.
+  cluster.freeze(0);
+  for (const Rank rank : {2, 3}) cluster.shrink(rank, 7, members);
+  cluster.say(0, 3, wire::ShrinkReply{7, members});
+  cluster.leave_group(3, 7, members);
+  cluster.kill(0);  // Rank 2 asks rank 1 before rank 3 tells it.
+  REQUIRE(cluster.seat(2).shrunk.size() == 1);
+  CHECK(cluster.seat(2).shrunk[0].survivors == members);
+}
+
 TEST_CASE("who closes a communicator is told to its members only, once") {
   Cluster cluster(5);
   cluster.leave_group(3, 7, {1, 2, 3});

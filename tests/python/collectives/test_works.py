@@ -132,6 +132,40 @@ def test_the_arrays_of_a_work_that_nobody_keeps_live_until_it_is_done(
     assert world(2, transport).run(run) == [(True, True)] * 2
 
 
+def test_the_array_of_a_message_lives_while_its_communicator_that_nobody_holds_lingers(
+    fresh_world: Callable[..., ThreadWorld], transport: str
+) -> None:
+    can_receive = threading.Event()
+
+    def run(comm: Any) -> None:
+        held = [comm.subgroup([0, 1], "held")]
+        array = np.empty(4_000_000)  # More than is under way at once.
+        if comm.rank == 1:
+            assert can_receive.wait(20)
+            held[0].recv(array, 0)
+            assert (array == 1).all()
+            return
+        array[:] = 1
+        group, message = weakref.ref(held[0]), weakref.ref(array)
+        held[0].send(array, 1, async_op=True)
+        del array
+        dropping = threading.Thread(target=held.clear)
+        dropping.start()
+        other = comm.subgroup([0], "other")
+        while group() is not None:  # From then on only what it has to send keeps it.
+            other.barrier(async_op=True).wait()
+        for _ in range(3):  # A work that ends lets go of those that have ended.
+            other.barrier(async_op=True).wait()
+        was_alive = message() is not None
+        can_receive.set()
+        dropping.join()
+        assert was_alive
+        other.barrier(async_op=True).wait()
+        assert message() is None
+
+    fresh_world(2, transport).run(run)
+
+
 def test_a_call_in_the_background_meets_a_blocking_one(world: GetWorld, transport: str) -> None:
     def run(comm: Any) -> list[float]:
         x, y = np.ones(8), np.full(8, 1.0 + comm.rank)

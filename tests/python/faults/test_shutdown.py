@@ -109,9 +109,53 @@ def test_a_group_that_one_rank_closes_is_over_for_those_who_wait_in_it(
                     group.all_reduce(np.ones(3))
                 assert error.value.rank == leaver
                 assert f"rank {leaver}" in str(error.value)
+                # It is not waited for, though it is alive.
+                assert group.shrink(timeout=20).world_size == 2
         return float(comm.all_reduce(np.ones(1), timeout=20)[0])
 
     assert fresh_world(3, transport).run(use) == [3.0] * 3
+
+
+SENDS: dict[str, Callable[[Any, Any], None]] = {
+    "send": lambda comm, x: comm.send(x, 1),
+    "broadcast": lambda comm, x: comm.broadcast(x, 0),
+    "all_to_all": lambda comm, x: comm.all_to_all(x.reshape(2, -1)),
+}
+
+
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
+def test_who_sends_to_a_rank_that_has_closed_hears_of_it_before_the_time_is_up(
+    fresh_world: FreshWorld, transport: str, send: Callable[[Any, Any], None]
+) -> None:
+    def use(comm: Any) -> None:
+        group = comm.split(0)
+        x = np.ones(3)
+        for call in (group.all_reduce, group.broadcast):  # There are connections.
+            call(x)
+        group.send(x, 1) if comm.rank == 0 else group.recv(x, 0)
+        if comm.rank == 1:
+            group.close()
+        else:
+            with pytest.raises(gr.PeerLost, match="rank 1 has left") as error:
+                send(group, np.ones(10_000_000))  # More than connections hold.
+            assert error.value.rank == 1
+        comm.barrier()
+
+    fresh_world(2, transport, timeout=50).run(use)
+
+
+def test_a_recv_from_anyone_goes_on_past_a_rank_of_whose_close_nobody_has_heard(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(4, transport=transport, heartbeat_timeout=50.0)
+    ranks.call("group = comm.subgroup([1, 2, 3], 'three') if comm.rank else None")
+    coordinator, receiver, sender, leaver = ranks.ranks
+    coordinator.freeze()  # It would pass the news on.
+    leaver.call("group.close()")
+    receiver.begin("x = np.zeros(1); group.recv(x, None); result = float(x[0])")
+    sender.call("group.send(np.full(1, 5.0), 0)")
+    outcome = receiver.outcome()
+    assert outcome.result == 5.0, outcome
 
 
 def test_what_was_closed_is_not_shrunk(fresh_world: FreshWorld, transport: str) -> None:
