@@ -23,6 +23,12 @@ GRADRING_PREFETCHES inline void prefetch_near(const void* line) {
   __builtin_prefetch(line, 0, 3);
 }
 
+// The same for a run of lines.
+GRADRING_PREFETCHES inline void prefetch_near(const void* from, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLineBytes)
+    prefetch_near(static_cast<const char*>(from) + at);
+}
+
 // What will be read once, and by nobody else soon: it comes into the first cache and leaves the
 // others as they are, where a processor has that.
 GRADRING_PREFETCHES inline void prefetch_once(const void* from, std::size_t bytes) {

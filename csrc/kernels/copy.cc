@@ -23,6 +23,10 @@ void stream(std::byte* dst, const std::byte* src, std::size_t bytes) {
   end_streams();
 }
 
+void plain_from_core(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  copy_from_core(dst, src, bytes);
+}
+
 // A virtual machine is told of the whole cache of a processor that it has a few cores of.
 constexpr std::size_t kMostBytesOfCpu = std::size_t{16} << 20;
 
@@ -64,12 +68,19 @@ LastLevelCache last_level_cache() {
   return cache;
 }
 
+bool fits(std::size_t bytes, std::size_t ranks) {
+  static const LastLevelCache cache = last_level_cache();
+  return bytes == 0 || (bytes <= cache.bytes && bytes * ranks < cache.bytes * cache.caches);
+}
+
 }  // namespace
 
 Copy* copy_for(std::size_t bytes, std::size_t ranks) {
-  static const LastLevelCache cache = last_level_cache();
-  const bool fits = bytes <= cache.bytes && bytes * ranks < cache.bytes * cache.caches;
-  return fits || bytes == 0 ? plain : stream;
+  return fits(bytes, ranks) ? plain : stream;
+}
+
+Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks) {
+  return fits(bytes, ranks) ? plain_from_core : stream;
 }
 
 void copy(std::byte* dst, const std::byte* src, std::size_t bytes) {

@@ -48,6 +48,8 @@ using Copy = void(std::byte* dst, const std::byte* src, std::size_t bytes);
 // What copies pieces of a result of `bytes` that each of `ranks` ranks of this host writes at the
 // same time: past the caches when the last of them cannot hold the results.
 Copy* copy_for(std::size_t bytes, std::size_t ranks);
+// The same out of memory that other ranks have just written.
+Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks);
 
 // The same for a result that is alone, and copied at once.
 void copy(std::byte* dst, const std::byte* src, std::size_t bytes);

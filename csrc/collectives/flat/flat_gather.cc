@@ -13,7 +13,10 @@ FlatGather::FlatGather(FlatSide& side, const FlatShape& shape, const Request& re
       input_(input),
       output_(output),
       root_(request.op == OpKind::kBroadcast ? request.root : -1),
-      copy_out_(kernels::copy_for(shape.bytes(), static_cast<std::size_t>(side.ranks))),
+      copy_own_(kernels::copy_for(shape.bytes(), static_cast<std::size_t>(side.ranks))),
+      copy_out_(root_ < 0 ? copy_own_
+                          : kernels::copy_from_core_for(shape.bytes(),
+                                                        static_cast<std::size_t>(side.ranks))),
       slots_(root_ < 0 ? side.memory.slots_at_once(shape.largest_part_bytes() /
                                                    static_cast<std::size_t>(side.ranks))
                        : 1),
@@ -90,7 +93,7 @@ void FlatGather::stage() {
   copy_bytes(side_.memory.slot(side_.rank, counted(staged_), piece_bytes_), source, from.bytes);
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
-  if (source != output_ + from.begin) copy_out_(output_ + from.begin, source, from.bytes);
+  if (source != output_ + from.begin) copy_own_(output_ + from.begin, source, from.bytes);
 }
 
 void FlatGather::take() {

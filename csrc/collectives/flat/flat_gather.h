@@ -37,8 +37,9 @@ class FlatGather {
   const std::byte* const input_;
   std::byte* const output_;
   const Rank root_;  // -1: all ranks have a part.
-  kernels::Copy* const copy_out_;
-  const std::uint32_t slots_;  // That a step takes at once.
+  kernels::Copy* const copy_own_;
+  kernels::Copy* const copy_out_;  // Of the slots. Who gathers is in step with the others.
+  const std::uint32_t slots_;      // That a step takes at once.
   const std::uint32_t base_;
   std::uint64_t steps_;
   std::size_t piece_bytes_;

@@ -71,8 +71,8 @@ std::size_t ShmLink::take(std::span<std::byte> bytes) {
   if (count == 0) return 0;
   const std::size_t at = read % limits::kRingBytes;
   const std::size_t first = std::min(count, limits::kRingBytes - at);
-  copy_bytes(bytes.data(), in_->bytes + at, first);
-  copy_bytes(bytes.data() + first, in_->bytes, count - first);
+  copy_from_core(bytes.data(), in_->bytes + at, first);
+  copy_from_core(bytes.data() + first, in_->bytes, count - first);
   in_->read.store(read + count, std::memory_order_seq_cst);
   return count;
 }

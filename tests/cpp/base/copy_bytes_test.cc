@@ -43,6 +43,8 @@ TEST_CASE("bytes are copied, and no others, however far apart the places are in 
     for (std::size_t apart = 0; apart < 130; apart += apart < 70 ? 1 : 20)
       for (const std::size_t bytes : {2047u, 2048u, 2049u, 9001u})
         REQUIRE(places->takes(&copy_bytes, from, from + apart, bytes));
+  for (const std::size_t bytes : {511u, 512u, 2048u, 2049u, 2560u, 9001u})
+    REQUIRE(places->takes(&copy_from_core, 24, 7, bytes));
 }
 
 TEST_CASE("copies of few bytes and of none are copies too") {
@@ -50,7 +52,9 @@ TEST_CASE("copies of few bytes and of none are copies too") {
   for (std::size_t bytes = 0; bytes < 200; ++bytes) {
     REQUIRE(places->takes(&copy_bytes, 7, 23, bytes));
     REQUIRE(places->takes(&copy_in_vectors, 5, 3, bytes));
+    REQUIRE(places->takes(&copy_from_core, 5, 3, bytes));
   }
+  copy_from_core(nullptr, nullptr, 0);
   copy_bytes(nullptr, nullptr, 0);
 }
 
