@@ -10,6 +10,7 @@
 #include "bind/gil.h"
 #include "collectives/communicator/communicator.h"
 #include "transport/links/interrupts.h"
+#include "transport/links/socket.h"
 #include "transport/membership/inspection.h"
 
 namespace gradring::bind {
@@ -108,4 +109,7 @@ PYBIND11_MODULE(_core, module) {
              py::arg("host_label") = "", py::arg("record_operations") = 1024,
              py::arg("record_directory") = "", py::arg("trace_directory") = "",
              py::arg("costs") = gradring::bind::Costs(), py::arg("link_mbit") = 0);
+  // For the benches' plain streams.
+  module.def(
+      "tune_data_socket", [](int fd) { gradring::transport::tune_data_socket(fd); }, py::arg("fd"));
 }

@@ -28,6 +28,13 @@ void set_option(int fd, int level, int option, int value) {
   ::setsockopt(fd, level, option, &value, sizeof value);
 }
 
+// What the kernel gave of a buffer that was asked for; it reports twice as much (socket(7)).
+int granted_bytes(int fd, int buffer) {
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  return ::getsockopt(fd, SOL_SOCKET, buffer, &bytes, &length) == 0 ? bytes / 2 : 0;
+}
+
 sockaddr_un unix_address(const std::string& name, socklen_t& length) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -291,9 +298,20 @@ Fd connect_unix(const std::string& name, Time deadline, std::string& why, int* e
   return fd;
 }
 
-void tune_data_socket(int fd) {
-  set_option(fd, SOL_SOCKET, SO_SNDBUF, limits::kSocketBufferBytes);
-  set_option(fd, SOL_SOCKET, SO_RCVBUF, limits::kSocketBufferBytes);
+void tune_data_socket(int fd, int buffer_bytes) {
+  // A size that is set stays for good, also the lesser one that the kernel gives instead, and not
+  // every kernel takes it back: so another socket asks first.
+  const Fd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto is_granted = [&](int buffer) {
+    set_option(probe.get(), SOL_SOCKET, buffer, buffer_bytes);
+    return granted_bytes(probe.get(), buffer) >= buffer_bytes;
+  };
+  if (is_granted(SO_SNDBUF)) set_option(fd, SOL_SOCKET, SO_SNDBUF, buffer_bytes);
+  if (is_within_host(fd) && is_granted(SO_RCVBUF)) {
+    set_option(fd, SOL_SOCKET, SO_RCVBUF, buffer_bytes);
+    // The window of a connection that is there keeps the bound that it got from its first buffer.
+    set_option(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, buffer_bytes);
+  }
 }
 
 void end_with_silence(int fd, Millis silence) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "transport/links/fd.h"
 
 struct addrinfo;
@@ -58,9 +59,11 @@ bool is_shortage(int error);
 // Whether the other end has closed its half, also behind bytes that are still to be read.
 bool has_hung_up(int fd);
 
-// Data connections: large buffers. (Congestion control is chosen before, and for all connections:
-// pacing.h.)
-void tune_data_socket(int fd);
+// Data connections: large buffers, unless the kernel grants them in part only; and between hosts
+// the receiver's are the kernel's, which follow the path
+// (docs/decisions/0020-buffers-follow-the-path.md). Congestion control is chosen before, and for
+// all connections: pacing.h.
+void tune_data_socket(int fd, int buffer_bytes = limits::kSocketBufferBytes);
 // The connection ends when its peer's host has not been heard of for so long: a host that dies says
 // nothing, and who only waits for it would wait for ever.
 void end_with_silence(int fd, Millis silence);

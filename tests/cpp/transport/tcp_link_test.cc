@@ -51,6 +51,49 @@ Bytes read_to_end(Link& link) {
   }
 }
 
+int option_of(int fd, int level, int option) {
+  int value = 0;
+  socklen_t length = sizeof value;
+  REQUIRE(::getsockopt(fd, level, option, &value, &length) == 0);
+  return value;
+}
+
+// What every kernel grants: net.core.rmem_max and wmem_max are never less by default.
+constexpr int kGranted = 100'000;
+constexpr int kRefused = 1 << 30;
+
+TEST_CASE("buffers within a host are as large as asked for, and the window may fill them") {
+  const Fd listener = listen_tcp("127.0.0.1", 0, 4);
+  std::string why;
+  const Fd fd = connect_tcp(local_address(listener.get()), Clock::now() + Millis{10'000}, why);
+  REQUIRE_MESSAGE(fd, why);
+  tune_data_socket(fd.get(), kGranted);
+  CHECK(option_of(fd.get(), SOL_SOCKET, SO_SNDBUF) == 2 * kGranted);
+  CHECK(option_of(fd.get(), SOL_SOCKET, SO_RCVBUF) == 2 * kGranted);
+  CHECK(option_of(fd.get(), IPPROTO_TCP, TCP_WINDOW_CLAMP) == kGranted);
+}
+
+TEST_CASE("a receiver's buffer from another host stays the kernel's, which follows the path") {
+  const Fd elsewhere(
+      ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));  // Its other end is not here.
+  const int before = option_of(elsewhere.get(), SOL_SOCKET, SO_RCVBUF);
+  tune_data_socket(elsewhere.get(), kGranted);
+  CHECK(option_of(elsewhere.get(), SOL_SOCKET, SO_SNDBUF) == 2 * kGranted);
+  CHECK(option_of(elsewhere.get(), SOL_SOCKET, SO_RCVBUF) == before);
+}
+
+TEST_CASE("a buffer that the kernel would cut short stays the kernel's") {
+  const Fd listener = listen_tcp("127.0.0.1", 0, 4);
+  std::string why;
+  const Fd fd = connect_tcp(local_address(listener.get()), Clock::now() + Millis{10'000}, why);
+  REQUIRE_MESSAGE(fd, why);
+  const int sent = option_of(fd.get(), SOL_SOCKET, SO_SNDBUF);
+  const int received = option_of(fd.get(), SOL_SOCKET, SO_RCVBUF);
+  tune_data_socket(fd.get(), kRefused);
+  CHECK(option_of(fd.get(), SOL_SOCKET, SO_SNDBUF) == sent);
+  CHECK(option_of(fd.get(), SOL_SOCKET, SO_RCVBUF) == received);
+}
+
 TEST_CASE("a stream arrives whole and in order, and then the end") {
   for (const std::string host : {"127.0.0.1", "::1"}) {
     CAPTURE(host);

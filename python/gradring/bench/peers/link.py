@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 import gradring as gr
+from gradring import _core
 from gradring.bench.peers.pattern import Array
 from gradring.bench.peers.timing import Reply
 from gradring.launchers import roles
@@ -23,7 +24,6 @@ from gradring.machine import host_facts
 _ADDRESS_BYTES = 64
 _BLOCK_BYTES = 1 << 20
 _LEAST_COPIED_BYTES = 16 << 20  # Or ranks would take turns on a core without it being seen.
-_SOCKET_BUFFER_BYTES = 4 << 20
 _SECONDS = 60.0  # For a transfer that should take milliseconds.
 
 
@@ -131,8 +131,7 @@ class RawLink:
         for end in (self._next, self._previous):
             end.settimeout(_SECONDS)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+            _core.tune_data_socket(end.fileno())
             if comm.local_world_size == comm.world_size:
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

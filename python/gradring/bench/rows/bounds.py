@@ -26,7 +26,6 @@ from gradring.errors import InvalidArgument
 
 _STREAM_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
-_SOCKET_BUFFER_BYTES = 4 << 20
 _REPEATS = 3
 _BATCHES = 8
 _SECONDS = 60.0
@@ -116,8 +115,7 @@ def stream_gbs() -> float:
             with receiver:
                 for end in (sender, receiver):
                     end.settimeout(_SECONDS)
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+                    _core.tune_data_socket(end.fileno())
                 return max(_stream(sender, receiver) for _ in range(_REPEATS))
 
 
