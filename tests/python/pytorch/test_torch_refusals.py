@@ -88,6 +88,24 @@ def test_a_tensor_of_the_model_that_ranks_cannot_share_is_named(world: GetWorld)
     world(2, "shm").run(train)
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (nn.Sequential(nn.LazyLinear(1)), r"0\.weight"),
+        (nn.Sequential(nn.Linear(1, 1), nn.LazyBatchNorm1d(affine=False)), r"1\.running_mean"),
+    ],
+    ids=["parameter", "buffer"],
+)
+def test_a_lazy_layer_that_has_seen_no_batch_is_named_with_the_way_out(
+    world: GetWorld, model: nn.Module, name: str
+) -> None:
+    def train(comm: Any) -> None:
+        with pytest.raises(gr.InvalidArgument, match=f"^{name} has no shape yet.*a batch through"):
+            sgd(model.parameters(), comm, model=model)
+
+    world(2, "shm").run(train)
+
+
 def test_a_class_may_have_an_attribute_of_any_name(world: GetWorld) -> None:
     class Listed(torch.optim.SGD):
         def __init__(self, params: Any) -> None:

@@ -129,6 +129,11 @@ def share(
         Mismatch: As `require_same`; nothing was written.
     """
     for name, tensor in named.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidArgument(
+                f"{name} has no shape yet, as its layer is a lazy one; run a batch through the "
+                "model before gradring.torch.distributed()"
+            )
         if tensor.device.type not in ("cpu", "cuda"):
             raise DeviceError(
                 f"{name} is on {tensor.device}; ranks share tensors on the CPU and on CUDA"
