@@ -33,6 +33,8 @@ def test_a_group_that_is_refused_is_not_there(world: GetWorld) -> None:
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1).double())]})
         with pytest.raises(gr.Mismatch):
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1 + comm.rank))]})
+        with pytest.raises(gr.Mismatch, match=r"lr=1.0 in group 1.*lr=2.0 in group 1"):
+            optimizer.add_param_group({"params": [added], "lr": 1 + comm.rank})
         param.backward()
         optimizer.step()
         optimizer.add_param_group({"params": [added]})

@@ -35,7 +35,7 @@ def require_same_rule(
 
     Args:
         comm: The ranks.
-        optimizer: Not distributed yet.
+        optimizer: Its class, settings and state.
         named: Its parameters by name, the same on every rank.
         options: What else is the same on all ranks, by name.
 
