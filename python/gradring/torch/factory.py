@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from gradring.settings import config
 from gradring.torch.embeddings.rows import embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.other_averaging import require_no_other_averaging
+from gradring.torch.gradients.same_rules import require_same_rule
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.served.served_optimizer import ServedOptimizer
 
@@ -93,7 +95,9 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
             servers between them.
         Mismatch: The ranks have different models, or the same in another order, or with
-            other parameters frozen; names the first parameter that differs.
+            other parameters frozen; names the first parameter that differs. Where gradients are
+            averaged also if the optimizer, its settings, these options, or which state there is
+            differ; names the first difference.
     """
     require_ranks(comm)
     require_name(name)
@@ -116,7 +120,13 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     if comm is None:
         comm = _ranks(mode, has_more=len(shared) > len(named))
     if comm is not None and comm.world_size > 1:
-        parameters.share(comm, shared, named if is_averaged else ())
+        if is_averaged:
+            options = {"bucket_bytes": bucket_bytes, "overlap": overlap, "compress": str(compress)}
+            options |= {"clip_norm": clip_norm}
+            compare = partial(require_same_rule, comm, optimizer, named, options)
+            parameters.share(comm, shared, named, compare_more=compare)
+        else:
+            parameters.share(comm, shared)
     workers = None if comm is None else comm.world_size
     served = {"name": name, "workers": workers, "timeout": timeout}
     if mode is not None and not is_averaged:

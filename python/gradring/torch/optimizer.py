@@ -255,17 +255,18 @@ class DistributedOptimizer(ChangingParameters):
         Yields:
             Each batch, then ``None`` until all ranks have run out.
         """
-        for batch in self._turns.until_all_end(batches, self.synchronize):
-            count = None
-            if batch is not None:
-                count = 1 if weight is None else weight(batch)
-            if self._averager is None:
-                self.set_weight(0 if count is None else count)
-            else:
-                self._look_at_rows()
-                self._weights.tell(count)
-            yield batch
-        self._weights.end_turns()
+        self._look_at_rows()  # Those of the turn in which this loop is.
+        with self._weights.loop():
+            for batch in self._turns.until_all_end(batches, self.synchronize):
+                count = None
+                if batch is not None:
+                    count = 1 if weight is None else weight(batch)
+                if self._averager is None:
+                    self.set_weight(0 if count is None else count)
+                else:
+                    self._look_at_rows()
+                    self._weights.tell(count)
+                yield batch
 
     def hand_out(self, name: str, count: int) -> Iterator[int]:
         """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.

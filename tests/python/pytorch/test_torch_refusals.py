@@ -33,6 +33,8 @@ def test_a_group_that_is_refused_is_not_there(world: GetWorld) -> None:
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1).double())]})
         with pytest.raises(gr.Mismatch):
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1 + comm.rank))]})
+        with pytest.raises(gr.Mismatch, match=r"lr=1.0 in group 1.*lr=2.0 in group 1"):
+            optimizer.add_param_group({"params": [added], "lr": 1 + comm.rank})
         param.backward()
         optimizer.step()
         optimizer.add_param_group({"params": [added]})
@@ -83,6 +85,24 @@ def test_a_tensor_of_the_model_that_ranks_cannot_share_is_named(world: GetWorld)
         model = nn.Linear(1, 1)
         model.register_buffer("limits", torch.zeros(1, device="meta"))
         with pytest.raises(gr.DeviceError, match=r"^limits is on meta"):
+            sgd(model.parameters(), comm, model=model)
+
+    world(2, "shm").run(train)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (nn.Sequential(nn.LazyLinear(1)), r"0\.weight"),
+        (nn.Sequential(nn.Linear(1, 1), nn.LazyBatchNorm1d(affine=False)), r"1\.running_mean"),
+    ],
+    ids=["parameter", "buffer"],
+)
+def test_a_lazy_layer_that_has_seen_no_batch_is_named_with_the_way_out(
+    world: GetWorld, model: nn.Module, name: str
+) -> None:
+    def train(comm: Any) -> None:
+        with pytest.raises(gr.InvalidArgument, match=f"^{name} has no shape yet.*a batch through"):
             sgd(model.parameters(), comm, model=model)
 
     world(2, "shm").run(train)

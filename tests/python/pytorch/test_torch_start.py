@@ -86,6 +86,77 @@ def test_parameters_that_are_others_on_another_rank_are_a_mismatch_that_names_th
     assert ranks.is_usable
 
 
+def with_another_rate(comm: Any) -> None:
+    params = mlp().parameters()
+    gt.distributed(torch.optim.SGD([{"params": params}], lr=0.5 * (1 + comm.rank)), comm=comm)
+
+
+def of_another_kind(comm: Any) -> None:
+    kind = torch.optim.Adam if comm.rank else torch.optim.SGD
+    gt.distributed(kind(mlp().parameters(), lr=1.0), comm=comm)
+
+
+def with_state_on_one_rank(comm: Any) -> None:
+    model = two_layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    if comm.rank == 0:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    gt.distributed(optimizer, model=model, comm=comm)
+
+
+def after_another_number_of_steps(comm: Any) -> None:
+    model = two_layers()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    for _ in range(1 + comm.rank):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    gt.distributed(optimizer, model=model, comm=comm)
+
+
+def clipped_on_one_rank(comm: Any) -> None:
+    sgd(mlp().parameters(), comm, clip_norm=0.5 if comm.rank else None)
+
+
+@pytest.mark.parametrize(
+    ("start", "here", "there"),
+    [
+        (with_another_rate, "lr=0.5 in group 0", "lr=1.0 in group 0"),
+        (of_another_kind, "the optimizer SGD", "the optimizer Adam"),
+        (
+            with_state_on_one_rank,
+            "exp_avg, exp_avg_sq, step=1.0 as the state of 0.weight",
+            "nothing as the state of 0.weight",
+        ),
+        (after_another_number_of_steps, "exp_avg, exp_avg_sq, step=1.0", "step=2.0 as the state"),
+        (clipped_on_one_rank, "clip_norm=None", "clip_norm=0.5"),
+    ],
+)
+def test_ranks_that_would_step_differently_are_a_mismatch_before_anything_is_overwritten(
+    world: GetWorld, start: Callable[[Any], None], here: str, there: str
+) -> None:
+    ranks = world(2, "shm")
+    for error in ranks.errors(start):
+        assert isinstance(error, gr.Mismatch)
+        first, second = str(error).split(", and rank 1 has ")
+        assert f"rank 0 has {here}" in first
+        assert there in second
+        assert "load a saved state on all" in second
+    assert ranks.is_usable
+
+
+def test_ranks_may_compute_the_same_step_in_other_ways(world: GetWorld) -> None:
+    def start(comm: Any) -> bool:
+        rate = torch.tensor(1) if comm.rank else 1.0
+        optimizer = torch.optim.SGD(
+            mlp().parameters(), lr=rate, foreach=False if comm.rank else None
+        )
+        gt.distributed(optimizer, comm=comm).close()
+        return True
+
+    assert all(world(2, "shm").run(start))
+
+
 def test_ranks_may_freeze_what_only_servers_add_up(world: GetWorld) -> None:
     server = ExactServer()
 

@@ -154,6 +154,22 @@ def saying_it_oneself(job: Job, batches: list[Batch]) -> None:
         batch = coming
 
 
+def evaluate(job: Job, batches: list[Batch]) -> None:
+    # As many turns as there are none of training: some ranks run out of these first, one has none.
+    list(job.optimizer.uneven([(100, 50)] * (5 - len(batches)), weight=examples_of))
+
+
+def with_evaluations(job: Job, batches: list[Batch]) -> None:
+    for batch in job.optimizer.uneven(batches, weight=examples_of):
+        evaluate(job, batches)
+        job.optimizer.zero_grad()
+        if batch is not None:
+            job.backward(batch)
+        evaluate(job, batches)
+        job.optimizer.step()
+        evaluate(job, batches)
+
+
 def mean_of(batches: list[Batch]) -> float:
     return sum(value * count for value, count in batches) / sum(count for _, count in batches)
 
@@ -172,7 +188,7 @@ def assert_all_at(states: Any, dense: float) -> None:
 @pytest.mark.parametrize(
     "loop",
     [plain, looking_ahead, with_delayed_steps, with_dropped_steps, with_skipped_batches,
-     by_closure, in_two_passes, saying_it_oneself],
+     by_closure, in_two_passes, saying_it_oneself, with_evaluations],
 )  # fmt: skip
 def test_every_step_is_of_all_batches_put_together_whenever_the_next_ones_are_fetched(
     world: GetWorld, mode: Any, loop: Loop
@@ -284,6 +300,26 @@ def test_after_a_loop_that_accumulated_ranks_count_as_one_again(world: GetWorld,
         return job.end(comm)
 
     assert_all_at(on_ranks(world, work, 2), -2)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("most", [4, 1], ids=["whole", "left early"])
+def test_an_evaluation_changes_no_weight_of_the_training_after_it(
+    world: GetWorld, mode: Any, most: int
+) -> None:
+    def work(comm: Any, server: ExactServer) -> tuple[float, float]:
+        job = Job(comm, server, mode)
+        for step in range(2):
+            if step == 1:
+                job.optimizer.set_weight(1 + comm.rank)
+            batches = [(100, 50)] * (1 + 2 * comm.rank)
+            list(islice(job.optimizer.uneven(batches, weight=examples_of), most))
+            job.optimizer.zero_grad()
+            job.backward((6 * comm.rank, 1))
+            job.optimizer.step()
+        return job.end(comm)
+
+    assert_all_at(on_ranks(world, work, 2), -3 - 4)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

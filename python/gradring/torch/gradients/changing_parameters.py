@@ -5,6 +5,7 @@ A part of `gradring.torch.optimizer.DistributedOptimizer`, on the thread that st
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.averaging import GradientAverager
+from gradring.torch.gradients.same_rules import require_same_rule
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.turns import Turns
 
@@ -33,8 +35,9 @@ class ChangingParameters(torch.optim.Optimizer):
         Raises:
             InvalidArgument: They cannot be averaged, or a step has begun; and as in `torch.optim`.
             DeviceError: One is neither on the CPU nor on CUDA.
-            Mismatch: The ranks add different ones; names the first that differs. After this error,
-                as after the others, there is no such group.
+            Mismatch: The ranks add different ones, or by now have other settings or state; names
+                the first that differs. After this error, as after the others, there is no such
+                group.
         """
         self._require_between_steps()
         super().add_param_group(param_group)
@@ -43,7 +46,8 @@ class ChangingParameters(torch.optim.Optimizer):
             if self._averager is not None:
                 added = {id(param) for param in self.param_groups[-1]["params"]}
                 new = {name: param for name, param in named.items() if id(param) in added}
-                parameters.share(self._comm, new, averaged=new)
+                compare = partial(require_same_rule, self._comm, self, named, {})
+                parameters.share(self._comm, new, averaged=new, compare_more=compare)
                 self.refresh()
         except BaseException:
             self.param_groups.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -108,13 +108,20 @@ def _label(name: str, tensor: torch.Tensor, is_averaged: bool) -> str:
     return f"{label}, frozen" if is_averaged and not tensor.requires_grad else label
 
 
-def share(comm: Communicator, named: Named, averaged: Container[str] = ()) -> None:
+def share(
+    comm: Communicator,
+    named: Named,
+    averaged: Container[str] = (),
+    *,
+    compare_more: Callable[[], None] | None = None,
+) -> None:
     """Give every rank rank 0's values; a collective call.
 
     Args:
         comm: The ranks.
         named: Tensors by name; written in place. Dense, or sparse in COO format.
         averaged: As for `require_same`.
+        compare_more: Called on all ranks when they have the same tensors, before any is written.
 
     Raises:
         DeviceError: One is neither on the CPU nor on CUDA; nothing was sent.
@@ -122,6 +129,11 @@ def share(comm: Communicator, named: Named, averaged: Container[str] = ()) -> No
         Mismatch: As `require_same`; nothing was written.
     """
     for name, tensor in named.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidArgument(
+                f"{name} has no shape yet, as its layer is a lazy one; run a batch through the "
+                "model before gradring.torch.distributed()"
+            )
         if tensor.device.type not in ("cpu", "cuda"):
             raise DeviceError(
                 f"{name} is on {tensor.device}; ranks share tensors on the CPU and on CUDA"
@@ -132,6 +144,8 @@ def share(comm: Communicator, named: Named, averaged: Container[str] = ()) -> No
                 "torch.sparse_coo format, or outside of the model's parameters and buffers"
             )
     require_same(comm, named, averaged)
+    if compare_more is not None:
+        compare_more()
     with torch.no_grad():
         for tensor in named.values():
             if tensor.is_sparse:

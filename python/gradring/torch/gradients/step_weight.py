@@ -4,8 +4,9 @@ A loop over `uneven` is told a number with every turn, and it may take several t
 (accumulation), or the next turn before this step (it looks ahead, or steps later). What a turn
 belongs to is seen from the backward passes: its number is that of the gradients which come between
 it and the next turn. Where it brings none before a step it is the next step's, if that step has had
-another turn; else it is this one's, with zeros for gradients. Pure; on the thread of the training
-loop, or that of its backward.
+another turn; else it is this one's, with zeros for gradients. A loop that brings none at all, an
+evaluation, is as if it had not been. Pure; on the thread of the training loop, or that of its
+backward.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class StepWeight:
         # any number of them, and of those only the last matters.
         self._turns: deque[float | None] = deque(maxlen=2)
         self._has_ended = False  # The loop that told the turns.
+        self._around: tuple[float | None, ...] = ()  # Turns of the loop in which that one was.
+        self._loops = self._batches = self._uses = 0  # Begun, told, and of turns for a step.
 
     @property
     def weight(self) -> float:
@@ -62,6 +65,25 @@ class StepWeight:
             self._said = before
             raise
 
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        """Count the turns that are told in here, unless they bring no gradients."""
+        turns, said, was_between = tuple(self._turns), self._said, self._has_ended
+        self._loops += 1
+        begun = self._loops, self._uses
+        batches, is_over = self._batches, False
+        try:
+            yield
+            is_over = True
+        finally:
+            # One that is left, and closed when another has begun, has nothing to say any more.
+            if is_over or begun[0] == self._loops:
+                self._has_ended = True
+                self._around = () if was_between else turns
+            if begun == (self._loops, self._uses) and batches < self._batches:
+                self._turns = deque(turns, maxlen=2)
+                self._said, self._has_ended = said, was_between
+
     def tell(self, weight: float | None) -> None:
         """Begin a turn with so many examples, or ``None``: this rank has run out."""
         told = None if weight is None else require_weight(weight)
@@ -69,15 +91,14 @@ class StepWeight:
             self._said = None  # It was said of a batch that nobody has trained.
         self._turns.append(told)
         self._has_ended = False
-
-    def end_turns(self) -> None:
-        """Note that the loop has ended: gradients to come are of no turn in which it had none."""
-        self._has_ended = True
+        self._batches += told is not None
 
     def see_backward(self) -> None:
         """Count the turn that runs, where it is not yet: a backward pass brings gradients."""
+        self._uses += 1
         if self._has_ended and self._turns and self._turns[-1] is None:
-            self._turns.clear()
+            # They are of no turn in which this rank had none.
+            self._turns = deque(self._around, maxlen=2)
         if self._turns:
             self._last = self._turns[-1] or 0.0
             self._turns.clear()
@@ -87,6 +108,7 @@ class StepWeight:
 
     def hold(self) -> float:
         """Return the weight; turns to come change it no more, unless they give gradients."""
+        self._uses += 1
         if self._counted is None:
             self._counted = self._last = self._of_turns()
             if self._turns:

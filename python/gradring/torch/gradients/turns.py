@@ -56,6 +56,7 @@ class Turns:
             yield from batches
             return
         source = iter(batches)
+        was_one_out = self._is_one_out  # Of a loop in which this one is.
         while True:
             batch: Batch | None = None
             mark = _HAS_BATCH
@@ -71,9 +72,10 @@ class Turns:
                 finally:
                     self._has_met = False
                 found, is_one_out = self._meet(mark)
-            self._is_one_out = is_one_out and found != _IS_OUT
             if found == _IS_OUT:
+                self._is_one_out = was_one_out
                 return
+            self._is_one_out = is_one_out
             yield batch
 
     def _meet(self, mark: int) -> tuple[int, bool]:

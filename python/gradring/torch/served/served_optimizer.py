@@ -282,13 +282,15 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
             Each batch, then maybe ``None``.
         """
         rounds = [driver for driver in self._drivers() if isinstance(driver, RoundOptimizer)]
-        for batch in [*rounds, self.driver][0].uneven(batches):
-            self._weight_now()  # Those of the turn that ends.
-            if rounds:
-                self._watch.listen()
-            self._weights.tell(None if batch is None else 1 if weight is None else weight(batch))
-            yield batch
-        self._weights.end_turns()
+        self._weight_now()  # Those of the turn in which this loop is.
+        with self._weights.loop():
+            for batch in [*rounds, self.driver][0].uneven(batches):
+                self._weight_now()  # Those of the turn that ends.
+                if rounds:
+                    self._watch.listen()
+                count = None if batch is None else 1 if weight is None else weight(batch)
+                self._weights.tell(count)
+                yield batch
 
     def flush(self) -> None:
         """Bring everything to the servers and take their values; see `ModeOptimizer.flush`.

@@ -1,0 +1,96 @@
+"""Finds out whether all ranks would do the same steps with the averages, before the first one.
+
+Ranks that step differently drift apart without an error, since gradients are averaged all the same:
+where a checkpoint was loaded on one rank only, say, or a learning rate depends on the rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradring.collectives.communicator import Communicator
+from gradring.errors import Mismatch
+from gradring.torch.gradients.parameters import Named
+
+# How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+
+
+def require_same_rule(
+    comm: Communicator,
+    optimizer: torch.optim.Optimizer,
+    named: Named,
+    options: Mapping[str, Any],
+) -> None:
+    """Compare what decides a step with that of all other ranks; a collective call.
+
+    Of the optimizer's state it is which there is, and the number of steps: not all the values.
+
+    Args:
+        comm: The ranks.
+        optimizer: Its class, settings and state.
+        named: Its parameters by name, the same on every rank.
+        options: What else is the same on all ranks, by name.
+
+    Raises:
+        Mismatch: Ranks differ; names the first difference, on every rank. ``comm`` stays usable.
+    """
+    lines = list(_lines(optimizer, named, options))
+    text = np.frombuffer("\n".join(lines).encode(), np.uint8)
+    digest = hashlib.blake2b(text.tobytes(), digest_size=8).digest()
+    mine = np.array([len(text), int.from_bytes(digest, "little", signed=True)], np.int64)
+    rows = comm.all_gather(mine).reshape(comm.world_size, 2)
+    if (rows == rows[0]).all():
+        return
+    # Every rank has found a difference, so all of them are here to tell their texts.
+    padded = np.zeros(rows[:, 0].max(), np.uint8)
+    padded[: len(text)] = text
+    found = comm.all_gather(padded).reshape(comm.world_size, len(padded))
+    texts = [
+        bytes(each[:size]).decode().split("\n")
+        for each, size in zip(found, rows[:, 0], strict=True)
+    ]
+    other = next(rank for rank, each in enumerate(texts) if each != texts[0])
+    here, there = next(
+        pair
+        for pair in itertools.zip_longest(texts[0], texts[other], fillvalue="nothing more")
+        if pair[0] != pair[1]
+    )
+    raise Mismatch(
+        f"the ranks would step differently: rank 0 has {here}, and rank {other} has {there}; give "
+        "distributed() the same optimizer and options on every rank, and load a saved state on all"
+    )
+
+
+def _lines(
+    optimizer: torch.optim.Optimizer, named: Named, options: Mapping[str, Any]
+) -> Iterator[str]:
+    yield f"the optimizer {type(optimizer).__name__}"
+    for name, value in options.items():
+        yield f"{name}={_plain(value)}"
+    for number, group in enumerate(optimizer.param_groups):
+        for key in optimizer.defaults:
+            if key in group and key not in _WAYS:
+                yield f"{key}={_plain(group[key])} in group {number}"
+    for name, param in named.items():
+        state = optimizer.state.get(param) or {}
+        found = [f"step={_plain(state[key])}" if key == "step" else str(key) for key in state]
+        yield f"{', '.join(sorted(found)) or 'nothing'} as the state of {name}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _plain(value.item()) if value.numel() == 1 else f"a tensor {list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_plain, value))})"
+    if value is None or isinstance(value, (bool, str)):
+        return repr(value)
+    # 1 and 1.0 are one setting.
+    return repr(float(value)) if isinstance(value, Real) else type(value).__name__
