@@ -98,12 +98,11 @@ class Work:
             return
         first, last = (self.size * place // workers for place in (rank, rank + 1))
         count, batches = self.part(epoch, first, last)
-        done = epoch * self.size
-        for batch in itertools.islice(
-            batches, int(self.comm.all_reduce(np.array([count]), op="min")[0])
-        ):
-            yield batch, done
-            done += batch.examples * workers
+        count = int(self.comm.all_reduce(np.array([count]), op="min")[0])
+        for step, batch in enumerate(itertools.islice(batches, count)):
+            # Told by steps and not by words, of which each worker's batches have other numbers: the
+            # rate goes by it, and in sync all workers have to take the same one.
+            yield batch, epoch * self.size + self.size * step // count
 
     def part(self, epoch: int, first: int, last: int) -> tuple[int, Iterator[Batch]]:
         """The number of batches in a part of the examples, and they."""

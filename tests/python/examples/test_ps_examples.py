@@ -133,6 +133,13 @@ def test_word2vec_learns_from_text(tmp_path: Path) -> None:
     assert points[-1]["loss"] < 3.3
 
 
+def test_workers_of_a_text_train_the_same_vectors_in_step(tmp_path: Path) -> None:
+    # How many words a batch takes is drawn by each worker; the rate that falls is everybody's.
+    options = ("--epochs", "2", "--dim", "8", "--words", "40000", "--mode", "sync")
+    _, _, outcome = run("word2vec.py", *options, workers=2, out=tmp_path / "run")
+    assert outcome["alike"]
+
+
 @pytest.mark.parametrize("model", ["dnn", "deepfm"])
 def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
     _, points, outcome = run("ctr.py", *CTR, "--model", model, out=tmp_path / "run")
