@@ -220,6 +220,20 @@ def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "text", [None, "", "no JSON", '{"mode": "geo"}\n{"seconds": 1.5, "examples": 9, "loss": 1.0}\n']
+)
+def test_a_run_that_is_none_or_has_not_ended_is_named(tmp_path: Path, text: str | None) -> None:
+    run = tmp_path / "run"
+    if text is not None:
+        run.write_text(text)
+    command = [sys.executable, str(EXAMPLES / "curves.py"), str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"error: {run}: " in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_run_without_points_is_named_where_it_is_to_be_drawn(tmp_path: Path) -> None:
     run = tmp_path / "short"
     run.write_text('{"mode": "geo", "workers": 1}\n{"words/s": 1.5}\n')
