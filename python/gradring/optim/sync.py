@@ -141,12 +141,7 @@ class SyncOptimizer:
         return self._averager.average(grads, weight)
 
     def apply(self, averages: Sequence[Array | None]) -> None:
-        """Update the parameters with gradients that are the same on every rank.
-
-        Args:
-            averages: What `average` returned: for each parameter a gradient of its shape and dtype,
-                which is not written, or ``None``: then it stays as it is.
-        """
+        """Update the parameters with gradients that are the same on every rank."""
         for param, average, state in zip(self.params, averages, self._state, strict=True):
             if average is not None:
                 self.rule.update(param, average, state)
