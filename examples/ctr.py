@@ -22,6 +22,7 @@ import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
 from datasets import ROWS, Floats, Table, are_alike, auc, run_number, table, with_next
+from options import at_least
 from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -42,22 +43,19 @@ def parse() -> argparse.Namespace:
     add("--mode", choices=MODES, default="local")
     add("--data", choices=("flights", "adult", "synthetic"), default="synthetic")
     add("--model", choices=("dnn", "deepfm"), default="dnn")
-    add("--k-steps", type=int, default=20, help="geo: steps between two exchanges")
-    add("--rare-every", type=int, default=1, help="geo: exchanges that a rare row may wait for")
-    add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
-    add("--epochs", type=int, default=1)
-    add("--batch", type=int, default=512, help="examples in a worker's step")
-    add("--dim", type=int, default=16)
+    add("--k-steps", type=at_least(1), default=20, help="geo: steps between two exchanges")
+    add("--rare-every", type=at_least(1), default=1, help="geo: exchanges that a rare row may wait")
+    add("--staleness", type=at_least(0), default=4, help="bounded: steps ahead of the slowest")
+    add("--epochs", type=at_least(1), default=1)
+    add("--batch", type=at_least(1), default=512, help="examples in a worker's step")
+    add("--dim", type=at_least(1), default=16)
     add("--lr", type=float, default=1e-3, help="Adam, of the network")
     add("--row-lr", type=float, default=0.05, help="Adagrad, of the rows")
-    add("--examples", type=int, default=102_400, help="synthetic: so many for training")
-    add("--threads", type=int, default=1, help="of a worker")
-    add("--seed", type=int, default=0)
+    add("--examples", type=at_least(1), default=102_400, help="synthetic: so many for training")
+    add("--threads", type=at_least(1), default=1, help="of a worker")
+    add("--seed", type=at_least(0), default=0)
     add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
-    options = parser.parse_args()
-    if options.examples < 1:
-        parser.error(f"--examples is at least 1, got {options.examples}")
-    return options
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -68,6 +66,11 @@ def main() -> None:
         raise SystemExit("--mode local is for one process; with several choose another")
     options.run = run_number(comm)
     data = table(options.data, examples=options.examples, seed=options.seed)
+    if data.train < options.batch * comm.world_size:
+        raise SystemExit(
+            f"--batch {options.batch} on {comm.world_size} workers is more than the {data.train:,} "
+            f"examples of {data.name}: nothing would be trained"
+        )
     torch.manual_seed(options.seed)
     model, optimizers = make(options, comm, data)
     what = {

@@ -34,9 +34,11 @@ class Recorder:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """What a run was, its points, and its outcome."""
-    first, *points, last = map(json.loads, path.read_text().splitlines())
-    return first, points, last
+    """What a run was, its points, and its outcome; ValueError where it has no outcome."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    if len(lines) < 2 or lines[-1].keys() <= {"seconds", "examples", "loss", "auc"}:
+        raise ValueError("the run has not ended, or it is none")
+    return lines[0], lines[1:-1], lines[-1]
 
 
 def label(what: dict[str, Any]) -> str:
@@ -54,6 +56,8 @@ def table(runs: list[tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]
 
 
 def text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
@@ -86,13 +90,21 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="files written with --out")
     parser.add_argument("--png", type=Path, help="draw them there")
     options = parser.parse_args()
-    runs = [read(path) for path in options.runs]
+    runs = []
+    for path in options.runs:
+        try:
+            runs.append(read(path))
+        except (OSError, ValueError) as error:
+            parser.error(f"{path}: {error}")
     print(table(runs))
     if options.png is not None:
         for path, (_, points, _) in zip(options.runs, runs, strict=True):
             if not points:
                 parser.error(f"{path} has no points to draw")
-        draw(runs, options.png)
+        try:
+            draw(runs, options.png)
+        except (OSError, ValueError) as error:
+            parser.error(f"--png {options.png}: {error}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--global-batch", type=int, default=48, help="over all ranks")
 options = parser.parse_args()
+if options.epochs < 1 or options.global_batch < 1:
+    parser.error("--epochs and --global-batch are at least 1")
 
 comm = gr.init()
 X, y = load_digits(return_X_y=True)

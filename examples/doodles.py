@@ -20,6 +20,8 @@ import gradring.torch  # noqa: F401 - registers the backend
 
 def join() -> tuple[int, int]:
     """Join torchrun's job, or be a world of one; this rank and the number of ranks."""
+    if "RANK" not in os.environ and int(os.environ.get("GRADRING_WORLD_SIZE") or 1) > 1:
+        raise SystemExit("gradring run sets no variables of torch's: start this with torchrun")
     if "RANK" in os.environ:
         dist.init_process_group("gradring")
     else:

@@ -118,7 +118,10 @@ def parse() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--json", type=Path, help="write losses, accuracies and throughput there")
     add("--baseline-seconds", type=float, default=2.0, help="time one process first; 0: do not")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.epochs < 1 or options.global_batch < 1 or options.seed < 0:
+        parser.error("--epochs and --global-batch are at least 1, --seed at least 0")
+    return options
 
 
 def make_optimizer(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:

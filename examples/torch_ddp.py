@@ -11,6 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
+from options import at_least
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,11 +20,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=7500)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--global-batch", type=int, default=64)
+    parser.add_argument("--images", type=at_least(1), default=7500)
+    parser.add_argument("--epochs", type=at_least(1), default=3)
+    parser.add_argument("--global-batch", type=at_least(1), default=64)
     options = parser.parse_args()
     rank, world_size = join()
+    if options.global_batch % world_size:
+        raise SystemExit(f"--global-batch must be a multiple of the {world_size} ranks")
 
     x, y, classes = load(options.images)
     data = TensorDataset(x, y)

@@ -11,6 +11,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
+from options import at_least
 from torch import Tensor, nn
 
 
@@ -27,8 +28,8 @@ def confusion(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--images", type=at_least(1), default=2000)
+    parser.add_argument("--steps", type=at_least(1), default=100)
     options = parser.parse_args()
     rank, world_size = join()
 

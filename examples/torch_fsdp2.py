@@ -10,6 +10,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
+from options import at_least
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,11 +18,13 @@ from torch.distributed.fsdp import fully_shard
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--global-batch", type=int, default=64)
+    parser.add_argument("--images", type=at_least(1), default=2000)
+    parser.add_argument("--steps", type=at_least(1), default=60)
+    parser.add_argument("--global-batch", type=at_least(1), default=64)
     options = parser.parse_args()
     rank, world_size = join()
+    if options.global_batch % world_size:
+        raise SystemExit(f"--global-batch must be a multiple of the {world_size} ranks")
 
     x, y, classes = load(options.images)
     model = network(x.shape[-1], classes)

@@ -11,6 +11,7 @@ import argparse
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
+from options import at_least
 from torch import Tensor, nn
 
 
@@ -48,10 +49,10 @@ def last_stage(stage: nn.Module, labels: tuple[Tensor, ...], shape: torch.Size) 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--images", type=at_least(1), default=2000)
+    parser.add_argument("--steps", type=at_least(1), default=60)
+    parser.add_argument("--batch", type=at_least(1), default=64)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
     options = parser.parse_args()
     rank, world_size = join()
     if world_size != 2:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from curves import Recorder
 from datasets import Corpus, Pairs, analogies, are_alike, corpus, run_number, with_next, zipf_pairs
+from options import at_least
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
@@ -40,20 +41,20 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Word vectors, on one worker or many.")
     add = parser.add_argument
     add("--mode", choices=MODES, default="local", help="apart: nobody hears of the others")
-    add("--k-steps", type=int, default=100, help="geo: steps between two exchanges")
-    add("--rare-every", type=int, default=1, help="geo: exchanges that a rare row may wait")
+    add("--k-steps", type=at_least(1), default=100, help="geo: steps between two exchanges")
+    add("--rare-every", type=at_least(1), default=1, help="geo: exchanges that a rare row may wait")
     add("--outer", choices=("sum", "mean", "nesterov"), default="sum", help="geo: what servers do")
-    add("--staleness", type=int, default=4, help="bounded: steps ahead of the slowest")
-    add("--dim", type=int, default=100)
-    add("--epochs", type=int, default=5)
+    add("--staleness", type=at_least(0), default=4, help="bounded: steps ahead of the slowest")
+    add("--dim", type=at_least(1), default=100)
+    add("--epochs", type=at_least(1), default=5)
     add("--rule", choices=("sgd", "adagrad"), default="sgd", help="how a gradient changes a row")
     add("--lr", type=float, default=0.025, help="with sgd it falls in a straight line")
-    add("--blocks", type=int, default=8, help="text: blocks of 32 words in a step")
-    add("--words", type=int, help="text: take so many words only")
+    add("--blocks", type=at_least(1), default=8, help="text: blocks of 32 words in a step")
+    add("--words", type=at_least(1), help="text: take so many words only")
     add("--synthetic", action="store_true", help="the made stream instead of text")
-    add("--examples", type=int, default=1_024_000, help="stream: pairs, over all workers")
-    add("--batch", type=int, default=1024, help="stream: pairs in a step")
-    add("--seed", type=int, default=0)
+    add("--examples", type=at_least(1), default=1_024_000, help="stream: pairs, over all workers")
+    add("--batch", type=at_least(1), default=1024, help="stream: pairs in a step")
+    add("--seed", type=at_least(0), default=0)
     add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
     return parser.parse_args()
 
@@ -78,6 +79,11 @@ class Work:
             self.size = min(options.words or len(self.data.ids), len(self.data.ids))
             self.examples = Windows(self.data.counts, blocks=options.blocks)
             self.words = len(self.data.vocabulary)
+        if self.size < self.examples.batch * comm.world_size:
+            raise SystemExit(
+                f"{self.size:,} {self.unit} are too few for {comm.world_size} workers with "
+                f"{self.examples.batch:,} in a step: nothing would be trained"
+            )
 
     def batches(self, epoch: int, optimizer: Any) -> Iterator[tuple[Batch, int]]:
         """This worker's batches of an epoch, and how many examples all workers have had by then.
@@ -98,12 +104,13 @@ class Work:
             return
         first, last = (self.size * place // workers for place in (rank, rank + 1))
         count, batches = self.part(epoch, first, last)
-        done = epoch * self.size
-        for batch in itertools.islice(
-            batches, int(self.comm.all_reduce(np.array([count]), op="min")[0])
-        ):
-            yield batch, done
-            done += batch.examples * workers
+        count = int(self.comm.all_reduce(np.array([count]), op="min")[0])
+        if not count:
+            raise SystemExit("too few words for a step: frequent ones are thinned out first")
+        for step, batch in enumerate(itertools.islice(batches, count)):
+            # Told by steps and not by words, of which each worker's batches have other numbers: the
+            # rate goes by it, and in sync all workers have to take the same one.
+            yield batch, epoch * self.size + self.size * step // count
 
     def part(self, epoch: int, first: int, last: int) -> tuple[int, Iterator[Batch]]:
         """The number of batches in a part of the examples, and they."""

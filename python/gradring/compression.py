@@ -114,6 +114,11 @@ def require_apart(values: buffers.Operand, rest: buffers.Operand | None) -> None
 def decode(encoded: bytes, compress: Compression, shape: int | Sequence[int]) -> Any:
     """Return the float32 array that bytes from `encode` stand for.
 
+    Args:
+        encoded: The bytes.
+        compress: The codec that they were made by.
+        shape: That of the array which was encoded.
+
     Raises:
         InvalidArgument: The bytes are not of this codec and shape.
     """

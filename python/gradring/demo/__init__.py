@@ -91,7 +91,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="gradring demo",
         parents=[shared_options()],
         description="Trains a small network on scikit-learn's digits on local workers, and "
-        "compares with one process on the same batches.",
+        "compares with one process on the same batches. Then it learns who clicks, on a parameter "
+        "server.",
     )
     parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")

@@ -1,9 +1,9 @@
 """Carries out a plan: starts the agents, shows what is written, and ends the job as a whole.
 
-The first rank or server that fails decides: it is named with how it ended, all others are stopped,
-and its exit code becomes the launcher's. Servers are stopped when the last rank has ended. One
-thread, which never waits but in its `Watch`: whoever reads our output may stall, and signals are
-heard all the same.
+The first rank (see `blame`) or server that fails decides: it is named with how it ended, all others
+are stopped, and its exit code becomes the launcher's. Servers stop when the last rank has ended.
+One thread, which never waits but in its `Watch`: whoever reads our output may stall, and signals
+are heard all the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from gradring.errors import ProtocolError
 from gradring.launch import agent, processes
+from gradring.launch.blame import Blame
 from gradring.launch.link import AgentLink, Frame
 from gradring.launch.numbers import is_server, name, server_index, server_number
 from gradring.launch.options import Options
@@ -62,6 +63,7 @@ class Job:
         self._screen = screen
         self._output = RankOutput(screen, has_prefix=options.prefix)
         self._outcome = Outcome(plan.world_size)
+        self._blame = Blame()
         self._links: list[AgentLink] = []
         self._is_stopping = False
         self._is_killing = False
@@ -158,6 +160,8 @@ class Job:
             self._watch.wait(self._seconds_to_wait(), may_hold=not self._is_killing)
             self._take_signals()
             self._heed_lost_streams()
+            if cause := self._blame.settled(self._outcome):
+                self._fail(cause)
             self._start_again()
             self._heed_deadline()
             self._show_status()
@@ -190,7 +194,7 @@ class Job:
             self._give_up_waiting()
 
     def _seconds_to_wait(self) -> float | None:
-        waits: list[float] = []
+        waits = self._blame.waits
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - time.monotonic()))
         waits += [max(0.0, at - time.monotonic()) for at, _ in self._coming.values()]
@@ -202,9 +206,7 @@ class Job:
         text = self._output.bar
         if not text and not self._options.quiet:
             seconds = int(time.monotonic() - self._started_at)
-            what = "stopping" if self._is_stopping else "running"
-            ranks = f"{self._outcome.running} of {self._plan.world_size} ranks {what}"
-            text = f"gradring: {ranks}, {seconds // 60}:{seconds % 60:02}".encode()
+            text = self._outcome.status_line(seconds, is_stopping=self._is_stopping).encode()
         self._screen.set_bottom(text)
 
     def _read_frames(self, link: AgentLink) -> None:
@@ -259,7 +261,8 @@ class Job:
             return
         self._outcome.end(number, status)
         if status != 0 and not self._is_stopping:
-            self._fail(Failure(self._outcome.told(number, how), exit_code(status), number))
+            failure = Failure(self._outcome.told(number, how), exit_code(status), number)
+            self._blame.hold(failure, self._output.lost_by(number))
         self._release_servers()
 
     def _note_server_end(self, link: AgentLink, number: int, status: int, how: str) -> None:
@@ -272,10 +275,8 @@ class Job:
         could_start = number in self._greeted and status != USAGE_ERROR
         at = self._restarts.note_end(number, time.monotonic())
         if self._options.restart_servers and could_start and at is not None:
-            pause = at - time.monotonic()
-            self._screen.say(
-                f"{name(number)}: {how}; starting it again from its log in {pause:.1f} s"
-            )
+            again = f"starting it again from its log in {at - time.monotonic():.1f} s"
+            self._screen.say(f"{name(number)}: {how}; {again}")
             self._coming[number] = (at, link)
         else:
             text = self._outcome.told(number, how)
@@ -377,9 +378,8 @@ class Job:
         late = [link for link in self._links if link.is_open]
         if not self._is_stopping:
             late = [link for link in late if not link.has_started]
-            seconds = self._options.start_timeout
-            names = ", ".join(link.host.name for link in late)
-            self._fail(Failure(f"{names}: no answer within {seconds:g} s", 1))
+            why = f"no answer within {self._options.start_timeout:g} s"
+            self._fail(Failure(f"{', '.join(link.host.name for link in late)}: {why}", 1))
         for link in late:
             self._stop_reading(link)
             link.close(timeout=0.0)

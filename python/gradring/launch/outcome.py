@@ -46,6 +46,12 @@ class Outcome:
         """Note that a rank ended."""
         self._ends[rank] = status
 
+    def status_line(self, seconds: int, *, is_stopping: bool) -> str:
+        """Say how many ranks there still are, after so many seconds."""
+        what = "stopping" if is_stopping else "running"
+        ranks = f"{self.running} of {self._world_size} ranks {what}"
+        return f"gradring: {ranks}, {seconds // 60}:{seconds % 60:02}"
+
     def has_ended(self, rank: int) -> bool:
         """Tell whether a rank's end was noted."""
         return rank in self._ends

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from gradring.launch.blame import lost_rank
 from gradring.launch.numbers import name
 from gradring.launch.screen import Screen
 
@@ -113,6 +114,10 @@ class RankOutput:
         if lines := self._last_errors.get(number):
             self._screen.say(f"the last lines of {name(number)}'s standard error:")
             self._screen.write(2, [b"    " + line for line in lines])
+
+    def lost_by(self, number: int) -> int | None:
+        """Return the rank that a process' last errors say it has lost; None: they name none."""
+        return lost_rank(self._last_errors.get(number, ()))
 
     @property
     def bar(self) -> bytes:

@@ -74,16 +74,24 @@ class Variables:
             raise InvalidArgument(f"{name}={text!r} is not a whole number from 0 to {10**9 - 1}")
         return int(digits)
 
-    def require(self, source: str, names: tuple[str, ...]) -> None:
-        """Refuse part of a set; the message lists what is there and what is not."""
+    def require(self, source: str, names: tuple[str, ...], besides: tuple[str, ...] = ()) -> None:
+        """Refuse part of a set; the message lists what is there and what is not.
+
+        Args:
+            source: What it begins with.
+            names: All of these have to be set.
+            besides: Not needed, but listed where they are set: one alone makes a part of a set too.
+        """
         missing = [name for name in names if name not in self.values]
         if not missing:
             return
         present = [
-            f"{self.source(name)}={self.values[name]}" for name in names if name in self.values
+            f"{self.source(name)}={self.values[name]}"
+            for name in (*names, *besides)
+            if name in self.values
         ]
         raise InvalidArgument(
-            f"{source}: the variables are incomplete: {', '.join(present) or 'nothing'} set, "
+            f"{source}: the variables are incomplete: {', '.join(present)} set, "
             f"{', '.join(missing)} missing; set what is missing, or unset the others to run alone"
         )
 

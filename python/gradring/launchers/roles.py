@@ -106,7 +106,8 @@ def discover(
 def _role(launcher: Launcher, variables: Variables) -> Role:
     is_alone = variables.number(launcher.world_size) == 1
     needs = () if is_alone or variables.has(*launcher.unless) else launcher.needs
-    variables.require(launcher.source, (launcher.rank, launcher.world_size, *needs))
+    besides = (launcher.local_rank, launcher.local_world_size, "GRADRING_LISTEN_FD")
+    variables.require(launcher.source, (launcher.rank, launcher.world_size, *needs), besides)
     rank = variables.number(launcher.rank) or 0
     world_size = variables.number(launcher.world_size) or 0
     size_source = variables.source(launcher.world_size)

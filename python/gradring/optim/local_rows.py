@@ -71,6 +71,9 @@ class LocalRows:
     def set_rule(self, rule: Any) -> None:
         """Go on with other settings, for which the state is the same.
 
+        Args:
+            rule: Of the kind that it was made with.
+
         Raises:
             InvalidArgument: It needs steps that were not counted.
         """
@@ -163,6 +166,10 @@ class LocalRows:
 
     def load_state(self, slots: Slots, saved: Mapping[str, Any]) -> None:
         """Go on from what `state` returned.
+
+        Args:
+            slots: The rows that it is given to, as for `state`.
+            saved: Its arrays, a row for each of them; not written.
 
         Raises:
             InvalidArgument: As `require_fitting`; nothing was changed.

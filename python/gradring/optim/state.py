@@ -146,6 +146,15 @@ def join(rule: CoreRule, fields: Mapping[str, Any], rows: int, dim: int) -> Arra
 
     A field that is missing has what a new row has.
 
+    Args:
+        rule: The table's.
+        fields: For each field as many numbers as `split` gives, in any shape; not written.
+        rows: How many rows.
+        dim: Floats of a row's weights.
+
+    Returns:
+        Float32; shape ``(rows, floats of state)``.
+
     Raises:
         InvalidArgument: A field's size does not fit.
     """
@@ -224,7 +233,19 @@ def to_row_entries(rule: CoreRule, state: Array, steps: Any, dim: int) -> list[E
 def from_row_entries(
     rule: CoreRule, entries: Sequence[Mapping[str, Any]], dim: int
 ) -> tuple[Array, Array]:
-    """Return the rows of state, and uint32 steps: the inverse of `to_row_entries`."""
+    """Return the rows of state, and uint32 steps: the inverse of `to_row_entries`.
+
+    Args:
+        rule: With the options that torch's optimizer has.
+        entries: One for each row; empty where the row has not had a step.
+        dim: Floats of a row's weights.
+
+    Returns:
+        Float32 of shape ``(rows, floats of state)``, and steps of shape ``(rows,)``.
+
+    Raises:
+        InvalidArgument: A field's size does not fit.
+    """
     width = sum(fields_of(rule, dim).values())
     state = np.empty((len(entries), width), np.float32)
     steps = np.zeros(len(entries), np.uint32)
@@ -248,7 +269,20 @@ def to_matrix_entry(rule: CoreRule, state: Array, steps: int, dim: int) -> Entry
 def from_matrix_entry(
     rule: CoreRule, entry: Mapping[str, Any], rows: int, dim: int
 ) -> tuple[Array, int]:
-    """Return the rows of state and the table's steps: the inverse of `to_matrix_entry`."""
+    """Return the rows of state and the table's steps: the inverse of `to_matrix_entry`.
+
+    Args:
+        rule: With the options that torch's optimizer has; one whose steps are the table's.
+        entry: Torch's; empty if the embedding has not had a step.
+        rows: Rows of the embedding.
+        dim: Floats of a row's weights.
+
+    Returns:
+        Float32 of shape ``(rows, floats of state)``, and the number of steps.
+
+    Raises:
+        InvalidArgument: A field's size does not fit.
+    """
     return join(rule, entry, rows, dim), int(entry.get("step", 0))
 
 

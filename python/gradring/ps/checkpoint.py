@@ -286,6 +286,12 @@ def _await_job(core: Any, number: int, timeout: float) -> list[str]:
 def verify(url: str | os.PathLike[str]) -> Manifest:
     """Check every byte of a checkpoint and of all it builds on; loads nothing, needs no servers.
 
+    Args:
+        url: The checkpoint's folder, as for `ParameterServer.load`.
+
+    Returns:
+        The manifest of this one.
+
     Raises:
         InvalidArgument: There is no checkpoint, or a file is missing; names it.
         ProtocolError: A file is damaged or cut short; names it.

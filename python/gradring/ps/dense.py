@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gradring.arrays import buffers
 from gradring.dtypes import DTYPE_CODES
@@ -75,6 +75,21 @@ class DenseTable:
             return result
 
         return self.calls.pull_dense(self, view.buffer, finish, async_op=async_op, timeout=timeout)
+
+    @overload
+    def push(
+        self, grad: Any, *, async_op: Literal[False] = ..., timeout: float | None = ...
+    ) -> Pushed: ...
+
+    @overload
+    def push(
+        self, grad: Any, *, async_op: Literal[True], timeout: float | None = ...
+    ) -> Pending[Pushed]: ...
+
+    @overload
+    def push(
+        self, grad: Any, *, async_op: bool, timeout: float | None = ...
+    ) -> Pushed | Pending[Pushed]: ...
 
     def push(
         self, grad: Any, *, async_op: bool = False, timeout: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gradring.ps.arguments.requests import pull_request, push_request
 
@@ -66,6 +66,24 @@ class SparseTable:
         """
         request = pull_request(self.name, self.dim, ids, out)
         return self.calls.pull([(self, request)], _only, async_op=async_op, timeout=timeout)
+
+    @overload
+    def push(
+        self, ids: Any, grads: Any, *, distinct: bool = ..., async_op: Literal[False] = ...,
+        timeout: float | None = ...,
+    ) -> Pushed: ...  # fmt: skip
+
+    @overload
+    def push(
+        self, ids: Any, grads: Any, *, distinct: bool = ..., async_op: Literal[True],
+        timeout: float | None = ...,
+    ) -> Pending[Pushed]: ...  # fmt: skip
+
+    @overload
+    def push(
+        self, ids: Any, grads: Any, *, distinct: bool = ..., async_op: bool,
+        timeout: float | None = ...,
+    ) -> Pushed | Pending[Pushed]: ...  # fmt: skip
 
     def push(
         self,

@@ -223,6 +223,9 @@ class DistributedOptimizer(ChangingParameters):
 
         It counts for the whole step, whatever `uneven` counts; without both a rank counts as 1.
 
+        Args:
+            weight: At least 0; a rank of weight 0 adds nothing to the averages.
+
         Raises:
             InvalidArgument: It is negative or not finite, or it comes too late.
         """

@@ -22,6 +22,8 @@ torch = pytest.importorskip("torch")
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import ctr  # noqa: E402
+import word2vec  # noqa: E402
 from curves import read  # noqa: E402
 from datasets import zipf_pairs  # noqa: E402
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
@@ -133,6 +135,34 @@ def test_word2vec_learns_from_text(tmp_path: Path) -> None:
     assert points[-1]["loss"] < 3.3
 
 
+@pytest.mark.parametrize("option", ["--batch", "--epochs", "--dim", "--k-steps", "--examples"])
+@pytest.mark.parametrize("example", [word2vec, ctr])
+@pytest.mark.parametrize("number", ["0", "-5"])
+def test_numbers_that_make_no_sense_are_refused_by_name(
+    example: Any, option: str, number: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["example", option, number])
+    with pytest.raises(SystemExit):
+        example.parse()
+    assert f"argument {option}: it is at least 1, got {number}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ctr.py", "word2vec.py --synthetic"])
+def test_fewer_examples_than_a_step_takes_are_refused(name: str) -> None:
+    command = [sys.executable, *f"{EXAMPLES}/{name} --batch 512 --examples 500".split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 1
+    assert done.stderr.endswith("nothing would be trained\n")
+
+
+def test_workers_of_a_text_train_the_same_vectors_in_step(tmp_path: Path) -> None:
+    # How many words a batch takes is drawn by each worker; the rate that falls is everybody's.
+    options = ("--epochs", "2", "--dim", "8", "--words", "40000", "--mode", "sync")
+    _, _, outcome = run("word2vec.py", *options, workers=2, out=tmp_path / "run")
+    assert outcome["alike"]
+
+
 @pytest.mark.parametrize("model", ["dnn", "deepfm"])
 def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
     _, points, outcome = run("ctr.py", *CTR, "--model", model, out=tmp_path / "run")
@@ -190,6 +220,20 @@ def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    "text", [None, "", "no JSON", '{"mode": "geo"}\n{"seconds": 1.5, "examples": 9, "loss": 1.0}\n']
+)
+def test_a_run_that_is_none_or_has_not_ended_is_named(tmp_path: Path, text: str | None) -> None:
+    run = tmp_path / "run"
+    if text is not None:
+        run.write_text(text)
+    command = [sys.executable, str(EXAMPLES / "curves.py"), str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"error: {run}: " in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_run_without_points_is_named_where_it_is_to_be_drawn(tmp_path: Path) -> None:
     run = tmp_path / "short"
     run.write_text('{"mode": "geo", "workers": 1}\n{"words/s": 1.5}\n')
@@ -199,13 +243,4 @@ def test_a_run_without_points_is_named_where_it_is_to_be_drawn(tmp_path: Path) -
     )  # fmt: skip
     assert "| geo, 1 worker | 1.5 |" in done.stdout
     assert f"{run} has no points to draw" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("count", ["0", "-5"])
-def test_training_on_no_examples_is_refused_by_name(count: str) -> None:
-    command = [sys.executable, str(EXAMPLES / "ctr.py"), "--examples", count]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert f"--examples is at least 1, got {count}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -65,3 +65,14 @@ def test_metrics_do_not_depend_on_the_number_of_ranks() -> None:
     assert "[199, 198]" in together
     assert together.splitlines()[-1] == alone.splitlines()[-1]
     assert re.fullmatch(r"accuracy 0\.\d+, macro F1 0\.\d+, n 397", alone.splitlines()[-1])
+
+
+def test_ranks_that_would_each_be_alone_are_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", "-n", "2", str(EXAMPLES / "torch_evaluate.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=160, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "start this with torchrun" in done.stderr
+    assert "Traceback" not in done.stderr

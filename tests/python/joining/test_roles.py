@@ -266,6 +266,13 @@ def test_a_lonely_variable_is_part_of_a_set_too() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "GRADRING_LOCAL_RANK", "GRADRING_LISTEN_FD"]
+)
+def test_a_variable_that_makes_a_part_of_a_set_by_itself_is_named(name: str) -> None:
+    assert f"incomplete: {name}=0 set, " in refusal({name: "0"})
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"RANK": "two"}, "RANK='two' is not a whole number"),

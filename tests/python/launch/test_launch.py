@@ -123,6 +123,43 @@ def test_the_first_failure_is_named_with_its_code_and_last_words(start: Start) -
     assert "gradring: after that: ranks 0, 2 stopped\n" in err
 
 
+def test_a_rank_that_raised_is_named_although_those_that_lost_it_end_before_it(
+    start: Start, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "gate")
+    # Rank 1 leaves its communicator, and then does not end before rank 0, the gate's writer, has.
+    program = LIVE + (
+        "import atexit\n"
+        "gate = open('gate', 'r' if rank else 'w')\n"
+        "if rank: atexit.register(gate.read)\n"
+        "import gradring, numpy\n"
+        "comm = gradring.init()\n"
+        "comm.barrier()\n"
+        "if rank == 1: sys.exit(42)\n"
+        "comm.recv(numpy.zeros(1), src=1)\n"
+    )
+    code, _, err = start(program, "-n", "2").finish()
+    assert "PeerLost: recv" in err
+    assert "gradring: rank 1 failed first: exit code 42" in err
+    assert code == 42
+    assert "gradring: after that: rank 0 ended with exit code 1\n" in err
+
+
+def test_a_lost_rank_that_ended_well_leaves_the_blame_with_those_that_needed_it(
+    start: Start,
+) -> None:
+    program = LIVE + (
+        "import gradring, numpy\n"
+        "comm = gradring.init()\n"
+        "comm.barrier()\n"
+        "if rank == 0: comm.recv(numpy.zeros(1), src=1)\n"
+    )
+    code, _, err = start(program, "-n", "2").finish()
+    assert code == 1
+    assert "gradring: rank 0 failed first: exit code 1" in err
+    assert "gradring: after that: rank 1 finished\n" in err
+
+
 def test_the_exit_code_of_the_first_failed_rank_is_kept(start: Start) -> None:
     program = LIVE + "if rank == 1: sys.exit(42)\nwhile True: signal.pause()\n"
     assert start(program, "-n", "2").finish()[0] == 42
