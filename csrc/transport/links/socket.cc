@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -38,6 +39,23 @@ sockaddr_un unix_address(const std::string& name, socklen_t& length) {
   return address;
 }
 
+// "%eth0": a link-local address means nothing without the link that it is of.
+std::string scope_text(const sockaddr_in6& address) {
+  std::array<char, IF_NAMESIZE> name{};
+  if (!IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) || address.sin6_scope_id == 0) return "";
+  if (::if_indextoname(address.sin6_scope_id, name.data()) == nullptr)
+    return str('%', address.sin6_scope_id);
+  return str('%', name.data());
+}
+
+// Why an address cannot be listened at, or connected to.
+std::string address_problem(int error, const addrinfo& entry) {
+  if (error != EINVAL || entry.ai_family != AF_INET6) return errno_text(error);
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(*entry.ai_addr);
+  if (!IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) || v6.sin6_scope_id != 0) return errno_text(error);
+  return "a link-local address needs the name of its interface behind it, as %eth0";
+}
+
 HostPort to_host_port(const sockaddr_storage& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   if (address.ss_family == AF_INET) {
@@ -51,7 +69,7 @@ HostPort to_host_port(const sockaddr_storage& address) {
       ::inet_ntop(AF_INET, v6.sin6_addr.s6_addr + 12, text.data(), text.size());
     else
       ::inet_ntop(AF_INET6, &v6.sin6_addr, text.data(), text.size());
-    return {text.data(), ntohs(v6.sin6_port)};
+    return {text.data() + scope_text(v6), ntohs(v6.sin6_port)};
   }
   return {};
 }
@@ -145,7 +163,7 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
     if (::bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(fd.get(), backlog) == 0)
       return fd;
-    why = errno_text(errno);
+    why = errno == EADDRNOTAVAIL ? "it is no address of this host" : address_problem(errno, *entry);
   }
   throw InvalidArgument(str("cannot listen on ", to_text({host, port}), ": ", why));
 }
@@ -234,7 +252,7 @@ Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why)
       error = connect_error(fd.get());
     }
     if (error == 0) return fd;
-    why = errno_text(error);
+    why = address_problem(error, *entry);
   }
   return {};
 }
