@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -37,23 +36,6 @@ sockaddr_un unix_address(const std::string& name, socklen_t& length) {
               name.size());  // A leading zero byte: the abstract name space.
   length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return address;
-}
-
-// "%eth0": a link-local address means nothing without the link that it is of.
-std::string scope_text(const sockaddr_in6& address) {
-  std::array<char, IF_NAMESIZE> name{};
-  if (!IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) || address.sin6_scope_id == 0) return "";
-  if (::if_indextoname(address.sin6_scope_id, name.data()) == nullptr)
-    return str('%', address.sin6_scope_id);
-  return str('%', name.data());
-}
-
-// Why an address cannot be listened at, or connected to.
-std::string address_problem(int error, const addrinfo& entry) {
-  if (error != EINVAL || entry.ai_family != AF_INET6) return errno_text(error);
-  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(*entry.ai_addr);
-  if (!IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) || v6.sin6_scope_id != 0) return errno_text(error);
-  return "a link-local address needs the name of its interface behind it, as %eth0";
 }
 
 HostPort to_host_port(const sockaddr_storage& address) {
