@@ -46,6 +46,11 @@ const unsigned char* address_bytes(const sockaddr* address) {
       &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
+bool is_link_local(const sockaddr* address) {
+  return address->sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
 bool contains(const Cidr& cidr, const sockaddr* address) {
   if (address->sa_family != cidr.family) return false;
   const unsigned char* bytes = address_bytes(address);
@@ -80,18 +85,23 @@ std::string interface_address(const std::string& interface) {
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(raw, &::freeifaddrs);
   std::string known;
   std::string v6;
+  std::string link_local;
   for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    std::array<char, INET6_ADDRSTRLEN> text{};
-    ::inet_ntop(family, address_bytes(entry->ifa_addr), text.data(), text.size());
-    known += str(known.empty() ? "" : ", ", entry->ifa_name, ' ', text.data());
+    std::array<char, INET6_ADDRSTRLEN> number{};
+    ::inet_ntop(family, address_bytes(entry->ifa_addr), number.data(), number.size());
+    const bool is_of_link = is_link_local(entry->ifa_addr);
+    const std::string text = is_of_link ? str(number.data(), '%', entry->ifa_name) : number.data();
+    known += str(known.empty() ? "" : ", ", entry->ifa_name, ' ', number.data());
     if (is_cidr ? !contains(cidr, entry->ifa_addr) : interface != entry->ifa_name) continue;
-    if (family == AF_INET || is_cidr) return text.data();
-    if (v6.empty()) v6 = text.data();
+    if (family == AF_INET || is_cidr) return text;
+    std::string& found = is_of_link ? link_local : v6;
+    if (found.empty()) found = text;
   }
   if (!v6.empty()) return v6;
+  if (!link_local.empty()) return link_local;
   throw InvalidArgument(
       str("interface '", interface, "' matches nothing here (NAME or CIDR); there is: ", known));
 }

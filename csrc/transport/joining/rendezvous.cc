@@ -72,8 +72,23 @@ std::string who_is_missing(const Meeting& meeting) {
              gone.empty() ? "" : ", ", gone);
 }
 
-// Why a join makes no sense, or nothing.
-std::string objection(const JoinOptions& options, const wire::Join& join, const Meeting& meeting) {
+// What names the link of a link-local address: "%eth0". Each host has a name of its own for it.
+std::string link_of(const std::string& host) {
+  const auto at = host.find('%');
+  return at == std::string::npos ? "" : host.substr(at);
+}
+
+// The address of somebody else on a link that is called `link` here.
+std::string seen_over(const std::string& link, const std::string& tcp_address) {
+  HostPort address = parse_host_port(tcp_address);
+  if (!link.empty() && !link_of(address.host).empty())
+    address.host = address.host.substr(0, address.host.find('%')) + link;
+  return to_text(address);
+}
+
+// Why a join makes no sense, or nothing. `here` is where the rank has reached this one.
+std::string objection(const JoinOptions& options, const wire::Join& join, const Meeting& meeting,
+                      const HostPort& here) {
   const Rank rank = join.member.rank;
   const std::vector<wire::Member>& members = meeting.members;
   if (join.world_size != static_cast<std::uint32_t>(options.world_size))
@@ -81,6 +96,12 @@ std::string objection(const JoinOptions& options, const wire::Join& join, const 
                options.world_size);
   if (rank <= 0 || rank >= options.world_size)
     return str("rank ", rank, " does not exist in a world of ", options.world_size);
+  // Behind a tunnel everybody seems to come over loopback; there nothing can be said.
+  if (join.member.host_key != members[0].host_key && !is_loopback(here.host) &&
+      is_loopback(parse_host_port(join.member.tcp_address).host))
+    return str("rank ", rank, " listens at ", join.member.tcp_address,
+               ", which no other host reaches, and rank 0 is on another; GRADRING_INTERFACE there "
+               "is to name an interface, or a network, that the other hosts reach");
   for (std::size_t other = 0; other < members.size(); ++other) {
     const TransportMode mode = meeting.modes[other];
     // They would look for each other in different places.
@@ -110,13 +131,16 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     const wire::Message message = recv_frame(arrival.fd.get(), deadline);
     const auto* join = std::get_if<wire::Join>(&message);
     if (join == nullptr) throw ProtocolError("expected a join");
-    const std::string reason = objection(options, *join, meeting);
+    const HostPort here = local_address(arrival.fd.get());
+    const std::string reason = objection(options, *join, meeting, here);
     if (!reason.empty()) {
       log_warning(options.rank, str("refused a rank: ", reason));
       send_frame(arrival.fd.get(), wire::Refused{reason, false}, deadline);
       return;
     }
-    meeting.members[static_cast<std::size_t>(join->member.rank)] = join->member;
+    wire::Member member = join->member;
+    member.tcp_address = seen_over(link_of(here.host), member.tcp_address);
+    meeting.members[static_cast<std::size_t>(join->member.rank)] = std::move(member);
     meeting.modes[static_cast<std::size_t>(join->member.rank)] = join->mode;
     meeting.controls[join->member.rank] = std::move(arrival.fd);
   } catch (const Error& error) {
@@ -277,6 +301,8 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
     throw ProtocolError("the answer to a join is no welcome");
   meeting.session = welcome->session;
   meeting.members = welcome->members;
+  for (wire::Member& member : meeting.members)
+    member.tcp_address = seen_over(link_of(host), member.tcp_address);
   meeting.costs = welcome->costs;
   // Where rank 0 was found is where it can be reached, whatever it calls itself.
   meeting.members[0].tcp_address = to_text(options.rendezvous);

@@ -1,5 +1,10 @@
 #include "transport/links/resolve.h"
 
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <array>
+#include <cerrno>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -60,6 +65,21 @@ std::shared_ptr<Answer> begin(const HostPort& address, const Lookup& look_up) {
 }
 
 }  // namespace
+
+std::string scope_text(const sockaddr_in6& address) {
+  std::array<char, IF_NAMESIZE> name{};
+  if (!IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) || address.sin6_scope_id == 0) return "";
+  if (::if_indextoname(address.sin6_scope_id, name.data()) == nullptr)
+    return str('%', address.sin6_scope_id);
+  return str('%', name.data());
+}
+
+std::string address_problem(int error, const addrinfo& entry) {
+  if (error != EINVAL || entry.ai_family != AF_INET6) return errno_text(error);
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(*entry.ai_addr);
+  if (!IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) || v6.sin6_scope_id != 0) return errno_text(error);
+  return "a link-local address needs the name of its interface behind it, as %eth0";
+}
 
 AddressList resolve(const HostPort& address, int flags) {
   addrinfo hints{};

@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "transport/links/socket.h"
 
+struct sockaddr_in6;
+
 namespace gradring::transport {
 
 using AddressList = std::shared_ptr<const addrinfo>;
@@ -26,5 +28,10 @@ using Lookup = std::function<AddressList(const HostPort&)>;
 AddressList resolve_by(const HostPort& address, Time deadline, std::string& why,
                        const Lookup& look_up);
 AddressList resolve_by(const HostPort& address, Time deadline, std::string& why);
+
+// "%eth0": a link-local address means nothing without the link that it is of. Else nothing.
+std::string scope_text(const sockaddr_in6& address);
+// Why an address cannot be listened at, or connected to.
+std::string address_problem(int error, const addrinfo& entry);
 
 }  // namespace gradring::transport

@@ -58,7 +58,7 @@ HostPort to_host_port(const sockaddr_storage& address) {
       ::inet_ntop(AF_INET, v6.sin6_addr.s6_addr + 12, text.data(), text.size());
     else
       ::inet_ntop(AF_INET6, &v6.sin6_addr, text.data(), text.size());
-    return {text.data(), ntohs(v6.sin6_port)};
+    return {text.data() + scope_text(v6), ntohs(v6.sin6_port)};
   }
   return {};
 }
@@ -152,7 +152,7 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
     if (::bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(fd.get(), backlog) == 0)
       return fd;
-    why = errno_text(errno);
+    why = errno == EADDRNOTAVAIL ? "it is no address of this host" : address_problem(errno, *entry);
   }
   throw InvalidArgument(str("cannot listen on ", to_text({host, port}), ": ", why));
 }
@@ -241,7 +241,7 @@ Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why)
       error = connect_error(fd.get());
     }
     if (error == 0) return fd;
-    why = errno_text(error);
+    why = address_problem(error, *entry);
   }
   return {};
 }

@@ -105,7 +105,8 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
     handle_abort(*abort, from, actions);
   } else if (std::holds_alternative<wire::Bye>(message)) {
     lose({from, true,
-          str(describe_rank(from), " has left: it closed its communicator or its script ended")},
+          str(describe_rank(from), " has left", whom_it_lost(from),
+              ": it closed its communicator or its script ended")},
          now, actions);
     actions.disconnect.push_back(from);
   } else if (const auto* request = std::get_if<wire::ShrinkRequest>(&message)) {
@@ -118,6 +119,16 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
   } else if (const auto* left = std::get_if<wire::Left>(&message)) {
     hear_left(*left, from, actions);
   }
+}
+
+// A rank that is cut off from the coordinator alone fails, and often leaves before the others find
+// anything wrong: then this is why.
+std::string Membership::whom_it_lost(Rank from) const {
+  std::string text;
+  for (const auto& [teller, lost] : hearsay_)
+    if (teller == from)
+      text += str(text.empty() ? ", having lost " : ", ", describe_rank(lost.rank));
+  return text;
 }
 
 void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Actions& actions) {

@@ -108,6 +108,7 @@ class Membership {
   void tell_members(const wire::Left& left, Rank except, Actions& actions);
   std::string who_is_not_in(const wire::Abort& abort) const;
   std::string describe_rank(Rank rank) const;
+  std::string whom_it_lost(Rank from) const;  // ", having lost rank 0 (...)", or nothing.
 
   Settings settings_;
   std::vector<Peer> peers_;  // By rank; own entry alive and connected.

@@ -111,8 +111,9 @@ class LaunchedGroup:
         line = json.dumps(command).encode() + b"\n"
         try:
             for rank in self._ranks:
-                rank.write(line)
-                rank.flush()
+                with contextlib.suppress(ConnectionError):  # It ended: reading finds who.
+                    rank.write(line)
+                    rank.flush()
             answers = [self._answer(number) for number in range(self.size)]
         except OSError as error:
             raise GroupFailed(self._complaint(f"no answer: {error}")) from error
@@ -160,8 +161,13 @@ class LaunchedGroup:
             os.close(ended)
 
     def _answer(self, number: int) -> Reply:
-        line = self._ranks[number].readline()
+        line = b""
+        with contextlib.suppress(ConnectionError):  # It ended with a command unread.
+            line = self._ranks[number].readline()
         if not line:
+            # The launcher says how, but only once it has stopped the others.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LEAVE_SECONDS)
             raise GroupFailed(self._complaint(f"rank {number} ended"))
         answer: Reply = json.loads(line)
         return answer

@@ -10,6 +10,7 @@ starts in a moment, and preexec_fn is safe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -37,6 +38,23 @@ STDOUT, STDERR, EVENT = b"o", b"e", b"j"
 READ_BYTES = 1 << 16
 # Above this the ranks' pipes wait until the launcher has read on.
 BACKLOG_BYTES = 1 << 20
+
+
+_CANNOT_LISTEN = {
+    errno.EADDRNOTAVAIL: "it is no address of this host",
+    errno.EADDRINUSE: "the port is in use",
+}
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
+        )
+    return socket.create_server(("", port), backlog=1024)
 
 
 def search_path(environ: Mapping[str, str]) -> str:
@@ -187,15 +205,15 @@ class Agent:
     # Starting.
 
     def _listen(self, number: int, host: str, port: int) -> None:
-        if host:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family, backlog=1024)
-        elif socket.has_dualstack_ipv6():
-            listener = socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-            )
-        else:
-            listener = socket.create_server(("", port), backlog=1024)
+        try:
+            listener = _listener(host, port)
+        except OSError as error:
+            what = _CANNOT_LISTEN.get(error.errno or 0)
+            if what is None or is_server(number):
+                raise
+            where = f"at {host}" if host else "here"
+            text = f"{where}, port {port}: {what}; --rendezvous names an address of the first host"
+            raise OSError(f"{text}, and a port that is free there (0: any)") from error
         self._listeners[number] = listener
         self._tell(event="listening", number=number, port=listener.getsockname()[1])
 

@@ -84,8 +84,8 @@ class Outcome:
         return 0 if self.interrupt is None else 128 + self.interrupt
 
     def aftermath(self) -> str:
-        """Say what became of the other ranks after a failure; empty where neither is there."""
-        if self.failure is None or not self.has_begun:
+        """Say what became of the other ranks after a failure that was told; empty otherwise."""
+        if self.failure is None or not self.failure.text or not self.has_begun:
             return ""
         groups: dict[str, list[int]] = {}
         for rank in range(self._world_size):

@@ -47,6 +47,21 @@ def fitting_gradients(
     ]
 
 
+def require_numpy(param: Any, name: str) -> None:
+    """Check that a parameter is a NumPy array, which training writes in place.
+
+    Raises:
+        InvalidArgument: It is something else, such as a tensor of PyTorch.
+    """
+    if isinstance(param, np.ndarray):
+        return
+    package = type(param).__module__.partition(".")[0]
+    text = f"{name} is a {type(param).__name__}; give NumPy arrays"
+    if package == "torch":
+        text += ": what trains PyTorch's parameters is gradring.torch.distributed(optimizer, ...)"
+    raise InvalidArgument(text)
+
+
 def is_finite(values: Array) -> bool:
     """Tell whether there is no NaN and no infinity; cheaper than by `numpy.isfinite` alone.
 

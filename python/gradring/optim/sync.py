@@ -19,6 +19,7 @@ from gradring.collectives.same_shapes import require_same_shapes
 from gradring.collectives.uneven import dealt_out, until_all_end
 from gradring.errors import InvalidArgument
 from gradring.optim.averaging import Averager
+from gradring.optim.gradients import require_numpy
 from gradring.optim.rules import CoreRule, Rule, State, require_rule
 from gradring.optim.state import require_kept
 
@@ -216,8 +217,8 @@ def _parts_of(saved: Any) -> tuple[str, Sequence[Mapping[str, Any]]]:
 
 
 def _require_trainable(index: int, param: Any) -> None:
-    if not isinstance(param, np.ndarray) or param.dtype not in (np.float32, np.float64):
-        what = getattr(param, "dtype", type(param).__name__)
-        raise InvalidArgument(f"parameter {index} is {what}; use float32 or float64 arrays")
+    require_numpy(param, f"parameter {index}")
+    if param.dtype not in (np.float32, np.float64):
+        raise InvalidArgument(f"parameter {index} is {param.dtype}; use float32 or float64 arrays")
     if not param.flags.writeable:
         raise InvalidArgument(f"parameter {index} is read-only, but training writes it")

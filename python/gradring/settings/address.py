@@ -30,18 +30,27 @@ def parse_address(text: str, source: str, *, any_port: bool = False) -> tuple[st
         host = host[1:-1]
     elif ":" in host:
         raise InvalidArgument(f"{source}={text!r}: IPv6 goes in brackets, [{host}]:{port}")
-    return host, parse_port(port, source, any_port=any_port)
+    return host, parse_port(port, source, any_port=any_port, within=text)
 
 
-def parse_port(text: str, source: str, *, any_port: bool = False) -> int:
+def parse_port(text: str, source: str, *, any_port: bool = False, within: str = "") -> int:
     """Return the port number.
+
+    Args:
+        text: What was written for the port.
+        source: The variable or option it came from, for the message.
+        any_port: Whether 0 ("pick one") makes sense here.
+        within: The whole of what was written, if that was more.
 
     Raises:
         InvalidArgument: ``text`` is not a number from 1 (or 0, with ``any_port``) to 65535.
     """
     port = int(text) if text.isascii() and text.isdigit() else -1
-    if not (0 if any_port else 1) <= port <= 65535:
-        raise InvalidArgument(f"{source}={text!r}: a port is a number from 1 to 65535")
+    least = 0 if any_port else 1
+    if not least <= port <= 65535:
+        raise InvalidArgument(
+            f"{source}={(within or text)!r}: a port is a number from {least} to 65535"
+        )
     return port
 
 

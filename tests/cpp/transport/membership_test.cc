@@ -140,6 +140,18 @@ TEST_CASE("a coordinator that one rank has given up takes the others along to th
   CHECK(cluster.are_connected(1, 3));
 }
 
+TEST_CASE("of a rank that leaves because it is cut off from the coordinator it is said so") {
+  Cluster cluster(4);
+  cluster.connect(3, 1);
+  cluster.say(3, 1, wire::Lost{0, false, "it was silent"});
+  cluster.connect(2, 1);
+  cluster.say(3, 1, wire::Bye{});
+  cluster.say(2, 1, wire::Bye{});
+  REQUIRE(cluster.gone(1) == Ranks{3, 2});
+  CHECK(contains(cluster.seat(1).gone[0].text, "rank 3 has left, having lost rank 0: it closed"));
+  CHECK(contains(cluster.seat(1).gone[1].text, "rank 2 has left: it closed"));
+}
+
 TEST_CASE("a follower's word about another follower deposes nobody") {
   Cluster cluster(4);
   cluster.connect(3, 1);

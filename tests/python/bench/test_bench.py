@@ -24,11 +24,12 @@ from gradring.bench.cases import (
     parse_size,
 )
 from gradring.bench.command import run
-from gradring.bench.groups import JoinedGroup
+from gradring.bench.groups import GroupFailed, JoinedGroup, LaunchedGroup
 from gradring.bench.peers import pattern
 from gradring.bench.peers.ours import Ours
 from gradring.bench.peers.pattern import Case
 from gradring.bench.peers.timing import Rank
+from gradring.bench.starts import Start
 from gradring.errors import InvalidArgument
 from reference import ops_of, reduced
 from thread_ranks import ThreadWorld
@@ -359,3 +360,28 @@ def test_a_ratio_compares_round_with_round() -> None:
     ratio = statistics.ratio_of(figures(1.0, 10.0, 1.0), figures(2.0, 15.0, 0.5))
     assert (ratio.median, ratio.low, ratio.high) == (1.5, 0.5, 2.0)
     assert ratio.won == pytest.approx(2 / 3)
+
+
+# Stands in for a launcher whose rank dies: it hears of that after us, and says how.
+LAUNCHER = """
+import json, os, socket, sys, time
+rank = socket.socket(socket.AF_UNIX)
+rank.connect(sys.argv[1])
+rank.sendall(json.dumps({"rank": 0}).encode() + b"\\n")
+rank.recv(int(sys.argv[2]))
+rank.close()
+time.sleep(0.5)
+print("rank 0 failed first: killed by SIGKILL", flush=True)
+"""
+
+
+@pytest.mark.parametrize("read", ["1", "4096"])
+def test_of_a_rank_that_ends_it_is_said_how(read: str, tmp_path: Path) -> None:
+    path = tmp_path / "ranks.sock"
+    start = Start("library", (sys.executable, "-c", LAUNCHER, str(path), read), tmp_path, {})
+    group = LaunchedGroup(start, 1, path)
+    with pytest.raises(GroupFailed) as failure:
+        group.ask(do="about")
+    group.close()
+    assert str(failure.value).splitlines()[0] == "library: rank 0 ended"
+    assert "rank 0 failed first: killed by SIGKILL" in str(failure.value)

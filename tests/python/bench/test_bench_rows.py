@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -190,3 +191,16 @@ def test_a_row_that_float32_can_hold_is_compared_bit_for_bit() -> None:
         assert count_wrong(options, pushed, changed) == 1
     rows[1] = np.nan
     assert count_wrong(options, pushed, rows) == 2
+
+
+def test_ranks_of_a_launcher_do_not_measure_jobs_of_their_own_beside_each_other() -> None:
+    said = {"RANK": "1", "WORLD_SIZE": "2", "RENDEZVOUS": "127.0.0.1:4000", "SECRET": "s" * 32}
+    ended = subprocess.run(
+        [sys.executable, "-m", "gradring", "bench", "pull", *SHORT],
+        capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, **{f"GRADRING_{name}": value for name, value in said.items()}},
+    )  # fmt: skip
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == "", "refused before anything is measured"
+    assert "gradring bench pull starts its workers and servers itself" in ended.stderr
+    assert "not as ranks of a launcher" in ended.stderr

@@ -285,6 +285,7 @@ def test_a_variable_that_makes_a_part_of_a_set_by_itself_is_named(name: str) -> 
         ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000': a port is a number from 1 to 65535"),
         ({"GRADRING_RENDEZVOUS": "fd00::1:80"}, "IPv6 goes in brackets"),
         ({"GRADRING_RENDEZVOUS": "node1"}, "GRADRING_RENDEZVOUS='node1' is not host:port"),
+        ({"GRADRING_RENDEZVOUS": "node1:0"}, "GRADRING_RENDEZVOUS='node1:0': a port is a number"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(change: dict[str, str], words: str) -> None:

@@ -113,6 +113,23 @@ def test_ranks_on_other_hosts_meet_where_they_are_told(
     assert start(program, *options).finish() == (0, ["[0] hello"], "")
 
 
+def test_where_rank_0_cannot_listen_it_is_said_why_and_what_to_do(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    hosts = hosts_file(tmp_path, "red\nblue\n")
+    options = ["--hosts", hosts, "--ssh", fake_ssh, "--rendezvous"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for place, why in (
+            (f"127.0.0.1:{port}", f"at 127.0.0.1, port {port}: the port is in use"),
+            # An address of documents only (RFC 5737).
+            ("192.0.2.1:4000", "at 192.0.2.1, port 4000: it is no address of this host"),
+        ):
+            code, lines, err = start(LIVE, *options, place).finish()
+            assert (code, lines) == (1, [])
+            assert err.startswith(f"gradring: red: cannot listen: {why}; --rendezvous names"), err
+
+
 def test_programs_beside_the_interpreter_are_found_on_every_host_without_activation(
     start: Start, fake_ssh: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gradring as gr
 from exact_server import ExactServer, Faults
@@ -173,7 +174,12 @@ def test_wrong_gradients_are_refused_before_anything_is_sent() -> None:
 
 @pytest.mark.parametrize(
     ("param", "complaint"),
-    [(np.ones(3), "float64"), (np.ones((4, 4), np.float32)[:, ::2], "contiguous"), ([1.0], "list")],
+    [
+        (np.ones(3), "float64"),
+        (np.ones((4, 4), np.float32)[:, ::2], "contiguous"),
+        ([1.0], "list; give NumPy arrays$"),
+        (torch.ones(3), r"Tensor; give NumPy arrays: .*gradring\.torch\.distributed\(optimizer"),
+    ],
 )
 def test_servers_hold_contiguous_float32_arrays(param: Any, complaint: str) -> None:
     with pytest.raises(gr.InvalidArgument, match=complaint):

@@ -222,6 +222,9 @@ def test_what_cannot_be_trained_or_averaged_is_refused(world: GetWorld) -> None:
     for param in (np.zeros(2, np.int64), np.zeros(2, np.float16), read_only, [1.0]):
         with pytest.raises(gr.InvalidArgument, match="parameter 0"):
             gr.SyncOptimizer([param], gr.optim.SGD(lr=1), comm)
+    tensor = pytest.importorskip("torch").zeros(2)
+    with pytest.raises(gr.InvalidArgument, match=r"a Tensor; give NumPy.* gradring\.torch\."):
+        gr.SyncOptimizer([tensor], gr.optim.SGD(lr=1), comm)
     with pytest.raises(gr.InvalidArgument, match="bucket_bytes"):
         gr.SyncOptimizer([np.zeros(2)], gr.optim.SGD(lr=1), comm, bucket_bytes=0)
     optimizer = gr.SyncOptimizer([np.zeros(2)], gr.optim.SGD(lr=1), comm)

@@ -17,8 +17,10 @@ from gradring.bench import plot
 from gradring.bench.rows import bounds, report
 from gradring.bench.rows.ids import zipf_ids
 from gradring.bench.rows.options import Options, parse
+from gradring.bench.starts import role_in_group
 from gradring.commands.output_files import writing
 from gradring.commands.own_modules import module_command
+from gradring.errors import InvalidArgument
 from gradring.launch import processes
 
 
@@ -29,8 +31,15 @@ def run(argv: Sequence[str]) -> int:
         0; 1 where rows were wrong; the job's exit code where it failed.
 
     Raises:
-        InvalidArgument: The command line makes no sense.
+        InvalidArgument: The command line makes no sense, or a launcher has started this as one of
+            several ranks: each would measure a job of its own, beside the others'.
     """
+    role = role_in_group(os.environ)
+    if role is not None and role.world_size > 1:
+        raise InvalidArgument(
+            f"gradring bench {argv[0]} starts its workers and servers itself, on this machine: "
+            "call it by itself, with -n and --servers, not as ranks of a launcher"
+        )
     options = parse(argv)
     if options.plot is not None:
         plot.require(options.plot)

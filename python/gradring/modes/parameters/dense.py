@@ -17,7 +17,7 @@ import numpy as np
 from gradring.errors import InvalidArgument, Mismatch, TimedOut
 from gradring.modes.stores.store import Array, Gate, Pull, Push, Store
 from gradring.optim import Sum
-from gradring.optim.gradients import fitting_gradients
+from gradring.optim.gradients import fitting_gradients, require_numpy
 from gradring.optim.state import Entry
 
 _POLL_SECONDS = 0.01
@@ -147,9 +147,9 @@ class DenseParameters:
 
 
 def _require_servable(name: str, param: Any) -> None:
-    if not isinstance(param, np.ndarray) or param.dtype != np.float32:
-        what = getattr(param, "dtype", type(param).__name__)
-        raise InvalidArgument(f"{name} is {what}; servers hold float32 arrays")
+    require_numpy(param, name)
+    if param.dtype != np.float32:
+        raise InvalidArgument(f"{name} is {param.dtype}; servers hold float32 arrays")
     if param.size == 0:
         raise InvalidArgument(f"{name} is empty; leave it out")
     if not (param.flags.writeable and param.flags.c_contiguous):

@@ -1,0 +1,118 @@
+"""Two hosts joined by a cable: which of their addresses ranks tell one another.
+
+A link-local address, the only one that hosts have without a router, means something on one link
+only, and each host has its own name for that link.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.timeout(60)]
+
+# In a network of its own, joined by a cable to that of another process. Ranks 0 and 2 are on the
+# near host, whose end is called "near"; rank 1 is on the far one. Arguments: where ranks meet, with
+# {link} for the name of the link; and the interfaces that ranks are told to use.
+ON_NEAR = """
+import json, os, subprocess, sys, time
+
+other = subprocess.Popen(["unshare", "--net", "--", "cat"], stdin=subprocess.PIPE)
+while os.readlink(f"/proc/{other.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+    time.sleep(0.01)
+far = ["nsenter", f"--target={other.pid}", "--net", "--"]
+cable = ["link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(other.pid)]
+subprocess.run(["ip", *cable], check=True)
+for inside, name, number in (([], "near", 1), (far, "far", 2)):
+    for words in (
+        ["link", "set", "lo", "up"],
+        ["link", "set", name, "addrgenmode", "none"],
+        ["link", "set", name, "up"],
+        ["address", "add", f"10.8.8.{number}/24", "dev", name],
+        ["address", "add", f"fe80::{number}/64", "dev", name, "nodad"],
+    ):
+        subprocess.run([*inside, "ip", *words], check=True)
+
+RANK = '''
+import json, gradring as gr, numpy as np
+try:
+    with gr.init(timeout=3) as comm:
+        x = np.full(100_000, comm.rank + 1.0)
+        comm.all_reduce(x, algorithm="direct")
+        assert (x == 6).all()
+        comm.barrier()
+        print(json.dumps([comm.describe(rank) for rank in range(3)]))
+except gr.Error as error:
+    print(json.dumps(f"{type(error).__name__}: {error}"))
+'''
+meeting, *interfaces = sys.argv[1:]
+ranks = []
+for rank, inside, link in ((0, [], "near"), (1, far, "far"), (2, [], "near")):
+    said = {
+        "RANK": str(rank), "WORLD_SIZE": "3", "RENDEZVOUS": meeting.format(link=link),
+        "SECRET": "s" * 32, "INTERFACE": interfaces[rank],
+    }
+    environ = {**os.environ, **{f"GRADRING_{name}": value for name, value in said.items()}}
+    argv = [*inside, sys.executable, "-c", RANK]
+    ranks.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE))
+print(json.dumps([json.loads(rank.communicate(timeout=40)[0]) for rank in ranks]))
+other.stdin.close()
+other.wait()
+"""
+
+
+def on_cabled_hosts(meeting: str, *interfaces: str) -> list[Any]:
+    """Return what each rank calls the others, or the text of its error."""
+    if shutil.which("ip") is None:
+        pytest.skip("no ip here (iproute2)")
+    alone = ["unshare", "--net", "--"]
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this process may not have a network of its own: {error}")
+    run = subprocess.run(
+        [*alone, sys.executable, "-c", ON_NEAR, meeting, *interfaces],
+        capture_output=True, text=True, timeout=50, env=dict(os.environ), check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    said: list[Any] = json.loads(run.stdout)
+    return said
+
+
+@pytest.mark.parametrize("interfaces", [("fe80::/10",) * 3, ("", "", "")])
+def test_hosts_meet_by_link_local_addresses(interfaces: tuple[str, ...]) -> None:
+    near, far, beside = on_cabled_hosts("[fe80::1%{link}]:4000", *interfaces)
+    assert near[1].startswith("rank 1 ([fe80::2%")
+    assert far[2].startswith("rank 2 ([fe80::1%")
+    # Everybody names the link as it is called on that rank's own host.
+    assert all("%near]:" in name for name in near + beside)
+    assert all("%far]:" in name for name in far)
+
+
+def test_an_interface_with_several_kinds_of_addresses_is_known_by_the_one_that_leads_furthest() -> (
+    None
+):
+    near, far, _ = on_cabled_hosts("10.8.8.1:4000", "near", "far", "near")
+    assert near[1].startswith("rank 1 (10.8.8.2:")
+    assert far[2].startswith("rank 2 (10.8.8.1:")
+
+
+def test_without_the_link_s_name_a_link_local_address_is_refused_and_one_asked_for() -> None:
+    near, far, _ = on_cabled_hosts("[fe80::1]:4000", "", "", "")
+    assert near.startswith("InvalidArgument: cannot listen on [fe80::1]:4000: a link-local address")
+    assert "needs the name of its interface behind it, as %eth0" in far
+
+
+def test_a_rank_that_other_hosts_cannot_reach_is_told_so_when_it_joins() -> None:
+    near, far, _ = on_cabled_hosts("10.8.8.1:4000", "", "lo", "")
+    assert far.startswith("InvalidArgument: rank 1 listens at 127.0.0.1:")
+    assert "which no other host reaches" in far
+    assert "GRADRING_INTERFACE there is to name an interface" in far
+    assert near.startswith("TimedOut: ")
+    assert "rank 1 of a world of 3 had not joined" in near
