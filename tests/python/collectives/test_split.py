@@ -197,6 +197,29 @@ def test_shrink_ends_the_operations_of_ranks_that_still_wait(
     assert fresh_world(3, transport).run(shrink) == [3] * 3
 
 
+def test_what_a_rank_has_ended_before_it_shrinks_ends_on_the_others_too(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    asked, ended = threading.Barrier(3), threading.Barrier(3)
+
+    def shrink(comm: Any) -> list[float]:
+        x = np.full(100, float(comm.rank))
+        comm.broadcast(x, 2)
+        if comm.rank == 0:
+            comm.broadcast(x, 0)
+            with pytest.raises(gr.TimedOut, match="shrink"):
+                comm.shrink(timeout=0.1)
+            asked.wait(30)
+        else:
+            asked.wait(30)
+            comm.broadcast(x, 0)
+        ended.wait(30)
+        with comm.shrink() as smaller:
+            return [float(x[-1]), float(smaller.all_reduce(np.ones(1))[0])]
+
+    assert fresh_world(3, transport).run(shrink) == [[2.0, 3.0]] * 3
+
+
 def test_a_shrink_names_who_did_not_call_it_and_may_be_called_again(
     fresh_world: FreshWorld, transport: str
 ) -> None:
