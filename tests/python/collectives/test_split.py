@@ -140,6 +140,20 @@ def test_calls_without_a_communicator_take_the_smaller_one(job: StartJob, transp
     assert [outcome.result for outcome in ranks.outcomes(survivors)] == [[True, 2]] * 2
 
 
+def test_a_closed_communicator_keeps_no_memory_of_the_ranks(job: StartJob, transport: str) -> None:
+    ranks = job(2, transport=transport)
+    ranks.call(
+        "def mapped(): return sum('memfd:gradring' in line for line in open('/proc/self/maps'))"
+    )
+    ranks.call("comm.barrier(); before = mapped(); groups = [comm.split(0) for _ in range(3)]")
+    ranks.call("for group in groups: group.all_reduce(np.ones(1))")
+    while_open = 0 if transport == "tcp" else 3
+    assert ranks.call("result = mapped() - before") == [while_open] * 2
+    ranks.call("for group in groups: group.close()")
+    assert ranks.call("result = mapped() - before") == [0, 0]
+    assert ranks.call("result = int(comm.all_reduce(np.array([1]))[0])") == [2, 2]
+
+
 def test_a_group_can_shrink_to_one(job: StartJob, transport: str) -> None:
     ranks = job(4, transport=transport)
     left = list(ranks.ranks)
