@@ -52,7 +52,7 @@ CostProfile profile_of(const Costs& costs);
 pybind11::object to_python(const Failure& failure);
 
 // Sets the Python error that belongs to a C++ exception. With the GIL.
-void set_python_error(const std::exception_ptr& pointer);
+void set_python_error(const std::exception_ptr& pointer) noexcept;
 
 // Puts the exception that a signal handler raised during a wait back into the interpreter. False if
 // there is none. With the GIL.

@@ -177,7 +177,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Engine engine_;
   std::uint64_t seq_ = 0;
   std::uint64_t splits_ = 0;
-  bool has_shrunk_ = false;  // The thread's that calls shrink().
+  bool has_shrunk_ = false;  // The thread's that calls shrink(), as is the next.
+  std::optional<Time> calls_out_at_;
   bool has_left_ = false;
   mutable std::optional<std::string> note_;  // Of the failure: its record is written once for all.
   std::atomic<bool> is_leaving_{false};      // close() was called. Guards nothing.

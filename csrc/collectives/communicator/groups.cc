@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t kRanksShown = 16;
 constexpr std::size_t kNameShown = 64;
+constexpr Millis kOwnEnd{1000};  // What this rank has ended before it shrinks ends elsewhere too.
 
 // As errors show it: it goes into every heartbeat, so it is kept short.
 std::string describe_subgroup(const std::vector<Rank>& ranks, const std::string& name) {
@@ -107,13 +108,11 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   if (is_leaving_.load())
     throw Closed("shrink: close() was called on this communicator; there is nothing to go on with");
   const Time deadline = Clock::now() + timeout;
-  // Whoever is still in an operation here must come out of it, or the survivors would wait for that
-  // rank.
   const Failure cause{ErrorKind::kClosed, -1,
                       "this communicator was shrunk: use the one that shrink() returned, or call "
                       "shrink() again where it returned none"};
   if (!group_->is_failed()) {
-    world_->report({group_->id, seq_, world_->rank(), cause});
+    calls_out_at_ = Clock::now() + kOwnEnd;
     group_->fail(cause);
   }
   world_->request_shrink({group_->id, group_->members});
@@ -123,6 +122,12 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
           make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0), std::move(*survivors));
       has_shrunk_ = true;  // A second one would have the same name.
       return child;
+    }
+    // Whoever is still in an operation here may have all that it needs, and then comes by itself.
+    // Else it must be called out of it, or the survivors would wait for that rank.
+    if (calls_out_at_ && Clock::now() >= *calls_out_at_) {
+      world_->report({group_->id, seq_, world_->rank(), cause});
+      calls_out_at_.reset();
     }
     if (Clock::now() >= deadline)
       throw TimedOut(str("shrink: not all living ranks called it within ",

@@ -296,6 +296,9 @@ std::string Engine::describe(Rank group_rank) const {
 void Engine::leave() {
   mesh_.hang_up();
   if (flat_) flat_->leave();
+  flat_.reset();  // Who still looks into that memory has mapped it too.
+  scratch_.reset();
+  scratch_bytes_ = 0;
   if (hierarchy_) hierarchy_->leave();
 }
 

@@ -268,6 +268,8 @@ class Communicator(Reductions, Exchanges, Messages):
 
         This communicator is closed by it. The new one has the survivors, in their old order. Where
         this one is what `init` made, the new one takes its place in calls without ``comm=``.
+        Operations that wait for a rank which has called it raise `Closed`, after a second where
+        nothing had failed.
 
         Args:
             timeout: Seconds until all survivors must have called it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
@@ -73,7 +74,8 @@ def discover(
 
     Args:
         environ: The environment, normally ``os.environ``.
-        rank: Wins over every variable; ``world_size`` and ``rendezvous`` then belong with it.
+        rank: Wins over every variable; ``world_size`` and ``rendezvous`` then belong with it. What
+            our launcher says of the rank that it gave is left out where these make it another.
         world_size: As ``rank``.
         rendezvous: As ``rank``; host:port.
 
@@ -98,9 +100,29 @@ def discover(
     if rendezvous and world_size != 1:
         parse_address(str(rendezvous), "rendezvous")
     given = {name: pair for name, pair in explicit.items() if pair[1] is not None}
-    variables = Variables(environ, given)
+    variables = Variables(_without_replaced(environ, given), given)
     launcher = known.find(variables)
     return None if launcher is None else _role(launcher, variables)
+
+
+def _without_replaced(
+    environ: Mapping[str, str], given: Mapping[str, tuple[str, Any]]
+) -> Mapping[str, str]:
+    # What `gradring run` says besides belongs to the rank and the meeting point that it gave.
+    others = {name for name, (_, value) in given.items() if _is_other(name, environ, str(value))}
+    left_out: set[str] = set()
+    if others & {"GRADRING_RANK", "GRADRING_WORLD_SIZE"}:
+        left_out |= {"GRADRING_LOCAL_RANK", "GRADRING_LOCAL_WORLD_SIZE"}
+    if others & {"GRADRING_RANK", "GRADRING_RENDEZVOUS"}:
+        left_out.add("GRADRING_LISTEN_FD")
+    return {name: value for name, value in environ.items() if name not in left_out}
+
+
+def _is_other(name: str, environ: Mapping[str, str], argument: str) -> bool:
+    variable = environ.get(name, "").strip()
+    if name == "GRADRING_RENDEZVOUS":  # One host has several names, and a port one socket.
+        variable, argument = variable.rpartition(":")[2], argument.rpartition(":")[2]
+    return variable not in ("", argument)
 
 
 def _role(launcher: Launcher, variables: Variables) -> Role:

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring import _core
+from gradring.collectives.calling import whole_number
 from gradring.errors import InvalidArgument
 from gradring.optim.gradients import is_finite
+from gradring.optim.rules import require_rule
 from gradring.optim.state import as_array, whole_steps
 
 Array = npt.NDArray[np.float32]
@@ -51,10 +53,16 @@ class LocalRows:
 
         Args:
             rule: Of `gradring.optim`.
-            dim: Floats a row.
+            dim: Floats a row, at least 1.
+
+        Raises:
+            InvalidArgument: One of them is none.
         """
+        require_rule(rule, "to_core")
         self.rule = rule
-        self._dim = dim
+        self._dim = dim = whole_number("LocalRows: dim", dim)
+        if dim < 1:
+            raise InvalidArgument(f"LocalRows: dim is {dim}; a row has at least 1 float")
         self._core_rule = rule.to_core()
         self._layout = _core.state_fields(self._core_rule, dim)
         self._settled = _settled(self._core_rule)
@@ -102,6 +110,8 @@ class LocalRows:
         slots, grads = np.asarray(slots), np.ascontiguousarray(grads)
         if slots.size and slots.dtype.kind not in "iu":
             raise InvalidArgument(f"rows are named by whole numbers, not by {slots.dtype}")
+        if not isinstance(weights, np.ndarray):
+            raise InvalidArgument(f"weights are a {type(weights).__name__}, not a NumPy array")
         if weights.ndim != 2 or weights.shape[1] != self._dim:
             raise InvalidArgument(f"weights of shape {weights.shape}, not of rows of {self._dim}")
         if grads.shape != (slots.size, self._dim):
@@ -112,6 +122,8 @@ class LocalRows:
         for what, array in (("weights", weights), ("gradients", grads)):
             if array.dtype != np.float32:  # The kernel sees their bytes alone.
                 raise InvalidArgument(f"{what} are {array.dtype}, not float32")
+        if not (weights.flags.c_contiguous and weights.flags.writeable):
+            raise InvalidArgument("weights are not contiguous, or read-only; they are written")
         slots = np.ascontiguousarray(slots.reshape(-1), np.int64)
         if len(self._places) < len(weights):
             self._places = np.zeros(len(weights), np.int32)

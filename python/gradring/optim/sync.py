@@ -110,7 +110,7 @@ class SyncOptimizer:
             InvalidArgument: Gradients do not fit, or every rank has weight 0.
             PeerLost: As `Communicator.all_reduce`, and so for its other errors.
         """
-        self.apply(self.average(grads, weight))
+        self._update(self.average(grads, weight))
 
     def require_fitting(self, grads: Sequence[Array | None] | None) -> None:
         """Refuse gradients that `step` would refuse, before anything is sent.
@@ -142,7 +142,18 @@ class SyncOptimizer:
         return self._averager.average(grads, weight)
 
     def apply(self, averages: Sequence[Array | None]) -> None:
-        """Update the parameters with gradients that are the same on every rank."""
+        """Update the parameters with gradients that are the same on every rank.
+
+        Args:
+            averages: One for each parameter, as `average` returns them; ``None`` leaves it alone.
+
+        Raises:
+            InvalidArgument: Their number, a shape or a dtype does not fit the parameters; nothing
+                was changed.
+        """
+        self._update(self._averager.checked(averages))
+
+    def _update(self, averages: Sequence[Array | None]) -> None:
         for param, average, state in zip(self.params, averages, self._state, strict=True):
             if average is not None:
                 self.rule.update(param, average, state)
@@ -220,5 +231,7 @@ def _require_trainable(index: int, param: Any) -> None:
     require_numpy(param, f"parameter {index}")
     if param.dtype not in (np.float32, np.float64):
         raise InvalidArgument(f"parameter {index} is {param.dtype}; use float32 or float64 arrays")
+    if isinstance(param, np.ma.MaskedArray):
+        raise InvalidArgument(f"parameter {index} is a masked array, and masks are not trained")
     if not param.flags.writeable:
         raise InvalidArgument(f"parameter {index} is read-only, but training writes it")

@@ -36,6 +36,20 @@ WRONG: dict[str, Call] = {
 }
 
 
+# By operation, the parts of an array that are its input and its output.
+PACKED: dict[str, tuple[str, slice, slice]] = {
+    "turned round": ("all_reduce", slice(None), slice(None, None, -1)),
+    "apart by one": ("all_reduce", slice(0, -2, 2), slice(2, None, 2)),
+    "gathered into every second": ("all_gather", slice(7, 7 + PART), slice(None, None, 2)),
+    "scattered over every second": (
+        "reduce_scatter",
+        slice(0, SIZE * PART),
+        slice(3, 3 + 2 * PART, 2),
+    ),
+    "exchanged and turned round": ("all_to_all", slice(None), slice(None, None, -1)),
+}
+
+
 def part(a: Any, rank: int) -> Any:
     return a[rank * PART : (rank + 1) * PART]
 
@@ -54,6 +68,20 @@ def test_an_output_that_overlaps_the_input_is_refused_before_anything_is_sent(
             call(comm, a)
         assert (a == np.arange(a.size)).all()
         return bool(comm.all_reduce(np.ones(1))[0] == SIZE)
+
+    assert world(SIZE, transport).run(overlap) == [True] * SIZE
+
+
+@pytest.mark.parametrize(("operation", "source", "target"), PACKED.values(), ids=PACKED)
+def test_arrays_of_which_one_is_packed_may_overlap(
+    world: GetWorld, transport: str, operation: str, source: slice, target: slice
+) -> None:
+    def overlap(comm: Any) -> bool:
+        a = np.arange(2 * SIZE * PART, dtype=np.float32) + comm.rank
+        apart, before = a.copy(), a.copy()
+        getattr(comm, operation)(a[source], out=a[target])
+        getattr(comm, operation)(before[source], out=apart[target])
+        return bool((a == apart).all() and (a != before).any())
 
     assert world(SIZE, transport).run(overlap) == [True] * SIZE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,23 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "ranks as a number": ("comm is a int", lambda: distributed(comm=3)),
     "ranks of SyncOptimizer": ("comm is a int", lambda: gr.SyncOptimizer([], SGD, 3)),  # type: ignore[arg-type]
     "a rate of two": ("lr is no number", lambda: gr.optim.SGD(lr=np.ones(2))),  # type: ignore[arg-type]
+    "a rate below 0": ("lr must be finite and not negative, got -1", lambda: gr.optim.SGD(lr=-1)),
+    "a rate without end": (
+        "lr must be finite and not negative, got inf",
+        lambda: gr.optim.Adam(lr=math.inf),
+    ),
+    "a beta of 1": (
+        r"betas are two numbers in \[0, 1\), got \(0.9, 1\)",
+        lambda: gr.optim.Adam(betas=(0.9, 1)),
+    ),
+    "a norm of 0 to clip to": (
+        "clip_norm must be positive, got 0",
+        lambda: gr.optim.SGD(lr=1, clip_norm=0),
+    ),
+    "an endless dampening": (
+        "dampening must be finite, got inf",
+        lambda: gr.optim.SGD(lr=1, dampening=math.inf),
+    ),
     "an interface as a number": ("interface is a int", lambda: gr.init(interface=3)),  # type: ignore[arg-type]
     "a negative rank": ("^rank=-1", lambda: gr.init(rank=-1)),
     "a port of letters": (

@@ -140,6 +140,20 @@ def test_calls_without_a_communicator_take_the_smaller_one(job: StartJob, transp
     assert [outcome.result for outcome in ranks.outcomes(survivors)] == [[True, 2]] * 2
 
 
+def test_a_closed_communicator_keeps_no_memory_of_the_ranks(job: StartJob, transport: str) -> None:
+    ranks = job(2, transport=transport)
+    ranks.call(
+        "def mapped(): return sum('memfd:gradring' in line for line in open('/proc/self/maps'))"
+    )
+    ranks.call("comm.barrier(); before = mapped(); groups = [comm.split(0) for _ in range(3)]")
+    ranks.call("for group in groups: group.all_reduce(np.ones(1))")
+    while_open = 0 if transport == "tcp" else 3
+    assert ranks.call("result = mapped() - before") == [while_open] * 2
+    ranks.call("for group in groups: group.close()")
+    assert ranks.call("result = mapped() - before") == [0, 0]
+    assert ranks.call("result = int(comm.all_reduce(np.array([1]))[0])") == [2, 2]
+
+
 def test_a_group_can_shrink_to_one(job: StartJob, transport: str) -> None:
     ranks = job(4, transport=transport)
     left = list(ranks.ranks)
@@ -195,6 +209,29 @@ def test_shrink_ends_the_operations_of_ranks_that_still_wait(
             return int(smaller.all_reduce(np.array([1]))[0])
 
     assert fresh_world(3, transport).run(shrink) == [3] * 3
+
+
+def test_what_a_rank_has_ended_before_it_shrinks_ends_on_the_others_too(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    asked, ended = threading.Barrier(3), threading.Barrier(3)
+
+    def shrink(comm: Any) -> list[float]:
+        x = np.full(100, float(comm.rank))
+        comm.broadcast(x, 2)
+        if comm.rank == 0:
+            comm.broadcast(x, 0)
+            with pytest.raises(gr.TimedOut, match="shrink"):
+                comm.shrink(timeout=0.1)
+            asked.wait(30)
+        else:
+            asked.wait(30)
+            comm.broadcast(x, 0)
+        ended.wait(30)
+        with comm.shrink() as smaller:
+            return [float(x[-1]), float(smaller.all_reduce(np.ones(1))[0])]
+
+    assert fresh_world(3, transport).run(shrink) == [[2.0, 3.0]] * 3
 
 
 def test_a_shrink_names_who_did_not_call_it_and_may_be_called_again(

@@ -1,4 +1,4 @@
-"""A script that ends while daemon threads are in the core ends well."""
+"""A script that ends while its threads, or its destructors, still call the core ends well."""
 
 from __future__ import annotations
 
@@ -46,3 +46,33 @@ print("done")
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "comm.all_reduce(np.ones(4))",
+        "comm.recv(np.ones(4), 0)",
+        "comm.barrier()",
+        "comm.all_reduce(np.ones(4)[::2])",
+        "comm.all_reduce(np.ones(4), async_op=True)",
+        "comm.split(0)",
+    ],
+)
+def test_a_destructor_that_runs_last_is_told_that_the_communicator_is_closed(call: str) -> None:
+    program = f"""
+import numpy as np
+import gradring as gr
+comm = gr.init()
+class Last:
+    def __del__(self):
+        try: {call}
+        except gr.Closed as error: print(type(error).__name__, error)
+last = Last()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    closed = "Closed this communicator is closed: close() was called\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, closed, "")

@@ -49,6 +49,25 @@ def test_two_worlds_at_a_time_are_refused_and_the_first_goes_on(start: Start) ->
     assert all("already: use the communicator that init() returned" in line for line in lines)
 
 
+def test_a_second_world_meets_where_its_arguments_say(start: Start) -> None:
+    program = PROGRAM + (
+        "import socket\n"
+        "comm = gr.init()\n"
+        "with socket.create_server(('127.0.0.1', 0)) as found: port = found.getsockname()[1]\n"
+        "port = int(comm.broadcast(np.array([port]))[0])\n"
+        "turned = 1 - comm.rank\n"
+        "where = f'127.0.0.1:{port}'\n"
+        "for rank in (comm.rank, turned):\n"
+        "    with gr.init(rank=rank, world_size=2, rendezvous=where, timeout=20) as other:\n"
+        "        assert other.all_gather(np.array([comm.rank])).ravel()[rank] == comm.rank\n"
+        "with gr.init(rank=0, world_size=1) as alone: assert alone.world_size == 1\n"
+        "assert comm.all_reduce(np.ones(1))[0] == 2\n"
+        "print('done')\n"
+    )
+    code, lines, err = start(program, "-n", "2", "--no-prefix").finish()
+    assert (code, lines, err) == (0, ["done"] * 2, "")
+
+
 def test_init_after_a_call_that_has_joined_by_itself_returns_what_that_made(start: Start) -> None:
     program = PROGRAM + (
         "optimizer = gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=1.0), gr.Sync())\n"

@@ -233,6 +233,29 @@ def test_arguments_win_over_variables() -> None:
         discover({}, rank=0)
 
 
+LAUNCHED = {**OWN, "GRADRING_RANK": "0", "GRADRING_LISTEN_FD": "7"}
+
+
+@pytest.mark.parametrize("environ", [LAUNCHED, OWN])
+def test_arguments_make_another_role_than_the_launcher_gave(environ: dict[str, str]) -> None:
+    alone = discover(environ, rank=0, world_size=1)
+    assert alone is not None
+    assert (alone.rank, alone.world_size, alone.local_rank, alone.local_world_size) == (0, 1, 0, 1)
+    smaller = discover(environ, rank=2, world_size=3, rendezvous="[fd00::1]:4001")
+    assert smaller is not None
+    assert (smaller.rank, smaller.world_size, smaller.listen_fd) == (2, 3, None)
+    assert (smaller.local_rank, smaller.local_world_size) == (None, None)
+
+
+def test_the_launchers_socket_is_for_its_own_meeting_point() -> None:
+    elsewhere = discover(LAUNCHED, rank=0, world_size=4, rendezvous="[fd00::1]:4001")
+    same = discover(LAUNCHED, rank=0, world_size=4, rendezvous=LAUNCHED["GRADRING_RENDEZVOUS"])
+    only_smaller = discover(LAUNCHED, rank=0, world_size=2)
+    assert [role.listen_fd for role in (elsewhere, same, only_smaller) if role] == [None, 7, 7]
+    assert elsewhere is not None
+    assert (elsewhere.local_rank, elsewhere.local_world_size) == (1, 2)  # Still these ranks.
+
+
 @pytest.mark.parametrize(
     ("environ", "size"),
     [(OWN, "GRADRING_WORLD_SIZE"), (BY_HAND, "WORLD_SIZE"), (SLURM, "SLURM_NTASKS")],

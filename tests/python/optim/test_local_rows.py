@@ -98,6 +98,27 @@ def test_what_only_has_as_many_bytes_or_numbers_is_refused(dtype: Any) -> None:
     assert (weights[:2] == -1).all()
 
 
+def test_weights_that_cannot_be_written_where_they_lie_are_refused() -> None:
+    local = gr.optim.LocalRows(gr.optim.SGD(lr=1.0), 3)
+    fixed = np.zeros((4, 3), np.float32)
+    fixed.flags.writeable = False
+    for weights in (np.zeros((4, 6), np.float32)[:, ::2], np.zeros((3, 4), np.float32).T, fixed):
+        with pytest.raises(gr.InvalidArgument, match="weights are not contiguous, or read-only"):
+            local.step(weights, [0, 1], np.ones((2, 3), np.float32))
+        assert not weights.any()
+    with pytest.raises(gr.InvalidArgument, match="weights are a list"):
+        local.step([[0.0] * 3], [0], np.ones((1, 3), np.float32))  # type: ignore[arg-type]
+
+
+def test_rows_of_no_rule_or_no_length_are_refused() -> None:
+    for rule in (None, gr.optim.SGD):
+        with pytest.raises(gr.InvalidArgument, match=r"use a rule of gradring\.optim"):
+            gr.optim.LocalRows(rule, 3)
+    for dim in (0, -1, 1.5, "3", None):
+        with pytest.raises(gr.InvalidArgument, match="LocalRows: dim"):
+            gr.optim.LocalRows(gr.optim.SGD(lr=1.0), dim)  # type: ignore[arg-type]
+
+
 def test_the_kernel_refuses_what_it_would_write_beyond() -> None:
     rule = gr.optim.Adagrad(lr=0.1).to_core()
     weights, squares = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)

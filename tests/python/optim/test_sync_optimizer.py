@@ -263,6 +263,34 @@ def test_gradients_of_any_float_are_multiplied_by_the_weight_in_the_wider_of_two
     assert world(2, "shm").run(average) == [True, True]
 
 
+def test_averages_that_do_not_fit_change_no_parameter(world: GetWorld) -> None:
+    def apply(comm: Any) -> None:
+        params = [np.ones(3, np.float32), np.ones(2)]
+        optimizer = gr.SyncOptimizer(params, gr.optim.SGD(lr=1.0), comm)
+        first = np.ones(3, np.float32)
+        for wrong in ([first], [first, None, None], [first, np.ones(3)], [first, np.ones(2) * 1j]):
+            with pytest.raises(gr.InvalidArgument):
+                optimizer.apply(wrong)
+        with pytest.raises(gr.InvalidArgument):
+            optimizer.apply(None)  # type: ignore[arg-type]
+        assert all((param == 1).all() for param in params)
+        optimizer.apply([first, None])
+        assert [float(param.sum()) for param in params] == [0, 2]
+
+    world(2, "auto").run(apply)
+
+
+def test_a_masked_parameter_is_refused_in_a_world_of_one_too(world: GetWorld) -> None:
+    masked = np.ma.masked_array(np.zeros(3, np.float32), [True, False, False])
+
+    def refused(comm: Any) -> None:
+        with pytest.raises(gr.InvalidArgument, match="parameter 0 is a masked array"):
+            gr.SyncOptimizer([masked], gr.optim.SGD(lr=1.0), comm)
+
+    for size in (1, 2):
+        world(size, "auto").run(refused)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     "wrong",
