@@ -1,6 +1,7 @@
 // Bytes: memory for payloads, not zeroed when it grows: it is about to be written anyway.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -26,6 +27,13 @@ struct Uninitialized : std::allocator<T> {
 
 using Bytes = std::vector<std::byte, Uninitialized<std::byte>>;
 using Floats = std::vector<float, Uninitialized<float>>;
+
+// So that `more` items find room; the vector grows as if they had come one by one.
+template <typename T, typename Allocator>
+void reserve_more(std::vector<T, Allocator>& vector, std::size_t more) {
+  if (vector.capacity() - vector.size() >= more) return;
+  vector.reserve(std::max(vector.size() + more, 2 * vector.capacity()));
+}
 
 // Empties a vector and gives its memory back: assigning {} keeps it.
 template <typename T, typename Allocator>

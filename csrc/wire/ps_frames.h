@@ -97,6 +97,10 @@ inline constexpr std::uint8_t kTellsSkipped = 32;
 // kWriteRows: `a` is told, 0 too. Without it 0 leaves them as they are.
 inline constexpr std::uint8_t kTellsSteps = 64;
 
+// kPush, kPushDense, kWriteRows of a log: there was no memory for its rows, of which there were
+// `a`, so it was refused; its payload is the tail alone.
+inline constexpr std::uint8_t kFoundNoMemory = 128;
+
 // PsHeader::a of a log's kMakeTable: there was no memory for the table, so it was refused.
 inline constexpr std::uint64_t kNoMemory = 1;
 

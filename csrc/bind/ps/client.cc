@@ -247,6 +247,7 @@ void register_ps_client(py::module_& module) {
   using release = py::call_guard<WithoutGil>;
   py::class_<PsWork>(module, "PsWork")
       .def("wait", &PsWork::wait, py::arg("timeout_ms") = -1)
+      .def("abandon", &PsWork::abandon)
       .def("done", &PsWork::done)
       .def("failed", &PsWork::failed);
   py::class_<ps::PushReport>(module, "PushReport")

@@ -33,4 +33,9 @@ py::object PsWork::wait(std::int64_t timeout_ms) {
   return result(*call);
 }
 
+void PsWork::abandon() {
+  const WithoutGil release;
+  client->abandon(call);
+}
+
 }  // namespace gradring::bind

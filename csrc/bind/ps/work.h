@@ -29,6 +29,8 @@ struct PsWork {
 
   // A negative timeout: as long as the call itself goes on.
   pybind11::object wait(std::int64_t timeout_ms);
+  // Ends it, if it is not done: nothing is written to its buffers any more.
+  void abandon();
   bool done() const { return call->is_done(); }
   // Takes the failure from nobody: who waits, or flushes, still gets it.
   bool failed() const { return call->is_done() && call->failure(); }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -83,8 +84,8 @@ class Call {
   };
   State& state() { return state_; }
   const State& state() const { return state_; }
-  void note_failure(const Failure& failure) {
-    if (!failure_) failure_ = failure;
+  void note_failure(Failure failure) {
+    if (!failure_) failure_ = std::move(failure);
   }
   void finish() { is_done_.store(true, std::memory_order_release); }
 

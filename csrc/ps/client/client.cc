@@ -15,16 +15,11 @@
 namespace gradring::ps {
 namespace {
 
-constexpr Millis kSeatTime{5};
 constexpr Millis kTickTime{10};
 constexpr Millis kIdleTime{250};   // Between two looks after connections that nobody uses,
 constexpr Millis kRepairTime{20};  // while one of them is to be made anew.
 constexpr std::size_t kFailuresKept = 64;
 constexpr const char* kIsClosed = "this connection to the parameter server is closed";
-
-// How many calls this thread waits for. More than one: a signal handler's is inside of the one
-// before, which goes on only after it.
-thread_local int waits_here = 0;
 
 std::string no_memory_for(const Call& call) {
   try {
@@ -33,14 +28,6 @@ std::string no_memory_for(const Call& call) {
     return "no memory";
   }
 }
-
-class Waiting {
- public:
-  Waiting() { ++waits_here; }
-  ~Waiting() { --waits_here; }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-};
 
 }  // namespace
 
@@ -158,107 +145,6 @@ void Client::take_posted() {
   }
   const Time now = Clock::now();
   for (const auto& task : posted) task(now);
-}
-
-void Client::wait_done(const std::shared_ptr<Call>& call) {
-  const Waiting waiting;
-  try {
-    while (!call->is_done()) {
-      std::unique_lock seat(seat_, std::try_to_lock);
-      if (seat.owns_lock()) {
-        drive_until(*call, seat);
-        if (!seat.owns_lock()) continue;
-        seat.unlock();
-        const std::lock_guard lock(mutex_);
-        changed_.notify_all();  // The seat is free.
-        continue;
-      }
-      {
-        std::unique_lock lock(mutex_);
-        if (!call->is_done()) changed_.wait_for(lock, kSeatTime);
-      }
-      transport::run_interrupt_check();
-    }
-  } catch (...) {
-    // The caller's memory is the caller's again only when the core has let go of it.
-    post([this, call](Time) {
-      core_.cancel(*call, {ErrorKind::kInterrupted, -1, str(call->what(), " was interrupted")});
-    });
-    while (!call->is_done()) {
-      if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock())
-        take_posted();
-      else
-        std::this_thread::yield();
-    }
-    throw;
-  }
-}
-
-void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {
-  const Waiting waiting;
-  Time deadline = Clock::now() + timeout;
-  while (!call->is_done()) {
-    check_usable();
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, limits::kSleepSlice, [&] { return call->is_done(); });
-    lock.unlock();
-    if (call->is_done()) break;
-    transport::run_interrupt_check();
-    if (Clock::now() < deadline) continue;
-    const Standing standing = standing_of(call);
-    if (!standing.is_known) continue;
-    deadline = std::max(deadline, standing.progress_at + timeout);
-    if (Clock::now() >= deadline)
-      throw TimedOut(str(call->what(), " is still under way, without progress for ",
-                         timeout.count(), " ms", standing.missing));
-  }
-  if (!call->failure()) return;
-  const std::lock_guard lock(mutex_);
-  std::erase(background_, call);
-  std::erase(failed_, call);
-  call->failure().raise();
-}
-
-// Asks the driver, whoever that is: the background thread if nobody else. Not known: it is done, or
-// the client is closed meanwhile.
-Client::Standing Client::standing_of(const std::shared_ptr<Call>& call) {
-  const auto standing = std::make_shared<Standing>();
-  post([this, call, standing](Time) {
-    if (call->is_done()) return;
-    const std::lock_guard lock(mutex_);
-    standing->progress_at = core_.progress_of(*call);
-    standing->is_known = true;
-    try {
-      standing->missing = core_.describe_missing(*call);
-    } catch (const std::bad_alloc&) {
-      // How long it has waited is said all the same.
-    }
-    changed_.notify_all();
-  });
-  std::unique_lock lock(mutex_);
-  while (!standing->is_known && !call->is_done() && !is_closed())
-    changed_.wait_for(lock, limits::kSleepSlice);
-  return *standing;
-}
-
-void Client::flush(Millis timeout) {
-  check_usable();
-  std::vector<std::shared_ptr<Call>> pending;
-  {
-    const std::lock_guard lock(mutex_);
-    pending = background_;
-  }
-  // Others may let a gate open only once this thread goes on: a handler does not wait for that.
-  const bool is_inside = waits_here > 0;
-  std::erase_if(pending, [&](const auto& call) {
-    return call->is_hint() || (is_inside && call->may_wait());
-  });
-  for (const auto& call : pending) wait(call, timeout);
-  const std::lock_guard lock(mutex_);
-  if (failed_.empty()) return;
-  const std::shared_ptr<Call> failed = failed_.front();
-  failed_.clear();
-  failed->failure().raise();
 }
 
 // Until the call is done, or the seat is somebody else's.

@@ -47,6 +47,9 @@ class Client {
   // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
   // goes on.
   void wait(const std::shared_ptr<Call>& call, Millis timeout);
+  // Ends a call that was started, if it is not done: its memory is the caller's again, and nobody
+  // hears of its failure.
+  void abandon(const std::shared_ptr<Call>& call);
   // Until everything that was started is done but for hints, each as in wait(); in a signal
   // handler, inside of another wait of this thread, also but for what waits at gates. Throws the
   // first failure nobody has waited for.
@@ -76,6 +79,8 @@ class Client {
   void put_posted(std::function<void(Time)> task);
   void wake() const;
   void wait_done(const std::shared_ptr<Call>& call);
+  void interrupt(const std::shared_ptr<Call>& call);
+  void forget(const std::shared_ptr<Call>& call);
   // What the driver knows of a call that is under way.
   struct Standing {
     bool is_known = false;

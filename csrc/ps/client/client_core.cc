@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 namespace gradring::ps {
 
@@ -54,10 +55,10 @@ void ClientCore::submit(const std::shared_ptr<Call>& call, Millis timeout, Time 
   check_sessions();
 }
 
-void ClientCore::refuse(Call& call, const Failure& failure) {
-  cancel(call, failure);
+void ClientCore::refuse(Call& call, Failure failure) {
+  call.note_failure(std::move(failure));
+  cancel(call, {});
   if (call.is_done()) return;
-  call.note_failure(failure);
   call.finish();
   ++finished_;
 }
@@ -95,7 +96,7 @@ void ClientCore::cancel(Call& call, Failure failure) {
     // Who waits hears the rest.
   }
   for (Session& session : sessions_) session.drop(call);
-  call.note_failure(failure);
+  call.note_failure(std::move(failure));
   call.finish();
   ++finished_;
 }

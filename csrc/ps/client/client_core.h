@@ -32,8 +32,8 @@ class ClientCore {
   // any shard that has not answered yet.
   // Throws std::bad_alloc, and then nothing has begun.
   void submit(const std::shared_ptr<Call>& call, Millis timeout, Time now);
-  // Ends one that could not be submitted.
-  void refuse(Call& call, const Failure& failure);
+  // Ends one that could not be submitted. It finds no memory anywhere: nor does the next one.
+  void refuse(Call& call, Failure failure);
   // Ends a call that is not done with this failure, and names what has no acknowledgement.
   void cancel(Call& call, Failure failure);
   void cancel_all(const Failure& failure);

@@ -1,6 +1,7 @@
 #include "ps/client/row_calls.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/config.h"
 #include "kernels/update.h"
@@ -225,8 +226,12 @@ void PushCall::sent(std::size_t part) {
 void PushCall::release(std::size_t part) {
   Bytes& rows = places_[part].rows;
   if (rows.capacity() == 0) return;
-  spare_.push_back(std::move(rows));
-  rows = {};
+  try {
+    spare_.push_back(std::move(rows));
+  } catch (const std::bad_alloc&) {
+    // Then it is none.
+  }
+  give_back(rows);
 }
 
 void PushCall::refused(std::size_t part) {

@@ -27,6 +27,7 @@ void Session::add(const std::shared_ptr<Call>& call, std::size_t part) {
                     .seq = is_numbered ? last_seq_ + 1 : 0,
                     .after = last_seq_});
   if (is_numbered) ++last_seq_;
+  if (items_.back().waits) ++waits_;
   if (is_urgent(items_.back())) ++urgent_;
 }
 
@@ -34,6 +35,7 @@ void Session::take_back(const Call& call) {
   while (!items_.empty() && items_.back().call.get() == &call) {
     if (is_urgent(items_.back())) --urgent_;
     if (items_.back().seq != 0) --last_seq_;
+    if (items_.back().waits) --waits_;
     items_.pop_back();
   }
 }
@@ -41,7 +43,7 @@ void Session::take_back(const Call& call) {
 void Session::drop(const Call& call) {
   for (std::size_t at = 0; at < items_.size();) {
     Item& item = items_[at];
-    if (item.call.get() != &call) {
+    if (item.call.get() != &call || item.is_dropped) {
       ++at;
       continue;
     }
@@ -51,12 +53,11 @@ void Session::drop(const Call& call) {
     }
     item.call->release(item.part);
     if (item.seq == 0) {
-      if (at < next_) abandoned_[item.request] = item.bytes;
+      if (at < next_) abandoned_.push_back({item.request, item.bytes});
       settle(at);
       continue;
     }
-    item.tail = item.call->state().tail;
-    item.call.reset();
+    item.is_dropped = true;
     ++at;
   }
   // Whatever became of its request meanwhile. Half a frame on the wire cannot be taken back.
@@ -68,7 +69,7 @@ void Session::drop(const Call& call) {
 
 bool Session::is_awaited(std::uint64_t request) const {
   const std::size_t at = find(request);
-  return at < next_ && items_[at].call != nullptr;
+  return at < next_ && !items_[at].is_dropped;
 }
 
 bool Session::wants_connection(Time now) const {
@@ -79,7 +80,7 @@ void Session::connected(Time now) {
   state_ = State::kGreeting;
   wants_hang_up_ = false;
   next_ = waiting_ = 0;
-  flight_bytes_ = 0;
+  flight_bytes_ = waiting_bytes_ = 0;
   abandoned_.clear();
   begin_hello();
   next_try_ = now;
@@ -124,17 +125,16 @@ void Session::begin(Item& item) {
   Bytes tail;
   std::span<const std::byte> head;
   out_body_ = {};
-  if (item.call) {
+  if (item.seq != 0) put(tail, item.call->state().tail);
+  if (!item.is_dropped) {
     Part& part = item.call->parts()[item.part];
     header = part.header;
     head = part.head;
-    if (item.seq != 0) put(tail, item.call->state().tail);
     out_body_ = item.call->body(item.part);
     out_call_ = item.call.get();
   } else {
     header.type = wire::PsType::kLeave;
     header.a = kNobodysDomain;
-    put(tail, item.tail);
   }
   out_is_first_try_ = item.request == 0;
   header.request = item.request = ++last_request_;
@@ -156,21 +156,27 @@ void Session::begin(Item& item) {
 // Without memory for it, it is still the next one.
 void Session::begin_next(Time now) {
   Item& item = items_[next_];
+  reserve_more(abandoned_, next_ + 1);
   begin(item);
   item.sent_at = now;
   ++next_;
-  if (item.waits) ++waiting_;
+  if (!item.waits) return;
+  ++waiting_;
+  waiting_bytes_ += item.bytes;
 }
 
 // Those from there on are not under way any more.
 void Session::take_back_to(std::size_t at) {
-  while (next_ > at)
-    if (items_[--next_].waits) --waiting_;
+  while (next_ > at) {
+    if (!items_[--next_].waits) continue;
+    --waiting_;
+    waiting_bytes_ -= items_[next_].bytes;
+  }
 }
 
 // What ends a freeze: shards may hold our own changes until then, and no room would ever come.
 bool Session::is_urgent(const Item& item) {
-  if (!item.call) return false;
+  if (item.is_dropped) return false;
   switch (item.call->parts()[item.part].header.type) {
     case wire::PsType::kFreeze:
     case wire::PsType::kAdvance:
@@ -190,20 +196,33 @@ bool Session::take_urgent() {
   return true;
 }
 
+// The same for the first one that waits for nobody, before those that wait for others: it may be
+// what they wait for.
+bool Session::take_other() {
+  if (!items_[next_].waits || items_.size() - next_ == waits_ - waiting_) return false;
+  const auto begin = items_.begin() + static_cast<std::ptrdiff_t>(next_);
+  const auto found =
+      std::find_if(begin, items_.end(), [](const Item& item) { return !item.waits; });
+  std::rotate(begin, found, found + 1);
+  return true;
+}
+
 // A frozen shard may hold what was given up here as well, and then it holds more than it reads for:
 // what is urgent would lie behind that until the freeze melts.
 bool Session::may_be_stuck() const {
   std::uint64_t bytes = flight_bytes_;
-  for (const auto& [request, of_it] : abandoned_) bytes += of_it;
+  for (const Abandoned& one : abandoned_) bytes += one.bytes;
   return !abandoned_.empty() && bytes >= options_.flight_bytes;
 }
 
-// What waits for others is bounded by its bytes alone, as on the shard: it would keep everything
-// else waiting, and those of its call that have no room would wait one after the other.
+// What waits for others is bounded by its bytes alone, as on the shard, and leaves the rest to what
+// does not: it would keep that waiting, and those of its call that have no room would wait one
+// after the other.
 bool Session::has_room_for(const Item& item) const {
   if (next_ == 0) return true;
   if (flight_bytes_ >= options_.flight_bytes) return false;
-  return item.waits || next_ - waiting_ < limits::kPsFlightRequests;
+  if (item.waits) return waiting_bytes_ < options_.flight_bytes / 2;
+  return next_ - waiting_ < limits::kPsFlightRequests;
 }
 
 Output Session::output(Time now) {
@@ -216,7 +235,9 @@ Output Session::output(Time now) {
       return {};
     }
     if (next_ == items_.size()) return {};
-    if (!has_room_for(items_[next_]) && !is_urgent(items_[next_])) return {};
+    if (!has_room_for(items_[next_]) && !is_urgent(items_[next_]) &&
+        !(take_other() && has_room_for(items_[next_])))
+      return {};
     begin_next(now);
   }
   Output output;
@@ -236,7 +257,7 @@ void Session::sent(std::size_t bytes, Time now) {
   if (const std::size_t at = find(out_request_); at < next_) {
     Item& item = items_[at];
     item.sent_at = now;
-    if (item.call) item.call->sent(item.part);
+    if (!item.is_dropped) item.call->sent(item.part);
   }
   end_output();
 }
@@ -254,101 +275,11 @@ void Session::settle(std::size_t at) {
     flight_bytes_ -= items_[at].bytes;
     --next_;
     if (items_[at].waits) --waiting_;
+    if (items_[at].waits) waiting_bytes_ -= items_[at].bytes;
   }
+  if (items_[at].waits) --waits_;
   if (is_urgent(items_[at])) --urgent_;
   items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(at));
-}
-
-std::span<std::byte> Session::destination(const wire::PsHeader& answer) {
-  const std::size_t at = find(answer.request);
-  if (at == next_ || !items_[at].call) return {};
-  return items_[at].call->destination(items_[at].part, answer);
-}
-
-void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> payload, Time now) {
-  if (state_ == State::kGreeting) {
-    if (answer.request != hello_request_) throw ProtocolError("an answer before the welcome");
-    if (answer.type == wire::PsType::kError)
-      return fail(static_cast<ErrorKind>(answer.a), decode_text(payload));
-    if (answer.type != wire::PsType::kWelcome) throw ProtocolError("no welcome");
-    return take_welcome(answer, payload);
-  }
-  if (out_bytes_ > 0 && answer.request == out_request_)
-    throw ProtocolError("an answer to a request that is not sent yet");
-  abandoned_.erase(answer.request);
-  const std::size_t at = find(answer.request);
-  if (at == next_) return;  // Of an earlier try, or nobody's any more.
-  if (answer.type == wire::PsType::kOutOfOrder) return go_back(answer.b);
-  // A welcome is none: a server may greet for ever and never answer.
-  progress_at_ = now;
-  backoff_ = Millis{0};
-  const Item& item = items_[at];
-  if (item.seq != 0) acknowledged_ = std::max(acknowledged_, item.seq);
-  if (item.call) this->answer(item, answer, payload);
-  settle(at);
-}
-
-void Session::answer(const Item& item, const wire::PsHeader& header,
-                     std::span<const std::byte> payload) {
-  Call& call = *item.call;
-  call.release(item.part);
-  if (header.type == wire::PsType::kError) {
-    call.refused(item.part);
-    const bool has_rank = header.b <= limits::kWorldSize;
-    call.note_failure({static_cast<ErrorKind>(header.a),
-                       has_rank ? static_cast<Rank>(header.b) : Rank{-1},
-                       str(call.what(), ", ", options_.address, ": ", decode_text(payload))});
-  } else {
-    try {
-      call.take(item.part, header, payload);
-    } catch (const ProtocolError& error) {
-      call.note_failure({ErrorKind::kProtocolError, -1,
-                         str(call.what(), ", ", options_.address, ": ", error.what())});
-    }
-  }
-  call.parts()[item.part].is_answered = true;
-  ++call.state().answered;
-}
-
-void Session::take_welcome(const wire::PsHeader& header, std::span<const std::byte> payload) {
-  const Welcome welcome = decode_welcome(payload);
-  if (welcome.shard != options_.shard || welcome.shards != options_.shards)
-    return fail(ErrorKind::kMismatch,
-                str("it is shard ", welcome.shard, " of ", welcome.shards, ", expected was shard ",
-                    options_.shard, " of ", options_.shards,
-                    ": the servers' addresses are in another order, or there are others"));
-  if (header.b < acknowledged_)
-    return fail(ErrorKind::kPeerLost,
-                str("the server has lost its state: it knows ", header.b, " of the ", acknowledged_,
-                    " changes that it had acknowledged to this client (it was started again "
-                    "without its log). Restore a checkpoint and connect anew"));
-  // Our next changes would be taken for those that were done, and never be done.
-  if (header.b > begun_)
-    return fail(ErrorKind::kMismatch,
-                str("the server knows ", header.b, " changes of this client, which has sent ",
-                    begun_, ": two processes use client number ", options_.hello.client,
-                    ", or this one was restored from an image. Connect anew"));
-  options_.incarnation = header.a;
-  state_ = State::kUp;
-  was_welcome_ = true;
-}
-
-// The server has seen a gap: everything numbered after `last_done` goes out once more.
-void Session::go_back(std::uint64_t last_done) {
-  if (last_done < acknowledged_)
-    return fail(ErrorKind::kPeerLost,
-                str("the server has gone back from change ", acknowledged_, " to ", last_done));
-  std::size_t first = next_;
-  for (std::size_t at = next_; at-- > 0;)
-    if (items_[at].seq > last_done) first = at;
-  for (std::size_t at = first; at < next_; ++at) {
-    Item& item = items_[at];
-    flight_bytes_ -= item.bytes;
-    // What is half on the wire goes on; it will be answered with "out of order" again, by a number
-    // that nobody waits for.
-    item.request = ~std::uint64_t{0};
-  }
-  take_back_to(first);
 }
 
 void Session::fail(ErrorKind kind, const std::string& text) {

@@ -6,10 +6,10 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/config.h"
 #include "ps/client/call.h"
@@ -44,7 +44,7 @@ class Session {
   // The inverse, of a call whose parts were the last that were added.
   void take_back(const Call& call);
   // Nobody waits for this call any more and its memory goes: what is numbered is replaced by
-  // requests that do nothing, so that the numbers stay without a gap.
+  // requests that do nothing, so that the numbers stay without a gap. Needs no memory.
   void drop(const Call& call);
   bool has_work() const { return !items_.empty(); }
   bool is_awaited(std::uint64_t request) const;
@@ -90,15 +90,19 @@ class Session {
  private:
   enum class State : std::uint8_t { kDown, kGreeting, kUp };
   struct Item {
-    std::shared_ptr<Call> call;  // None: it was dropped.
+    std::shared_ptr<Call> call;
     std::size_t part = 0;
+    bool is_dropped = false;    // Of the call only its tail is of use.
     bool waits = false;         // For other workers, or a disk: see may_wait().
     std::uint64_t seq = 0;      // 0: not numbered.
     std::uint64_t after = 0;    // The last number given out before it.
     std::uint64_t request = 0;  // Of the latest try; 0: none yet.
     std::uint64_t bytes = 0;    // Of the latest try.
     Time sent_at{};
-    wire::Tail tail = {};  // Of a dropped one.
+  };
+  struct Abandoned {
+    std::uint64_t request = 0;
+    std::uint64_t bytes = 0;
   };
 
   void begin_hello();
@@ -108,6 +112,8 @@ class Session {
   void take_back_to(std::size_t at);
   static bool is_urgent(const Item& item);
   bool take_urgent();
+  bool take_other();
+  void skip_rest_of(Call& call);
   bool may_be_stuck() const;
   bool has_room_for(const Item& item) const;
   std::size_t find(std::uint64_t request) const;
@@ -132,9 +138,11 @@ class Session {
   std::deque<Item> items_;  // In the order of calls; those before next_ are under way.
   std::size_t next_ = 0;
   std::size_t urgent_ = 0;   // Of items_: those that take_urgent() is for.
-  std::size_t waiting_ = 0;  // Of those under way: those that wait for others.
+  std::size_t waits_ = 0;    // Of items_: those that wait for others,
+  std::size_t waiting_ = 0;  // and of these those under way.
+  std::uint64_t waiting_bytes_ = 0;
   std::uint64_t flight_bytes_ = 0;
-  std::map<std::uint64_t, std::uint64_t> abandoned_;  // Dropped under way: request -> bytes.
+  std::vector<Abandoned> abandoned_;  // Dropped under way; has room for all that are under way.
   std::uint64_t last_seq_ = 0;
   std::uint64_t begun_ = 0;  // The highest of those that went out.
   std::uint64_t acknowledged_ = 0;

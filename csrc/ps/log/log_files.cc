@@ -1,5 +1,7 @@
 #include "ps/log/log_files.h"
 
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 
 #include "base/error.h"
@@ -39,6 +41,20 @@ std::vector<std::string> names_in(const std::string& folder) {
     names.push_back(at->path().filename().string());
   if (error) blame_disk(folder, "cannot be read", error);
   return names;
+}
+
+std::vector<std::uint64_t> numbers_in(const std::string& folder, const std::string& prefix,
+                                      const std::string& suffix) {
+  std::vector<std::uint64_t> found;
+  for (const std::string& name : names_in(folder)) {
+    if (!name.starts_with(prefix) || !name.ends_with(suffix)) continue;
+    const char* const begin = name.data() + prefix.size();
+    const char* const end = name.data() + name.size() - suffix.size();
+    std::uint64_t number = 0;
+    if (std::from_chars(begin, end, number).ptr == end && begin < end) found.push_back(number);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 void remove_file(const std::string& path) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -26,6 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;  // Of a snapshot, a turn of the loop.
 constexpr int kPiecesAfterLoad = 16;                         // A turn: somebody waits.
+constexpr Millis kNextTry{1000};                             // For memory, after a load.
 constexpr std::size_t kReadBytes = std::size_t{4} << 20;
 
 std::string numbered(const std::string& prefix, std::uint64_t number, const std::string& suffix) {
@@ -97,29 +97,14 @@ std::string LogFolder::snapshot_path(std::uint64_t number) const {
   return numbered(folder_ + "/snapshot-", number, ".grps");
 }
 
-// The numbers of the files of this name, ascending.
-std::vector<std::uint64_t> LogFolder::numbers(const std::string& prefix,
-                                              const std::string& suffix) const {
-  std::vector<std::uint64_t> found;
-  for (const std::string& name : names_in(folder_)) {
-    if (!name.starts_with(prefix) || !name.ends_with(suffix)) continue;
-    const char* const begin = name.data() + prefix.size();
-    const char* const end = name.data() + name.size() - suffix.size();
-    std::uint64_t number = 0;
-    if (std::from_chars(begin, end, number).ptr == end && begin < end) found.push_back(number);
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
 void LogFolder::replay(Shard& shard) {
   shard_ = &shard;
   // A crash came while they were written.
-  for (const std::uint64_t draft : numbers("snapshot-", str(".grps", kDraft)))
+  for (const std::uint64_t draft : numbers_in(folder_, "snapshot-", str(".grps", kDraft)))
     remove_file(snapshot_path(draft) + kDraft);
-  for (const std::uint64_t draft : numbers("segment-", str(".log", kDraft)))
+  for (const std::uint64_t draft : numbers_in(folder_, "segment-", str(".log", kDraft)))
     remove_file(segment_path(folder_, draft) + kDraft);
-  const std::vector<std::uint64_t> snapshots = numbers("snapshot-", ".grps");
+  const std::vector<std::uint64_t> snapshots = numbers_in(folder_, "snapshot-", ".grps");
   std::uint64_t first = 1;
   if (!snapshots.empty()) {
     first = snapshots.back();
@@ -178,7 +163,7 @@ void LogFolder::load_snapshot(std::uint64_t number) {
 }
 
 std::uint64_t LogFolder::replay_segments(std::uint64_t first) {
-  std::vector<std::uint64_t> segments = numbers("segment-", ".log");
+  std::vector<std::uint64_t> segments = numbers_in(folder_, "segment-", ".log");
   std::erase_if(segments, [first](std::uint64_t number) { return number < first; });
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (segments[i] != first + i)
@@ -186,7 +171,7 @@ std::uint64_t LogFolder::replay_segments(std::uint64_t first) {
                               segment_path(folder_, segments[i]), " is there; not loaded"));
     if (!replay_segment(segments[i], i + 1 == segments.size())) break;
   }
-  const std::vector<std::uint64_t> left = numbers("segment-", ".log");
+  const std::vector<std::uint64_t> left = numbers_in(folder_, "segment-", ".log");
   return left.empty() || left.back() < first ? first - 1 : left.back();
 }
 
@@ -245,37 +230,47 @@ void LogFolder::append(const wire::PsHeader& header, std::span<const std::byte> 
   log_->append(header, payload, client, incarnation);
 }
 
-void LogFolder::sync(Time) {
+void LogFolder::sync(Time now) {
   log_->sync();
-  // The records lead to another state after a load: only a snapshot holds this one.
-  if (was_loaded_) {
-    if (!writing_ && take_snapshot()) begin_writing();
-    for (int pieces = 0; writing_ && pieces < kPiecesAfterLoad; ++pieces) write_piece();
-    return;
-  }
   const std::uint64_t least =
       std::max({options_.most_log_bytes, last_snapshot_bytes_, put_off_to_});
-  if (!writing_ && old_bytes_ + log_->segment_bytes() <= least) return;
+  const bool is_due =
+      was_loaded_ ? now >= put_off_until_ : old_bytes_ + log_->segment_bytes() > least;
+  if (!writing_ && !is_due) return;
+  const bool begins = !writing_;
   try {
-    if (writing_) return write_piece();
-    if (!take_snapshot()) return;
+    if (begins && !take_snapshot()) return;
   } catch (const std::bad_alloc&) {
-    return put_off_snapshot();
+    return put_off_snapshot(now);
   }
-  begin_writing();
+  if (begins) begin_writing();
+  if (begins && !was_loaded_) return;
+  try {
+    for (int left = was_loaded_ ? kPiecesAfterLoad : 1; writing_ && left > 0; --left) write_piece();
+  } catch (const std::bad_alloc&) {
+    put_off_snapshot(now);
+  }
 }
 
 // The log has all that the snapshot would: without memory for one it grows, and nobody is told no.
-void LogFolder::put_off_snapshot() {
+// But its records lead to another state after a load: only a snapshot holds this one, and changes
+// wait for it.
+void LogFolder::put_off_snapshot(Time now) {
   shard_->end_snapshot(Shard::kOwnSnapshot);
   drop_writing();
   const std::uint64_t bytes = old_bytes_ + log_->segment_bytes();
   put_off_to_ = bytes + options_.most_log_bytes;
-  log_warning(-1,
-              str("shard ", options_.shard, ": there is no memory for a snapshot, behind which ",
-                  "the log of ", bytes, " bytes in ", folder_, " would start anew; it grows, ",
-                  "and this is tried again at ", put_off_to_,
-                  " bytes. Give this server more memory, or spread its tables over more"));
+  put_off_until_ = now + kNextTry;
+  const std::string who = str("shard ", options_.shard, ": there is no memory for a snapshot");
+  const char* const advice = "Give this server more memory, or spread its tables over more";
+  if (was_loaded_)
+    return log_warning_once(-1, str("ps loaded ", folder_),
+                            str(who, " of what was loaded, without which ", folder_,
+                                " cannot bring it back; until there is, which is tried again ",
+                                "every second, nothing is changed. ", advice));
+  log_warning(-1, str(who, ", behind which the log of ", bytes, " bytes in ", folder_,
+                      " would start anew; it grows, and this is tried again at ", put_off_to_,
+                      " bytes. ", advice));
 }
 
 // What takes memory. False: a checkpoint is being read; later.
@@ -356,9 +351,9 @@ void LogFolder::finish_snapshot() {
 
 // What the snapshot of this number covers.
 void LogFolder::remove_before(std::uint64_t number) {
-  for (const std::uint64_t segment : numbers("segment-", ".log"))
+  for (const std::uint64_t segment : numbers_in(folder_, "segment-", ".log"))
     if (segment < number) remove_file(segment_path(folder_, segment));
-  for (const std::uint64_t snapshot : numbers("snapshot-", ".grps"))
+  for (const std::uint64_t snapshot : numbers_in(folder_, "snapshot-", ".grps"))
     if (snapshot < number) remove_file(snapshot_path(snapshot));
 }
 
@@ -392,7 +387,7 @@ void LogFolder::make_durable(const std::string& path, std::uint64_t vouched, std
 
 // Segments of a load that is taken back.
 void LogFolder::remove_after(std::uint64_t number) {
-  for (const std::uint64_t segment : numbers("segment-", ".log"))
+  for (const std::uint64_t segment : numbers_in(folder_, "segment-", ".log"))
     if (segment > number) remove_file(segment_path(folder_, segment));
   if (options_.fsync.kind != FsyncKind::kNone) sync_folder(folder_);
 }

@@ -42,7 +42,7 @@ class LogFolder final : public Journal {
               std::uint32_t client, std::uint64_t incarnation) override;
   // As Log::sync(). Also writes a piece of a snapshot, when the log is to start anew; after the
   // shard was loaded from a checkpoint, more than one, and until all are there the shard changes
-  // nothing.
+  // nothing. Without memory for it, which it says, it tries again later.
   void sync(Time now);
 
   // What replay() found.
@@ -59,7 +59,6 @@ class LogFolder final : public Journal {
   struct Writing;  // A snapshot under way.
 
   void lock();
-  std::vector<std::uint64_t> numbers(const std::string& prefix, const std::string& suffix) const;
   std::string snapshot_path(std::uint64_t number) const;
   void load_snapshot(std::uint64_t number);
   // Returns the number of the last segment.
@@ -67,7 +66,7 @@ class LogFolder final : public Journal {
   bool replay_segment(std::uint64_t number, bool is_last);
   void require_fits(const LogReader& reader, std::uint64_t number) const;
   bool take_snapshot();
-  void put_off_snapshot();
+  void put_off_snapshot(Time now);
   void begin_writing();
   void write_piece();
   void drop_writing();
@@ -88,6 +87,7 @@ class LogFolder final : public Journal {
   std::uint64_t last_snapshot_bytes_ = 0;
   std::uint64_t old_bytes_ = 0;   // Of segments before this one that no snapshot covers.
   std::uint64_t put_off_to_ = 0;  // Bytes of log before the next try: there was no memory.
+  Time put_off_until_{};          // The same after a load.
   bool was_loaded_ = false;       // And no snapshot has that yet.
 };
 

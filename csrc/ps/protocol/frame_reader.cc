@@ -1,6 +1,7 @@
 #include "ps/protocol/frame_reader.h"
 
 #include <algorithm>
+#include <new>
 
 namespace gradring::ps {
 namespace {
@@ -37,7 +38,7 @@ FrameReader::Step FrameReader::read(transport::Link& link) {
     to = memory_.subspan(have, turn);
   } else {
     // Grows with what has come: a header alone takes no memory.
-    if (own_.size() < have + turn) own_.resize(have + turn);
+    make_room(have + turn);
     to = std::span(own_).subspan(have, turn);
   }
   const transport::Io io = link.recv_some({}, to);
@@ -48,6 +49,17 @@ FrameReader::Step FrameReader::read(transport::Link& link) {
   }
   if (io.bytes > 0) return Step::kMoved;
   return io.closed ? Step::kClosed : Step::kNothing;
+}
+
+// Without memory for the rest of a frame the connection is of no use: its sender comes again.
+void FrameReader::make_room(std::size_t bytes) {
+  if (own_.size() >= bytes) return;
+  try {
+    own_.resize(bytes);
+  } catch (const std::bad_alloc&) {
+    throw ProtocolError(str("there is no memory for a ", wire::name(header_.type), " of ",
+                            header_.payload_bytes, " bytes"));
+  }
 }
 
 std::span<const std::byte> FrameReader::payload() const {

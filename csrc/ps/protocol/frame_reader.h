@@ -18,7 +18,8 @@ class FrameReader {
   enum class Step : std::uint8_t { kNothing, kMoved, kHeader, kFrame, kClosed };
 
   // Reads on, as far as the link gives. kHeader: header() is there now, use_memory() may be called.
-  // kFrame: payload() is there; the next read starts a new frame. Throws ProtocolError.
+  // kFrame: payload() is there; the next read starts a new frame. Throws ProtocolError, also for
+  // lack of memory: the connection is of no use then.
   Step read(transport::Link& link);
 
   const wire::PsHeader& header() const { return header_; }
@@ -35,6 +36,8 @@ class FrameReader {
   bool has_header() const { return got_ >= wire::kPsHeaderBytes && !is_complete_; }
 
  private:
+  void make_room(std::size_t bytes);
+
   wire::PsHeaderBytes head_{};
   wire::PsHeader header_;
   std::uint64_t got_ = 0;  // Of header and payload.

@@ -56,12 +56,6 @@ Frame replaced_to(const PsHeader& request) {
                    "a later process took over as this client; its requests are not taken"});
 }
 
-HalfDone memory_is_full(const std::string& where) {
-  return HalfDone(str(where, ": the memory of this server is full. Everything acknowledged is in ",
-                      "its log, if it has one: start it again with more memory, or more servers ",
-                      "from a checkpoint"));
-}
-
 Change parse_change(const PsHeader& header, std::span<std::byte> payload) {
   wire::Reader in(payload);
   Change change;
@@ -98,18 +92,18 @@ void Shard::Impl::change(Connection connection, std::uint32_t client, Frame fram
     answers.push_back({connection, std::move(answer)});
     return;
   }
-  if (frame.header.type == PsType::kMakeTable) settle_memory(frame);
+  settle_memory(frame);
+  reserve_more(answers, 1);
   Frame answer;
-  accept(frame.header, frame.payload, client, *state, &answer);
+  try {
+    accept(frame.header, frame.payload, client, *state, &answer);
+  } catch (const std::bad_alloc&) {
+    // The journal had no room for it, and nothing was done.
+    if (!refuse_for_memory(frame)) throw;
+    accept(frame.header, frame.payload, client, *state, &answer);
+  }
   answers.push_back({connection, std::move(answer)});
   spares.give(std::move(frame.payload));
-}
-
-// Before the journal has it: where that is played again there may be more memory, or less, and what
-// came after it was done with this table or without.
-void Shard::Impl::settle_memory(Frame& make) {
-  const Change change = parse_change(make.header, make.payload);
-  make.header.a = store.has_memory_for(change.spec) ? 0 : wire::kNoMemory;
 }
 
 // The whole of a small one, and the numbers of any that says something.
@@ -172,31 +166,41 @@ Frame Shard::Impl::again(const ClientState& state, const Frame& request) {
   }
 }
 
+// Throws std::bad_alloc if the journal finds no memory: then nothing is done.
 void Shard::Impl::accept(const PsHeader& header, std::span<std::byte> payload, std::uint32_t client,
                          ClientState& state, Frame* answer) {
-  const Change change = parse_change(header, payload);
+  Change change = parse_change(header, payload);
   journal->append(header, payload, client, state.incarnation);
   // A new process begins: what the one before it gave to unfinished rounds it gives anew.
   if (header.seq == 1)
     for (auto& [id, domain] : domains) domain.drop_unfinished(client);
   state.seq = header.seq;
-  state.tail = change.tail;
+  state.tail = std::move(change.tail);
   state.is_given_up = false;
-  Frame result;
   try {
-    result = apply(header, change, client);
-    note_answer(state, header, result);
-  } catch (const ProtocolError&) {
-    throw;
-  } catch (const Error& error) {
-    ClientTable::note_failure(state, header.seq, Failure::from(error));
-    result = error_to(header, Failure::from(error));
+    Frame result = apply_or_refuse(header, change, client, state);
+    if (answer != nullptr) *answer = std::move(result);
   } catch (const std::bad_alloc&) {
     // Half of it may be done: this shard stops.
     throw memory_is_full(str(wire::name(header.type), " of ", change.ids.size(), " ids (",
                              payload.size(), " bytes)"));
   }
-  if (answer != nullptr) *answer = std::move(result);
+}
+
+Frame Shard::Impl::apply_or_refuse(const PsHeader& header, const Change& change,
+                                   std::uint32_t client, ClientState& state) {
+  Failure failure;
+  try {
+    Frame result = apply(header, change, client);
+    with_last_memory([&] { note_answer(state, header, result); });
+    return result;
+  } catch (const ProtocolError&) {
+    throw;
+  } catch (const Error& error) {
+    failure = Failure::from(error);
+  }
+  with_last_memory([&] { ClientTable::note_failure(state, header.seq, failure); });
+  return error_to(header, failure);
 }
 
 Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
@@ -205,7 +209,10 @@ Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
   Table& table = store.require(header.table, header.layout, kind);
   const Gradients gradients{change.ids, header.codec, change.values};
   if (!change.round)
-    return store.push(table, gradients, client, header.a, (header.flags & wire::kIsLastPart) != 0);
+    return store.push(table, gradients, client,
+                      {.seen = header.a,
+                       .is_last_part = (header.flags & wire::kIsLastPart) != 0,
+                       .tells_skipped = (header.flags & wire::kTellsSkipped) != 0});
   const auto domain = domains.find(change.round->domain);
   if (domain == domains.end())
     throw Closed(str("push to '", table.spec.name, "': a contribution to a round of a domain that ",
@@ -218,7 +225,9 @@ Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
 }
 
 Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint32_t client) {
+  require_memory_was_found(header);
   Frame answer = answer_to(header, PsType::kDone);
+  answer.payload = std::move(answer_room);
   Outcome outcome;
   switch (header.type) {
     case PsType::kMakeTable:
@@ -268,7 +277,6 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
       break;
     default: throw ProtocolError(str("frame: ", wire::name(header.type), " carries no number"));
   }
-  if ((header.flags & wire::kTellsSkipped) == 0) outcome.skipped.clear();
   if (!outcome.skipped.empty()) answer.header.flags |= wire::kTellsSkipped;
   put(answer.payload, outcome);
   const auto found = store.all().find(header.table);

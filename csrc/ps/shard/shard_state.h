@@ -1,12 +1,13 @@
 // Shard::Impl: what a shard consists of, for the files that implement it: shard.cc (connections and
-// reading), shard_changes.cc (numbered requests, gates), shard_cuts.cc (freezing, jobs),
-// shard_snapshot.cc (what is read out and in).
+// reading), shard_changes.cc (numbered requests, gates), shard_memory.cc (whether there is any for
+// those), shard_cuts.cc (freezing, jobs), shard_snapshot.cc (what is read out and in).
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -116,8 +117,16 @@ struct Shard::Impl {
   Frame whole_rows_of(const Frame& request);
   std::string stats() const;
 
+  // shard_memory.cc
+  void settle_memory(Frame& change);  // Before the journal has it: whether there is any for it.
+  bool has_memory_for(Frame& change);
+  void reserve(Table& table, const wire::PsHeader& change, std::size_t rows, std::size_t fresh);
+  bool refuse_for_memory(Frame& change);  // False: it is none of those that can be.
+  void require_memory_was_found(const wire::PsHeader& change) const;
+  template <typename Note>
+  void with_last_memory(Note&& note);  // What is small, and is noted whole or not at all.
+
   // shard_changes.cc
-  void settle_memory(Frame& make);  // Of a kMakeTable: notes whether there is any.
   void change(Connection connection, std::uint32_t client, Frame frame, Answers& answers);
   static void note_answer(ClientState& state, const wire::PsHeader& request, const Frame& answer);
   Frame again(const ClientState& state, const Frame& request);
@@ -125,6 +134,8 @@ struct Shard::Impl {
   Outcome apply_push(const wire::PsHeader& header, const Change& change, std::uint32_t client);
   void accept(const wire::PsHeader& header, std::span<std::byte> payload, std::uint32_t client,
               ClientState& state, Frame* answer);
+  Frame apply_or_refuse(const wire::PsHeader& header, const Change& change, std::uint32_t client,
+                        ClientState& state);
   void settle_rounds();
   void give_up(std::uint32_t client);
   void make_room(std::uint32_t client);
@@ -166,6 +177,8 @@ struct Shard::Impl {
   ShardOptions options;
   Journal* journal;
   Spares spares;
+  Bytes answer_room;  // For the answer to the next change; or none.
+  Bytes last_memory;  // Given back where there is no other: for what must be noted.
   Store store;
   ClientTable clients;
   std::map<std::uint64_t, Domain> domains;
@@ -188,6 +201,17 @@ struct Shard::Impl {
   // incremental checkpoint needs a base of the same one.
   std::uint64_t lineage;
 };
+
+template <typename Note>
+void Shard::Impl::with_last_memory(Note&& note) {
+  try {
+    note();
+  } catch (const std::bad_alloc&) {
+    if (last_memory.capacity() == 0) throw;
+    give_back(last_memory);
+    note();
+  }
+}
 
 // What a frame that waits takes of ShardOptions::held_bytes: as much as it takes of what its client
 // may have under way, so that a client that is held back has sent everything it could.

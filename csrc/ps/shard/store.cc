@@ -25,8 +25,18 @@ std::span<const float> floats_in(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
+std::size_t bucket_of(std::uint64_t staleness) {
+  return std::min<std::size_t>(staleness, kStalenessBuckets - 1);
+}
+
+void reserve_staleness(Table& table, std::uint64_t staleness) {
+  const std::size_t wanted = bucket_of(staleness) + 1;
+  if (wanted > table.staleness.size())
+    reserve_more(table.staleness, wanted - table.staleness.size());
+}
+
 void note_staleness(Table& table, std::uint64_t staleness) {
-  const auto bucket = std::min<std::size_t>(staleness, kStalenessBuckets - 1);
+  const std::size_t bucket = bucket_of(staleness);
   if (table.staleness.size() <= bucket) table.staleness.resize(bucket + 1);
   ++table.staleness[bucket];
 }
@@ -42,10 +52,6 @@ void add_weighted(float* total, const float* values, std::size_t count, float we
 }
 
 }  // namespace
-
-InvalidArgument no_memory_for(const TableSpec& spec) {
-  return InvalidArgument(str("table '", spec.name, "' does not fit into this server's memory"));
-}
 
 // All of a shard's part, state and all, travels in one frame.
 void Store::require_fits_payload(const TableSpec& spec) const {
@@ -91,22 +97,6 @@ Table& Store::make(const TableSpec& spec) {
     table.dense = std::make_unique<DenseTable>(spec, shard_, shards_);
   }
   return tables_.emplace(id, std::move(table)).first->second;
-}
-
-bool Store::has_memory_for(const TableSpec& spec) {
-  try {
-    make(spec);
-  } catch (const std::bad_alloc&) {
-    return false;
-  } catch (const Error&) {
-    return true;  // make() will say it again.
-  }
-  return true;
-}
-
-Table& Store::make_or_refuse(const TableSpec& spec) {
-  if (!has_memory_for(spec)) throw no_memory_for(spec);
-  return make(spec);
 }
 
 std::uint32_t Store::tick() const {
@@ -172,8 +162,18 @@ float* Store::decoded(const Table& table, const Gradients& gradients, std::size_
   return scratch_.data();
 }
 
+void Store::reserve(Table& table, const wire::PsHeader& change, std::size_t rows,
+                    std::size_t fresh) {
+  const std::size_t count = table.sparse ? rows : table.dense->count();
+  if (change.codec != wire::RowCodec::kFloat32) scratch_.reserve(count * row_width(table));
+  if ((change.flags & wire::kTellsSkipped) != 0) reserve_more(skipped_, (rows + 63) / 64);
+  if ((change.flags & wire::kIsLastPart) != 0)
+    reserve_staleness(table, table.pushes - std::min(change.a, table.pushes));
+  if (table.sparse) table.sparse->reserve(rows, fresh);
+}
+
 Outcome Store::push(Table& table, const Gradients& gradients, std::uint32_t client,
-                    std::uint64_t seen, bool is_last_part) {
+                    const Pushed& pushed) {
   require_fit(table, gradients);
   Outcome outcome;
   if (table.sparse) {
@@ -182,8 +182,11 @@ Outcome Store::push(Table& table, const Gradients& gradients, std::uint32_t clie
                                                 client, table.steps + 1);
     outcome.refused = applied.refused;
     outcome.not_admitted = applied.not_admitted;
-    if (!applied.skipped.empty()) outcome.skipped.resize((rows + 63) / 64);
-    for (const std::size_t row : applied.skipped) outcome.skipped[row / 64] |= 1ull << (row % 64);
+    if (pushed.tells_skipped && !applied.skipped.empty()) {
+      outcome.skipped.swap(skipped_);
+      outcome.skipped.assign((rows + 63) / 64, 0);
+      for (const std::size_t row : applied.skipped) outcome.skipped[row / 64] |= 1ull << (row % 64);
+    }
     table.rows_pushed += rows;
   } else if (table.dense->count() > 0 &&
              !table.dense->apply(decoded(table, gradients, table.dense->count()))) {
@@ -191,8 +194,8 @@ Outcome Store::push(Table& table, const Gradients& gradients, std::uint32_t clie
   }
   table.refused += outcome.refused;
   table.not_admitted += outcome.not_admitted;
-  if (is_last_part) {
-    outcome.staleness = table.pushes - std::min(seen, table.pushes);
+  if (pushed.is_last_part) {
+    outcome.staleness = table.pushes - std::min(pushed.seen, table.pushes);
     note_staleness(table, outcome.staleness);
     ++table.pushes;
     ++table.steps;

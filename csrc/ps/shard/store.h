@@ -84,9 +84,18 @@ class Store {
   std::map<std::uint64_t, Table>& all() { return tables_; }
   const std::map<std::uint64_t, Table>& all() const { return tables_; }
 
+  // So that push() or write() of so many rows finds memory whatever there is by then, `fresh` of
+  // them ids that are no rows. Throws std::bad_alloc, and no row is changed.
+  void reserve(Table& table, const wire::PsHeader& change, std::size_t rows, std::size_t fresh);
+
   // All throw InvalidArgument, before anything is changed, if the request does not fit the table.
-  Outcome push(Table& table, const Gradients& gradients, std::uint32_t client, std::uint64_t seen,
-               bool is_last_part);
+  struct Pushed {
+    std::uint64_t seen = 0;  // Pushes that the gradients were computed on.
+    bool is_last_part = false;
+    bool tells_skipped = false;
+  };
+  Outcome push(Table& table, const Gradients& gradients, std::uint32_t client,
+               const Pushed& pushed);
   // Keeps them for the round. They fit the table.
   void contribute(Table& table, const Gradients& gradients, Contribution& contribution);
   // One step of every table that somebody contributed to: the weighted average over all workers.
@@ -124,6 +133,7 @@ class Store {
   std::uint32_t told_tick_ = 0;
   std::map<std::uint64_t, Table> tables_;
   Floats scratch_;
+  std::vector<std::uint64_t> skipped_;  // Room for what the next push that asks is told.
 };
 
 }  // namespace gradring::ps

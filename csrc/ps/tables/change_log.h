@@ -26,6 +26,10 @@ class ChangeLog {
     }
     ring_[count_++ & (ring_.size() - 1)] = {stamp, row};
   }
+  // So many that append() finds memory for, whatever there is by then. Throws std::bad_alloc.
+  void reserve(std::size_t count) {
+    while (count_ - first_ + count > ring_.size() && ring_.size() < kMost) grow();
+  }
   // Nothing is known of changes up to `stamp`: rows were loaded.
   void forget(std::uint64_t stamp) { complete_after_ = std::max(complete_after_, stamp); }
 

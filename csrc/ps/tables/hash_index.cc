@@ -1,6 +1,7 @@
 #include "ps/tables/hash_index.h"
 
 #include <algorithm>
+#include <new>
 
 namespace gradring::ps {
 
@@ -29,12 +30,32 @@ void HashIndex::grow(Segment& segment) {
   segment = std::move(larger);
 }
 
+// Without memory for a larger one its slots are used up, which makes searches longer.
+void HashIndex::grow_or_fill(Segment& segment) {
+  try {
+    grow(segment);
+  } catch (const std::bad_alloc&) {
+    if (room_in(segment) == 0) throw;
+  }
+}
+
+void HashIndex::make_room(std::size_t each) {
+  std::size_t least = ~std::size_t{0};
+  for (Segment& segment : segments_) {
+    while (room_in(segment) < each) grow(segment);
+    least = std::min(least, room_in(segment));
+  }
+  room_ = least;
+  inserted_ = 0;
+}
+
 void HashIndex::insert(std::uint64_t id, std::uint64_t value) {
   Segment& segment = segment_of(mix_id(id));
-  if (segment.memory.data() == nullptr || (segment.size + 1) * 2 > segment.mask + 1) grow(segment);
+  if ((segment.size + 1) * 2 > segment.mask + 1) grow_or_fill(segment);
   slot_for(segment, id) = {id, value + 1};
   ++segment.size;
   ++size_;
+  ++inserted_;
 }
 
 void HashIndex::assign(std::uint64_t id, std::uint64_t value) {
@@ -67,7 +88,7 @@ bool HashIndex::erase(std::uint64_t id) {
 
 void HashIndex::clear() {
   for (Segment& segment : segments_) segment = {};
-  size_ = 0;
+  size_ = room_ = inserted_ = 0;
 }
 
 std::size_t HashIndex::bytes() const {

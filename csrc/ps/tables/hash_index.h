@@ -1,8 +1,9 @@
-// An index from ids to numbers: open addressing with linear probing, at most half full, in segments
-// that grow one by one, so that no insertion pays for the whole index. Any id is allowed. Owned by
-// the table's thread.
+// An index from ids to numbers: open addressing with linear probing, at most half full while there
+// is memory, in segments that grow one by one, so that no insertion pays for the whole index. Any
+// id is allowed. Owned by the table's thread.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,15 @@ class HashIndex {
     const Segment& segment = segment_of(hash);
     prefetch_line(&segment.slots[hash & segment.mask]);
   }
-  // `id` is not in it.
+  // So many more ids find room, whatever memory there is by then: in segments that are fuller than
+  // half, if they have to be. It asks for memory where they may not be enough. Ids that somebody
+  // picks for one segment may find none all the same. Throws std::bad_alloc.
+  void reserve(std::size_t count) {
+    const std::size_t each = std::min(count, count / 64 + 8);  // Of the segment with the most.
+    if (inserted_ + each > room_) [[unlikely]]
+      make_room(each);
+  }
+  // `id` is not in it. Throws std::bad_alloc, and changes nothing then.
   void insert(std::uint64_t id, std::uint64_t value);
   // Inserts or replaces.
   void assign(std::uint64_t id, std::uint64_t value);
@@ -42,6 +51,7 @@ class HashIndex {
   std::size_t size() const { return size_; }
   std::size_t bytes() const;
   std::size_t segment_number(std::uint64_t id) const { return segment_bits(mix_id(id)); }
+  std::size_t size_in(std::size_t segment) const { return segments_[segment].size; }
   // How many for_each_in() looks at.
   std::size_t slots_in(std::size_t segment) const {
     return segments_[segment].size > 0 ? segments_[segment].mask + 1 : 0;
@@ -74,10 +84,16 @@ class HashIndex {
   Segment& segment_of(std::uint64_t hash) { return segments_[segment_bits(hash)]; }
   static Slot& slot_for(const Segment& segment, std::uint64_t id);
   static void grow(Segment& segment);
+  static void grow_or_fill(Segment& segment);
+  // Slots that may be taken without growing: one stays empty, where a search ends.
+  static std::size_t room_in(const Segment& segment) { return segment.mask - segment.size; }
+  void make_room(std::size_t each);
 
   static inline Slot nothing_{0, 0};  // Never written: the only slot of a segment without memory.
   std::array<Segment, kSegments> segments_;
   std::size_t size_ = 0;
+  std::size_t room_ = 0;      // Of the fullest segment, when make_room() was last called.
+  std::size_t inserted_ = 0;  // Since then.
 };
 
 }  // namespace gradring::ps

@@ -50,7 +50,11 @@ std::byte* map_aligned(std::size_t bytes, std::size_t small_bytes) {
 
 }  // namespace
 
+thread_local std::uint64_t Pages::left = ~std::uint64_t{0};
+
 Pages::Pages(std::size_t bytes, bool begins_small) : bytes_(bytes) {
+  if (left == 0) throw std::bad_alloc();
+  --left;
   if (bytes >= kHugePage) {
     bytes_ = round_up(bytes, kHugePage);
     data_ = map_aligned(bytes_, begins_small ? kHugePage : 0);
@@ -74,8 +78,12 @@ BlockArray::BlockArray(std::size_t item_bytes)
           std::bit_width(std::max<std::size_t>(kBlockBytes / item_bytes, 1)) - 1)),
       mask_((std::uint64_t{1} << shift_) - 1) {}
 
+void BlockArray::add_block() {
+  blocks_.emplace_back(block_bytes(), blocks_.empty());
+}
+
 void BlockArray::grow_to(std::uint64_t count) {
-  while (blocks_.size() * (mask_ + 1) < count) blocks_.emplace_back(block_bytes(), blocks_.empty());
+  reserve(count);
   count_ = std::max(count_, count);
   if (is_small_ && count_ * item_bytes_ > kHugePage && block_bytes() > kHugePage) {
     is_small_ = false;
@@ -84,9 +92,10 @@ void BlockArray::grow_to(std::uint64_t count) {
 }
 
 std::size_t BlockArray::bytes() const {
-  if (blocks_.empty()) return 0;
-  const std::size_t full = (blocks_.size() - 1) * block_bytes();
-  const std::size_t in_last = (count_ - (blocks_.size() - 1) * (mask_ + 1)) * item_bytes_;
+  if (count_ == 0) return 0;
+  const std::uint64_t before = (count_ - 1) >> shift_;  // Blocks that are full.
+  const std::size_t full = before * block_bytes();
+  const std::size_t in_last = (count_ - before * (mask_ + 1)) * item_bytes_;
   return full + round_up(in_last, is_small_ ? kSmallPage : kHugePage);
 }
 

@@ -13,6 +13,9 @@ namespace gradring::ps {
 // for the first 2 MiB, of which only what is touched takes memory then.
 class Pages {
  public:
+  // For tests: so many more of this thread's find memory.
+  static thread_local std::uint64_t left;
+
   Pages() = default;
   explicit Pages(std::size_t bytes, bool begins_small = false);  // Throws std::bad_alloc.
   ~Pages();
@@ -44,11 +47,17 @@ class BlockArray {
   std::byte* at(std::uint64_t index) const {
     return blocks_[index >> shift_].data() + (index & mask_) * item_bytes_;
   }
+  // Throws std::bad_alloc; not up to what reserve() was told of.
   void grow_to(std::uint64_t count);
+  void reserve(std::uint64_t count) {
+    while (room() < count) add_block();
+  }
+  std::uint64_t room() const { return blocks_.size() * (mask_ + 1); }
   std::size_t bytes() const;  // Of memory, by what has been counted up to.
 
  private:
   std::size_t block_bytes() const { return (mask_ + 1) * item_bytes_; }
+  void add_block();
 
   std::size_t item_bytes_;
   unsigned shift_;

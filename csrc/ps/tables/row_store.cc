@@ -1,5 +1,7 @@
 #include "ps/tables/row_store.h"
 
+#include <algorithm>
+
 namespace gradring::ps {
 namespace {
 
@@ -27,6 +29,11 @@ std::uint64_t RowStore::add(std::uint64_t id) {
   }
   this->id(row) = id;
   return row;
+}
+
+void RowStore::take_blocks(std::uint64_t end) {
+  for (BlockArray* const array : {&floats_, &notes_, &ids_}) array->reserve(end);
+  room_ = std::min({floats_.room(), notes_.room(), ids_.room()});
 }
 
 void RowStore::remove(std::uint64_t row) {

@@ -31,6 +31,11 @@ class RowStore {
   // anything else is done.
   std::uint64_t add(std::uint64_t id);
   void remove(std::uint64_t row);
+  // So many that add() finds memory for, whatever there is by then. Throws std::bad_alloc.
+  void reserve(std::size_t count) {
+    if (end_ + count > room_ + free_.size()) [[unlikely]]
+      take_blocks(end_ + count - free_.size());
+  }
 
   std::uint64_t end() const { return end_; }  // Above every row number.
   float* floats(std::uint64_t row) const { return reinterpret_cast<float*>(floats_.at(row)); }
@@ -42,11 +47,14 @@ class RowStore {
   std::size_t bytes() const;
 
  private:
+  void take_blocks(std::uint64_t end);
+
   BlockArray floats_;
   BlockArray notes_;
   BlockArray ids_;
   std::vector<std::uint64_t> free_;
   std::uint64_t end_ = 0;
+  std::uint64_t room_ = 0;  // Rows that there are blocks for, by the last take_blocks().
 };
 
 }  // namespace gradring::ps

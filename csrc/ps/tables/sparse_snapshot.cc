@@ -60,6 +60,16 @@ bool SparseTable::Impl::is_in_snapshot(std::uint64_t row) const {
   return last > snapshot->since && last <= snapshot->stamp;
 }
 
+// For so many rows, and for all candidates that are not read out yet.
+void SparseTable::Impl::reserve_aside(std::size_t count) {
+  TableSnapshot& s = *snapshot;
+  reserve_more(s.aside, count);
+  reserve_more(s.aside_floats, count * (dim + state));
+  if (has_entry && !s.is_segment_done.all())
+    reserve_more(s.candidates.back(), candidates.size() * sizeof(CandidateRecord) +
+                                          HashIndex::kSegments * sizeof(RecordHead));
+}
+
 void SparseTable::Impl::put_row_aside(std::uint64_t row) {
   TableSnapshot& s = *snapshot;
   if (row < s.cursor || row >= s.end || !is_in_snapshot(row)) return;
@@ -72,12 +82,17 @@ void SparseTable::Impl::put_candidates_aside(std::size_t segment) {
   TableSnapshot& s = *snapshot;
   if (s.is_segment_done[segment]) return;
   s.is_segment_done.set(segment);
-  std::vector<CandidateRecord> found;
+  const std::size_t count = candidates.size_in(segment);
+  if (count == 0) return;
+  std::byte* to =
+      append_record(s.candidates.back(), TableRecordKind::kCandidates,
+                    static_cast<std::uint32_t>(count), 0, count * sizeof(CandidateRecord));
   candidates.for_each_in(segment, [&](std::uint64_t id, std::uint64_t packed) {
     const Candidate candidate = Candidate::from(packed);
-    found.push_back({id, candidate.count, candidate.tick});
+    const CandidateRecord record{id, candidate.count, candidate.tick};
+    std::memcpy(to, &record, sizeof record);
+    to += sizeof record;
   });
-  append_items(TableRecordKind::kCandidates, found, s.candidates.back());
 }
 
 void SparseTable::begin_snapshot(std::uint64_t since) {

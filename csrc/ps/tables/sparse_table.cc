@@ -34,6 +34,9 @@ SparseTable::Impl::Impl(TableSpec table_spec)
     slots[slot.slot] = settings.size();
     settings.push_back({updater(slot.lr_scale), slot.lr_scale, slot.entry, slot.unseen_ticks});
   }
+  has_entry = std::any_of(settings.begin(), settings.end(), [](const Settings& each) {
+    return each.entry.count > 1 || each.entry.probability < 1;
+  });
 }
 
 void SparseTable::Impl::scale_rates(double new_scale) {
@@ -194,20 +197,39 @@ void SparseTable::versions(std::span<const std::uint64_t> ids, std::uint32_t* ou
   });
 }
 
+void SparseTable::reserve(std::size_t rows, std::size_t fresh) {
+  Impl& t = *impl_;
+  t.rows.reserve(fresh);
+  t.index.reserve(fresh);
+  t.changes.reserve(rows);
+  t.skipped.clear();
+  reserve_more(t.skipped, rows);
+  if (t.has_entry) t.candidates.reserve(fresh);
+  if (t.snapshot != nullptr) t.reserve_aside(rows);
+}
+
+std::size_t SparseTable::count_fresh(std::span<const std::uint64_t> ids) const {
+  return static_cast<std::size_t>(std::count_if(ids.begin(), ids.end(), [this](std::uint64_t id) {
+    return impl_->index.find(id) == HashIndex::kNone;
+  }));
+}
+
 Applied SparseTable::apply(std::span<const std::uint64_t> ids, float* gradients,
                            std::uint32_t client, std::uint64_t step, double scale) {
   Impl& t = *impl_;
   t.scale_rates(scale);
   ++t.stamp;
   Impl::Push push{client, step, {}, false};
+  t.skipped.clear();
   const Impl::Needs needs{
       .floats = t.dim + t.state, .notes = true, .rows = Impl::rows_to_update(t.dim + t.state)};
   t.for_each_block(ids, needs, [&](std::size_t begin, const auto& found) {
     push.is_finite = kernels::is_finite(gradients + begin * t.dim, found.count * t.dim);
     for (std::size_t i = 0; i < found.count; ++i)
       if (!t.update(ids[begin + i], found.rows[i], gradients + (begin + i) * t.dim, push))
-        push.applied.skipped.push_back(begin + i);
+        t.skipped.push_back(begin + i);
   });
+  push.applied.skipped = t.skipped;
   return push.applied;
 }
 

@@ -28,9 +28,10 @@ struct RowMeta {
 // What a push did.
 struct Applied {
   std::uint64_t rows = 0;
-  std::uint64_t refused = 0;         // Not finite: the row stays as it was.
-  std::uint64_t not_admitted = 0;    // Counted only.
-  std::vector<std::size_t> skipped;  // Where these are among the ids, ascending.
+  std::uint64_t refused = 0;       // Not finite: the row stays as it was.
+  std::uint64_t not_admitted = 0;  // Counted only.
+  // Where these are among the ids, ascending; valid until the next push.
+  std::span<const std::size_t> skipped;
 };
 
 class SparseTable {
@@ -51,6 +52,11 @@ class SparseTable {
   void gather(std::span<const std::uint64_t> ids, float* out) const;
   void versions(std::span<const std::uint64_t> ids, std::uint32_t* out) const;  // 0: no row.
 
+  // So that apply() or write() of so many rows, `fresh` of them ids that are no rows, finds memory
+  // whatever there is by then (HashIndex::reserve says where it may not). Throws std::bad_alloc:
+  // the table's rows are as they were.
+  void reserve(std::size_t rows, std::size_t fresh);
+  std::size_t count_fresh(std::span<const std::uint64_t> ids) const;
   // One update of each row. `ids` are distinct (one that is not gets two updates); `gradients`
   // (ids.size() x dim) is scratch. `step` is the table's (kSparseAdam); `scale` multiplies the
   // learning rate.

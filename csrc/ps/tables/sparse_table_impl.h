@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/bytes.h"
 #include "kernels/updater.h"
 #include "ps/tables/change_log.h"
 #include "ps/tables/hash_index.h"
@@ -154,6 +155,7 @@ struct SparseTable::Impl {
   void keep_candidate(std::uint64_t id) {
     if (snapshot != nullptr) put_candidates_aside(candidates.segment_number(id));
   }
+  void reserve_aside(std::size_t count);
   void put_row_aside(std::uint64_t row);
   void put_candidates_aside(std::size_t segment);
   bool is_in_snapshot(std::uint64_t row) const;
@@ -187,8 +189,10 @@ struct SparseTable::Impl {
   ChangeLog changes;
   std::uint64_t stamp = 0;
   std::uint32_t tick = 0;
-  std::uint32_t version_floor = 0;  // The highest version of a row that is gone.
-  std::vector<Settings> settings;   // [0]: for ids of no slot.
+  std::uint32_t version_floor = 0;   // The highest version of a row that is gone.
+  std::vector<Settings> settings;    // [0]: for ids of no slot.
+  bool has_entry = false;            // Some ids are counted before they are rows.
+  std::vector<std::size_t> skipped;  // Of the last push.
   std::unordered_map<std::uint64_t, std::size_t> slots;
   double scale = 1;
   std::unique_ptr<TableSnapshot> snapshot;

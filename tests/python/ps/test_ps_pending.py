@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,8 @@ import pytest
 
 import gradring as gr
 from gradring.errors import TimedOut
+from gradring.modes.stores.served import ServedStore
+from gradring.modes.stores.store import Domain, Gate, Pull
 from gradring.ps import ParameterServer, Pending
 from ps_servers import connected, together
 from telling_lock import Telling
@@ -94,3 +97,30 @@ def test_a_pull_that_failed_is_done_and_its_failure_is_still_for_who_flushes(
         ps.flush()
     with pytest.raises(TimedOut):
         pending.wait()
+
+
+def test_a_step_that_was_interrupted_at_a_gate_writes_nothing_once_that_opens(
+    ps: ParameterServer,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    store, domain = ServedStore(ps, 60), Domain("gates", 1, is_round=False)
+    dense, rows = ps.dense_table("w", 3, gr.optim.Sum()), ps.sparse_table("t", 2, gr.optim.Sum())
+    store.clock(domain, 0)
+    values, found = np.full(3, 7, np.float32), np.full((4, 2), 7, np.float32)
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(InterruptedError):
+            store.pull(
+                [Pull(dense, None, values), Pull(rows, np.arange(4, dtype=np.uint64), found)],
+                Gate(domain, 1),
+            )
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    store.clock(domain, 1)
+    ps.flush()
+    assert (values == 7).all()
+    assert (found == 7).all()
+    assert dense.pull().tolist() == [0, 0, 0]

@@ -26,7 +26,7 @@ class OneShard {
   ps::Shard& shard() { return *shard_; }
   ps::LogFolder& log() { return *log_; }
   // What the shard's loop does before it sends answers.
-  void sync() { log_->sync({}); }
+  void sync(Time now = {}) { log_->sync(now); }
 
   // Says hello as this client's process; returns the last seq that was done.
   std::uint64_t join(std::uint64_t incarnation);

@@ -9,7 +9,7 @@ using wire::PsType;
 
 void MemoryJournal::append(const wire::PsHeader& header, std::span<const std::byte> payload,
                            std::uint32_t client, std::uint64_t incarnation) {
-  if (has_no_memory) throw std::bad_alloc();
+  if (payload.size() > most_bytes) throw std::bad_alloc();
   JournalRecord record{header, {}, client, incarnation};
   ps::put_bytes(record.payload, payload);
   records.push_back(std::move(record));

@@ -24,7 +24,7 @@ class MemoryJournal final : public ps::Journal {
   void append(const wire::PsHeader& header, std::span<const std::byte> payload,
               std::uint32_t client, std::uint64_t incarnation) override;
   std::vector<JournalRecord> records;
-  bool has_no_memory = false;  // For another record.
+  std::size_t most_bytes = ~std::size_t{0};  // Of a record: there is no memory for more.
 };
 
 // A client of one shard over one connection.

@@ -254,8 +254,17 @@ class _Pulling:
         return all(work.done() for work in self._works)
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """Wait until all have come; what to give as ``seen`` with a later push."""
-        outcomes = _outcomes(self._works, timeout)[len(self._works) - len(self._sparse) :]
+        """Wait until all have come; what to give as ``seen`` with a later push.
+
+        Where that fails, ``out`` is the caller's again. With ``timeout``, in seconds, nobody has to
+        wait: one that is late raises `TimedOut`, and goes on.
+        """
+        try:
+            outcomes = _outcomes(self._works, timeout)[len(self._works) - len(self._sparse) :]
+        except BaseException:
+            for work in self._works if timeout is None else ():
+                work.abandon()
+            raise
         # As they were when the rows came: others may have pulled from the same tables since.
         seen = {
             id(pull): of_table

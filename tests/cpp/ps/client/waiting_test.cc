@@ -2,7 +2,10 @@
 // given up meanwhile.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "base/config.h"
+#include "support/no_memory.h"
 #include "support/ps/net.h"
 #include "support/ps/requests.h"
 
@@ -83,6 +86,37 @@ TEST_CASE("of a call that is given up nothing more is sent, whatever became of i
   CHECK(session.wants_hang_up());
 }
 
+TEST_CASE("to give calls up takes no memory, and the others go on") {
+  PsNet net(2);
+  const auto table = net.make_table(counting_table("counts", 8));
+  std::vector<std::uint64_t> ids(20'000);
+  for (std::size_t at = 0; at < ids.size(); ++at) ids[at] = at;
+  const std::vector<float> ones(ids.size() * 8, 1.0f);
+  std::vector<float> rows(ids.size() * 8);
+  net.requests = [](std::uint32_t, const wire::PsHeader&) { return -1; };
+  const auto pull =
+      std::make_shared<PullCall>(std::vector<PullItem>{{table, ids, rows.data()}}, PullOptions{});
+  const auto push = push_of(table, ids, ones);
+  net.submit(pull);
+  net.submit(push);
+  net.settle();
+  Failure failures[2];
+  for (Failure& failure : failures) failure = {ErrorKind::kInterrupted, -1, std::string(100, 'x')};
+  {
+    const NoHeap none(0);
+    net.core().cancel(*pull, std::move(failures[0]));
+    net.core().cancel(*push, std::move(failures[1]));
+  }
+  CHECK(pull->failure().kind == ErrorKind::kInterrupted);
+  CHECK(push->failure().text.starts_with("xxx"));
+  net.requests = nullptr;
+  for (std::uint32_t shard = 0; shard < 2; ++shard) net.disconnect(shard);
+  const auto next = push_of(table, ids, ones);
+  net.run(next);
+  CHECK_FALSE(next->failure());
+  CHECK(next->report().rows == ids.size());
+}
+
 TEST_CASE("a client whose pull waits at a gate for long may sleep") {
   PsNet net(1);
   const auto table = net.make_table(counting_table("counts", 2));
@@ -144,6 +178,56 @@ TEST_CASE("more pulls wait at a gate than requests may be under way, and keep no
   for (const auto& pull : waiting) CHECK((pull->failure() || !pull->is_done()));
   say_clock(net, 3);
   for (const auto& pull : waiting) CHECK(pull->is_done());
+}
+
+// More than a shard holds of one client.
+std::vector<std::uint64_t> many_ids() {
+  std::vector<std::uint64_t> ids(limits::kPsHeldBytes / sizeof(std::uint64_t) * 5 / 4);
+  for (std::size_t at = 0; at < ids.size(); ++at) ids[at] = at;
+  return ids;
+}
+
+TEST_CASE("a pull that waits at a gate keeps nothing from going on, however many ids it has") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 1));
+  say_clock(net, 0);
+  const auto ids = many_ids();
+  std::vector<float> rows(ids.size(), -1);
+  const auto pull = std::make_shared<PullCall>(
+      std::vector<PullItem>{{table, ids, rows.data()}},
+      PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 60000, false}});
+  net.submit(pull);
+  SUBCASE("") {}
+  SUBCASE("on a connection that was made anew") {
+    net.settle();
+    net.disconnect(0);
+  }
+  const std::vector<float> ones(1, 1.0f);
+  const auto push = push_of(table, kOne, ones);
+  net.run(push);
+  CHECK_FALSE(push->failure());
+  CHECK_FALSE(pull->is_done());
+  say_clock(net, 3);
+  net.settle();
+  REQUIRE(pull->is_done());
+  CHECK_FALSE(pull->failure());
+  CHECK(rows[1] == 1.0f);
+  CHECK(std::count(rows.begin(), rows.end(), 0.0f) == std::ptrdiff_t(rows.size()) - 1);
+}
+
+TEST_CASE("a pull whose gate stays closed fails at its deadline, however many ids it has") {
+  PsNet net(1);
+  const auto table = net.make_table(counting_table("counts", 1));
+  say_clock(net, 0);
+  const auto ids = many_ids();
+  std::vector<float> rows(ids.size());
+  const auto pull = std::make_shared<PullCall>(
+      std::vector<PullItem>{{table, ids, rows.data()}},
+      PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 300, false}});
+  net.submit(pull);
+  net.pass(Millis{320});
+  REQUIRE(pull->is_done());
+  CHECK(pull->failure().kind == ErrorKind::kTimedOut);
 }
 
 TEST_CASE("pulls that wait at a gate are all told at its deadline, however many they are") {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ps/log/log_folder.h"
+#include "support/no_memory.h"
 #include "support/ps/one_shard.h"
 #include "support/ps/requests.h"
 
@@ -103,6 +104,35 @@ TEST_CASE("while a loaded shard is written down its rows are read and nothing ch
   OneShard taken_back(killed.options());
   CHECK(taken_back.join(1) == 3);
   CHECK((taken_back.rows(kFew) == before));
+}
+
+TEST_CASE("a loaded shard that finds no memory to be written down goes on once there is some") {
+  const std::vector<std::byte> checkpoint = checkpoint_of(4);
+  const Folder folder;
+  OneShard one(folder.options());
+  one.join(1);
+  one.make_tables();
+  const std::vector<float> before = one.rows(kFew);
+  load(one, checkpoint);
+  Millis next{1};
+  for (int nth = 0; nth < 3; ++nth) {
+    {
+      const NoHeap none(4000);
+      one.sync(Time{} + next);
+    }
+    CHECK(one.shard().holds_changes());
+    CHECK(folder.count(".draft") == 0);
+    CHECK((one.rows(kFew) != before));
+    one.sync(Time{} + next);  // Too early for the next try.
+    CHECK(folder.count(".draft") == 0);
+    next += Millis{1000};
+  }
+  CHECK_THROWS_AS(one.push(kFew, 1), InternalError);  // No answer yet.
+  for (int turn = 0; one.shard().holds_changes(); ++turn) {
+    REQUIRE(turn < 1000);
+    one.sync(Time{} + next);
+  }
+  CHECK(folder.count(".grps") == 1);
 }
 
 TEST_CASE("no checkpoint is taken of what may be taken back") {
