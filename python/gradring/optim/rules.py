@@ -55,6 +55,8 @@ class CoreRule:
             value = getattr(self, field.name)
             try:
                 _require_sense(name, field.name, value)
+            except InvalidArgument:  # A ValueError too, which says what is wrong with the number.
+                raise
             except (TypeError, ValueError):  # An array of several is neither true nor false.
                 raise InvalidArgument(f"{name}: {field.name} is no number: {value!r}") from None
         for zero in (field for field in self._positive if getattr(self, field) == 0):
@@ -150,9 +152,9 @@ def _require_sense(name: str, field: str, value: Any) -> None:
             raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")
     elif field in ("clip_value", "clip_norm"):
         if value is not None and not 0 < value < math.inf:
-            raise InvalidArgument(f"{name}: {field} must be positive, got {value}")
+            raise InvalidArgument(f"{name}: {field} must be positive and finite, got {value}")
     elif field == "dampening":
         if not math.isfinite(value):
             raise InvalidArgument(f"{name}: dampening must be finite, got {value}")
     elif not isinstance(value, bool) and not 0 <= value < math.inf:
-        raise InvalidArgument(f"{name}: {field} must not be negative, got {value}")
+        raise InvalidArgument(f"{name}: {field} must be finite and not negative, got {value}")
