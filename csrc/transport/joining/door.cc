@@ -104,8 +104,9 @@ Door::Outcome Door::advance(Guest& guest, Time now) const {
       guest.in.resize(have + io.bytes);
       if (io.closed)
         throw ProtocolError(
-            "it closed the connection during the handshake (does it have another "
-            "GRADRING_SECRET?)");
+            "it closed the connection during the handshake: it waited too long for an answer, as "
+            "beside a busy or restarted process, and tries again, or it has another "
+            "GRADRING_SECRET");
       if (guest.in.size() == guest.handshake.wants()) {
         guest.out = guest.handshake.receive(guest.in);
         guest.in.clear();

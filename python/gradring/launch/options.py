@@ -14,6 +14,9 @@ from gradring.errors import InvalidArgument
 DEFAULT_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 
 
+# Options of `gradring serve` that each server gets from the launcher: a user's would not count.
+_OURS = ("--index", "--servers", "--host", "--port", "--listen-fd")
+
 # A selector cannot wait for longer than three weeks.
 MOST_SECONDS = 1e6
 
@@ -43,7 +46,8 @@ class Options:
         servers: Number of parameter servers, dealt to the hosts in turn.
         server_log: Folder for the servers' logs, on the host of each.
         restart_servers: Whether a server that ends early is started again from its log.
-        server_options: More options for `gradring serve`, as one would type them.
+        server_options: More options for `gradring serve`, as one would type them; not those
+            that say which server it is and where it listens.
     """
 
     command: tuple[str, ...]
@@ -128,6 +132,14 @@ class Options:
                 "--restart-servers needs --server-log DIR: without a log a server that is started "
                 "again has lost its rows"
             )
+        ours = [*_OURS, *(["--log"] if self.server_log is not None else [])]
+        for word in self.server_words():
+            if word.partition("=")[0] in ours:
+                raise InvalidArgument(
+                    f"--server-options: {word} is this launcher's to say, which gives each server "
+                    "its number, its address and, with --server-log, its log; to choose an address "
+                    "start `gradring serve` by hand and set GRADRING_SERVERS"
+                )
 
 
 def _words(text: str, option: str) -> list[str]:

@@ -15,6 +15,7 @@ from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.staleness import Histogram
 from gradring.modes.stepping.waiting import after_the_push, before_the_push
 from gradring.modes.stores.store import Array, Domain, Gate, Pending, Pull, Push
+from gradring.modes.stores.strangers import why_no_worker
 from gradring.optim import Sum
 from gradring.optim.averaging import require_weight
 
@@ -72,7 +73,8 @@ class BoundedOptimizer(ModeOptimizer):
         self.domain = Domain(self.domain_name("clocks"), self.workers, is_round=False)
         if self.store.rank >= self.workers:
             raise InvalidArgument(
-                f"worker {self.store.rank} of {self.workers}: say the number of all workers"
+                why_no_worker(self.store.rank)
+                or f"worker {self.store.rank} of {self.workers}: say the number of all workers"
             )
         self.clock = self.store.clocks(self.domain).start(self.domain, self.store.rank)
         self._ids = np.arange(self.workers, dtype=np.uint64)

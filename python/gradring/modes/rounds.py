@@ -150,7 +150,9 @@ class RoundOptimizer(ModeOptimizer):
         Raises:
             PeerLost: As `step`.
             TimedOut: Others did not come to the last step in time; says who. Call it again.
+            Closed: After `close`.
         """
+        self.require_open()
         self._wait_for_all_rounds()
         self.forget_prefetches()
         self.dense.pull(self.store)

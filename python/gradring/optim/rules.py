@@ -55,7 +55,7 @@ class CoreRule:
             value = getattr(self, field.name)
             try:
                 _require_sense(name, field.name, value)
-            except InvalidArgument:  # A ValueError too.
+            except InvalidArgument:  # A ValueError too, which says what is wrong with the number.
                 raise
             except (TypeError, ValueError):  # An array of several is neither true nor false.
                 raise InvalidArgument(f"{name}: {field.name} is no number: {value!r}") from None
@@ -152,7 +152,7 @@ def _require_sense(name: str, field: str, value: Any) -> None:
             raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")
     elif field in ("clip_value", "clip_norm"):
         if value is not None and not 0 < value < math.inf:
-            raise InvalidArgument(f"{name}: {field} must be positive, got {value}")
+            raise InvalidArgument(f"{name}: {field} must be positive and finite, got {value}")
     elif field == "dampening":
         if not math.isfinite(value):
             raise InvalidArgument(f"{name}: dampening must be finite, got {value}")

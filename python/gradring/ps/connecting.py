@@ -24,7 +24,7 @@ from gradring.settings import config, server_addresses
 from gradring.timeouts import milliseconds
 
 # Numbers from here on are no worker's: they take part in no round and no bound on staleness.
-_FIRST_STRANGER = 1 << 31
+FIRST_STRANGER = 1 << 31
 
 _AT_EXIT_SECONDS = 5.0
 
@@ -187,7 +187,7 @@ def _client_number(role: Role | None) -> int:
     are_others = _of_parent or _opening or any(not server.is_closed for server in _connected)
     if role is not None and not are_others:
         return role.rank
-    return _FIRST_STRANGER + secrets.randbelow(_FIRST_STRANGER)
+    return FIRST_STRANGER + secrets.randbelow(FIRST_STRANGER)
 
 
 @atexit.register

@@ -124,6 +124,9 @@ def test_distributed_of_torch_refuses_it_by_name(options: dict[str, Any], words:
         ({"sparse": True}, "sparse: there is no such setting"),
         ({"mode": "mean"}, "pooling='sum'"),
         ({"max_norm": 1}, "max_norm: there is no such setting"),
+        ({"padding_idx": 2**64}, "padding_idx is an id, .* got 18446744073709551616"),
+        ({"padding_idx": 0.5}, "padding_idx is an id, .* got 0.5"),
+        ({"padding_idx": [1, 2]}, "padding_idx is an id, .* got"),
         ({"cache_age": 5}, "without device= none does"),
     ],
 )

@@ -152,6 +152,23 @@ def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path)
         ({"count": 1, "ssh": " "}, "--ssh: no command in it"),
         ({"count": 1, "servers": 1, "server_options": "'"}, '--server-options "\'": No closing'),
         ({"count": 1, "server_options": "--threads 2"}, "--server-options without --servers"),
+        *(
+            (
+                {"count": 1, "servers": 1, "server_options": own},
+                f"{own.split()[0]} is this launcher's",
+            )
+            for own in (
+                "--port 4100",
+                "--host=0.0.0.0",
+                "--index 1",
+                "--servers 2",
+                "--listen-fd 3",
+            )
+        ),
+        (
+            {"count": 1, "servers": 1, "server_log": Path("x"), "server_options": "--log y"},
+            "--log is this launcher's",
+        ),
         ({"count": 1, "server_log": Path("x")}, "--server-log without --servers"),
         ({"count": 1, "restart_servers": True}, "--restart-servers without --servers"),
         ({"count": 1, "forward": ("A=B",)}, "--env A=B: say the name of a variable only"),

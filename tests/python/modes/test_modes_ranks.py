@@ -6,6 +6,7 @@ all ranks have closed.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from exact_server import ExactServer
+from gradring.modes.bounded import BoundedOptimizer
 
 SGD = gr.optim.SGD(lr=1.0)
 ONE = np.ones(1, np.float32)
@@ -103,3 +105,23 @@ def test_workers_that_wait_for_nobody_take_the_first_of_their_ranks_values() -> 
         store = server.client(1 + 2 * comm.rank)
         gr.distributed([param], SGD, gr.Async(), ps=store, comm=comm, timeout=5).close()
     assert params[0] == params[1] == 7
+
+
+TOLD = r"client 2147483653, .* `gradring run` .*ps=gr\.ps\.connect\(client=R\)"
+
+
+BOUNDED = partial(BoundedOptimizer, staleness=1)
+
+
+@pytest.mark.parametrize("make", [BOUNDED, gr.AsyncOptimizer, gr.GeoOptimizer])
+def test_a_process_that_is_no_rank_is_told_how_to_become_a_worker(make: Any) -> None:
+    with pytest.raises((gr.InvalidArgument, gr.TimedOut), match=TOLD):
+        make([ONE.copy()], SGD, ExactServer().client(2**31 + 5), workers=1, timeout=0.05)
+
+
+def test_rounds_of_a_process_that_is_no_rank_tell_it_how_to_become_a_worker(
+    world: GetWorld,
+) -> None:
+    comm, store = world(1, "tcp").comms[0], ExactServer().client(2**31 + 5)
+    with pytest.raises(gr.InvalidArgument, match=TOLD):
+        gr.distributed([ONE.copy()], SGD, gr.Sync(via="ps"), ps=store, comm=comm)

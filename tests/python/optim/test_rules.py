@@ -5,6 +5,8 @@ Their arithmetic is tested in test_update_rules.py and test_update_formulas.py.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,24 @@ def test_the_core_gets_plain_numbers_by_the_names_of_its_members() -> None:
     }
     assert gr.optim.Sum().to_core() == {"kind": "sum", "clip_value": 0.0}
     assert gr.optim.FTRL(lr=1).to_core()["initial_accumulator"] == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gr.optim.SGD(lr=-1.0), "SGD: lr must be finite and not negative, got -1.0"),
+        (lambda: gr.optim.SGD(lr=math.inf), "SGD: lr must be finite and not negative, got inf"),
+        (lambda: gr.optim.Adam(betas=(1.0, 0.9)), r"Adam: betas are two numbers in \[0, 1\)"),
+        (lambda: gr.optim.Adam(betas=(0.9,)), r"Adam: betas are two numbers in \[0, 1\)"),
+        (lambda: gr.optim.Sum(clip_value=0.0), "Sum: clip_value must be positive and finite"),
+        (lambda: gr.optim.SGD(lr=1, dampening=math.nan), "SGD: dampening must be finite, got nan"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_with_the_range(
+    make: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(gr.InvalidArgument, match=words):
+        make()
 
 
 @pytest.mark.parametrize(

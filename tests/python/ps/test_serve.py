@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -190,6 +191,20 @@ def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: S
         process.send_signal(signal.SIGCONT)
         assert table.pull([2]).tolist() == [[0]]
         assert table.pull([1])[0, 0] in (1, 2)  # Once or not at all.
+
+
+def test_who_hangs_up_on_a_server_is_told_with_the_harmless_reason_too(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    process, address = serve()
+    host, port = address.rsplit(":", 1)
+    socket.create_connection((host, int(port)), 30).close()
+    with join([address]) as ps:  # Its connection is taken after that one.
+        assert len(ps.stats()) == 1
+        while process.poll() is None and "refused" not in (said := capfd.readouterr().err):
+            assert len(ps.stats()) == 1
+    assert "waited too long for an answer" in said
+    assert "GRADRING_SECRET" in said
 
 
 def test_ctrl_c_ends_a_wait(serve: Serve) -> None:

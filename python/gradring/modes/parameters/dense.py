@@ -16,6 +16,7 @@ import numpy as np
 
 from gradring.errors import InvalidArgument, Mismatch, TimedOut
 from gradring.modes.stores.store import Array, Gate, Pull, Push, Store
+from gradring.modes.stores.strangers import why_no_worker
 from gradring.optim import Sum
 from gradring.optim.gradients import fitting_gradients, require_numpy
 from gradring.optim.state import Entry
@@ -109,9 +110,10 @@ class DenseParameters:
             if marks[0] > 0 or rank == 0:
                 return int(marks[0])
             if time.monotonic() > deadline:
+                why = why_no_worker(rank)
                 raise TimedOut(
                     f"worker 0 has not given the first values of model {self._name!r} in "
-                    f"{timeout:g} s; is it running?"
+                    f"{timeout:g} s; is it running?" + ("" if why is None else f" And {why}")
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -132,7 +132,9 @@ class Background:
         if self._failure is not None:
             raise self._failure
         if self._is_closed:
-            raise Closed(f"{self._thread.name}: closed")
+            raise Closed(
+                f"{self._thread.name} has ended: the optimizer is closed: it takes no further steps"
+            )
 
     def fail(self, failure: BaseException) -> None:
         """Raise this from now on, as if a task had; an earlier failure stays."""

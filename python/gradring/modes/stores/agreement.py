@@ -15,6 +15,7 @@ import numpy as np
 from gradring.collectives.joining import current, current_if_any
 from gradring.errors import InvalidArgument
 from gradring.modes.stores.served import number_of_workers
+from gradring.modes.stores.strangers import why_no_worker
 
 _NAME_BITS = 62  # What an int64 holds.
 
@@ -100,6 +101,8 @@ def _ranks_of(count: int) -> Any:
 def _require_number(rank: int, number: int) -> None:
     if number == rank:
         return
+    if (why := why_no_worker(number)) is not None:
+        raise InvalidArgument(f"rank {rank}: {why}")
     raise InvalidArgument(
         f"rank {rank} of this communicator is worker {number} to the servers, who count workers "
         "from 0 without gaps: after split() or shrink() close the connection (ps.close()) on every "

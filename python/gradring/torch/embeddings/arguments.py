@@ -13,19 +13,28 @@ from gradring.errors import InvalidArgument
 _SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
 
 
-def require_known(name: str, pooling: Any, settings: AbstractSet[str]) -> None:
-    """Refuse a pooling that there is not, and settings that no table has.
+def require_known(name: str, pooling: Any, padding_idx: Any, settings: AbstractSet[str]) -> None:
+    """Refuse a pooling that there is not, padding that is no id, and settings that no table has.
 
     Args:
         name: Of the layer.
         pooling: As it was given.
+        padding_idx: As it was given.
         settings: Names of those of its table.
 
     Raises:
-        InvalidArgument: There is no such pooling or setting.
+        InvalidArgument: There is no such pooling, id or setting.
     """
     if pooling not in (None, "sum", "mean"):
         raise InvalidArgument(f"Embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}")
+    if padding_idx is not None:
+        try:
+            buffers.as_ids([padding_idx]).item()
+        except ValueError:  # InvalidArgument, too.
+            raise InvalidArgument(
+                f"Embedding {name!r}: padding_idx is an id, a whole number of 64 bits; got "
+                f"{padding_idx!r}"
+            ) from None
     unknown = settings - _SETTINGS
     if unknown:
         raise InvalidArgument(

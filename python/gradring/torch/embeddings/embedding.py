@@ -102,10 +102,11 @@ class Embedding(torch.nn.Module):
                 `gradring.ps.ParameterServer.sparse_table`.
 
         Raises:
-            InvalidArgument: There is no such pooling or setting, or the cache makes no sense.
+            InvalidArgument: There is no such pooling or setting, the padding is no id, or the cache
+                makes no sense.
         """
         super().__init__()
-        require_known(name, pooling, settings.keys())
+        require_known(name, pooling, padding_idx, settings.keys())
         if device is None and cache_age != 1:
             raise InvalidArgument(
                 f"Embedding {name!r}: cache_age={cache_age} is for rows that a device keeps, and "

@@ -68,6 +68,19 @@ def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
                 optimizer.sparse_table(name, 1, SGD)
 
 
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Sync(via="ps"), gr.Async(), gr.Geo()], ids=str)
+def test_a_flush_of_a_closed_optimizer_says_that_it_is_closed(
+    world: GetWorld, servers: Servers, mode: Any
+) -> None:
+    params, comm = [np.zeros(1, np.float32)], world(1, "tcp").comms[0]
+    optimizer = gr.distributed(params, SGD, mode, ps=servers.client(0), comm=comm)
+    table = optimizer.sparse_table("t", 1, SGD)
+    optimizer.step([ONE], rows=[(table, [3], ONE[None])])
+    optimizer.close()
+    with pytest.raises(gr.Closed, match=r"optimizer .*is closed: it takes no further steps"):
+        optimizer.flush()
+
+
 @pytest.mark.parametrize("mode", [gr.Sync(), gr.Hybrid(gr.Async(), gr.Async())], ids=str)
 def test_a_hybrid_that_was_closed_without_a_table_connects_for_none(
     world: GetWorld, mode: Any
