@@ -156,10 +156,10 @@ def _network(document: Document) -> str:
             share = 0.0 if result is None else result["busbw_gbs"] * 8e3 / max(mbit)
             shown.append("-" if result is None else f"{result['time_us'] / 1e3:.1f}, {share:.3f}")
         table.append(shown)
-    about = (
-        "share: bus bandwidth of the fastest host's rate; 1500-byte packets leave 0.956 at most."
-    )
-    return "\n".join([*lines, "", _table(table), "", f"least ms: {document['bound']}; {about}"])
+    about = "share: bus bandwidth of the fastest host's rate"
+    if not document.get("delay_ms"):
+        about += "; 1500-byte packets leave 0.956 at most"
+    return "\n".join([*lines, "", _table(table), "", f"least ms: {document['bound']}; {about}."])
 
 
 def _heading(document: Document) -> list[str]:

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from compare.collectives import Place
+from compare.far import Way
 from gradring.bench.starts import Start
 from gradring.errors import InvalidArgument
 
 NETWORK = "10.77.0"
 _CONTROL = "net.ipv4.tcp_congestion_control"
+_FAR_MTU = "9000"  # Few packets: one thread carries them all.
 
 
 def complaint() -> str:
@@ -86,9 +88,24 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(mbit: Sequence[float], congestion: str = "") -> Iterator[Hosts]:
-    """Make hosts behind a switch; a token bucket shapes what each sends."""
+def hosts(
+    mbit: Sequence[float], congestion: str = "", delay_seconds: float = 0.0
+) -> Iterator[Hosts]:
+    """Make hosts behind a switch; a token bucket shapes what each sends.
+
+    Args:
+        mbit: What each may send a second, in order.
+        congestion: Control that their sockets start with; empty: the system's.
+        delay_seconds: From host to host; 0: as little as a switch takes.
+
+    Raises:
+        InvalidArgument: This machine cannot make them.
+    """
     made = Hosts(f"gradring-{os.getpid()}", mbit)
+    if delay_seconds > 0:
+        with _far_hosts(made, congestion, delay_seconds):
+            yield made
+        return
     switch = f"{made.prefix}-switch"
     try:
         _run("ip", "netns", "add", switch)
@@ -102,6 +119,28 @@ def hosts(mbit: Sequence[float], congestion: str = "") -> Iterator[Hosts]:
             _delete(name)
 
 
+@contextlib.contextmanager
+def _far_hosts(made: Hosts, congestion: str, delay_seconds: float) -> Iterator[None]:
+    devices = [f"gr{os.getpid()}-{number}" for number in range(len(made.mbit))]
+    try:
+        way = Way(devices, delay_seconds)
+    except OSError as error:
+        raise InvalidArgument(f"a way that takes time needs /dev/net/tun: {error}") from None
+    try:
+        for number, rate in enumerate(made.mbit):
+            host = f"{made.prefix}-{number}"
+            _run("ip", "netns", "add", host)
+            _run("ip", "link", "set", devices[number], "netns", host, "name", "eth0")
+            _run("ip", "-n", host, "link", "set", "eth0", "mtu", _FAR_MTU, "txqueuelen", "10000")
+            _bring_up(made, number, congestion)
+            _shape(host, rate, 0.02 + 2 * delay_seconds)
+        yield
+    finally:
+        way.close()
+        for number in range(len(made.mbit)):
+            _delete(f"{made.prefix}-{number}")
+
+
 def _add_host(made: Hosts, number: int, rate: float, congestion: str) -> None:
     host, switch, port = f"{made.prefix}-{number}", f"{made.prefix}-switch", f"port{number}"
     _run("ip", "netns", "add", host)
@@ -109,13 +148,22 @@ def _add_host(made: Hosts, number: int, rate: float, congestion: str) -> None:
          "netns", switch)  # fmt: skip
     _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
     _run("ip", "-n", switch, "link", "set", port, "up")
+    _bring_up(made, number, congestion)
+    _shape(host, rate, 0.02)
+
+
+def _bring_up(made: Hosts, number: int, congestion: str) -> None:
+    host = f"{made.prefix}-{number}"
     _run("ip", "-n", host, "address", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
     _run("ip", "-n", host, "link", "set", "lo", "up")
     _run("ip", "-n", host, "link", "set", "eth0", "up")
     if congestion:
         _run("ip", "netns", "exec", host, "sysctl", "-qw", f"{_CONTROL}={congestion}")
-    _run("tc", "-n", host, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", f"{rate:g}mbit",
-         "burst", "256k", "latency", "20ms")  # fmt: skip
+
+
+def _shape(host: str, mbit: float, latency_seconds: float) -> None:
+    _run("tc", "-n", host, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", f"{mbit:g}mbit",
+         "burst", "256k", "latency", f"{round(latency_seconds * 1e3)}ms")  # fmt: skip
 
 
 def _run(*command: str) -> None:

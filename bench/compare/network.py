@@ -1,4 +1,4 @@
-"""all_reduce between hosts behind a slow switch: all alike, and one slower than the others.
+"""all_reduce between hosts behind a slow switch: all alike, one slower than the others, or all far.
 
 Hosts are network namespaces (`namespaces`), ranks one a host; launchers of MPI reach a host through
 a script of ours in place of ssh. What no algorithm can beat: every rank must send and receive
@@ -48,29 +48,37 @@ def estimate(_what: str, options: argparse.Namespace) -> float:
     libraries = 1 + len(options.peers.split(","))
     rounds = options.rounds or 5
     total = 0.0
-    for mbit in (options.mbit, options.slow_mbit):
+    networks = (options.mbit,) if options.delay_ms > 0 else (options.mbit, options.slow_mbit)
+    for mbit in networks:
         for size in sizes:
-            call = 2 * size * 8 / (mbit * 1e6)
+            call = 2 * size * 8 / (mbit * 1e6) + 2 * options.hosts * options.delay_ms / 1e3
             total += libraries * (rounds * max(_ROW_SECONDS / rounds, 2 * call) + 3 * call)
-    return total + 2 * libraries * 6
+    return total + len(networks) * libraries * 6
 
 
 def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) -> bool:
     """Measure both networks; returns whether ours ran through with right results.
 
     Raises:
-        InvalidArgument: More hosts, or fewer, than there are addresses for.
+        InvalidArgument: More hosts, or fewer, than there are addresses for, or a delay below 0.
     """
+    if not 0 <= options.delay_ms <= 1000:
+        raise InvalidArgument(f"network: --delay-ms {options.delay_ms:g} is not from 0 to 1000")
     if not 2 <= options.hosts <= 8:
         raise InvalidArgument(f"network: --hosts {options.hosts} is not from 2 to 8")
     fast = [options.mbit] * options.hosts
     alike = f"{options.hosts} hosts at {options.mbit:g} Mbit/s"
     slow = [*fast[:-1], options.slow_mbit]
-    cases = (
+    cases: tuple[tuple[str, str, list[float]], ...] = (
         (f"network-{options.hosts}", f"Network: {alike}", fast),
         (f"network-{options.hosts}-slow", f"Network: {alike}, the last at {options.slow_mbit:g}",
          slow),
     )  # fmt: skip
+    if options.delay_ms > 0:
+        cases = (
+            (f"network-{options.hosts}-far", f"Network: {alike}, {options.delay_ms:g} ms apart",
+             fast),
+        )  # fmt: skip
     is_right = True
     for name, title, mbit in cases:
         is_right &= _measure((name, title), mbit, options, found)
@@ -90,11 +98,15 @@ def _measure(
     measured = bench_options.parse(argv, is_launched=False)
     document = report.start_document(measured, argv, len(mbit), "tcp")
     document |= {
-        "title": title, "mbit": list(mbit), "bound": _bound_text(mbit),
+        "title": title, "mbit": list(mbit), "bound": _bound_text(mbit, options.delay_ms),
+        "delay_ms": options.delay_ms,
         "command": records.asked_command(),
     }  # fmt: skip
     job = Job("tcp", len(mbit), "", {"all_reduce": sizes})
-    with namespaces.hosts(mbit) as made, tempfile.TemporaryDirectory() as folder:
+    with (
+        namespaces.hosts(mbit, delay_seconds=options.delay_ms / 1e3) as made,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         agent = Path(folder) / "agent.sh"
         agent.write_text(_AGENT.replace("PREFIX", made.prefix))
         agent.chmod(0o755)
@@ -113,7 +125,7 @@ def _measure(
         finally:
             world.close()
     for row in records.rows_of(document, "all_reduce"):
-        row["least_ms"] = round(1e3 * least_seconds(row["bytes"], mbit), 3)
+        row["least_ms"] = round(options.delay_ms + 1e3 * least_seconds(row["bytes"], mbit), 3)
     records.save(path, document)
     return is_right
 
@@ -129,9 +141,10 @@ def least_seconds(size: int, mbit: Sequence[float]) -> float:
     return max(alone, together)
 
 
-def _bound_text(mbit: Sequence[float]) -> str:
+def _bound_text(mbit: Sequence[float], delay_ms: float) -> str:
     slow = "the slow host's own data once" if min(mbit) < max(mbit) else "2 (n - 1) / n of it"
-    return f"what each link must carry at least ({slow}), at its whole rate"
+    text = f"what each link must carry at least ({slow}), at its whole rate"
+    return text + (f", and {delay_ms:g} ms for the way once" if delay_ms > 0 else "")
 
 
 def placed(start: Start, made: Hosts, agent: Path) -> Start:

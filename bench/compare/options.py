@@ -77,3 +77,10 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=int, default=4, help="network: 2 to 8 hosts (4)")
     add("--mbit", type=float, default=1000, help="network: what a host may send a second (1000)")
     add("--slow-mbit", type=float, default=250, help="network: of one slow host (250)")
+    add(
+        "--delay-ms",
+        type=float,
+        default=0,
+        help="network: hosts that are far apart instead, so "
+        "many milliseconds from each to each (0: near ones, all alike and with a slow one)",
+    )
