@@ -16,7 +16,7 @@ from gradring.launch.outcome import Failure, Outcome
 # What errors of the core say of a rank that left or died, and servers of a worker.
 _LOST = re.compile(
     rb"\b(?:rank|worker) (\d+)(?: \(\S+\))? "
-    rb"(?:has left: |closed (?:its control|the) connection\b|was lost after |left after )"
+    rb"(?:has left[:,] |closed (?:its control|the) connection\b|was lost after |left after )"
 )
 
 # How long a rank that others have lost may take to end before the first of these is named.
