@@ -41,7 +41,7 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: gr.optim.Adam(betas=(0.9, 1)),
     ),
     "a norm of 0 to clip to": (
-        "clip_norm must be positive, got 0",
+        "clip_norm must be positive and finite, got 0",
         lambda: gr.optim.SGD(lr=1, clip_norm=0),
     ),
     "an endless dampening": (
@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "an interface as a number": ("interface is a int", lambda: gr.init(interface=3)),  # type: ignore[arg-type]
     "a negative rank": ("^rank=-1", lambda: gr.init(rank=-1)),
     "a port of letters": (
-        "^rendezvous='80a'",
+        "^rendezvous='h:80a'",
         lambda: gr.init(rank=0, world_size=2, rendezvous="h:80a"),
     ),
 }
