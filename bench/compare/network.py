@@ -30,6 +30,7 @@ from gradring.errors import InvalidArgument
 _PORT = 29555
 _SIZES = {"quick": [1 << 20, 16 << 20], "default": [1 << 20, 4 << 20, 16 << 20, 64 << 20]}
 _ROW_SECONDS = 2.0  # Of each library on a size.
+_FAR_ROW_SECONDS = 10.0  # After the others' turns a connection needs some round trips to be fast.
 _AGENT = """#!/bin/sh
 # Stands in for ssh: options, a host's address, then what to run there.
 while [ "${1#-}" != "$1" ]; do
@@ -52,7 +53,7 @@ def estimate(_what: str, options: argparse.Namespace) -> float:
     for mbit in networks:
         for size in sizes:
             call = 2 * size * 8 / (mbit * 1e6) + 2 * options.hosts * options.delay_ms / 1e3
-            total += libraries * (rounds * max(_ROW_SECONDS / rounds, 2 * call) + 3 * call)
+            total += libraries * (rounds * max(_seconds(options) / rounds, 2 * call) + 3 * call)
     return total + len(networks) * libraries * 6
 
 
@@ -85,6 +86,10 @@ def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) 
     return is_right
 
 
+def _seconds(options: argparse.Namespace) -> float:
+    return _FAR_ROW_SECONDS if options.delay_ms > 0 else _ROW_SECONDS
+
+
 def _measure(
     names: tuple[str, str], mbit: Sequence[float], options: argparse.Namespace,
     found: dict[str, Environment],
@@ -94,7 +99,7 @@ def _measure(
     rounds = options.rounds or 5
     sizes = _SIZES["quick" if options.extent == "quick" else "default"]
     argv = ["all_reduce", "-n", str(len(mbit)), "--transport", "tcp", "--rounds", str(rounds),
-            "--seconds", str(_ROW_SECONDS), "--warmup", "1"]  # fmt: skip
+            "--seconds", str(_seconds(options)), "--warmup", "1"]  # fmt: skip
     measured = bench_options.parse(argv, is_launched=False)
     document = report.start_document(measured, argv, len(mbit), "tcp")
     document |= {
@@ -111,7 +116,7 @@ def _measure(
         agent.write_text(_AGENT.replace("PREFIX", made.prefix))
         agent.chmod(0o755)
         settings = Settings(
-            folder=options.json, rounds=rounds, seconds=_ROW_SECONDS, bind="none",
+            folder=options.json, rounds=rounds, seconds=_seconds(options), bind="none",
             peers=tuple(words(options.peers, ("gloo", "openmpi", "mpich", "intelmpi", "oneccl"))),
             deadline=options.deadline or 60.0, resume=False, environments=found,
             until=options.until,
