@@ -173,7 +173,7 @@ def _bars(axes: Axes, part: Document) -> None:
         quality = ", ".join(f"{key} {value:.3g}" for key, value in _qualities(each).items())
         axes.text(rates[-1], place, f"  {middle:,.0f} k  {quality}", va="center", fontsize=8)
     axes.set_yticks(range(len(runs)), [*reversed(runs)], fontsize=8)
-    axes.set_xlim(0, 1.8 * max(run["rate"] / 1e3 for each in runs.values() for run in each))
+    axes.set_xlim(0, 2.3 * max(run["rate"] / 1e3 for each in runs.values() for run in each))
     axes.set_title(part["title"], fontsize=10)
     axes.set_xlabel(f"thousand {part['unit']} a second", fontsize=8)
 
