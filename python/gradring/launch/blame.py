@@ -20,7 +20,7 @@ _LOST = re.compile(
 )
 
 # How long a rank that others have lost may take to end before the first of these is named.
-PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 3.0
 
 
 def lost_rank(lines: Iterable[bytes]) -> int | None:
