@@ -370,7 +370,7 @@ rank.connect(sys.argv[1])
 rank.sendall(json.dumps({"rank": 0}).encode() + b"\\n")
 rank.recv(int(sys.argv[2]))
 rank.close()
-time.sleep(0.5)
+time.sleep(0.5)  # Only who waits for us hears what comes now; how long does not matter.
 print("rank 0 failed first: killed by SIGKILL", flush=True)
 """
 
