@@ -8,7 +8,6 @@ commands on through the communicator that is measured.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import select
@@ -25,6 +24,7 @@ import numpy as np
 import gradring as gr
 from gradring.bench.peers.timing import Rank, Reply
 from gradring.bench.starts import Start
+from gradring.collectives.texts import gather_texts
 
 _LONGEST_FOLDER = 64  # Bytes; names of ours that come behind it are up to 40 long.
 _START_SECONDS = 120.0
@@ -228,12 +228,3 @@ class JoinedGroup:
             answer = {"error": f"{type(error).__name__}: {error}"}
         texts = gather_texts(self._comm, json.dumps(answer).encode())
         return [json.loads(text) for text in texts]
-
-
-def gather_texts(comm: gr.Communicator, mine: bytes) -> list[bytes]:
-    """Return every rank's text, by rank; all ranks call it at once, with texts of any length."""
-    lengths = comm.all_gather(np.array([len(mine)], np.int64))
-    counts = [int(length) for length in lengths.reshape(-1)]
-    data = comm.all_gather(np.frombuffer(mine, np.uint8), counts=counts).tobytes()
-    ends = itertools.accumulate(counts)
-    return [data[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -6,7 +6,6 @@ the first difference, on every rank alike.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -14,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring.collectives.communicator import Communicator
+from gradring.collectives.texts import digest, gather_texts
 from gradring.dtypes import DTYPE_CODES
 from gradring.errors import InvalidArgument, Mismatch
 
 _DIMS_MAX = 14
 _COLUMNS = _DIMS_MAX + 3  # Dtype, number of dimensions, dimensions, digest of the label.
-_LABEL_BYTES = 256  # Of a label in a message.
 _DTYPE_NAMES = (*DTYPE_CODES, "complex64", "complex128")
 
 
@@ -58,7 +57,7 @@ def require_same_shapes(
         row[1] = len(shape)
         row[2 : 2 + len(shape)] = shape
     for row, label in zip(mine, labels or (), strict=False):
-        row[-1] = _digest(label)
+        row[-1] = digest(label)
     counts = comm.all_gather(np.array([len(names)], np.int64)).ravel()
     other = _first_different(counts)
     if other is not None:
@@ -83,25 +82,14 @@ def _raise_for_labels(
     comm: Communicator, what: str, index: int, label: str, rows: npt.NDArray[np.int64]
 ) -> NoReturn:
     # Every rank has found the same difference, so all of them are here to tell their labels.
-    mine = np.zeros(_LABEL_BYTES, np.uint8)
-    text = label.encode()[:_LABEL_BYTES]
-    mine[: len(text)] = np.frombuffer(text, np.uint8)
-    found = comm.all_gather(mine).reshape(len(rows), _LABEL_BYTES)
+    found = gather_texts(comm, label.encode())
     other = _first_different(rows[:, -1])
     assert other is not None
-    first, second = (
-        f"{bytes(found[rank]).rstrip(bytes(1)).decode(errors='ignore')}, {_decoded(rows[rank])}"
-        for rank in (0, other)
-    )
+    first, second = (f"{found[rank].decode()}, {_decoded(rows[rank])}" for rank in (0, other))
     raise Mismatch(
         f"the ranks have different models: number {index} of the {what} is {first}, on rank 0 and "
         f"{second}, on rank {other}"
     )
-
-
-def _digest(label: str) -> int:
-    digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 def _first_different(values: npt.NDArray[np.int64]) -> int | None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradring.bench.groups import gather_texts
 from gradring.bench.rows import rules
 from gradring.bench.rows.options import Options, parse
 from gradring.bench.rows.rules import EXACT, Pushed, count_wrong, pushed_of
+from gradring.collectives.texts import gather_texts
 from thread_ranks import ThreadWorld
 
 SHORT = ("--ids", "500", "--rows", "3000", "--dim", "8", "--seconds", "0.02")
@@ -41,6 +41,7 @@ sys.exit(command.run(sys.argv[1:]))
 LYING_WORKER = """
 import sys
 from gradring.bench.rows import worker
+from gradring.collectives.texts import gather_texts
 
 class Lying(worker.Worker):
     def wrong(self):

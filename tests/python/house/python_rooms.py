@@ -27,7 +27,8 @@ ARROWS = {
     "doctor": {"tune", "bench", "launch", "machine", "launchers", "settings", "commands", "base"},
     "tune": {"front", "bench", "collectives", "machine", "settings", "commands", "base"},
     "bench": {
-        "front", "launch", "optim", "gpu", "machine", "launchers", "settings", "commands", "base",
+        "front", "launch", "optim", "collectives", "gpu", "machine", "launchers", "settings",
+        "commands", "base",
     },
     "launch": {"launchers", "settings", "commands", "base"},
     # The package itself: the names of `gradring.__all__`, each loaded when it is asked for.

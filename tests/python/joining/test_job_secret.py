@@ -11,33 +11,7 @@ import pytest
 from gradring.errors import InvalidArgument
 from gradring.launchers.job_secret import needs_secret, secret_for, user_secret
 from gradring.launchers.roles import discover
-
-BY_HAND = {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-TORCHRUN = {
-    **BY_HAND,
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "2",
-    "TORCHELASTIC_RUN_ID": "none",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "2013724673",
-    "PMIX_RANK": "1",
-}
-SLURM = {
-    "SLURM_PROCID": "3",
-    "SLURM_NTASKS": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
-    "SLURM_JOB_NODELIST": "node[08-09],login",
-    "SLURM_JOB_ID": "1234567",
-}
+from launcher_variables import BY_HAND, OPEN_MPI, SLURM, TORCHRUN
 
 
 def test_a_job_started_by_hand_needs_a_secret_and_is_told_how_to_make_one() -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-from gradring.bench.groups import gather_texts
 from gradring.bench.rows import bounds, rules
 from gradring.bench.rows.ids import Ids, zipf_ids
 from gradring.bench.rows.options import Options
+from gradring.collectives.texts import gather_texts
 
 _BATCHES = 16  # Of ids, drawn before anything is timed, and used in turn.
 _MOST_CALLS = 2000  # In a round: every call's time is kept.

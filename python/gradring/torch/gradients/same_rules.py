@@ -6,7 +6,6 @@ where a checkpoint was loaded on one rank only, say, or a learning rate depends 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from numbers import Real
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from gradring.collectives.communicator import Communicator
+from gradring.collectives.texts import digest, gather_texts
 from gradring.errors import Mismatch
 from gradring.torch.gradients.parameters import Named
 
@@ -42,21 +42,12 @@ def require_same_rule(
     Raises:
         Mismatch: Ranks differ; names the first difference, on every rank. ``comm`` stays usable.
     """
-    lines = list(_lines(optimizer, named, options))
-    text = np.frombuffer("\n".join(lines).encode(), np.uint8)
-    digest = hashlib.blake2b(text.tobytes(), digest_size=8).digest()
-    mine = np.array([len(text), int.from_bytes(digest, "little", signed=True)], np.int64)
-    rows = comm.all_gather(mine).reshape(comm.world_size, 2)
-    if (rows == rows[0]).all():
+    text = "\n".join(_lines(optimizer, named, options))
+    digests = comm.all_gather(np.array([digest(text)], np.int64))
+    if (digests == digests[0]).all():
         return
     # Every rank has found a difference, so all of them are here to tell their texts.
-    padded = np.zeros(rows[:, 0].max(), np.uint8)
-    padded[: len(text)] = text
-    found = comm.all_gather(padded).reshape(comm.world_size, len(padded))
-    texts = [
-        bytes(each[:size]).decode().split("\n")
-        for each, size in zip(found, rows[:, 0], strict=True)
-    ]
+    texts = [found.decode().split("\n") for found in gather_texts(comm, text.encode())]
     other = next(rank for rank, each in enumerate(texts) if each != texts[0])
     here, there = next(
         pair
