@@ -3,10 +3,10 @@
 #include <cstring>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/copy_bytes.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/ticks.h"
 #include "collectives/flat/flat_gather.h"
 #include "collectives/flat/flat_reduce.h"
 
@@ -33,22 +33,16 @@ void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
   if (dst != src) copy_bytes(dst, src, bytes);
 }
 
-// A watch that stands still while others are waited for, and where nobody wants to know.
+// A watch that stands still while others are waited for.
 class Lap {
  public:
-  explicit Lap(bool is_wanted) : is_wanted_(is_wanted) { go_on(); }
-  void stop() {
-    if (is_wanted_) took_ += Clock::now() - since_;
-  }
-  void go_on() {
-    if (is_wanted_) since_ = Clock::now();
-  }
-  FlatWays::Took took() const { return took_; }
+  void stop() { took_ += ticks_now() - since_; }
+  void go_on() { since_ = ticks_now(); }
+  Ticks took() const { return took_; }
 
  private:
-  const bool is_wanted_;
-  Time since_{};
-  FlatWays::Took took_{0};
+  Ticks since_ = ticks_now();
+  Ticks took_ = 0;
 };
 
 }  // namespace
@@ -60,7 +54,11 @@ bool Flat::supports(const Request& request) {
 
 Flat::Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank,
            Rank processors)
-    : side_(std::move(memory), ranks, rank), shape_(side_.ranks), direct_(side_, processors) {}
+    : side_(std::move(memory), ranks, rank),
+      shape_(side_.ranks),
+      direct_(side_, processors),
+      ways_(static_cast<std::size_t>(side_.ranks) * FlatMemory::kSlots *
+            side_.memory.slot_bytes()) {}
 
 void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
                std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
@@ -118,7 +116,7 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
                       const std::byte* input, std::byte* output, transport::Idle& idle) {
   const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
   FlatDirect::Offer offer;
-  if (may_be_direct) offer = direct_.offer(input, ways_.prefers_direct(request.op, shape_.bytes()));
+  if (may_be_direct) offer = direct_.offer(input, ways_.wants_direct(request.op, shape_.bytes()));
   post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);
   const bool tries = offer.is_made != 0 && ways_.is_direct(request.op, shape_.bytes());
   try {
@@ -131,21 +129,20 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
   if (!may_be_direct) return;
   // Neither the root, which may be done before the others, nor always the same rank.
   const Rank decider = request.op == OpKind::kBroadcast ? side_.next(request.root) : 0;
-  ways_.count(request.op, shape_.bytes(), direct_.is_preferred_by(decider, round_));
+  ways_.hear(request.op, shape_.bytes(), direct_.is_wanted_by(decider, round_));
 }
 
 // After this rank's post. False, on all ranks, if one of them could not: then the slots must do.
 bool Flat::read_others(const Request& request, const std::byte* input, std::byte* output,
                        transport::Idle& idle) {
-  const bool is_try = ways_.is_try(request.op, shape_.bytes());
-  Lap lap(is_try);
+  Lap lap;
   direct_.begin(shape_, request, input, output);
   lap.stop();
   check_posts(idle);
   lap.go_on();
   was_direct_ = direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle);
   lap.stop();
-  if (was_direct_ && is_try) ways_.note(request.op, shape_.bytes(), true, lap.took());
+  if (was_direct_) ways_.note(request.op, shape_.bytes(), true, lap.took());
   return was_direct_;
 }
 
@@ -153,8 +150,7 @@ bool Flat::read_others(const Request& request, const std::byte* input, std::byte
 void Flat::gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
                   transport::Idle& idle) {
   // Made now: an attempt to read has moved the counters on.
-  const bool is_try = is_unread && ways_.is_try(request.op, shape_.bytes());
-  Lap lap(is_try);
+  Lap lap;
   FlatGather slots(side_, shape_, request, input, output);
   slots.begin(idle);
   lap.stop();
@@ -164,7 +160,7 @@ void Flat::gather(const Request& request, bool is_unread, const std::byte* input
   lap.stop();
   was_direct_ = false;
   const bool could_be_direct = is_unread && direct_.is_agreed(round_);
-  if (could_be_direct && is_try) ways_.note(request.op, shape_.bytes(), false, lap.took());
+  if (could_be_direct) ways_.note(request.op, shape_.bytes(), false, lap.took());
 }
 
 // Posts, and waits for those whose posts this rank needs.

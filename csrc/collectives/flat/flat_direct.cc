@@ -11,10 +11,9 @@ namespace {
 // Between two of these a long copy says that it goes on, and hears of a failure.
 constexpr std::size_t kStretchBytes = std::size_t{8} << 20;
 
-// From here on slots are faster: the kernel's copy leaves everything in the cache, which the slots'
-// do not, and a broadcast's root and the others can copy at once.
-constexpr std::size_t kLongGatherBytes = std::size_t{32} << 20;
-constexpr std::size_t kLongBroadcastBytes = std::size_t{1} << 20;
+// From here on a broadcast goes through the slots, wherever cores lie: its root and the others can
+// copy at once.
+constexpr std::size_t kLongBroadcastBytes = std::size_t{4} << 20;
 
 // ThreadSanitizer knows no fences, and does not see what another process reads or writes.
 void fence() {
@@ -30,12 +29,11 @@ FlatDirect::FlatDirect(FlatSide& side, Rank processors) : side_(side), processor
 }
 
 bool FlatDirect::is_for(const Request& request, std::size_t bytes) {
-  return bytes < (request.op == OpKind::kAllGather ? kLongGatherBytes : kLongBroadcastBytes);
+  return request.op == OpKind::kAllGather || bytes < kLongBroadcastBytes;
 }
 
-FlatDirect::Offer FlatDirect::offer(const std::byte* input, bool is_preferred) const {
-  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U,
-          is_preferred ? 1U : 0U};
+FlatDirect::Offer FlatDirect::offer(const std::byte* input, bool is_wanted) const {
+  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U, is_wanted ? 1U : 0U};
 }
 
 FlatDirect::Offer FlatDirect::offer_of(Rank peer, std::uint32_t round) const {

@@ -21,21 +21,21 @@ class FlatDirect {
  public:
   // What a long operation's post carries.
   struct Offer {
-    std::uint64_t address = 0;  // Of the rank's input.
-    std::uint32_t is_made = 0;  // 0: the others are not to read, or this rank cannot read them.
-    std::uint32_t is_preferred = 0;  // 1: the next such operation had better be direct.
+    std::uint64_t address = 0;    // Of the rank's input.
+    std::uint32_t is_made = 0;    // 0: the others are not to read, or this rank cannot read them.
+    std::uint32_t is_wanted = 0;  // 1: the next such operation is to be direct (flat_ways.h).
   };
 
   // Shows this rank's card to the others. `processors`: of the host.
   FlatDirect(FlatSide& side, Rank processors);
 
-  // Whether operations of this kind and length are faster this way.
+  // Whether operations of this kind and length may be faster this way.
   static bool is_for(const Request& request, std::size_t bytes);
 
-  Offer offer(const std::byte* input, bool is_preferred) const;
+  Offer offer(const std::byte* input, bool is_wanted) const;
   // What another rank's post said; after it has come.
-  bool is_preferred_by(Rank peer, std::uint32_t round) const {
-    return offer_of(peer, round).is_preferred != 0;
+  bool is_wanted_by(Rank peer, std::uint32_t round) const {
+    return offer_of(peer, round).is_wanted != 0;
   }
   // After all posts of an operation that this is for have come: whether all ranks can read. Every
   // rank gets the same answer.
