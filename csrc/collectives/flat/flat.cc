@@ -57,8 +57,8 @@ Flat::Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank r
     : side_(std::move(memory), ranks, rank),
       shape_(side_.ranks),
       direct_(side_, processors),
-      ways_(static_cast<std::size_t>(side_.ranks) * FlatMemory::kSlots *
-            side_.memory.slot_bytes()) {}
+      ways_(side_.ranks > processors, static_cast<std::size_t>(side_.ranks) * FlatMemory::kSlots *
+                                          side_.memory.slot_bytes()) {}
 
 void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
                std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
@@ -114,7 +114,7 @@ void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
 
 void Flat::run_gather(const Request& request, const Call& call, std::uint64_t seq,
                       const std::byte* input, std::byte* output, transport::Idle& idle) {
-  const bool may_be_direct = FlatDirect::is_for(request, shape_.bytes());
+  const bool may_be_direct = direct_.is_for(request, shape_.bytes());
   FlatDirect::Offer offer;
   if (may_be_direct) offer = direct_.offer(input, ways_.wants_direct(request.op, shape_.bytes()));
   post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);

@@ -14,6 +14,8 @@ constexpr std::size_t kStretchBytes = std::size_t{8} << 20;
 // From here on a broadcast goes through the slots, wherever cores lie: its root and the others can
 // copy at once.
 constexpr std::size_t kLongBroadcastBytes = std::size_t{4} << 20;
+// Where ranks share processors: from here on waiting for each other costs little beside the copies.
+constexpr std::size_t kSharedGatherBytes = std::size_t{1} << 20;
 
 // ThreadSanitizer knows no fences, and does not see what another process reads or writes.
 void fence() {
@@ -24,11 +26,13 @@ void fence() {
 
 }  // namespace
 
-FlatDirect::FlatDirect(FlatSide& side, Rank processors) : side_(side), processors_(processors) {
+FlatDirect::FlatDirect(FlatSide& side, Rank processors)
+    : side_(side), shares_processors_(side.ranks > processors) {
   side_.memory.card(side_.rank) = token_.card();
 }
 
-bool FlatDirect::is_for(const Request& request, std::size_t bytes) {
+bool FlatDirect::is_for(const Request& request, std::size_t bytes) const {
+  if (shares_processors_) return request.op == OpKind::kAllGather && bytes >= kSharedGatherBytes;
   return request.op == OpKind::kAllGather || bytes < kLongBroadcastBytes;
 }
 
@@ -52,7 +56,6 @@ bool FlatDirect::is_agreed(std::uint32_t round) {
 }
 
 void FlatDirect::open_peers() {
-  if (side_.ranks > processors_) return;
   peers_.resize(static_cast<std::size_t>(side_.ranks));
   for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer)) {
     auto memory = transport::PeerMemory::open(side_.memory.card(peer));

@@ -3,8 +3,8 @@
 // two, and no cache line that two cores write in turn. Only where every rank can read every other
 // one, which all of them know from the posts; the first time, nobody knows yet. What cannot be read
 // after all (a device's memory mapped into a process, say) goes through the slots, for all ranks
-// and from then on. Not where ranks share processors: there the slots let one be ahead of the
-// others. Belongs to one Flat, on its driving thread.
+// and from then on. Where ranks share processors, only what is long: the slots let one be ahead of
+// the others there. Belongs to one Flat, on its driving thread.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class FlatDirect {
   FlatDirect(FlatSide& side, Rank processors);
 
   // Whether operations of this kind and length may be faster this way.
-  static bool is_for(const Request& request, std::size_t bytes);
+  bool is_for(const Request& request, std::size_t bytes) const;
 
   Offer offer(const std::byte* input, bool is_wanted) const;
   // What another rank's post said; after it has come.
@@ -40,8 +40,8 @@ class FlatDirect {
   // After all posts of an operation that this is for have come: whether all ranks can read. Every
   // rank gets the same answer.
   bool is_agreed(std::uint32_t round);
-  // Whether the next one may well be. The same on every rank.
-  bool is_likely() const { return tries_ < 2 || works_; }
+  // Whether the next one may well be, even a short one. The same on every rank.
+  bool is_likely() const { return !shares_processors_ && (tries_ < 2 || works_); }
 
   // This rank's own part: allowed before the others' calls have been compared.
   void begin(const FlatShape& shape, const Request& request, const std::byte* input,
@@ -64,7 +64,7 @@ class FlatDirect {
   void open_peers();
 
   FlatSide& side_;
-  const Rank processors_;
+  const bool shares_processors_;  // With other ranks.
   transport::MemoryToken token_;
   // By rank, this one's is none. Empty until the others' cards were read, and again once one of
   // them could not be read.

@@ -10,8 +10,9 @@ std::size_t FlatWays::place(OpKind op, std::size_t bytes) {
   return std::min(bits, kLengths - 1) + (op == OpKind::kBroadcast ? kLengths : 0);
 }
 
-bool FlatWays::starts_direct(OpKind op, std::size_t bytes) {
-  return bytes < (op == OpKind::kAllGather ? kSlotsFirstGatherBytes : kSlotsFirstBroadcastBytes);
+bool FlatWays::starts_direct(OpKind op, std::size_t bytes) const {
+  return !slots_first_ &&
+         bytes < (op == OpKind::kAllGather ? kSlotsFirstGatherBytes : kSlotsFirstBroadcastBytes);
 }
 
 std::size_t FlatWays::turn_of(bool is_direct, std::size_t bytes) const {

@@ -35,8 +35,10 @@ class FlatWays {
   static constexpr Ticks kLeastPatience = 32;
   static constexpr Ticks kMostPatience = 256;
 
-  // `slots_bytes`: what all ranks write until they write into the same place again.
-  explicit FlatWays(std::size_t slots_bytes) : slots_bytes_(slots_bytes) {}
+  // `slots_first`: in every length. `slots_bytes`: what all ranks write until they write into the
+  // same place again.
+  FlatWays(bool slots_first, std::size_t slots_bytes)
+      : slots_first_(slots_first), slots_bytes_(slots_bytes) {}
 
   // The next operation's way: what was heard. The same on every rank.
   bool is_direct(OpKind op, std::size_t bytes) const;
@@ -69,9 +71,10 @@ class FlatWays {
   static constexpr std::size_t kLengths = 64;  // By the number of bits.
 
   static std::size_t place(OpKind op, std::size_t bytes);  // In lengths_.
-  static bool starts_direct(OpKind op, std::size_t bytes);
+  bool starts_direct(OpKind op, std::size_t bytes) const;
   std::size_t turn_of(bool is_direct, std::size_t bytes) const;
 
+  const bool slots_first_;
   const std::size_t slots_bytes_;
   std::array<Length, 2 * kLengths> lengths_;  // Of all_gathers, and of broadcasts.
 };

@@ -17,7 +17,7 @@ constexpr std::size_t kTurns = kSlotsBytes / kBytes + 2 * FlatWays::kTurn + 2;  
 
 // A rank whose word decides, and how long either way takes it.
 struct Decider {
-  FlatWays ways{kSlotsBytes};
+  FlatWays ways{false, kSlotsBytes};
   OpKind op = OpKind::kAllGather;
   std::size_t bytes = kBytes;
   Ticks direct = 1000;
