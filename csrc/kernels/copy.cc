@@ -79,6 +79,14 @@ Copy* copy_for(std::size_t bytes, std::size_t ranks) {
   return fits(bytes, ranks) ? plain : stream;
 }
 
+Copy* copy_past_caches() {
+  return stream;
+}
+
+Copy* copy_into_caches() {
+  return plain;
+}
+
 Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks) {
   return fits(bytes, ranks) ? plain_from_core : stream;
 }

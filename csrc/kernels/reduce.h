@@ -48,7 +48,10 @@ using Copy = void(std::byte* dst, const std::byte* src, std::size_t bytes);
 // What copies pieces of a result of `bytes` that each of `ranks` ranks of this host writes at the
 // same time: past the caches when the last of them cannot hold the results.
 Copy* copy_for(std::size_t bytes, std::size_t ranks);
-// The same out of memory that other ranks have just written.
+// What always does, and what never does.
+Copy* copy_past_caches();
+Copy* copy_into_caches();
+// The same as copy_for out of memory that other ranks have just written.
 Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks);
 
 // The same for a result that is alone, and copied at once.

@@ -1,6 +1,6 @@
 #include "collectives/flat/flat.h"
 
-#include <cstring>
+#include <bit>
 #include <utility>
 
 #include "base/copy_bytes.h"
@@ -18,7 +18,6 @@ constexpr std::size_t kShortBytes = 32 * 1024;
 // Of one rank's part of an all_gather, where the second round saves a copy.
 constexpr std::size_t kShortPartBytes = 16 * 1024;
 static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
-static_assert(sizeof(SharedPlace) == sizeof(FlatDirect::Offer));  // What long operations post.
 
 // What `rank` writes into its post when the operation is short.
 std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {
@@ -70,8 +69,7 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   const bool is_short =
       largest <=
       (request.op == OpKind::kAllGather && direct_.is_likely() ? kShortPartBytes : kShortBytes);
-  const std::size_t own =
-      is_short ? payload_bytes(request, shape_, side_.rank) : sizeof shared.place;
+  const std::size_t own = is_short ? payload_bytes(request, shape_, side_.rank) : sizeof(LongPost);
   if (side_.ranks > 1) free_post(own, idle);
   ++round_;
   if (side_.ranks == 1) {
@@ -92,16 +90,11 @@ void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
                     const std::byte* input, std::byte* output, transport::Idle& idle,
                     const SharedArrays::Found& shared) {
   if (!reduces(request.op)) return run_gather(request, call, seq, input, output, idle);
+  choose_way(request, false);
   // What lies in shared memory on this rank may not on another: that is known from the posts.
-  post(call, seq, reinterpret_cast<const std::byte*>(&shared.place), sizeof shared.place);
+  post_long(call, seq, shared.place);
   try {
-    FlatReduce reduce(side_, shape_, request, input, output);
-    if (!shared.array) reduce.begin(idle);
-    check_posts(idle);
-    if (shared.array && all_share(shared.place))
-      shared.array->reduce_in_place(side_, shape_, shared.place.offset, idle);
-    else
-      reduce.finish(idle);
+    reduce(request, input, output, idle, shared);
   } catch (...) {
     if (shared.array && !shared.array->detach(shared.place.offset, shape_.bytes()))
       log_warning(side_.in_world(side_.rank),
@@ -112,24 +105,41 @@ void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
   }
 }
 
+// After this rank's post.
+void Flat::reduce(const Request& request, const std::byte* input, std::byte* output,
+                  transport::Idle& idle, const SharedArrays::Found& shared) {
+  Lap lap;
+  FlatReduce slots(side_, shape_, request, input, output);
+  if (!shared.array) slots.begin(idle);
+  lap.stop();
+  check_posts(idle);
+  if (shared.array && all_share(shared.place))
+    return shared.array->reduce_in_place(side_, shape_, shared.place.offset, idle);
+  lap.go_on();
+  slots.finish(idle);
+  lap.stop();
+  ways_.note(request.op, shape_.bytes(), way_, lap.took());
+  hear_way(request);
+}
+
 void Flat::run_gather(const Request& request, const Call& call, std::uint64_t seq,
                       const std::byte* input, std::byte* output, transport::Idle& idle) {
   const bool may_be_direct = direct_.is_for(request, shape_.bytes());
-  FlatDirect::Offer offer;
-  if (may_be_direct) offer = direct_.offer(input, ways_.wants_direct(request.op, shape_.bytes()));
-  post(call, seq, reinterpret_cast<const std::byte*>(&offer), sizeof offer);
-  const bool tries = offer.is_made != 0 && ways_.is_direct(request.op, shape_.bytes());
+  const FlatDirect::Offer offer = may_be_direct ? direct_.offer(input) : FlatDirect::Offer{};
+  choose_way(request, offer.is_made != 0);
+  post_long(call, seq, offer);
   try {
-    if (!tries || !read_others(request, input, output, idle))
-      gather(request, may_be_direct && !tries, input, output, idle);
+    const bool tries = way_ == FlatWay::kRead;
+    if (!tries || !read_others(request, input, output, idle)) {
+      gather(request, input, output, idle);
+      // Whoever has tried to read has looked at the others' offers already.
+      if (!tries && may_be_direct) direct_.is_agreed(round_);
+    }
   } catch (...) {
     direct_.withdraw();
     throw;
   }
-  if (!may_be_direct) return;
-  // Neither the root, which may be done before the others, nor always the same rank.
-  const Rank decider = request.op == OpKind::kBroadcast ? side_.next(request.root) : 0;
-  ways_.hear(request.op, shape_.bytes(), direct_.is_wanted_by(decider, round_));
+  hear_way(request);
 }
 
 // After this rank's post. False, on all ranks, if one of them could not: then the slots must do.
@@ -142,15 +152,14 @@ bool Flat::read_others(const Request& request, const std::byte* input, std::byte
   lap.go_on();
   was_direct_ = direct_.is_agreed(round_) && direct_.finish(shape_, request, round_, output, idle);
   lap.stop();
-  if (was_direct_) ways_.note(request.op, shape_.bytes(), true, lap.took());
+  if (was_direct_) ways_.note(request.op, shape_.bytes(), FlatWay::kRead, lap.took());
   return was_direct_;
 }
 
-// `is_unread`: nobody has looked at the others' offers yet.
-void Flat::gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
+void Flat::gather(const Request& request, const std::byte* input, std::byte* output,
                   transport::Idle& idle) {
-  // Made now: an attempt to read has moved the counters on.
   Lap lap;
+  // Made now: an attempt to read has moved the counters on.
   FlatGather slots(side_, shape_, request, input, output);
   slots.begin(idle);
   lap.stop();
@@ -159,8 +168,28 @@ void Flat::gather(const Request& request, bool is_unread, const std::byte* input
   slots.finish(idle);
   lap.stop();
   was_direct_ = false;
-  const bool could_be_direct = is_unread && direct_.is_agreed(round_);
-  if (could_be_direct) ways_.note(request.op, shape_.bytes(), false, lap.took());
+  if (way_ != FlatWay::kRead) ways_.note(request.op, shape_.bytes(), way_, lap.took());
+}
+
+// `may_read`: as far as this rank can tell.
+void Flat::choose_way(const Request& request, bool may_read) {
+  way_ = ways_.way(request.op, shape_.bytes(), may_read);
+  // One rank alone that cannot read: the others find out, and go through the slots too.
+  if (way_ == FlatWay::kRead && !may_read) way_ = FlatWay::kSlots;
+  next_way_ = ways_.wants(request.op, shape_.bytes(), may_read);
+  side_.stage =
+      way_ == FlatWay::kSlotsPast ? kernels::copy_past_caches() : kernels::copy_into_caches();
+}
+
+// After all posts have come.
+void Flat::hear_way(const Request& request) {
+  // A broadcast's root may be done before the others, who all wait for it; a reduction's is done
+  // last.
+  Rank decider = 0;
+  if (request.op == OpKind::kBroadcast) decider = side_.next(request.root);
+  if (request.op == OpKind::kReduce) decider = request.root;
+  const auto word = side_.memory.long_post(decider, round_).next_way;
+  ways_.hear(request.op, shape_.bytes(), static_cast<FlatWay>(word % FlatWays::kWays));
 }
 
 // Posts, and waits for those whose posts this rank needs.
@@ -200,6 +229,13 @@ void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, s
   FlatSide::publish(mine.round, round_);
 }
 
+template <typename About>
+void Flat::post_long(const Call& call, std::uint64_t seq, const About& about) {
+  const LongPost words{static_cast<std::uint64_t>(next_way_),
+                       std::bit_cast<decltype(LongPost::about)>(about)};
+  post(call, seq, reinterpret_cast<const std::byte*>(&words), sizeof words);
+}
+
 void Flat::check_posts(transport::Idle& idle) {
   for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
     await_post(peer, idle);
@@ -222,11 +258,9 @@ void Flat::compare_post(Rank peer) const {
 }
 
 bool Flat::all_share(const SharedPlace& place) const {
-  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer)) {
-    SharedPlace theirs;
-    std::memcpy(&theirs, side_.memory.payload(peer, round_, sizeof theirs), sizeof theirs);
-    if (theirs != place) return false;
-  }
+  for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
+    if (std::bit_cast<SharedPlace>(side_.memory.long_post(peer, round_).about) != place)
+      return false;
   return true;
 }
 

@@ -54,13 +54,19 @@ class Flat {
                  const std::byte* input, transport::Idle& idle);
   void run_long(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
                 std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared);
+  void reduce(const Request& request, const std::byte* input, std::byte* output,
+              transport::Idle& idle, const SharedArrays::Found& shared);
   void run_gather(const Request& request, const Call& call, std::uint64_t seq,
                   const std::byte* input, std::byte* output, transport::Idle& idle);
   bool read_others(const Request& request, const std::byte* input, std::byte* output,
                    transport::Idle& idle);
-  void gather(const Request& request, bool is_unread, const std::byte* input, std::byte* output,
+  void gather(const Request& request, const std::byte* input, std::byte* output,
               transport::Idle& idle);
+  void choose_way(const Request& request, bool may_read);
+  void hear_way(const Request& request);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
+  template <typename About>
+  void post_long(const Call& call, std::uint64_t seq, const About& about);
   void free_post(std::size_t payload, transport::Idle& idle);
   void check_posts(transport::Idle& idle);
   void await_post(Rank peer, transport::Idle& idle);
@@ -73,10 +79,12 @@ class Flat {
   FlatShape shape_;
   FlatDirect direct_;
   FlatWays ways_;
-  bool has_slots_ = false;     // They were written once.
-  bool has_payloads_ = false;  // The same of those that are spread.
-  bool was_direct_ = false;    // The last operation that could be.
-  std::uint32_t round_ = 0;    // Operations so far; also the last post's flag.
+  bool has_slots_ = false;              // They were written once.
+  bool has_payloads_ = false;           // The same of those that are spread.
+  bool was_direct_ = false;             // The last operation that could be.
+  FlatWay way_ = FlatWay::kSlots;       // This operation's.
+  FlatWay next_way_ = FlatWay::kSlots;  // That this rank would have the next one go.
+  std::uint32_t round_ = 0;             // Operations so far; also the last post's flag.
   std::uint32_t in_step_ = 0;  // The last round of which all ranks' posts were compared with ours.
 };
 

@@ -1,7 +1,7 @@
 #include "collectives/flat/flat_direct.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 
 #include "base/error.h"
 
@@ -36,14 +36,12 @@ bool FlatDirect::is_for(const Request& request, std::size_t bytes) const {
   return request.op == OpKind::kAllGather || bytes < kLongBroadcastBytes;
 }
 
-FlatDirect::Offer FlatDirect::offer(const std::byte* input, bool is_wanted) const {
-  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U, is_wanted ? 1U : 0U};
+FlatDirect::Offer FlatDirect::offer(const std::byte* input) const {
+  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U};
 }
 
 FlatDirect::Offer FlatDirect::offer_of(Rank peer, std::uint32_t round) const {
-  Offer offer;
-  std::memcpy(&offer, side_.memory.payload(peer, round, sizeof offer), sizeof offer);
-  return offer;
+  return std::bit_cast<Offer>(side_.memory.long_post(peer, round).about);
 }
 
 bool FlatDirect::is_agreed(std::uint32_t round) {

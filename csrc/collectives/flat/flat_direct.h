@@ -32,11 +32,7 @@ class FlatDirect {
   // Whether operations of this kind and length may be faster this way.
   bool is_for(const Request& request, std::size_t bytes) const;
 
-  Offer offer(const std::byte* input, bool is_wanted) const;
-  // What another rank's post said; after it has come.
-  bool is_wanted_by(Rank peer, std::uint32_t round) const {
-    return offer_of(peer, round).is_wanted != 0;
-  }
+  Offer offer(const std::byte* input) const;
   // After all posts of an operation that this is for have come: whether all ranks can read. Every
   // rank gets the same answer.
   bool is_agreed(std::uint32_t round);

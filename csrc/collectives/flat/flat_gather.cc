@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/copy_bytes.h"
-
 namespace gradring::collectives {
 
 FlatGather::FlatGather(FlatSide& side, const FlatShape& shape, const Request& request,
@@ -90,7 +88,7 @@ void FlatGather::stage() {
   const FlatPart from = piece(side_.rank, staged_);
   const std::size_t part_begin = root_ < 0 ? shape_.part(side_.rank).begin : 0;
   const std::byte* const source = input_ + (from.begin - part_begin);
-  copy_bytes(side_.memory.slot(side_.rank, counted(staged_), piece_bytes_), source, from.bytes);
+  side_.stage(side_.memory.slot(side_.rank, counted(staged_), piece_bytes_), source, from.bytes);
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
   if (source != output_ + from.begin) copy_own_(output_ + from.begin, source, from.bytes);

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/call.h"
 #include "transport/links/peer_memory.h"
@@ -59,6 +60,13 @@ struct alignas(kLineBytes) Post {
 };
 static_assert(sizeof(Post) == 8 * kLineBytes);
 
+// What a long operation's post carries.
+struct LongPost {
+  std::uint64_t next_way = 0;         // That the next such operation is to go: flat_ways.h.
+  std::array<std::byte, 16> about{};  // Where the rank's input lies, as readers of it need to know.
+};
+static_assert(sizeof(LongPost) == sizeof(Post::few));
+
 class FlatMemory {
  public:
   // How many steps of a long operation a rank may be ahead of those who read what it writes.
@@ -97,6 +105,11 @@ class FlatMemory {
     std::byte* const own = payloads_ + static_cast<std::size_t>(rank) * places_ * kPayloadBytes;
     if (bytes < kSpreadBytes) return own + round % kPayloads * kPayloadBytes;
     return own + round % places_ * kPayloadBytes + shift(kPayloadBytes, bytes, round / places_);
+  }
+  LongPost long_post(Rank rank, std::uint32_t round) const {
+    LongPost long_post;
+    std::memcpy(&long_post, payload(rank, round, sizeof long_post), sizeof long_post);
+    return long_post;
   }
   // After how many operations what a payload of `bytes` takes may be written again.
   static constexpr std::uint32_t turn_of(std::size_t bytes) {

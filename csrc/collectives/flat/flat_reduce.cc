@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/copy_bytes.h"
-
 namespace gradring::collectives {
 namespace {
 
@@ -107,8 +105,8 @@ void FlatReduce::stage() {
   for (Rank owner = side_.next(side_.rank); owner != side_.rank; owner = side_.next(owner)) {
     const FlatPart from = piece(owner, staged_);
     if (from.bytes != 0)
-      copy_bytes(side_.memory.entry(side_.rank, counted(staged_), owner, cut_), input_ + from.begin,
-                 from.bytes);
+      side_.stage(side_.memory.entry(side_.rank, counted(staged_), owner, cut_),
+                  input_ + from.begin, from.bytes);
   }
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "collectives/flat/flat_memory.h"
+#include "kernels/reduce.h"
 #include "transport/membership/idle.h"
 
 namespace gradring::collectives {
@@ -20,7 +21,8 @@ class FlatSide {
   const FlatMemory memory;
   const Rank rank;
   const Rank ranks;
-  std::uint32_t steps = 0;  // Of all long operations so far.
+  std::uint32_t steps = 0;                             // Of all long operations so far.
+  kernels::Copy* stage = kernels::copy_into_caches();  // Into slots, in this operation.
 
   Counters& mine() const { return memory.counters(rank); }
   Rank in_world(Rank other) const { return group_.members[static_cast<std::size_t>(other)]; }

@@ -3,61 +3,107 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/error.h"
+
 namespace gradring::collectives {
+namespace {
+
+std::size_t kind_of(OpKind op) {
+  switch (op) {
+    case OpKind::kAllReduce: return 0;
+    case OpKind::kReduceScatter: return 1;
+    case OpKind::kReduce: return 2;
+    case OpKind::kAllGather: return 3;
+    default: GRADRING_ASSERT(op == OpKind::kBroadcast); return 4;
+  }
+}
+
+// A change from a way that takes `present`.
+constexpr bool is_worth(Ticks fastest, Ticks present) {
+  return fastest + fastest / FlatWays::kWorthChanging < present;
+}
+
+constexpr std::size_t index_of(FlatWay way) {
+  return static_cast<std::size_t>(way);
+}
+
+}  // namespace
 
 std::size_t FlatWays::place(OpKind op, std::size_t bytes) {
   const auto bits = static_cast<std::size_t>(std::bit_width(bytes));
-  return std::min(bits, kLengths - 1) + (op == OpKind::kBroadcast ? kLengths : 0);
+  return kind_of(op) * kLengths + std::min(bits, kLengths - 1);
 }
 
-bool FlatWays::starts_direct(OpKind op, std::size_t bytes) const {
-  return !slots_first_ &&
-         bytes < (op == OpKind::kAllGather ? kSlotsFirstGatherBytes : kSlotsFirstBroadcastBytes);
+bool FlatWays::reads_first(OpKind op, std::size_t bytes) const {
+  if (slots_first_) return false;
+  return bytes < (op == OpKind::kAllGather ? kSlotsFirstGatherBytes : kSlotsFirstBroadcastBytes);
 }
 
-std::size_t FlatWays::turn_of(bool is_direct, std::size_t bytes) const {
-  if (bytes >= kLongBytes) return 1;
-  return is_direct ? kTurn : slots_bytes_ / bytes + kTurn;
+std::size_t FlatWays::turn_of(FlatWay way, std::size_t bytes) const {
+  if (bytes >= kLongBytes) return kLongTurn;
+  return way == FlatWay::kRead ? kTurn : slots_bytes_ / bytes + kTurn;
 }
 
-bool FlatWays::is_direct(OpKind op, std::size_t bytes) const {
-  const Length& of = lengths_[place(op, bytes)];
-  return of.is_heard ? of.wants_direct : starts_direct(op, bytes);
+FlatWay FlatWays::way(OpKind op, std::size_t bytes, bool may_read) const {
+  const Length& length = lengths_[place(op, bytes)];
+  if (length.is_heard) return length.wanted;
+  return may_read && reads_first(op, bytes) ? FlatWay::kRead : FlatWay::kSlots;
 }
 
-bool FlatWays::wants_direct(OpKind op, std::size_t bytes) const {
-  const Length& of = lengths_[place(op, bytes)];
-  if (of.direct.fastest == of.slots.fastest) return starts_direct(op, bytes);
-  return of.direct.fastest < of.slots.fastest;
-}
-
-void FlatWays::note(OpKind op, std::size_t bytes, bool was_direct, Ticks took) {
-  Length& of = lengths_[place(op, bytes)];
-  Way& used = was_direct ? of.direct : of.slots;
-  Way& other = was_direct ? of.slots : of.direct;
-  if (of.operations == 0 || of.was_direct != was_direct) {
-    of.was_direct = was_direct;
-    of.operations = 0;
-    of.fastest = took;
-    of.took = 0;
+FlatWay FlatWays::wants(OpKind op, std::size_t bytes, bool may_read) const {
+  const Length& length = lengths_[place(op, bytes)];
+  const auto times = [&](FlatWay way) -> const Times& { return length.ways[index_of(way)]; };
+  const bool reads = may_read && reads_first(op, bytes);
+  const std::array order{reads ? FlatWay::kRead : FlatWay::kSlots,
+                         reads ? FlatWay::kSlots : FlatWay::kSlotsPast,
+                         reads ? FlatWay::kSlotsPast : FlatWay::kRead};
+  const std::size_t ways = may_read ? kWays : kWays - 1;
+  FlatWay best = may_read || length.kept != FlatWay::kRead ? length.kept : FlatWay::kSlots;
+  for (std::size_t nth = 0; nth < ways; ++nth) {
+    const Ticks fastest = times(order[nth]).fastest;
+    if (fastest == 0) return order[nth];
+    if (is_worth(fastest, times(best).fastest)) best = order[nth];
   }
-  of.fastest = std::min(of.fastest, took);
-  of.took += took;
-  if (++of.operations < turn_of(was_direct, bytes)) return;
-  of.operations = 0;
-  const bool was_a_try = used.fastest == 0 && other.fastest != 0;
-  used = {.fastest = std::max(of.fastest, Ticks{1}), .turn = of.took, .since = 0};
-  other.since += of.took;
-  if (was_a_try)
-    of.patience =
-        used.fastest < other.fastest ? kLeastPatience : std::min(2 * of.patience, kMostPatience);
-  if (other.since / of.patience >= other.turn) other.fastest = 0;
+  return best;
 }
 
-void FlatWays::hear(OpKind op, std::size_t bytes, bool wants_direct) {
-  Length& of = lengths_[place(op, bytes)];
-  of.is_heard = true;
-  of.wants_direct = wants_direct;
+void FlatWays::note(OpKind op, std::size_t bytes, FlatWay way, Ticks took) {
+  Length& length = lengths_[place(op, bytes)];
+  if (length.operations == 0 || length.used != way) {
+    length.used = way;
+    length.operations = 0;
+    length.fastest = took;
+    length.took = 0;
+  }
+  length.fastest = std::min(length.fastest, took);
+  length.took += took;
+  if (++length.operations >= turn_of(way, bytes)) end_turn(length);
+}
+
+void FlatWays::end_turn(Length& length) {
+  Times& used = length.ways[index_of(length.used)];
+  const bool was_a_try = used.fastest == 0;
+  used.fastest = std::max(length.fastest, Ticks{1});
+  used.turn = length.took;
+  used.since = 0;
+  length.operations = 0;
+  bool is_fastest = true;
+  for (Times& other : length.ways) {
+    if (&other == &used || other.fastest == 0) continue;
+    is_fastest = is_fastest && used.fastest < other.fastest;
+    other.since += length.took;
+    if (other.since / other.patience >= other.turn) other.fastest = 0;
+  }
+  const Ticks present = length.ways[index_of(length.kept)].fastest;
+  if (present == 0 || is_worth(used.fastest, present)) length.kept = length.used;
+  if (was_a_try)
+    used.patience = is_fastest ? kLeastPatience : std::min(2 * used.patience, kMostPatience);
+}
+
+void FlatWays::hear(OpKind op, std::size_t bytes, FlatWay wanted) {
+  Length& length = lengths_[place(op, bytes)];
+  length.is_heard = true;
+  length.wanted = wanted;
 }
 
 }  // namespace gradring::collectives

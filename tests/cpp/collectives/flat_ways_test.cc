@@ -4,106 +4,153 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstddef>
 
 namespace gradring::testing::flat_ways_test {
 namespace {
 
+using collectives::FlatWay;
 using collectives::FlatWays;
 
 constexpr std::size_t kSlotsBytes = std::size_t{4} << 20;
 constexpr std::size_t kBytes = 256 * 1024;
-constexpr std::size_t kTurns = kSlotsBytes / kBytes + 2 * FlatWays::kTurn + 2;  // One of each.
+constexpr std::size_t kSlotsTurn = kSlotsBytes / kBytes + FlatWays::kTurn;
+constexpr std::size_t kTurns = 2 * kSlotsTurn + FlatWays::kTurn + 3;  // One of each.
 
-// A rank whose word decides, and how long either way takes it.
+// A rank whose word decides, and how long each way takes it.
 struct Decider {
   FlatWays ways{false, kSlotsBytes};
   OpKind op = OpKind::kAllGather;
   std::size_t bytes = kBytes;
-  Ticks direct = 1000;
+  bool may_read = true;
   Ticks slots = 1000;
+  Ticks past = 1000;
+  Ticks read = 1000;
 
-  // Whether it was direct. `late`: something else had the core meanwhile.
-  bool run_one(Ticks late = 0) {
-    const bool is_direct = ways.is_direct(op, bytes);
-    const bool word = ways.wants_direct(op, bytes);
-    ways.note(op, bytes, is_direct, (is_direct ? direct : slots) + late);
-    ways.hear(op, bytes, word);
-    return is_direct;
+  Ticks takes(FlatWay way) const {
+    return way == FlatWay::kRead ? read : way == FlatWay::kSlots ? slots : past;
   }
-  // How many of `times` were direct.
-  std::size_t run(std::size_t times) {
-    std::size_t directs = 0;
-    for (std::size_t nth = 0; nth < times; ++nth) directs += run_one() ? 1 : 0;
-    return directs;
+  // Which way it went. `late`: something else had the core meanwhile.
+  FlatWay run_one(Ticks late = 0) {
+    const FlatWay way = ways.way(op, bytes, may_read);
+    const FlatWay word = ways.wants(op, bytes, may_read);
+    ways.note(op, bytes, way, takes(way) + late);
+    ways.hear(op, bytes, word);
+    return way;
+  }
+  // How many of `times` went that way.
+  std::size_t run(std::size_t times, FlatWay counted = FlatWay::kRead) {
+    std::size_t count = 0;
+    for (std::size_t nth = 0; nth < times; ++nth) count += run_one() == counted ? 1 : 0;
+    return count;
+  }
+  Ticks& time_of(FlatWay way) {
+    return way == FlatWay::kRead ? read : way == FlatWay::kSlots ? slots : past;
   }
 };
 
-TEST_CASE("flat ways: after a turn of each, the faster way is taken for nearly all operations") {
-  for (const bool direct_is_faster : {true, false}) {
+constexpr std::array kAll{FlatWay::kSlots, FlatWay::kSlotsPast, FlatWay::kRead};
+
+TEST_CASE("flat ways: after a turn of each, the fastest is taken for nearly all operations") {
+  for (const FlatWay fastest : kAll) {
     Decider decider;
-    decider.direct = direct_is_faster ? 900 : 1100;
+    decider.time_of(fastest) = 800;
     // One slow operation proves nothing.
-    CHECK(decider.run_one(50'000));
+    CHECK(decider.run_one(50'000) == FlatWay::kRead);
     decider.run(kTurns);
     constexpr std::size_t kTimes = 100'000;
-    const std::size_t directs = decider.run(kTimes);
-    const std::size_t others = direct_is_faster ? kTimes - directs : directs;
+    const std::size_t others = kTimes - decider.run(kTimes, fastest);
     CHECK(others > 0);
-    CHECK(others < kTimes / 100);
+    CHECK(others < kTimes / 50);
   }
 }
 
-TEST_CASE("flat ways: where the way in use gets slow, the other one is found within a few turns") {
-  for (const bool direct_is_faster : {true, false}) {
+TEST_CASE("flat ways: where the way in use gets slow, the best other one is found in a few turns") {
+  for (const FlatWay used : kAll) {
     Decider decider;
-    Ticks& used = direct_is_faster ? decider.direct : decider.slots;
-    used = 500;
+    decider.time_of(used) = 500;
+    const FlatWay second = used == FlatWay::kSlotsPast ? FlatWay::kSlots : FlatWay::kSlotsPast;
+    decider.time_of(second) = 700;
     decider.run(1000);
-    used = 4000;
+    decider.time_of(used) = 4000;
     decider.run(2 * kTurns);
-    const std::size_t directs = decider.run(100);
-    CHECK(directs == (direct_is_faster ? 0 : 100));
+    CHECK(decider.run(100, second) == 100);
   }
 }
 
-TEST_CASE("flat ways: where the other way gets fast, it is found after some thousand operations") {
+TEST_CASE("flat ways: where another way gets fast, it is found after some thousand operations") {
+  for (const FlatWay found : {FlatWay::kSlots, FlatWay::kSlotsPast}) {
+    Decider decider;
+    decider.read = 500;
+    decider.run(20'000);
+    decider.time_of(found) = 100;
+    std::size_t until = 0;
+    while (decider.run_one() != found && until < 100'000) ++until;
+    CHECK(until < 3 * FlatWays::kMostPatience * kSlotsTurn);
+    decider.run(2 * kTurns);
+    CHECK(decider.run(100, found) == 100);
+  }
+}
+
+TEST_CASE("flat ways: a little faster is not worth a change, nor is one slow turn of a long one") {
   Decider decider;
-  decider.direct = 500;
-  decider.run(20'000);
-  decider.slots = 100;
-  std::size_t until = 0;
-  while (decider.run_one() && until < 20'000) ++until;
-  CHECK(until < 256 * kTurns * 2);
+  decider.op = OpKind::kAllReduce;
+  decider.may_read = false;
+  decider.past = 950;
+  decider.run(kTurns);
+  CHECK(decider.run(100, FlatWay::kSlots) == 100);
+
+  Decider long_one;
+  long_one.bytes = FlatWays::kLongBytes;
+  long_one.read = 2000;
+  long_one.past = 1300;
+  long_one.run(10);
+  REQUIRE(long_one.run_one() == FlatWay::kSlots);
+  long_one.run_one(1000);
+  CHECK(long_one.run(8, FlatWay::kSlots) == 8);
+}
+
+TEST_CASE(
+    "flat ways: a turn through the slots goes around all of them, and is short for long ones") {
+  Decider decider;
+  decider.op = OpKind::kAllReduce;
+  decider.may_read = false;
+  decider.past = 600;
+  decider.slots = 900;  // Lines that are in no cache yet.
+  decider.run(kSlotsBytes / kBytes);
+  decider.slots = 500;
+  decider.run(kTurns);
+  CHECK(decider.run(100, FlatWay::kSlots) == 100);
+
+  Decider long_one;
+  long_one.bytes = FlatWays::kLongBytes;
+  long_one.read = 2000;
+  CHECK(long_one.run(60) <= FlatWays::kLongTurn + 1);
+}
+
+TEST_CASE(
+    "flat ways: reading comes first but for lengths at which slots are nearly always faster") {
+  Decider gather;
+  CHECK(gather.run_one() == FlatWay::kRead);
+  gather.bytes = FlatWays::kSlotsFirstGatherBytes;
+  CHECK(gather.run_one() == FlatWay::kSlots);
+  Decider broadcast;
+  broadcast.op = OpKind::kBroadcast;
+  broadcast.bytes = FlatWays::kSlotsFirstBroadcastBytes;
+  CHECK(broadcast.run_one() == FlatWay::kSlots);
+  Decider shares{.ways{true, kSlotsBytes}};
+  CHECK(shares.run_one() == FlatWay::kSlots);
+}
+
+TEST_CASE("flat ways: a rank that may not read never asks for it") {
+  Decider decider;
+  decider.read = 500;
   decider.run(2 * kTurns);
-  CHECK(decider.run(100) == 0);
-}
-
-TEST_CASE("flat ways: a turn through the slots goes around all of them, and is one for long ones") {
-  Decider decider;
-  decider.direct = 500;
-  for (std::size_t nth = 0; nth < kSlotsBytes / kBytes; ++nth) {
-    decider.slots = 600;  // Lines that are in no cache yet.
-    while (decider.run_one()) {
-    }
-  }
-  decider.slots = 400;
-  decider.run(2 * FlatWays::kTurn);
-  CHECK(decider.run(20) == 0);
-
-  Decider long_one{.bytes = FlatWays::kLongBytes};
-  long_one.direct = 2000;
-  CHECK(long_one.run(100) <= 4);
-}
-
-TEST_CASE("flat ways: the slots come first where they are nearly always faster") {
-  Decider gather{.bytes = FlatWays::kSlotsFirstGatherBytes};
-  CHECK_FALSE(gather.run_one());
-  Decider broadcast{.op = OpKind::kBroadcast, .bytes = FlatWays::kSlotsFirstBroadcastBytes};
-  CHECK_FALSE(broadcast.run_one());
-  // Each kind and length for itself.
-  gather.bytes = kBytes;
-  CHECK(gather.run_one());
+  REQUIRE(decider.run_one() == FlatWay::kRead);
+  decider.may_read = false;
+  decider.run(1);
+  CHECK(decider.run(1000) == 0);
 }
 
 }  // namespace
