@@ -67,7 +67,8 @@ class DoneWork:
         self._log = log
 
     def wait(self, timeout: float, *, stream: Any = None) -> None:
-        self._log.append(f"wait with stream {stream:#x}")
+        del timeout
+        self._log.append("wait on the host" if stream is None else f"wait with stream {stream:#x}")
 
     def done(self) -> bool:
         return True
@@ -91,6 +92,25 @@ def test_what_finishes_a_call_runs_on_its_stream_whoever_waits() -> None:
         "second waits for event of first",
     ]
     assert cuda.current.name == "second"
+
+
+def test_what_a_future_waits_for_is_not_put_into_the_call_s_stream() -> None:
+    # DDP asks for one a bucket, while backward still puts its kernels into that stream.
+    cuda = FakeCuda()
+    flight = Flight(
+        [DoneWork(cuda.log)],  # type: ignore[list-item]
+        [lambda: cuda.log.append(f"finish on {cuda.current.name}")],
+        None, patience=1, watcher=lambda _: None, stream=CallStream(torch.device("cpu"), cuda),
+    )  # fmt: skip
+    cuda.current = FakeStream("second", cuda.log)  # A thread of the group.
+    flight.complete()
+    flight.order_current()
+    assert cuda.log == [
+        "wait on the host",
+        "finish on first",
+        "event on first",
+        "second waits for event of first",
+    ]
 
 
 def test_a_reduction_of_sparse_tensors_is_waited_for_on_a_device_too() -> None:

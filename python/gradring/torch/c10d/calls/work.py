@@ -71,7 +71,7 @@ class Flight:
         return self.is_settled or all(work.done() for work in self.pending)
 
     def settle(self, timeout: float | None) -> None:
-        """Wait for the operations and do what is left to do.
+        """Wait for the operations, or have the call's stream wait, and do what is left to do.
 
         Args:
             timeout: Seconds for each operation; ``None`` is `patience`.
@@ -79,10 +79,12 @@ class Flight:
         Raises:
             TimedOut: They are not done yet.
         """
-        after = None if self._stream is None else self._stream.handle
+        self._wait_for_all(timeout, None if self._stream is None else self._stream.handle)
+
+    def _wait_for_all(self, timeout: float | None, stream: int | None) -> None:
         for work in self.pending:
             try:
-                _wait(work, self.patience if timeout is None else timeout, after)
+                _wait(work, self.patience if timeout is None else timeout, stream)
             except Error as error:
                 if not work.done():
                     raise for_torch(error) from error.__cause__
@@ -126,9 +128,13 @@ class Flight:
             told.set_result(self.result)
 
     def complete(self, timeout: float | None = None) -> None:
-        """Settle, as `settle` does; an error is kept for those who ask."""
+        """Settle, as `settle` does; an error is kept for those who ask.
+
+        For threads of the group: the host waits. Whoever made the call goes on putting work into
+        its stream, DDP's backward for one, and that is not to wait for other ranks.
+        """
         try:
-            self.settle(timeout)
+            self._wait_for_all(timeout, None)
         except Error as error:  # The deadline of a message that nobody waited for.
             self._settle_with(error)
 
