@@ -17,6 +17,7 @@ import numpy as np
 
 from gradring import _core
 from gradring.arrays.device_arrays import UNKNOWN_DEVICE, DeviceView
+from gradring.errors import Error
 from gradring.gpu.memory import PinnedBlock, pinned
 from gradring.gpu.runtime import Event, Stream, device_of, order
 
@@ -102,7 +103,7 @@ class Landing:
         self._road = road
         self._cargo = cargo
         self._came: Event | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may ask while this thread has it.
 
     def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
         """Wait for the ranks; then for the result, or have a stream wait for that.
@@ -113,20 +114,35 @@ class Landing:
         """
         if self._pending is not None:
             self._pending.wait(timeout_ms)
+        came = self._sent_up()
+        if came is None:
+            return
+        if stream is None:
+            came.synchronize()
+        else:
+            _core.gpu_stream_wait_event(self._road.device, stream, came.handle)
+
+    def done(self) -> bool:
+        """Tell, without waiting, whether it has ended, well or not; then the result is there.
+
+        Whoever asks sends the result up: he may never wait.
+        """
+        if self._pending is not None and not self._pending.done():
+            return False
+        try:
+            if self._pending is not None:
+                self._pending.wait()  # It has ended; raises what it has ended with.
+            came = self._sent_up()
+            return came is None or came.is_done()
+        except Error:  # To be raised by `wait`.
+            return True
+
+    def _sent_up(self) -> Event | None:
         with self._lock:
             if self._cargo is not None:
                 self._came = self._road.up(self._cargo)
                 self._cargo = None
-        if self._came is None:
-            return
-        if stream is None:
-            self._came.synchronize()
-        else:
-            _core.gpu_stream_wait_event(self._road.device, stream, self._came.handle)
-
-    def done(self) -> bool:
-        """Tell, without waiting, whether the ranks are done with it, well or not."""
-        return self._pending is None or self._pending.done()
+            return self._came
 
     @property
     def source(self) -> int:

@@ -196,6 +196,46 @@ def test_compressed_sums(world: GetWorld, transport: str) -> None:
     world(SIZE, transport).run(run)
 
 
+def test_what_done_says_is_there_without_a_wait(world: GetWorld, transport: str) -> None:
+    from gradring import gpu
+
+    def run(comm: Any) -> None:
+        sent = values_of(comm.rank, 5000)
+        x, total = gpu.empty(5000), to_device(sent)
+        works = [
+            comm.recv(x, (comm.rank - 1) % SIZE, async_op=True),
+            comm.send(to_device(sent), (comm.rank + 1) % SIZE, async_op=True),
+            # With its residual on the CPU it is encoded there, and comes back.
+            comm.all_reduce_compressed(total, "bf16", np.zeros(5000, np.float32), async_op=True),
+        ]
+        while not all(work.done() for work in works):
+            pass
+        assert_same(x, values_of((comm.rank - 1) % SIZE, 5000))
+        comm.all_reduce_compressed(sent, "bf16", np.zeros(5000, np.float32))
+        assert_same(total, sent)
+
+    world(SIZE, transport).run(run)
+
+
+def test_a_message_that_failed_is_done_and_its_array_as_it_was(
+    fresh_world: Callable[..., ThreadWorld], transport: str
+) -> None:
+    def run(comm: Any) -> None:
+        if comm.rank == 1:
+            comm.send(to_device(np.ones(7, np.float32)), 0)
+            return
+        x = to_device(np.full(5, 3, np.float32))
+        work = comm.recv(x, 1, async_op=True)
+        while not work.done():
+            pass
+        with pytest.raises(gr.Mismatch):
+            work.wait()
+        assert work.done()
+        assert (x.to_numpy() == 3).all()
+
+    fresh_world(2, transport).errors(run)
+
+
 def test_what_makes_no_sense_is_refused_before_anything_is_sent(
     world: GetWorld, transport: str
 ) -> None:
