@@ -123,6 +123,28 @@ class Caller:
         return parts
 
 
+def result_array(
+    out: Any, like: Any, shape: tuple[int, ...], stream: Any
+) -> tuple[Any, buffers.Operand]:
+    """Return where a result goes, and that as the core takes it.
+
+    Args:
+        out: The user's; ``None`` allocates.
+        like: Of whose library and dtype to allocate.
+        shape: What to allocate.
+        stream: The user's, for his ``out`` on a device.
+
+    Raises:
+        InvalidArgument: As `buffers.empty_like` and `buffers.operand`.
+        DeviceError: As `buffers.operand`.
+    """
+    if out is None:
+        # Its memory comes from the stream that its library has for it: who had it before may still
+        # use it there.
+        out, stream = buffers.empty_like(like, shape), None
+    return out, buffers.operand(out, "out", writes=True, stream=stream)
+
+
 def reduction(op: str, algorithm: str, deterministic: str | None) -> dict[str, Any]:
     """Check what belongs to a reduction and turn it into codes."""
     if op not in list(REDUCE_OPS):  # Of a dict it would raise where it is a list.

@@ -61,9 +61,7 @@ class Exchanges(calling.Caller):
                 )
             total = sum(parts)
             shape = (total,)
-        if out is None:
-            out = buffers.empty_like(x, shape)
-        target = buffers.operand(out, "out", writes=True, stream=stream)
+        out, target = calling.result_array(out, x, shape, stream)
         return self._start(
             operations.ALL_GATHER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=parts, algorithm=calling.algorithm_code(algorithm),
@@ -140,9 +138,8 @@ class Exchanges(calling.Caller):
         source = buffers.operand(x, "x", writes=False, stream=stream)
         target = None
         if self.rank == root:
-            if out is None:
-                out = buffers.empty_like(x, (self.world_size, *source.shape))
-            target = buffers.operand(out, "out", writes=True, stream=stream)
+            shape = (self.world_size, *source.shape)
+            out, target = calling.result_array(out, x, shape, stream)
         else:
             out = None
         count = source.count
@@ -189,6 +186,7 @@ class Exchanges(calling.Caller):
             Closed: As `all_reduce`.
         """
         root = calling.whole_number("scatter: root", root)
+        shape: tuple[int, ...] = ()
         if out is None:
             if x is None:
                 raise InvalidArgument("scatter: pass out= (or x of the root's shape) on every rank")
@@ -197,8 +195,7 @@ class Exchanges(calling.Caller):
                 raise InvalidArgument(
                     f"scatter: x has shape {shape}; its first axis must be {self.world_size}"
                 )
-            out = buffers.empty_like(x, shape[1:])
-        target = buffers.operand(out, "out", writes=True, stream=stream)
+        out, target = calling.result_array(out, x, shape[1:], stream)
         source = buffers.operand(x, "x", writes=False, stream=stream) if self.rank == root else None
         count = target.count
         return self._start(
@@ -260,9 +257,7 @@ class Exchanges(calling.Caller):
             sent = self._parts("all_to_all", send_counts, source.count)
             received = self._parts("all_to_all", recv_counts, None)
             shape = (sum(received),)
-        if out is None:
-            out = buffers.empty_like(x, shape)
-        target = buffers.operand(out, "out", writes=True, stream=stream)
+        out, target = calling.result_array(out, x, shape, stream)
         if buffers.overlap(source, target):
             raise InvalidArgument("all_to_all: out must not be x; parts would overwrite each other")
         return self._start(

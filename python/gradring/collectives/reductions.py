@@ -151,9 +151,7 @@ class Reductions(calling.Caller):
         source = buffers.operand(x, "x", writes=False, stream=stream)
         total = source.count
         parts = self._parts("reduce_scatter", counts, total)
-        if out is None:
-            out = buffers.empty_like(x, (parts[self.rank],))
-        target = buffers.operand(out, "out", writes=True, stream=stream)
+        out, target = calling.result_array(out, x, (parts[self.rank],), stream)
         return self._start(
             operations.REDUCE_SCATTER, source, target, out, async_op=async_op, timeout=timeout,
             count=total, counts=None if counts is None else parts,

@@ -10,6 +10,7 @@ is the same on every rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gradring import _core
@@ -20,7 +21,7 @@ from gradring.errors import DeviceError, InvalidArgument
 from gradring.gpu.copied import CopiedCalls
 from gradring.gpu.flights import Flight, LaunchedFlight, StagedFlight
 from gradring.gpu.packed import Packer
-from gradring.gpu.runtime import device_of
+from gradring.gpu.runtime import Stream, device_of, order
 from gradring.operations import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class DeviceCalls:
         self._copied = CopiedCalls(core)
         self._staged: _core.Staged | None = None
         self._compressed: _core.GpuCompressed | None = None
-        self._packers: dict[int, Packer] = {}  # By device.
+        self._packers: dict[int, Packer] = {}  # By device, and so the next.
+        self._meetings: dict[int, Stream] = {}
         self.nccl: _core.NcclRanks | None = None
         self.hosts: _core.GpuHosts | None = None
 
@@ -102,6 +104,7 @@ class DeviceCalls:
             DeviceError: No GPU, no plugin, or the driver fails.
             PeerLost: As the CPU's call, and so for its other errors.
         """
+        source = self._after_both(source, target)
         flight: Flight | None = None
         if self.nccl is not None:
             flight = self._run_by_nccl(self.nccl, op, source, target, **options)
@@ -200,6 +203,27 @@ class DeviceCalls:
         """Send or receive one array; see `CopiedCalls.transfer`."""
         landing = self._copied.transfer(view, peer, tag, async_op=async_op, **options)
         return _landed(landing, async_op)
+
+    def _after_both(
+        self, source: DeviceView | None, target: DeviceView | None
+    ) -> DeviceView | None:
+        """Return ``source`` on a stream that comes after those of both arrays.
+
+        What a call follows is one stream. It is none of the user's: his go on as they were.
+        """
+        if source is None or target is None or source.stream == target.stream:
+            return source
+        view = source if source.pointer else target
+        if not view.pointer:
+            return source
+        device = _device(view)
+        if device not in self._meetings:
+            self._meetings.setdefault(device, Stream(device))
+        meeting = self._meetings[device].ptr
+        for stream in (source.stream, target.stream):
+            if stream:
+                order(device, meeting, stream)
+        return replace(source, stream=meeting)
 
     def _run_staged(
         self, op: int, source: DeviceView | None, target: DeviceView | None, **options: Any

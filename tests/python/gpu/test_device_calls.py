@@ -181,6 +181,80 @@ def test_the_call_comes_after_what_its_stream_holds_and_before_what_comes_next(
     world(SIZE, transport).run(run)
 
 
+class Late:
+    """A device array whose library has it on a stream of its own, which still writes junk to it."""
+
+    def __init__(self, values: Any) -> None:
+        from gradring import gpu
+
+        self.array, self._junk = to_device(values), to_device(np.full_like(values, 77))
+        self._ballast = gpu.empty(1 << 22), gpu.empty(1 << 22)
+        self.stream = gpu.Stream()
+        self.shape = self.array.shape
+        for _ in range(20):
+            self._ballast[0].copy_on_device(self._ballast[1], self.stream)
+        self.array.copy_on_device(self._junk, self.stream)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.array.__cuda_array_interface__, "stream": self.stream.ptr}
+
+    def to_numpy(self) -> Any:
+        return self.array.to_numpy(self.stream)
+
+
+class Allocating:
+    """One that is there already, of a library whose new arrays are `Late`."""
+
+    def __init__(self, values: Any) -> None:
+        self.array = to_device(values)
+        self.shape = self.array.shape
+        self.__cuda_array_interface__ = self.array.__cuda_array_interface__
+
+    def new_empty(self, shape: tuple[int, ...]) -> Late:
+        return Late(np.zeros(shape, self.array.dtype))
+
+    def to_numpy(self) -> Any:
+        return self.array.to_numpy()
+
+
+def test_a_result_comes_after_what_the_stream_of_its_array_holds(
+    world: GetWorld, transport: str
+) -> None:
+    def run(comm: Any) -> None:
+        comm.all_reduce(to_device(values_of(comm.rank, 300)))  # What the first call makes is there.
+        x, late = to_device(values_of(comm.rank, 300)), Late(np.zeros(300, np.float32))
+        assert_same(comm.all_reduce(x, out=late), comm.all_reduce(values_of(comm.rank, 300)))
+
+    world(SIZE, transport).run(run)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda comm, x, **options: comm.all_gather(x, **options),
+        lambda comm, x, **options: comm.gather(x, 1, **options),
+        lambda comm, x, **options: comm.scatter(x, 1, **options),
+        lambda comm, x, **options: comm.all_to_all(x, **options),
+        lambda comm, x, **options: comm.reduce_scatter(x, **options),
+    ],
+    ids=["all_gather", "gather", "scatter", "all_to_all", "reduce_scatter"],
+)
+def test_a_result_that_is_allocated_comes_after_who_had_its_memory(
+    world: GetWorld, transport: str, call: Callable[..., Any]
+) -> None:
+    from gradring import gpu
+
+    def run(comm: Any) -> None:
+        values = values_of(comm.rank, (SIZE, 100))
+        expected = call(comm, values)
+        found = call(comm, Allocating(values), stream=gpu.Stream())
+        if expected is not None:
+            assert_same(found, expected)
+
+    world(SIZE, transport).run(run)
+
+
 def test_compressed_sums(world: GetWorld, transport: str) -> None:
     def run(comm: Any) -> None:
         for codec in ("int8", "bf16", gr.TopK(0.1)):
