@@ -339,11 +339,7 @@ def _learn_torch() -> None:
 
 
 def _require_cpu(x: Any, name: str) -> None:
-    if str(x.layout) != "torch.strided":
-        raise InvalidArgument(
-            f"{name} is a {x.layout} tensor; of one in COO format give x.coalesce().indices() and "
-            ".values()"
-        )
+    device_arrays.require_dense(x, name)
     if x.device.type != "cpu":
         raise DeviceError(
             f"{name} is on {x.device}, but this call takes arrays on the CPU; call .cpu() first"
@@ -353,11 +349,7 @@ def _require_cpu(x: Any, name: str) -> None:
 def _tensor_memory(x: Any, name: str, stored: np.dtype[Any]) -> Array:
     if x.numel() == 0:
         return np.empty(tuple(x.shape), stored)
-    if x.data_ptr() == 0:
-        raise InvalidArgument(
-            f"{name} is a {type(x).__name__} without memory of its own; pass the tensor that it "
-            "stands for: a DTensor's to_local(), an asynchronous tensor's wait()"
-        )
+    device_arrays.require_memory(x, name)
     return np.asarray(_TorchMemory(x, stored))
 
 

@@ -177,6 +177,40 @@ def require_own_signs(x: Any, name: str) -> None:
         )
 
 
+def require_dense(x: Any, name: str) -> None:
+    """Refuse a tensor of torch that is not one piece of memory with strides.
+
+    Args:
+        x: The tensor.
+        name: What to call it in errors.
+
+    Raises:
+        InvalidArgument: It is sparse, say.
+    """
+    if str(x.layout) != "torch.strided":
+        raise InvalidArgument(
+            f"{name} is a {x.layout} tensor; of one in COO format give x.coalesce().indices() and "
+            ".values()"
+        )
+
+
+def require_memory(x: Any, name: str) -> None:
+    """Refuse a tensor of torch that stands for others.
+
+    Args:
+        x: The tensor, with elements.
+        name: What to call it in errors.
+
+    Raises:
+        InvalidArgument: It has no memory of its own.
+    """
+    if x.data_ptr() == 0:
+        raise InvalidArgument(
+            f"{name} is a {type(x).__name__} without memory of its own; pass the tensor that it "
+            "stands for: a DTensor's to_local(), an asynchronous tensor's wait()"
+        )
+
+
 def require_same_device(views: dict[str, Any]) -> None:
     """Refuse operands of one call that live in different places.
 
@@ -208,6 +242,9 @@ def _from_torch(x: Any, name: str, stream: Any) -> DeviceView | None:
     kind = str(x.dtype).removeprefix("torch.")
     if kind not in DTYPE_CODES:
         raise _not_sendable(name, kind)
+    require_dense(x, name)
+    if x.numel() > 0:
+        require_memory(x, name)
     if not x.is_contiguous():
         raise _not_contiguous(name, tuple(x.shape), "x.contiguous()")
     require_own_signs(x, name)

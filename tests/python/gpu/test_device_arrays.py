@@ -80,8 +80,12 @@ def seen(x: Any, **options: Any) -> DeviceView:
 class OnCuda:
     """What a tensor on a CUDA device says of itself."""
 
-    def __init__(self, is_neg: bool) -> None:
+    def __init__(
+        self, is_neg: bool = False, layout: torch.layout = torch.strided, address: int = ADDRESS
+    ) -> None:
         self._is_neg = is_neg
+        self._address = address
+        self.layout = layout
         self.device = torch.device("cuda", 0)
         self.dtype = torch.float32
         self.shape = torch.Size((3,))
@@ -93,7 +97,7 @@ class OnCuda:
         return self._is_neg
 
     def data_ptr(self) -> int:
-        return ADDRESS
+        return self._address
 
     def numel(self) -> int:
         return 3
@@ -106,6 +110,13 @@ def test_a_tensor_with_its_signs_turned_is_refused_on_a_device_too() -> None:
     assert find(OnCuda(is_neg=False), "x", writes=True, stream=5) is not None
     with pytest.raises(InvalidArgument, match=r"signs turned; use x\.resolve_neg\(\)"):
         find(OnCuda(is_neg=True), "x", writes=True, stream=5)
+
+
+def test_tensors_without_memory_of_their_own_are_refused_on_a_device_too() -> None:
+    with pytest.raises(InvalidArgument, match=r"OnCuda without memory of its own; .*to_local\(\)"):
+        find(OnCuda(address=0), "x", writes=True, stream=5)
+    with pytest.raises(InvalidArgument, match=r"x is a torch\.sparse_coo tensor; .*coalesce"):
+        find(OnCuda(layout=torch.sparse_coo), "x", writes=True, stream=5)
 
 
 def test_what_is_on_the_cpu_is_left_to_others() -> None:
