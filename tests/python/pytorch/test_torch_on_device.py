@@ -19,6 +19,7 @@ from gradring.torch.c10d.calls.work import Flight
 from gradring.torch.gradients import averaging
 from gradring.torch.gradients.buckets import bytes_of
 from gradring.torch.gradients.device_buckets import DeviceBucket
+from gradring.torch.gradients.sending import Sender
 from torch_models import mlp
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
@@ -197,6 +198,67 @@ def test_gradients_that_lie_in_the_bucket_are_not_copied_again() -> None:
             assert param.grad.data_ptr() == bucket._slots[index].data_ptr()
         assert not bucket._late
         bucket.reset()
+
+
+class StartedWork:
+    def __init__(self, what: str, log: list[str]) -> None:
+        self._what, self._log = what, log
+
+    def wait(self, *, stream: Any = None) -> None:
+        self._log.append(f"{self._what}: {'the host' if stream is None else stream}")
+
+
+class StartingRanks:
+    """What a `Sender` asks of a communicator."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def all_reduce(self, x: Any, *, async_op: bool) -> StartedWork:
+        assert async_op
+        return StartedWork("gradients" if isinstance(x, str) else "weight", self.log)
+
+    def average_bucket(self, _marks: Any, _total: Any) -> StartedWork:
+        return StartedWork("marks", self.log)
+
+
+class BucketOn:
+    """What a `Sender` asks of a bucket."""
+
+    is_apart, residual, travelling = True, None, "gradients"
+    buffer = marks = np.ones(1)
+
+    def __init__(self, number: int) -> None:
+        self.values = self
+        self.device, self.is_cuda = torch.device("cuda", number), True
+
+    def numel(self) -> int:
+        return 1
+
+    def element_size(self) -> int:
+        return 4
+
+
+def test_averages_are_waited_for_by_the_streams_of_their_own_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    comm: Any = StartingRanks()
+    sender = Sender(comm, None)
+    sender.open(1.0)
+    for number in (0, 1):
+        bucket: Any = BucketOn(number)
+        sender.send(bucket)
+    sender.wait()
+    assert comm.log == [
+        "weight: the host",
+        "gradients: stream of cuda:0",
+        "marks: the host",
+        "gradients: stream of cuda:1",
+        "marks: the host",
+    ]
 
 
 def train(comm: Any, dtype: torch.dtype, **options: Any) -> list[torch.Tensor]:

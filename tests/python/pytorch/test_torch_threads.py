@@ -55,7 +55,7 @@ def stop_in_copy(averager: Any, meeting: Meeting) -> None:
 
     def send_and_wait(full: Any) -> None:
         send(full)
-        sender._works[-1].wait()
+        sender._works[-1][0].wait()
         meeting.has_met.set()  # Before the copy was done.
 
     bucket._copy, sender.send = slow_copy, send_and_wait

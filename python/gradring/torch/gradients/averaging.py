@@ -349,18 +349,12 @@ class GradientAverager:
     def _end_round(self) -> float:
         self._send_rest()
         self._before_the_end()
-        total = self._sender.wait(self._stream)
+        total = self._sender.wait()
         self._order.hear()
         self.ended += 1
         self._sent = 0
         self._is_ready = [False] * len(self._params)
         return total
-
-    @property
-    def _stream(self) -> Any:
-        # Who goes on with gradients on a GPU: the stream of whoever ends the round.
-        is_on_gpu = any(bucket.values.is_cuda for bucket in self._buckets)
-        return torch.cuda.current_stream() if is_on_gpu else None
 
     def _reset_buckets(self) -> None:
         for bucket in self._buckets:

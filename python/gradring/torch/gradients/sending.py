@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.work import Work
@@ -36,7 +37,8 @@ class Sender:
         self._comm = comm
         self._compress = compress
         self._total = np.zeros(1)
-        self._works: list[Work] = []  # Of the round; none: no round is open.
+        # Of the round, and on which GPU their arrays are; none: no round is open.
+        self._works: list[tuple[Work, torch.device | None]] = []
         self.sent_bytes = 0
         self.uncompressed_bytes = 0
 
@@ -55,6 +57,7 @@ class Sender:
         """Start a bucket that is full."""
         # The total is there when its turn has come: operations run in their order.
         whole = bucket.buffer
+        device = bucket.values.device if bucket.values.is_cuda else None
         if self._compress is not None:
             self._start(
                 self._comm.average_compressed,
@@ -62,10 +65,11 @@ class Sender:
                 self._total,
                 self._compress,
                 bucket.residual,
+                device=device,
             )
             whole = bucket.marks
         elif bucket.is_apart:
-            self._start(self._comm.all_reduce, bucket.travelling, async_op=True)
+            self._start(self._comm.all_reduce, bucket.travelling, device=device, async_op=True)
             whole = bucket.marks
         self._start(self._comm.average_bucket, whole, self._total)
         self._count_bytes(bucket)
@@ -74,17 +78,16 @@ class Sender:
         """Have every rank get rank 0's array by the end of the round."""
         self._start(self._comm.broadcast, message, async_op=True)
 
-    def wait(self, stream: Any) -> float:
+    def wait(self) -> float:
         """Wait for everything, which ends the round.
 
-        Args:
-            stream: As in `gradring.Work.wait`.
+        Who goes on with gradients on a GPU is the stream that is current on it now.
 
         Returns:
             The sum of all ranks' weights.
         """
-        for work in self._works:
-            work.wait(stream=stream)
+        for work, device in self._works:
+            work.wait(stream=None if device is None else torch.cuda.current_stream(device))
         self._works.clear()
         return float(self._total[0])
 
@@ -98,14 +101,20 @@ class Sender:
             plain = wire_bytes(count, self._compress, rank, world_size)
         self.sent_bytes += plain
 
-    def _start(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def _start(
+        self,
+        operation: Callable[..., Any],
+        *arguments: Any,
+        device: torch.device | None = None,
+        **options: Any,
+    ) -> None:
         try:
             work: Work = operation(*arguments, **options)
         except Closed as closed:
             # What closed it came to an operation in the background, which says more.
-            for started in self._works:
+            for started, _ in self._works:
                 started.wait()
             if isinstance(closed.__cause__, Error):
                 raise closed.__cause__ from None
             raise
-        self._works.append(work)
+        self._works.append((work, device))
