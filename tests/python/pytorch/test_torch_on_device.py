@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import gradring as gr
 import gradring.torch as gt
@@ -16,6 +18,7 @@ from gradring.torch.c10d.calls.job import Job
 from gradring.torch.c10d.calls.lanes import Lane
 from gradring.torch.c10d.calls.streams import CallStream, stream_of
 from gradring.torch.c10d.calls.work import Flight
+from gradring.torch.c10d.operations import sparse
 from gradring.torch.gradients import averaging
 from gradring.torch.gradients.buckets import bytes_of
 from gradring.torch.gradients.device_buckets import DeviceBucket
@@ -25,16 +28,27 @@ from torch_models import mlp
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
 
 
+class FakeEvent:
+    def __init__(self, stream: str, log: list[str]) -> None:
+        self._stream, self._log = stream, log
+
+    def __str__(self) -> str:
+        return f"event of {self._stream}"
+
+    def synchronize(self) -> None:
+        self._log.append(f"the host waits for {self}")
+
+
 class FakeStream:
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self._log = name, log
         self.cuda_stream = 0x1000
 
-    def record_event(self) -> str:
+    def record_event(self) -> FakeEvent:
         self._log.append(f"event on {self.name}")
-        return f"event of {self.name}"
+        return FakeEvent(self.name, self._log)
 
-    def wait_event(self, event: str) -> None:
+    def wait_event(self, event: FakeEvent) -> None:
         self._log.append(f"{self.name} waits for {event}")
 
 
@@ -123,6 +137,31 @@ def test_a_reduction_of_sparse_tensors_is_waited_for_on_a_device_too() -> None:
     ).settle(None)  # fmt: skip
     lane.stop()
     assert steps == ["reduced", "finished"]
+
+
+def test_the_sum_of_sparse_tensors_is_allocated_on_the_stream_of_the_call(
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, copy = FakeCuda(), torch.Tensor.copy_
+    stream = CallStream(torch.device("cpu"), cuda)
+    cuda.current = FakeStream("the lane's", cuda.log)
+
+    def watched_copy(self: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        if self.is_sparse:
+            cuda.log.append(f"written on {cuda.current.name}")
+        return copy(self, *arguments)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", watched_copy)
+    monkeypatch.setattr(sparse, "stream_of", lambda _: stream, raising=False)
+    reducer = sparse.SparseReducer(world(1, "tcp").comms[0], "group")
+    x = torch.sparse_coo_tensor([[0, 2, 0]], [1.0, 2.0, 4.0], (4,), check_invariants=True)
+    call: Any = SimpleNamespace(timeout=30, is_async=True)
+    job = reducer.reduce(x, dist.ReduceOp.SUM, call)
+    assert job is not None
+    job.wait(30)
+    reducer.close(linger=False)
+    assert x.to_dense().tolist() == [5, 0, 2, 0]
+    assert cuda.log == ["written on first", "event on first", "the host waits for event of first"]
 
 
 def test_the_call_s_own_stream_has_nothing_to_wait_for() -> None:

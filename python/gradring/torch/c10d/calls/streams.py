@@ -44,6 +44,11 @@ class CallStream:
             yield
             self._end = self._stream.record_event()
 
+    def synchronize(self) -> None:
+        """Wait on the host until what has finished the call is done."""
+        if self._end is not None:
+            self._end.synchronize()
+
     def order_current(self) -> None:
         """Let what comes next on this thread's current stream begin after the call."""
         current = self._cuda.current_stream(self.device)

@@ -18,6 +18,7 @@ from gradring.torch.c10d.calls import tensors
 from gradring.torch.c10d.calls.call import Call
 from gradring.torch.c10d.calls.job import Job
 from gradring.torch.c10d.calls.lanes import Lane
+from gradring.torch.c10d.calls.streams import CallStream, stream_of
 from gradring.torch.c10d.operations.operators import Operator
 
 _OPERATORS = ("sum", "avg")
@@ -59,8 +60,12 @@ class SparseReducer:
             self._side = self._comm.subgroup(range(self._comm.world_size), f"{self._name} sparse")
         side = self._side
         # Here, on the stream that has made it; the lane's thread has another.
+        stream = stream_of([tensor])
         mine = tensor.detach().coalesce().cpu()
-        carry_out = lambda: _reduce(side, tensor, mine, operator, call.timeout)  # noqa: E731
+
+        def carry_out() -> None:
+            _write(tensor, _reduced(side, mine, operator, call.timeout), stream)
+
         job = Job(self._lane, carry_out, "all_reduce of a sparse tensor")
         if call.is_async:
             return job
@@ -74,7 +79,7 @@ class SparseReducer:
             self._side.close(linger=linger)
 
 
-def _reduce(comm: Communicator, tensor: Tensor, mine: Tensor, op: Operator, timeout: float) -> None:
+def _reduced(comm: Communicator, mine: Tensor, op: Operator, timeout: float) -> Tensor:
     counts = _agree(comm, mine, timeout)
     indices = _gather_rows(comm, mine.indices().t(), counts, timeout)
     values = op.prepared(mine.values().clone())
@@ -86,11 +91,20 @@ def _reduce(comm: Communicator, tensor: Tensor, mine: Tensor, op: Operator, time
         total = torch.sparse_coo_tensor(
             total.indices(), shares, mine.shape, is_coalesced=True, check_invariants=False
         )
+    return total
+
+
+def _write(tensor: Tensor, total: Tensor, stream: CallStream | None) -> None:
     # As in `tensors`; and the tensor may be a leaf.
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        tensor.copy_(total.to(tensor.dtype))  # Not into detach(): its indices are its own.
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
+        if stream is None:
+            tensor.copy_(total.to(tensor.dtype))  # Not into detach(): its indices are its own.
+            return
+        # Its new indices and values belong to the stream that they are allocated on: the memory of
+        # another one would go to others there while the user's still works with it.
+        with stream.finishing():
+            tensor.copy_(total.to(tensor.dtype))
+    stream.synchronize()
 
 
 def _agree(comm: Communicator, mine: Tensor, timeout: float) -> list[int]:
