@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PATHS = {"auto": 0, "nccl": 1, "staged": 2, "nccl_in_hosts": 3}
 _ROOM = 1024  # Bytes that each rank's facts may take.
+_NAME_ROOM = 200  # Of them for the host's name.
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,10 @@ def agree(comm: Communicator, device: int | None, path: str, timeout: float | No
     try:
         facts = _facts(own)
     except DeviceError as error:
-        # The others wait, and hear it too; JSON may take six bytes a letter.
-        facts = str(error)[:150]
-    text = json.dumps(facts).encode()
+        facts = _shortened(str(error), _ROOM)  # The others wait, and hear it too.
+    text = _as_json(facts)
     mine = np.zeros(_ROOM, np.uint8)
-    mine[: len(text)] = np.frombuffer(text[:_ROOM], np.uint8)
+    mine[: len(text)] = np.frombuffer(text, np.uint8)
     gathered = comm.all_gather(mine, timeout=timeout)
     every = [json.loads(bytes(row).rstrip(b"\0")) for row in gathered]
     for rank, told in enumerate(every):
@@ -85,17 +86,38 @@ def _usual_device(local_rank: int) -> int | None:
 
 
 def _facts(device: int | None) -> list[Any]:
-    # NCCL's own name for a host, where somebody has given it one.
-    host = os.environ.get("NCCL_HOSTID") or f"{platform.node()} {_boot_id()}"[:200]
+    host = _host()
     if device is None:
         return [-1, host, "", 0, "no GPU"]
     bus_id = device_facts(device)["bus_id"]
     try:
         version, _ = nccl.find()
     except DeviceError as error:
-        return [device, host, bus_id, 0, str(error)[:300]]
+        return [device, host, bus_id, 0, _shortened(str(error), _ROOM // 2)]
     major, minor, patch = (int(part) for part in version.split(".")[:3])
     return [device, host, bus_id, major * 10000 + minor * 100 + patch, ""]
+
+
+def _host() -> str:
+    """Return the host's name among the ranks: as it is, or what stands for it where that is odd."""
+    # NCCL's own name for a host, where somebody has given it one.
+    name = os.environ.get("NCCL_HOSTID") or f"{platform.node()} {_boot_id()}"
+    if len(name) <= _NAME_ROOM and name.isascii() and name.isprintable():
+        return name
+    # Not cut: what comes later may be what tells hosts from each other.
+    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def _shortened(text: str, room: int) -> str:
+    """Return as much of a text as takes no more than ``room`` bytes in JSON."""
+    text = text.encode(errors="replace")[:room].decode(errors="ignore")
+    while len(_as_json(text)) > room:
+        text = text[:-1]
+    return text
+
+
+def _as_json(facts: Any) -> bytes:
+    return json.dumps(facts, ensure_ascii=False).encode()
 
 
 def _boot_id() -> str:

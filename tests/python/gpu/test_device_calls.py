@@ -368,28 +368,3 @@ def test_a_lost_rank_comes_out_of_wait(
         x.to_numpy()  # No stream hangs.
 
     world.run(run)
-
-
-def test_a_rank_that_is_told_a_device_that_is_not_there_is_named_on_every_rank(
-    world: GetWorld, transport: str
-) -> None:
-    for wrong in (99, -1):
-        with pytest.raises(gr.DeviceError, match=f"there is no CUDA device {wrong};"):
-            gr.gpu.device_facts(wrong)
-        errors = world(SIZE, transport).errors(
-            lambda comm, wrong=wrong: comm.use_gpu(wrong if comm.rank == 1 else None)
-        )
-        for error in errors:
-            assert isinstance(error, gr.DeviceError)
-            assert f"rank 1: there is no CUDA device {wrong};" in str(error)
-
-
-def test_agreeing_on_gpus_ends_with_its_own_timeout(
-    fresh_world: Callable[..., ThreadWorld], transport: str
-) -> None:
-    def agree(comm: Any) -> None:
-        if comm.rank == 0:
-            with pytest.raises(gr.TimedOut, match=r"within its timeout of 0\.3 s"):
-                comm.use_gpu(timeout=0.3)
-
-    fresh_world(2, transport, timeout=5).run(agree)
