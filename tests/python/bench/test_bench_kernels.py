@@ -51,6 +51,14 @@ def test_kernels_are_measured_and_the_emulation_is_named(plugin: str, tmp_path: 
     assert set(document["staging_gbs"]) == {"down", "up", "both"}
 
 
+def test_any_device_can_be_measured(plugin: str) -> None:
+    done = bench(
+        "kernels", "--device", "1", "--size", "16K", "--tensors", "2", "--rows", "64", "--dim", "4",
+        "--rounds", "5", plugin=plugin,
+    )  # fmt: skip
+    assert report.EMULATED in done.stdout, done.stdout + done.stderr
+
+
 def test_a_device_that_is_not_here_is_told_in_one_line(tmp_path: Path) -> None:
     none = str(tmp_path / "none.so")
     done = bench("all_reduce", "--device", "cuda", "-n", "2", plugin=none)

@@ -93,7 +93,7 @@ class Bench:
     def copy_bandwidth(self) -> float:
         """Return the bytes per second, read and written, of copies within the device."""
         nbytes = 4 << 20 if self._is_emulated else 1 << 30
-        to, source = gpu.empty(nbytes // 4, device=self.device), gpu.empty(nbytes // 4)
+        to, source = [gpu.empty(nbytes // 4, device=self.device) for _ in range(2)]
         seconds = self.seconds(lambda _: to.copy_on_device(source, self.stream), 1)
         return 2 * nbytes / seconds
 
