@@ -42,9 +42,10 @@ class Road:
         """Bring arrays of one dtype to the host, one after another; waits for them."""
         cargo = Cargo(views)
         self.follow(views)
-        for view, address in cargo.places():
-            _core.gpu_copy(self.device, address, view.pointer, view.nbytes, self._stream.ptr)
-        self._stream.synchronize()
+        with cargo.block.in_copies(self.device, self._stream):
+            for view, address in cargo.places():
+                _core.gpu_copy(self.device, address, view.pointer, view.nbytes, self._stream.ptr)
+            self._stream.synchronize()
         return cargo
 
     def follow(self, views: Sequence[DeviceView]) -> None:
@@ -54,10 +55,11 @@ class Road:
 
     def up(self, cargo: Cargo) -> Event:
         """Send arrays back; returns at once, with the event that they have come."""
-        for view, address in cargo.places():
-            _core.gpu_copy(self.device, view.pointer, address, view.nbytes, self._stream.ptr)
-        came = Event(self.device).record(self._stream)
-        cargo.block.last_use = came
+        with cargo.block.in_copies(self.device, self._stream):
+            for view, address in cargo.places():
+                _core.gpu_copy(self.device, view.pointer, address, view.nbytes, self._stream.ptr)
+            came = Event(self.device).record(self._stream)
+            cargo.block.last_use = came
         return came
 
 

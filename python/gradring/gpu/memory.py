@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Array:
             )
         block = pinned.take(self.nbytes)
         block.array(_BYTES, self.nbytes)[...] = host.reshape(-1).view(np.uint8)
-        self._copy(self.pointer, block.address, stream)
+        self._copy(block, self.pointer, block.address, stream)
         return self
 
     def copy_on_device(self, other: Array, stream: Any = None) -> Array:
@@ -108,15 +109,16 @@ class Array:
     def to_numpy(self, stream: Any = None) -> Any:
         """Return the values, after what is on the stream now; waits for them."""
         block = pinned.take(self.nbytes)
-        self._copy(block.address, self.pointer, stream)
+        self._copy(block, block.address, self.pointer, stream)
         return block.array(_BYTES, self.nbytes).copy().view(self.dtype).reshape(self.shape)
 
-    def _copy(self, to: int, source: int, stream: Any) -> None:
+    def _copy(self, block: PinnedBlock, to: int, source: int, stream: Any) -> None:
         if self.nbytes == 0:
             return
         handle = stream_handle(stream) or LEGACY_STREAM
-        _core.gpu_copy(self.device, to, source, self.nbytes, handle)
-        _core.gpu_stream_synchronize(self.device, handle)
+        with block.in_copies(self.device, handle):
+            _core.gpu_copy(self.device, to, source, self.nbytes, handle)
+            _core.gpu_stream_synchronize(self.device, handle)
 
     def __repr__(self) -> str:
         """Say what it is, not what it holds."""
@@ -158,6 +160,16 @@ class PinnedBlock:
     def array(self, dtype: int, count: int) -> Any:
         """See it as elements of a dtype's code; the array keeps it on loan."""
         return np.asarray(_Exported(self, dtype, count))
+
+    @contextlib.contextmanager
+    def in_copies(self, device: int, stream: Any) -> Iterator[None]:
+        """Copy on a stream; left half-way, by Ctrl-C say, it is lent again only after that."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(DeviceError):  # Of a broken device nothing is under way.
+                self.last_use = Event(device).record(stream)
+            raise
 
     def __del__(self) -> None:
         """Give it back."""
