@@ -8,6 +8,7 @@ not send here.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ import numpy as np
 
 from gradring import _core
 from gradring.arrays.device_arrays import UNKNOWN_DEVICE, DeviceView
-from gradring.errors import Error
+from gradring.errors import DeviceError, Error
+from gradring.gpu.flights import left_behind
 from gradring.gpu.memory import PinnedBlock, pinned
 from gradring.gpu.runtime import Event, Stream, device_of, order
 
@@ -104,8 +106,10 @@ class Landing:
         self._pending = pending
         self._road = road
         self._cargo = cargo
+        self._views = [] if cargo is None else cargo.views
         self._came: Event | None = None
         self._lock = threading.RLock()  # A signal handler may ask while this thread has it.
+        left_behind.release()
 
     def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
         """Wait for the ranks; then for the result, or have a stream wait for that.
@@ -146,10 +150,23 @@ class Landing:
                 self._cargo = None
             return self._came
 
+    def __del__(self) -> None:
+        """Let go of the arrays, or leave them to a later call to let go of."""
+        came = self._came
+        if came is not None and not _has_passed(came):
+            left_behind.keep(functools.partial(_has_passed, came), self._views)
+
     @property
     def source(self) -> int:
         """Rank that sent a message; -1: none."""
         return -1 if self._pending is None else self._pending.source
+
+
+def _has_passed(event: Event) -> bool:
+    try:
+        return event.is_done()
+    except DeviceError:  # Of a broken device nothing is under way.
+        return True
 
 
 class CopiedCalls:

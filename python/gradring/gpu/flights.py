@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gradring import _core
@@ -56,8 +57,33 @@ class StagedFlight:
 # What is in a stream only when its turn has come, and says itself when its memory is free.
 LaunchedWork = _core.NcclWork | _core.HostsWork | _core.GpuCompressedWork
 
-# Guarded by the GIL: whose handle was dropped while a device was at their memory.
-_abandoned: list[tuple[LaunchedWork, Any]] = []
+
+class LeftBehind:
+    """Arrays that a device still works with although the handle of their call was dropped.
+
+    Handles go wherever the garbage collector runs, so that nothing here may need a lock.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is."""
+        self._all: deque[tuple[Callable[[], bool], Any]] = deque()
+
+    def keep(self, is_over: Callable[[], bool], arrays: Any) -> None:
+        """Hold arrays until ``is_over`` says so to `release`."""
+        self._all.append((is_over, arrays))
+
+    def release(self) -> None:
+        """Let go of what is over by now."""
+        for _ in range(len(self._all)):
+            try:
+                is_over, arrays = self._all.popleft()
+            except IndexError:  # Another thread does the same.
+                return
+            if not is_over():
+                self._all.append((is_over, arrays))
+
+
+left_behind = LeftBehind()
 
 
 class LaunchedFlight:
@@ -75,7 +101,7 @@ class LaunchedFlight:
         self._work = work
         self._views = views
         self._usual_timeout_ms = usual_timeout_ms
-        _abandoned[:] = [one for one in _abandoned if not one[0].is_over()]
+        left_behind.release()
 
     def wait(self, timeout_ms: int = -1, stream: int | None = None) -> None:
         """See `Flight.wait`."""
@@ -92,4 +118,4 @@ class LaunchedFlight:
     def __del__(self) -> None:
         """Let go of the arrays, or leave them to the next flight to let go of."""
         if not self._work.is_over():
-            _abandoned.append((self._work, self._views))
+            left_behind.keep(self._work.is_over, self._views)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gpu_places import PLACES, use_place
 from gradring import gpu
 from gradring.arrays.device_arrays import find
-from gradring.gpu.copied import Cargo, Road
+from gradring.gpu.copied import Cargo, Landing, Road
 from gradring.gpu.memory import pinned
 
 COUNT = 1 << 18
@@ -68,3 +69,20 @@ def test_memory_that_goes_up_is_lent_when_it_has_come() -> None:
     assert not came.is_done()
     assert pinned.take(BYTES).address != address
     came.synchronize()
+
+
+@pytest.mark.usefixtures("_place")
+def test_an_array_that_its_result_is_on_the_way_to_outlives_its_handle() -> None:
+    road, stream = Road(0), gpu.Stream()
+    x, _ballast = busy_array(stream)
+    view = find(x, "x", writes=True, stream=stream)
+    assert view is not None
+    road.follow([view])
+    landing = Landing(None, road, Cargo([view]))
+    assert not landing.done()
+    is_alive = weakref.ref(x)
+    del x, view, landing
+    assert is_alive() is not None
+    road._stream.synchronize()
+    Landing(None, road, None)  # Any later call.
+    assert is_alive() is None
