@@ -10,6 +10,7 @@ gradient is in its slot is asked of its address. Owned by `gradring.torch.gradie
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,10 @@ class Bucket:
     def travelling(self) -> Any:
         """The gradients as the core takes them."""
         return self.values.numpy()
+
+    def sending(self) -> contextlib.AbstractContextManager[None]:
+        """Be where the gradients have come, for what starts to send them."""
+        return contextlib.nullcontext()
 
     def keep_residual(self, earlier: Mapping[int, Any]) -> None:
         """Compress from now on; ``earlier`` are residuals to go on from, by parameter."""

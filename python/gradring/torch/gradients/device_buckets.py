@@ -7,6 +7,7 @@ kernel where Gradring has its plugin, else by torch's multi-tensor copies.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from gradring.torch.c10d.calls.streams import has_device_path
 from gradring.torch.gradients.buckets import Bucket
+from gradring.torch.gradients.gradient_streams import GradientStreams
 
 
 class DeviceBucket(Bucket):
@@ -30,6 +32,7 @@ class DeviceBucket(Bucket):
         self._late: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._weight = 1.0
         self._packer = Packer()
+        self._streams = GradientStreams(memory.device) if memory.is_cuda else None
         super().__init__(members, params, memory)
 
     def _take(self, memory: Any, count: int, wire_dtype: torch.dtype) -> None:
@@ -42,11 +45,22 @@ class DeviceBucket(Bucket):
         """What is reduced: a tensor."""
         return self.values
 
+    def sending(self) -> contextlib.AbstractContextManager[None]:
+        """See `Bucket.sending`."""
+        return contextlib.nullcontext() if self._streams is None else self._streams.sending()
+
+    def _fill(self, index: int, param: torch.Tensor, weight: float) -> None:
+        if self._streams is not None:
+            self._streams.see()
+        super()._fill(index, param, weight)
+
     def _copy(self, index: int, param: torch.Tensor, grad: torch.Tensor, weight: float) -> None:
         self._late.append((index, grad, param))
         self._weight = weight
 
     def _is_filled(self) -> None:
+        if self._streams is not None:
+            self._streams.join(grad for _, grad, _ in self._late)
         if not self._late:
             return
         late, self._late = self._late, []
@@ -62,6 +76,8 @@ class DeviceBucket(Bucket):
     def reset(self) -> None:
         """Wait for every gradient anew."""
         self._late.clear()
+        if self._streams is not None:
+            self._streams.forget()
         super().reset()
 
 

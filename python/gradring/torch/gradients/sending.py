@@ -59,17 +59,19 @@ class Sender:
         whole = bucket.buffer
         device = bucket.values.device if bucket.values.is_cuda else None
         if self._compress is not None:
-            self._start(
-                self._comm.average_compressed,
-                bucket.travelling,
-                self._total,
-                self._compress,
-                bucket.residual,
-                device=device,
-            )
+            with bucket.sending():
+                self._start(
+                    self._comm.average_compressed,
+                    bucket.travelling,
+                    self._total,
+                    self._compress,
+                    bucket.residual,
+                    device=device,
+                )
             whole = bucket.marks
         elif bucket.is_apart:
-            self._start(self._comm.all_reduce, bucket.travelling, device=device, async_op=True)
+            with bucket.sending():
+                self._start(self._comm.all_reduce, bucket.travelling, device=device, async_op=True)
             whole = bucket.marks
         self._start(self._comm.average_bucket, whole, self._total)
         self._count_bytes(bucket)
