@@ -62,7 +62,7 @@ def why_no_devices(plugin: object = "", **environ: str) -> str:
     return run(code, GRADRING_GPU_PLUGIN=str(plugin), **environ).strip()
 
 
-def compile_plugin(path: Path, *, abi: int = 1, driver: int = 13000, devices: int = 0) -> Path:
+def compile_plugin(path: Path, *, abi: int = 2, driver: int = 13000, devices: int = 0) -> Path:
     """Compile `PLUGIN`."""
     compiler = shutil.which("g++")
     if compiler is None:
