@@ -33,6 +33,7 @@ bool GpuLaunch::wait_until_launched(Millis time) {
 }
 
 void GpuLaunch::order(gpu::StreamView stream, const Work& work, Millis timeout) {
+  stream.refuse_capture();
   const Time deadline = Clock::now() + std::min(timeout, Millis{std::chrono::hours(24)});
   while (!wait_until_launched(limits::kSleepSlice)) {
     if (work.is_done()) break;
