@@ -86,7 +86,7 @@ TEST_CASE("who waits in the driver for a stream keeps nobody from what the strea
   if (!lane.waits_on_memory()) return;  // Without kernels no stream waits.
   const gpu::Stream user(lane.device(), false);
   const gpu::DeviceMemory memory(lane.device(), kSmallSlots.slot_bytes);
-  Request request;
+  collectives::Request request;
   request.count = 1000;
   const auto make = [&] {
     return lane.make_job(collectives::staged_rounds(request, 1024),
