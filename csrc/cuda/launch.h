@@ -10,7 +10,7 @@
 #if !defined(GRADRING_EMULATED)
 #include <cuda_runtime.h>
 
-#include "cuda/on_device.h"
+#include "cuda/runtime.h"
 
 // `name`: the block's dynamic shared memory, an array of `type`.
 #define GRADRING_DYNAMIC_SHARED(type, name)                     \

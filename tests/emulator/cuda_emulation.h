@@ -397,7 +397,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
 
 namespace gradring::cuda {
 
-// As csrc/cuda/on_device.h; threads have no contexts here.
+// As csrc/cuda/runtime.h; threads have no contexts here.
 class OnDevice {
  public:
   explicit OnDevice(int device) : former_(std::exchange(emulator::device, device)) {}

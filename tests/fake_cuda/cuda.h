@@ -1,4 +1,4 @@
-// Of CUDA's driver API what csrc/cuda/runtime.cc and on_device.cc use: names and numbers are its.
+// Of CUDA's driver API what csrc/cuda/runtime.cc uses: names and numbers are its.
 // Found before CUDA's own by gradring_cuda_entries alone.
 #pragma once
 

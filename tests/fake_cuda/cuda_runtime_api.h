@@ -1,4 +1,4 @@
-// Of CUDA's runtime API what csrc/cuda/runtime.cc and on_device.cc use: names and numbers are its.
+// Of CUDA's runtime API what csrc/cuda/runtime.cc uses: names and numbers are its.
 #pragma once
 
 #include <cstddef>
