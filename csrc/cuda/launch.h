@@ -10,6 +10,8 @@
 #if !defined(GRADRING_EMULATED)
 #include <cuda_runtime.h>
 
+#include "cuda/runtime.h"
+
 // `name`: the block's dynamic shared memory, an array of `type`.
 #define GRADRING_DYNAMIC_SHARED(type, name)                     \
   extern __shared__ __align__(16) unsigned char name##_bytes[]; \
@@ -29,31 +31,9 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t shared_
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+  return code_of(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
 }
 #endif
-
-// Makes `device` the calling thread's, and the former one again at the end.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    error_ = cudaGetDevice(&former_);
-    is_other_ = error_ == cudaSuccess && former_ != device;
-    if (is_other_) error_ = cudaSetDevice(device);
-  }
-  ~OnDevice() {
-    if (is_other_) cudaSetDevice(former_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  int error() const { return error_; }  // Not 0: do not launch.
-
- private:
-  cudaError_t error_ = cudaSuccess;
-  int former_ = 0;
-  bool is_other_ = false;
-};
 
 // Blocks that fill the device once, at `blocks_per_multiprocessor`; at most `wanted`, at least 1.
 inline unsigned resident_blocks(int device, unsigned blocks_per_multiprocessor,

@@ -6,13 +6,15 @@
 
 namespace gradring::cuda {
 
-// 0, or the driver's code of the first that failed.
+// 0, or the driver's code of the first that failed. A device that the build has no code for is told
+// by that: what is returned here is not to be found again by who asks cudaGetLastError next.
 template <typename... Kernels>
 int load_kernels(Kernels... kernels) {
   cudaFuncAttributes attributes;
   int error = 0;
   ((error = error != 0 ? error : static_cast<int>(cudaFuncGetAttributes(&attributes, kernels))),
    ...);
+  if (error != 0) static_cast<void>(cudaGetLastError());
   return error;
 }
 

@@ -7,107 +7,55 @@
 #include <cstdio>
 #include <string_view>
 
+#include "cuda/runtime.h"
 #include "cuda/tables.h"
 
 namespace gradring::cuda {
 namespace {
 
-// An error that is returned is not to be found again by whoever asks cudaGetLastError next.
-int code_of(cudaError_t error) {
-  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
-  return static_cast<int>(error);
-}
-int code_of(CUresult result) {
-  return static_cast<int>(result);
-}  // The numbers are shared.
-
-// What the runtime has no function for, taken from the driver by name: nothing to link, and a
-// machine without a driver answers with an error.
-template <typename Function>
-class DriverCall {
- public:
-  DriverCall(const char* name, unsigned int version) {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-    error_ = cudaGetDriverEntryPointByVersion(name, &entry, version, cudaEnableDefault, &found);
-#else
-    static_cast<void>(version);
-    error_ = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
-#endif
-    if (code_of(error_) == cudaSuccess && found != cudaDriverEntryPointSuccess)
-      error_ = cudaErrorSymbolNotFound;
-    if (error_ == cudaSuccess) call_ = reinterpret_cast<Function>(entry);
-  }
-  bool is_there() const { return call_ != nullptr; }
-
-  template <typename... Arguments>
-  int operator()(Arguments... arguments) const {
-    if (call_ == nullptr) return static_cast<int>(error_);
-    return code_of(call_(arguments...));
-  }
-
- private:
-  Function call_ = nullptr;
-  cudaError_t error_ = cudaSuccess;
-};
-
-struct Driver {
-  DriverCall<CUresult (*)(CUcontext*)> get_context{"cuCtxGetCurrent", 4000};
-  DriverCall<CUresult (*)(CUcontext)> set_context{"cuCtxSetCurrent", 4000};
-  DriverCall<CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int)> wait_value{
-      "cuStreamWaitValue32", 12000};
-  DriverCall<CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int)> write_value{
-      "cuStreamWriteValue32", 12000};
-};
-
-const Driver& driver() {
-  static const Driver found;
-  return found;
-}
-
 // The device some entry was last called for: calls that name none must not open a context on
 // device 0, hundreds of megabytes, where this process uses another one.
 std::atomic<int> recent_device{0};
 
-// Makes `device` the calling thread's, and its context what it was before in the end. A thread that
-// had no context has none again.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    error_ = driver().get_context(&before_);
-    if (error_ == 0) enter(device);
-  }
-  // Any device will do: the thread's own, else the one that this process uses.
-  OnDevice() {
-    error_ = driver().get_context(&before_);
-    if (error_ == 0 && before_ == nullptr) enter(recent_device.load(std::memory_order_relaxed));
-  }
-  ~OnDevice() {
-    if (has_changed_) static_cast<void>(driver().set_context(before_));
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+}  // namespace
 
-  // 0, or why `call` was not made, or what came of it.
-  template <typename Call>
-  int run(Call call) const {
-    return error_ != 0 ? error_ : code_of(call());
-  }
+OnDevice::OnDevice(int device) {
+  error_ = driver().get_context(&before_);
+  if (error_ == 0) enter(device);
+  leave_captures_alone();
+}
 
- private:
-  void enter(int device) {
-    int current = -1;
-    if (before_ != nullptr && cudaGetDevice(&current) == cudaSuccess && current == device) return;
+OnDevice::OnDevice() {
+  error_ = driver().get_context(&before_);
+  if (error_ == 0 && before_ == nullptr) enter(recent_device.load(std::memory_order_relaxed));
+  leave_captures_alone();
+}
+
+OnDevice::~OnDevice() {
+  if (has_changed_mode_) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_));
+  if (has_changed_) static_cast<void>(driver().set_context(before_));
+}
+
+void OnDevice::enter(int device) {
+  int current = -1;
+  const bool is_here =
+      before_ != nullptr && cudaGetDevice(&current) == cudaSuccess && current == device;
+  if (!is_here) {
     has_changed_ = true;
     error_ = code_of(cudaSetDevice(device));
-    if (error_ == 0) recent_device.store(device, std::memory_order_relaxed);
   }
+  if (error_ == 0) recent_device.store(device, std::memory_order_relaxed);
+}
 
-  CUcontext before_ = nullptr;
-  bool has_changed_ = false;
-  int error_ = 0;
-};
+// While any thread captures a graph in the usual mode, queries and allocations of all threads spoil
+// the capture, and fail. What is called here never belongs to a capture that it could harm. Needs a
+// device: without one the runtime would open device 0.
+void OnDevice::leave_captures_alone() {
+  if (error_ == 0)
+    has_changed_mode_ = code_of(cudaThreadExchangeStreamCaptureMode(&mode_)) == cudaSuccess;
+}
+
+namespace {
 
 cudaStream_t stream_of(gradring_stream stream) {
   return static_cast<cudaStream_t>(stream);
@@ -116,9 +64,11 @@ cudaEvent_t event_of(gradring_event event) {
   return static_cast<cudaEvent_t>(event);
 }
 
-int readiness_of(cudaError_t error) {
-  const int code = code_of(error);
-  return error == cudaErrorNotReady ? static_cast<int>(GRADRING_GPU_NOT_READY) : code;
+// Whether what `query` asks for is done.
+template <typename Query>
+int readiness_of(const OnDevice& on, Query query) {
+  const int code = on.run(query);
+  return code == cudaErrorNotReady ? static_cast<int>(GRADRING_GPU_NOT_READY) : code;
 }
 
 int device_count(int* count) {
@@ -222,9 +172,7 @@ int stream_destroy(int device, gradring_stream stream) {
 }
 
 int stream_query(int device, gradring_stream stream) {
-  const OnDevice on(device);
-  const int code = on.run([] { return cudaSuccess; });
-  return code != 0 ? code : readiness_of(cudaStreamQuery(stream_of(stream)));
+  return readiness_of(OnDevice(device), [&] { return cudaStreamQuery(stream_of(stream)); });
 }
 
 int stream_synchronize(int device, gradring_stream stream) {
@@ -249,16 +197,17 @@ int event_record(int device, gradring_event event, gradring_stream stream) {
   return OnDevice(device).run([&] { return cudaEventRecord(event_of(event), stream_of(stream)); });
 }
 
+// These three know their device from the event, but a thread without any gets device 0 from them.
 int event_query(gradring_event event) {
-  return readiness_of(cudaEventQuery(event_of(event)));
+  return readiness_of(OnDevice(), [&] { return cudaEventQuery(event_of(event)); });
 }
 
 int event_synchronize(gradring_event event) {
-  return code_of(cudaEventSynchronize(event_of(event)));
+  return OnDevice().run([&] { return cudaEventSynchronize(event_of(event)); });
 }
 
 int event_elapsed_ms(gradring_event from, gradring_event to, float* ms) {
-  return code_of(cudaEventElapsedTime(ms, event_of(from), event_of(to)));
+  return OnDevice().run([&] { return cudaEventElapsedTime(ms, event_of(from), event_of(to)); });
 }
 
 int stream_wait_event(int device, gradring_stream stream, gradring_event event) {
@@ -292,6 +241,17 @@ int stream_write_value(int device, gradring_stream stream, uint32_t* word, uint3
   if (code != 0) return code;
   return driver().write_value(stream_of(stream), address, value,
                               static_cast<unsigned int>(CU_STREAM_WRITE_VALUE_DEFAULT));
+}
+
+// Also what would be in a capture's way: the legacy default stream while a stream captures that
+// waits for it.
+int stream_is_capturing(int device, gradring_stream stream, int* is_capturing) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const int code =
+      OnDevice(device).run([&] { return cudaStreamIsCapturing(stream_of(stream), &status); });
+  const bool is_in_the_way = code == cudaErrorStreamCaptureImplicit;
+  *is_capturing = is_in_the_way || status != cudaStreamCaptureStatusNone ? 1 : 0;
+  return is_in_the_way ? 0 : code;
 }
 
 int copy(int device, void* to, const void* from, size_t bytes, gradring_stream stream) {
@@ -332,6 +292,7 @@ const gradring_gpu_runtime kRuntime = {
     .copy = &copy,
     .fill = &fill,
     .use_device = &use_device,
+    .stream_is_capturing = &stream_is_capturing,
 };
 
 const char* error_text(int code) {

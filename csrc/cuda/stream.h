@@ -42,7 +42,9 @@ class Preload {
   template <typename... Params>
   void add(void (*kernel)(Params...)) {
     cudaFuncAttributes attributes;
-    if (kernel != nullptr && error_ == 0) error_ = cudaFuncGetAttributes(&attributes, kernel);
+    if (kernel == nullptr || error_ != 0) return;
+    error_ = cudaFuncGetAttributes(&attributes, kernel);
+    if (error_ != 0) static_cast<void>(cudaGetLastError());  // As in preload.h.
   }
   int error() const { return error_; }
 

@@ -17,7 +17,7 @@ extern "C" {
 typedef void* gradring_stream;  // cudaStream_t. 1: legacy default, 2: per-thread default.
 typedef void* gradring_event;   // cudaEvent_t.
 
-enum { GRADRING_GPU_ABI = 1 };
+enum { GRADRING_GPU_ABI = 2 };
 
 // What an entry returns where it is not one of the driver's own codes (which are positive).
 enum {
@@ -80,6 +80,10 @@ struct gradring_gpu_runtime {
   // Makes `device` the calling thread's own, and leaves it so: for libraries that go by that
   // (NCCL).
   int (*use_device)(int device);
+
+  // 1 while a CUDA graph is captured from the stream, or from another that would wait for it: what
+  // is put into it would go into the graph, or spoil it.
+  int (*stream_is_capturing)(int device, gradring_stream stream, int* is_capturing);
 };
 
 struct gradring_gpu_api {

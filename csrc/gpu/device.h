@@ -18,6 +18,11 @@ class Device {
   int index() const { return index_; }
   const gradring_device_facts& facts() const { return facts_; }
   bool can_wait_on_memory() const { return facts_.can_wait_on_memory != 0; }
+  // Whether the plugin has kernels that move between tensors and buckets, compiled for this device.
+  // Brings them to it.
+  bool has_streaming() const;
+  // The same of codecs.
+  bool has_codecs() const;
 
   // Throws DeviceError "GPU 1 (its name) could not <what>: <the driver's text>" unless code is 0.
   void check(int code, const char* what) const {

@@ -29,17 +29,28 @@ PinnedPool::PinnedPool(const Device& device, std::size_t slot_bytes, std::size_t
     : device_(device), slot_bytes_(slot_bytes), most_slots_(bound_bytes / slot_bytes) {}
 
 std::byte* PinnedPool::take() {
-  const std::lock_guard lock(mutex_);
-  if (free_.empty()) {
-    if (memory_.size() >= most_slots_)
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      std::byte* const slot = free_.back();
+      free_.pop_back();
+      return slot;
+    }
+    if (slots_ >= most_slots_)
       throw DeviceError(str("all ", most_slots_, " slots of ", slot_bytes_,
                             " bytes of pinned host memory are in use"));
-    memory_.push_back(std::make_unique<PinnedMemory>(device_, slot_bytes_));
-    return memory_.back()->data();
+    ++slots_;
   }
-  std::byte* const slot = free_.back();
-  free_.pop_back();
-  return slot;
+  // Without the lock: it may wait for the device, and that for who gives a slot back.
+  try {
+    auto made = std::make_unique<PinnedMemory>(device_, slot_bytes_);
+    const std::lock_guard lock(mutex_);
+    return memory_.emplace_back(std::move(made))->data();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    --slots_;
+    throw;
+  }
 }
 
 void PinnedPool::give_back(std::byte* slot) {

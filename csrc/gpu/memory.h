@@ -61,7 +61,8 @@ class PinnedPool {
   const Device& device_;
   const std::size_t slot_bytes_;
   const std::size_t most_slots_;
-  mutable std::mutex mutex_;  // Guards the rest.
+  mutable std::mutex mutex_;  // Guards the rest; not held while the driver is called.
+  std::size_t slots_ = 0;     // With those that are being made.
   std::vector<std::unique_ptr<PinnedMemory>> memory_;
   std::vector<std::byte*> free_;
 };

@@ -18,6 +18,9 @@ using nccl::Result;
 // How long an abort may keep its caller: kernels see the flag within microseconds, but a driver in
 // trouble may never answer.
 constexpr Millis kAbortTime{5000};
+// How long a goodbye may take: the others of a host have to say it, too.
+constexpr Millis kGoodbyeTime{2000};
+constexpr Millis kGoodbyeNap{1};
 
 bool is_float(DType dtype) {
   return dtype == DType::kFloat64 || dtype == DType::kFloat32 || is_half(dtype);
@@ -63,6 +66,19 @@ std::optional<nccl::RedOp> operator_of(DType dtype, ReduceOp op) {
     case ReduceOp::kBxor: break;
   }
   return std::nullopt;
+}
+
+// Whether NCCL has sent all that it had, and heard that the others of this host leave too.
+bool says_goodbye(const nccl::Functions& call, nccl::Comm comm) {
+  const Time deadline = Clock::now() + kGoodbyeTime;
+  Result state = call.CommFinalize(comm);
+  if (state != Result::kSuccess && state != Result::kInProgress) return false;
+  while (call.CommGetAsyncError(comm, &state) == Result::kSuccess) {
+    if (state != Result::kInProgress) return state == Result::kSuccess;
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kGoodbyeNap);
+  }
+  return false;
 }
 
 }  // namespace
@@ -174,21 +190,38 @@ void NcclCommunicator::finish() {
   handle_->is_finishing = true;
 }
 
-void NcclCommunicator::abort() noexcept try {
+// What is given up is ended by a thread of its own, which may get stuck in NCCL.
+void NcclCommunicator::end(const char* what, Millis time,
+                           std::function<void(nccl::Comm)> how) noexcept try {
   const auto handle = handle_;
   std::unique_lock lock(handle->mutex);
   if (std::exchange(handle->is_given_up, true) || handle->comm == nullptr) return;
-  const nccl::Comm comm = handle->comm;
-  std::thread([handle, comm, abort = library_.call.CommAbort] {
-    abort(comm);
+  const auto* runtime = devices().runtime;
+  std::thread([handle, comm = handle->comm, device = place_.device, runtime, how] {
+    static_cast<void>(runtime->use_device(device));  // NCCL would get device 0.
+    how(comm);
     const std::lock_guard done(handle->mutex);
     handle->comm = nullptr;
     handle->changed.notify_all();
   }).detach();
-  if (!handle->changed.wait_for(lock, kAbortTime, [&] { return handle->comm == nullptr; }))
-    log_warning(place_.rank, "ncclCommAbort does not return; its kernels may still run");
+  if (!handle->changed.wait_for(lock, time, [&] { return handle->comm == nullptr; }))
+    log_warning(place_.rank, str(what, " does not return; its kernels may still run"));
 } catch (...) {
   // No memory for a thread: nothing more can be done for it.
+}
+
+void NcclCommunicator::abort() noexcept {
+  end("ncclCommAbort", kAbortTime, library_.call.CommAbort);
+}
+
+void NcclCommunicator::leave() noexcept {
+  {
+    const std::lock_guard lock(handle_->mutex);
+    if (!handle_->is_settled) return;
+  }
+  end("ncclCommFinalize", kGoodbyeTime + kAbortTime, [call = library_.call](nccl::Comm comm) {
+    says_goodbye(call, comm) ? call.CommDestroy(comm) : call.CommAbort(comm);
+  });
 }
 
 template <typename Calls>

@@ -6,11 +6,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/call.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "gpu/api.h"
 #include "gpu/nccl_library.h"
@@ -59,7 +61,7 @@ class NcclCommunicator {
   // Begins to split `parent`, whose settle() tells when that is over. Every rank calls it, with a
   // color from 0, or with -1 to be in no part.
   NcclCommunicator(NcclCommunicator& parent, int color, const NcclPlace& place);
-  ~NcclCommunicator();  // Aborts unless finish() was settled.
+  ~NcclCommunicator();  // Aborts unless finish() was settled, or leave() called.
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
@@ -69,6 +71,10 @@ class NcclCommunicator {
   void start(const NcclCall& call, gradring_stream stream);
   // Says goodbye; when it is settled, nothing is left to abort.
   void finish();
+  // The last call, where nothing has failed: what has been started reaches the others, though none
+  // of them may be there to hear it: aborts when two seconds have passed. In bounded time. Aborts
+  // nothing, and says nothing, where the last settle() was not true.
+  void leave() noexcept;
   // Ends everything that is under way on this rank, in bounded time.
   void abort() noexcept;
 
@@ -79,6 +85,7 @@ class NcclCommunicator {
 
   nccl::Comm comm() const;
   void check(nccl::Result result, const char* what);
+  void end(const char* what, Millis time, std::function<void(nccl::Comm)> how) noexcept;
   void reduce(const NcclCall& call, nccl::RedOp op, gradring_stream stream);
   void scatter_parts(const NcclCall& call, nccl::RedOp op, gradring_stream stream);
   void gather_parts(const NcclCall& call, gradring_stream stream);

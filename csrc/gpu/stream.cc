@@ -1,5 +1,7 @@
 #include "gpu/stream.h"
 
+#include "base/error.h"
+
 namespace gradring::gpu {
 namespace {
 
@@ -79,6 +81,17 @@ bool StreamView::is_idle() const {
 void StreamView::synchronize() const {
   device_->check(device_->runtime().stream_synchronize(device_->index(), stream_),
                  "do what is in a stream");
+}
+
+void StreamView::refuse_capture() const {
+  int is_capturing = 0;
+  device_->check(device_->runtime().stream_is_capturing(device_->index(), stream_, &is_capturing),
+                 "tell whether a stream is captured");
+  if (is_capturing != 0)
+    throw InvalidArgument(
+        str("a CUDA graph is being captured from the stream of this call on GPU ", device_->index(),
+            ": what other ranks take part in cannot be captured; call it before or after the "
+            "capture, or give stream= one that is not captured"));
 }
 
 Stream::Stream(const Device& device, bool is_urgent)

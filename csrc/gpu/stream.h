@@ -54,6 +54,9 @@ class StreamView {
   void fill(void* to, int value, std::size_t bytes) const;
   bool is_idle() const;
   void synchronize() const;
+  // Throws InvalidArgument while a CUDA graph is captured from the stream: calls to other ranks
+  // cannot be part of one, and would spoil it.
+  void refuse_capture() const;
 
  protected:
   const Device* device_;

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "emulator/block.h"
 
@@ -368,14 +369,6 @@ namespace gradring::emulator {
 inline thread_local int device = 0;  // The calling thread's.
 }
 
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = gradring::emulator::device;
-  return cudaSuccess;
-}
-inline cudaError_t cudaSetDevice(int device) {
-  gradring::emulator::device = device;
-  return cudaSuccess;
-}
 // Few, so that grids are smaller than the work.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = 3;
@@ -403,6 +396,20 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
 }
 
 namespace gradring::cuda {
+
+// As csrc/cuda/runtime.h; threads have no contexts here.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : former_(std::exchange(emulator::device, device)) {}
+  ~OnDevice() { emulator::device = former_; }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  int error() const { return cudaSuccess; }
+
+ private:
+  const int former_;
+};
 
 // As csrc/cuda/launch.h. Arguments are copied when the launch is enqueued, as CUDA does.
 template <typename... Params, typename... Args>

@@ -32,6 +32,11 @@ int gradring_emulated_enqueue(int device, gradring_stream stream, void (*body)(v
   return gradring::emulated::enqueue(device, stream, [body, data] { body(data); });
 }
 
+void gradring_emulated_capture(int device, gradring_stream stream, int is_captured) {
+  if (const auto queue = gradring::emulated::machine().find(device, stream))
+    queue->set_captured(is_captured != 0);
+}
+
 int gradring_emulated_device_in_use(void) {
   return gradring::emulated::device_in_use();
 }

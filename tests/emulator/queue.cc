@@ -9,6 +9,9 @@ namespace {
 std::atomic<std::uint64_t> all_pushed{0};
 std::atomic<std::uint64_t> all_done{0};
 
+// Whoever waits longer for room in a stream waits for ever: a test is to say so, and to end.
+constexpr std::chrono::seconds kLongestWait{10};
+
 }  // namespace
 
 void Marker::pass() {
@@ -36,8 +39,11 @@ Time Marker::time() const {
 Queue::Queue(int device, std::uint64_t seed, std::chrono::microseconds longest_delay)
     : device_(device), longest_delay_(longest_delay), random_(seed) {}
 
-void Queue::push(std::function<void()> body) {
-  const std::lock_guard lock(mutex_);
+bool Queue::push(std::function<void()> body) {
+  std::unique_lock lock(mutex_);
+  if (is_captured_ ||
+      !changed_.wait_for(lock, kLongestWait, [&] { return waiting_.size() < kStreamRoom; }))
+    return false;
   waiting_.push_back(std::move(body));
   ++pushed_;
   ++all_pushed;
@@ -47,6 +53,17 @@ void Queue::push(std::function<void()> body) {
     std::thread([self = shared_from_this()] { self->run(); }).detach();
   }
   changed_.notify_all();
+  return true;
+}
+
+void Queue::set_captured(bool is_captured) {
+  const std::lock_guard lock(mutex_);
+  is_captured_ = is_captured;
+}
+
+bool Queue::is_captured() const {
+  const std::lock_guard lock(mutex_);
+  return is_captured_;
 }
 
 bool Queue::is_idle() const {

@@ -30,12 +30,19 @@ class Marker {
   Time time_{};
 };
 
+// As many pieces of work as a real stream has room for: who brings more has to wait.
+inline constexpr std::size_t kStreamRoom = 1024;
+
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   Queue(int device, std::uint64_t seed, std::chrono::microseconds longest_delay);
 
   int device() const { return device_; }
-  void push(std::function<void()> body);
+  // Where it is full, after what is in it has gone on. False: that took too long, or it is
+  // captured.
+  bool push(std::function<void()> body);
+  void set_captured(bool is_captured);
+  bool is_captured() const;
   bool is_idle() const;
   void wait_until_idle() const;  // For all that was pushed before the call.
   // No more comes: the thread ends when the rest is done. Does not wait for it.
@@ -55,6 +62,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::uint64_t pushed_ = 0;
   std::uint64_t finished_ = 0;
   bool is_closed_ = false;
+  bool is_captured_ = false;
   bool has_thread_ = false;
   std::mt19937_64 random_;  // Used by the thread alone.
 };

@@ -124,6 +124,14 @@ int event_destroy(int, gradring_event event) {
   return machine().destroy_event(event) ? static_cast<int>(GRADRING_GPU_OK) : kInvalidHandle;
 }
 
+// A capture takes what is put into its stream for its own, and a stream that is full for good holds
+// its caller up for good.
+int put(Queue& queue, std::function<void()> body) {
+  if (queue.push(std::move(body))) return GRADRING_GPU_OK;
+  return machine().fault(queue.is_captured() ? "put into a stream that a graph is captured from"
+                                             : "a stream is full, and nobody has it go on");
+}
+
 int event_record(int device, gradring_event handle, gradring_stream stream) {
   if (const int code = machine().check("event_record", device)) return code;
   const auto event = machine().find(handle);
@@ -134,8 +142,7 @@ int event_record(int device, gradring_event handle, gradring_stream stream) {
     const std::lock_guard lock(event->mutex);
     event->recorded = marker;
   }
-  queue->push([marker] { marker->pass(); });
-  return GRADRING_GPU_OK;
+  return put(*queue, [marker] { marker->pass(); });
 }
 
 int event_query(gradring_event handle) {
@@ -170,8 +177,8 @@ int stream_wait_event(int device, gradring_stream stream, gradring_event handle)
   const auto event = machine().find(handle);
   const auto queue = machine().find(device, stream);
   if (!event || !queue) return kInvalidHandle;
-  if (auto marker = event->marker()) queue->push([marker] { marker->wait(); });
-  return GRADRING_GPU_OK;
+  const auto marker = event->marker();
+  return marker ? put(*queue, [marker] { marker->wait(); }) : GRADRING_GPU_OK;
 }
 
 bool is_word(const std::uint32_t* word) {
@@ -200,8 +207,7 @@ int stream_wait_value(int device, gradring_stream stream, std::uint32_t* word,
   const auto queue = machine().find(device, stream);
   if (!queue) return kInvalidHandle;
   if (!machine().settings.can_wait_on_memory || !is_word(word)) return GRADRING_GPU_BAD_CALL;
-  queue->push([word, value] { await_value(word, value); });
-  return GRADRING_GPU_OK;
+  return put(*queue, [word, value] { await_value(word, value); });
 }
 
 int stream_write_value(int device, gradring_stream stream, std::uint32_t* word,
@@ -210,13 +216,12 @@ int stream_write_value(int device, gradring_stream stream, std::uint32_t* word,
   const auto queue = machine().find(device, stream);
   if (!queue) return kInvalidHandle;
   if (!machine().settings.can_wait_on_memory || !is_word(word)) return GRADRING_GPU_BAD_CALL;
-  queue->push([word, value] {
+  return put(*queue, [word, value] {
     if (is_word(word))
       std::atomic_ref<std::uint32_t>(*word).store(value, std::memory_order_release);
     else
       machine().fault("stream_write_value: the word was freed before its turn came");
   });
-  return GRADRING_GPU_OK;
 }
 
 // Now, or when its turn has come: true where the memory is fit to be used.
@@ -231,14 +236,13 @@ int copy(int device, void* to, const void* from, std::size_t bytes, gradring_str
   const auto queue = machine().find(device, stream);
   if (!queue) return kInvalidHandle;
   if (!is_fit(from, bytes, "copy from") || !is_fit(to, bytes, "copy to")) return kIllegalAddress;
-  queue->push([=] {
+  return put(*queue, [=] {
     if (!is_fit(from, bytes, "copy from, when its turn came") ||
         !is_fit(to, bytes, "copy to, when its turn came"))
       return;
     std::memmove(to, from, bytes);
     machine().note_copied(bytes);
   });
-  return GRADRING_GPU_OK;
 }
 
 int fill(int device, void* to, int value, std::size_t bytes, gradring_stream stream) {
@@ -246,10 +250,9 @@ int fill(int device, void* to, int value, std::size_t bytes, gradring_stream str
   const auto queue = machine().find(device, stream);
   if (!queue) return kInvalidHandle;
   if (!is_fit(to, bytes, "fill")) return kIllegalAddress;
-  queue->push([=] {
+  return put(*queue, [=] {
     if (is_fit(to, bytes, "fill, when its turn came")) std::memset(to, value, bytes);
   });
-  return GRADRING_GPU_OK;
 }
 
 thread_local int in_use = -1;  // Nothing here goes by it; what stands for NCCL does.
@@ -258,6 +261,15 @@ int use_device(int device) {
   const int code = machine().check("use_device", device);
   if (code == GRADRING_GPU_OK) in_use = device;
   return code;
+}
+
+int stream_is_capturing(int device, gradring_stream stream, int* is_capturing) {
+  *is_capturing = 0;
+  if (const int code = machine().check("stream_is_capturing", device)) return code;
+  const auto queue = machine().find(device, stream);
+  if (!queue) return kInvalidHandle;
+  *is_capturing = queue->is_captured() ? 1 : 0;
+  return GRADRING_GPU_OK;
 }
 
 }  // namespace
@@ -289,6 +301,7 @@ const gradring_gpu_runtime kRuntime = {
     .copy = copy,
     .fill = fill,
     .use_device = use_device,
+    .stream_is_capturing = stream_is_capturing,
 };
 
 const char* error_text(int code) {
@@ -312,14 +325,13 @@ int enqueue(int device, gradring_stream stream, std::function<void()> body) {
   if (const int code = machine().check("launch", device)) return code;
   const auto queue = machine().find(device, stream);
   if (!queue) return kInvalidHandle;
-  queue->push([body = std::move(body)] {
+  return put(*queue, [body = std::move(body)] {
     try {
       body();
     } catch (const std::exception& error) {
       machine().fault(error.what());
     }
   });
-  return GRADRING_GPU_OK;
 }
 
 int device_in_use() {

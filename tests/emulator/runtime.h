@@ -41,6 +41,10 @@ GRADRING_EMULATED_EXPORT void gradring_emulated_fail(const char* entry, int call
 // another library's kernels gets into the device's streams. 0, or what is wrong with the stream.
 GRADRING_EMULATED_EXPORT int gradring_emulated_enqueue(int device, gradring_stream stream,
                                                        void (*body)(void*), void* data);
+// From now on a CUDA graph is captured from the stream, or no more: what a call would put into it
+// is a fault of the device.
+GRADRING_EMULATED_EXPORT void gradring_emulated_capture(int device, gradring_stream stream,
+                                                        int is_captured);
 // The device that the calling thread has made its own; -1: none.
 GRADRING_EMULATED_EXPORT int gradring_emulated_device_in_use(void);
 

@@ -81,6 +81,9 @@ Comm& use(Comm* comm, const char* name, bool may_be_busy = false) {
     const std::lock_guard lock(mutex);
     if (alive.count(comm) == 0) die(std::string(name) + " on a communicator that is no more");
   }
+  // What it then asks of the device would open device 0, which may be another rank's.
+  if (device_in_use() != comm->device)
+    die(std::string(name) + " on a thread that has not the communicator's device");
   if (!may_be_busy && comm->state.load() == Result::kInProgress)
     die(std::string(name) + " while another call is in progress");
   return *comm;

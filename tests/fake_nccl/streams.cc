@@ -151,6 +151,11 @@ int stream_wait_event(int, gradring_stream stream, gradring_event event) {
   return 0;
 }
 
+int stream_is_capturing(int, gradring_stream, int* is_capturing) {
+  *is_capturing = 0;
+  return 0;
+}
+
 const char* error_text(int code) {
   return code == kInvalidValue ? "invalid value" : "unknown";
 }
@@ -188,6 +193,7 @@ extern "C" __attribute__((visibility("default"))) const gradring_gpu_api* gradri
   runtime.event_record = &fake::event_record;
   runtime.event_query = &fake::event_query;
   runtime.stream_wait_event = &fake::stream_wait_event;
+  runtime.stream_is_capturing = &fake::stream_is_capturing;
   static gradring_gpu_api api = {};
   api.abi = GRADRING_GPU_ABI;
   api.bytes = sizeof(api);

@@ -47,12 +47,12 @@ struct PendingSum {
   Buffer divisor;
 };
 
-// Nothing where this rank's plugin lacks the codec's kernels.
+// Nothing where this rank's plugin lacks the codec's kernels for the device.
 std::optional<PendingSum> start_sum(PyGpuCompressed& self, const collectives::Compressed& wanted,
                                     const GpuCompressed::Place& place, const py::object& total,
                                     std::int64_t timeout_ms) {
   collectives::Compressed what = wanted;
-  if (!self.sums->knows(what)) return std::nullopt;
+  if (!self.sums->knows(what, place.device)) return std::nullopt;
   Buffer divisor;
   if (!total.is_none()) {
     divisor = Buffer(total, static_cast<int>(DType::kFloat64), false);

@@ -23,16 +23,21 @@ using collectives::NcclWork;
 using Parts = std::optional<std::vector<std::uint64_t>>;
 using NoGil = py::call_guard<WithoutGil>;
 
-NcclWork start_in_nccl(NcclRanks& self, std::uint8_t op, std::uintptr_t source,
-                       std::uintptr_t target, std::uint8_t dtype, std::uint64_t count,
-                       std::uintptr_t stream, std::uint8_t reduce_op, Rank root, Parts parts,
-                       Parts recv_parts, std::optional<double> factor, std::int64_t timeout_ms) {
+gpu::NcclCall nccl_call_of(std::uint8_t op, std::uint8_t dtype, std::uint8_t reduce_op) {
   if (op >= kOpKindCount || reduce_op >= kReduceOpCount || dtype >= kDTypeCount)
     throw InvalidArgument("unknown operation");
   gpu::NcclCall call;
   call.op = static_cast<OpKind>(op);
   call.dtype = static_cast<DType>(dtype);
   call.reduce_op = static_cast<ReduceOp>(reduce_op);
+  return call;
+}
+
+NcclWork start_in_nccl(NcclRanks& self, std::uint8_t op, std::uintptr_t source,
+                       std::uintptr_t target, std::uint8_t dtype, std::uint64_t count,
+                       std::uintptr_t stream, std::uint8_t reduce_op, Rank root, Parts parts,
+                       Parts recv_parts, std::optional<double> factor, std::int64_t timeout_ms) {
+  gpu::NcclCall call = nccl_call_of(op, dtype, reduce_op);
   call.root = root;
   call.count = count;
   if (parts) call.parts = std::move(*parts);
@@ -80,6 +85,12 @@ void register_gpu_nccl(py::module_& module) {
             return NcclRanks::join(ranks, device, timeout_of(ranks.timeout(), timeout_ms));
           },
           py::arg("communicator"), py::arg("device"), py::arg("timeout_ms") = -1, NoGil())
+      .def_static(
+          "knows",
+          [](std::uint8_t op, std::uint8_t dtype, std::uint8_t reduce_op) {
+            return gpu::nccl_knows(nccl_call_of(op, dtype, reduce_op));
+          },
+          py::arg("op"), py::arg("dtype"), py::arg("reduce_op") = 0)
       .def_property_readonly("rank", &NcclRanks::rank)
       .def_property_readonly("world_size", &NcclRanks::world_size)
       .def_property_readonly("device", &NcclRanks::device)

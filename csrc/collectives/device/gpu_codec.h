@@ -23,6 +23,11 @@ class GpuCodec {
 
   // Whether the plugin has this codec's kernels, for vectors of so many elements.
   static bool knows(const gradring_gpu_api& api, const kernels::Codec& codec, std::uint64_t count);
+  // Whether it is done by the streaming kernels.
+  static bool is_16_bit(const kernels::Codec& codec) {
+    return codec.kind == kernels::CodecKind::kBFloat16 ||
+           codec.kind == kernels::CodecKind::kFloat16;
+  }
 
   // `scratch`: scratch_bytes() for the longest vector that is encoded; of one stream at a time.
   GpuCodec(const gpu::Device& device, const kernels::Codec& codec)
@@ -52,10 +57,7 @@ class GpuCodec {
               gpu::StreamView stream) const;
 
  private:
-  bool is_16_bit() const {
-    return codec_.kind == kernels::CodecKind::kBFloat16 ||
-           codec_.kind == kernels::CodecKind::kFloat16;
-  }
+  bool is_16_bit() const { return is_16_bit(codec_); }
   void unpack(const std::byte* from, const Vector& vector, bool adds, gpu::StreamView stream) const;
   void desparsify(const std::byte* from, const Vector& vector, bool adds,
                   gpu::StreamView stream) const;

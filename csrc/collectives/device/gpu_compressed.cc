@@ -73,8 +73,21 @@ bool GpuCompressedWork::is_over() const {
   return work_->is_done() && job_->is_over();
 }
 
-bool GpuCompressed::knows(const Compressed& what) const {
-  return GpuCodec::knows(api_, what.codec, what.count);
+bool GpuCompressed::knows(const Compressed& what, int device) {
+  if (!GpuCodec::knows(api_, what.codec, what.count)) return false;
+  const Compiled compiled = compiled_for(device);
+  return compiled.codecs && (compiled.streaming || !GpuCodec::is_16_bit(what.codec));
+}
+
+// Asked once: it does not change.
+GpuCompressed::Compiled GpuCompressed::compiled_for(int device) {
+  const std::lock_guard lock(mutex_);
+  const auto [known, is_new] = compiled_.try_emplace(device);
+  if (is_new) {
+    const gpu::Device asked(api_, device);
+    known->second = {asked.has_streaming(), asked.has_codecs()};
+  }
+  return known->second;
 }
 
 std::shared_ptr<CompressedLane> GpuCompressed::lane(int device) {
@@ -86,7 +99,7 @@ std::shared_ptr<CompressedLane> GpuCompressed::lane(int device) {
 
 GpuCompressedWork GpuCompressed::submit(const Compressed& what, const Place& place,
                                         Millis timeout) {
-  GRADRING_ASSERT(knows(what));
+  GRADRING_ASSERT(knows(what, place.device));
   Call call;
   call.op = OpKind::kAllReduce;
   call.dtype = DType::kFloat32;
@@ -94,6 +107,8 @@ GpuCompressedWork GpuCompressed::submit(const Compressed& what, const Place& pla
   call.algorithm = step_of(StepOf::kAllReduceCompressed);
   ranks_->check_usable(call);
   const auto used = lane(place.device);
+  for (const gradring_stream stream : place.streams)
+    gpu::StreamView(used->device(), stream).refuse_capture();
   const CompressedLayout layout(what, ranks_->rank(), ranks_->world_size());
   auto job = used->make_job(what, layout);
   const auto turn = std::make_shared<JobsTurn>(used, job);

@@ -52,8 +52,8 @@ class GpuCompressed {
   GpuCompressed(std::shared_ptr<Communicator> ranks, const gradring_gpu_api& api)
       : ranks_(std::move(ranks)), api_(api) {}
 
-  // Whether this rank's plugin can; other ranks may do as they like.
-  bool knows(const Compressed& what) const;
+  // Whether this rank's plugin can, on this device; other ranks may do as they like.
+  bool knows(const Compressed& what, int device);
 
   struct Place {
     int device = 0;
@@ -64,11 +64,18 @@ class GpuCompressed {
   GpuCompressedWork submit(const Compressed& what, const Place& place, Millis timeout);
 
  private:
+  // What the plugin is compiled for.
+  struct Compiled {
+    bool streaming = false;
+    bool codecs = false;
+  };
+  Compiled compiled_for(int device);
   std::shared_ptr<CompressedLane> lane(int device);
 
   const std::shared_ptr<Communicator> ranks_;
   const gradring_gpu_api& api_;
-  std::mutex mutex_;  // Guards the next.
+  std::mutex mutex_;  // Guards the next two.
+  std::map<int, Compiled> compiled_;
   std::map<int, std::shared_ptr<CompressedLane>> lanes_;
 };
 

@@ -17,27 +17,34 @@ namespace {
 
 class NcclOfHost final : public LocalGpus {
  public:
-  explicit NcclOfHost(const NcclRanks& ranks)
-      : lane_(ranks.lane()), rank_(ranks.rank()), ranks_(ranks.world_size()) {}
+  explicit NcclOfHost(std::shared_ptr<NcclRanks> ranks)
+      : met_(std::move(ranks)), lane_(met_->lane()) {}
 
   const gpu::Device& device() const override { return lane_->device(); }
-  Rank rank() const override { return rank_; }
-  Rank ranks() const override { return ranks_; }
+  Rank rank() const override { return met_->rank(); }
+  Rank ranks() const override { return met_->world_size(); }
   gpu::StreamView stream() const override { return lane_->stream(); }
   void start(const gpu::NcclCall& call) override {
     lane_->hand_in(std::make_shared<NcclLaunch>(lane_, call));
   }
   bool push() override { return lane_->push(); }
   void give_up() noexcept override { lane_->give_up(); }
+  void leave() noexcept override { met_->leave(); }
 
  private:
+  const std::shared_ptr<NcclRanks> met_;
   const std::shared_ptr<NcclLane> lane_;
-  const Rank rank_;
-  const Rank ranks_;
 };
 
 // How long a GPU may take to come to rest when NCCL was told to end.
 constexpr Millis kAbortTime{5000};
+
+// The thread that drives puts a job's steps into the streams here, and is the one who tells them
+// that a part has come: a job of more parts than a stream has room for would keep both waiting.
+StagedLane::Options part_by_part(StagedLane::Options options) {
+  options.may_wait = false;
+  return options;
+}
 
 // What a rank tells all others of meeting its host's: nothing, or why not.
 using Trouble = std::array<char, 512>;
@@ -63,7 +70,7 @@ struct GpuHosts::Shared {
         across(std::move(level)),
         local(std::move(gpus)),
         lane(std::make_unique<StagedLane>(local->device().api(), local->device().index(),
-                                          options)) {}
+                                          part_by_part(options))) {}
   ~Shared();
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
@@ -76,7 +83,7 @@ struct GpuHosts::Shared {
 };
 
 GpuHosts::Shared::~Shared() {
-  local->give_up();
+  local->leave();
   across->leave();
   const Time deadline = Clock::now() + kAbortTime;
   while (last && !last->is_over() && Clock::now() < deadline)
@@ -255,12 +262,8 @@ void HostsReduction::carry_out(Steps& steps) {
   add_up_inside();
   steps.wait_until([&] { return push(); }, "NCCL to take up the sum of this host");
   begin_across();
-  // At once where streams can wait for what comes, so that nobody waits for the network here. NCCL
-  // may then need the device for a moment, and so the network: nothing waits for NCCL before that.
-  const bool is_early = hosts_->lane->waits_on_memory();
-  if (is_early) spread_inside();
   go_across(steps);
-  if (!is_early) spread_inside();
+  spread_inside();
   const auto is_passed = [&] { return push() && end_.is_passed(); };
   steps.wait_until(is_passed, "the GPUs of this host to spread the result");
   if (job_)
@@ -289,13 +292,12 @@ std::unique_ptr<GpuHosts> GpuHosts::join(const std::shared_ptr<Communicator>& ra
   for (std::size_t rank = 0; rank < place_of.size(); ++rank)
     if (place_of[rank] == place_of[own]) across.push_back(static_cast<Rank>(rank));
   auto level = ranks->level(std::move(across));
-  std::shared_ptr<NcclRanks> met;
   std::unique_ptr<GpuHosts> hosts;
   Trouble trouble{};
   try {
-    met = NcclRanks::meet(std::move(guard), device, timeout);
-    hosts = std::make_unique<GpuHosts>(ranks, std::move(level), std::make_unique<NcclOfHost>(*met));
-    hosts->met_ = met;
+    auto met = NcclRanks::meet(std::move(guard), device, timeout);
+    hosts = std::make_unique<GpuHosts>(ranks, std::move(level),
+                                       std::make_unique<NcclOfHost>(std::move(met)));
   } catch (const Interrupted&) {
     throw;
   } catch (const Error& error) {
@@ -342,6 +344,7 @@ HostsWork GpuHosts::submit(const Operation& operation, gradring_stream stream, M
   GRADRING_ASSERT(knows(operation));
   const Call call = call_of(operation);
   ranks_->check_usable(call);
+  gpu::StreamView(shared_->local->device(), stream).refuse_capture();
   auto reduction = std::make_shared<HostsReduction>(shared_, operation, stream);
   auto work = ranks_->submit(call, reduction, timeout);
   return {ranks_, std::move(reduction), std::move(work)};

@@ -16,8 +16,6 @@
 
 namespace gradring::collectives {
 
-class NcclRanks;
-
 // The GPUs of one host. All is called by the thread that drives the communicator of all ranks, but
 // for what is said otherwise.
 class LocalGpus {
@@ -33,6 +31,9 @@ class LocalGpus {
   virtual bool push() = 0;
   // Ends what is under way on this rank.
   virtual void give_up() noexcept = 0;
+  // The last call, when nobody drives any more. What has been done reaches the others, unless it
+  // was given up.
+  virtual void leave() noexcept = 0;
 };
 
 class HostsReduction;
@@ -44,7 +45,7 @@ class HostsWork {
             std::shared_ptr<Work> work)
       : ranks_(std::move(ranks)), reduction_(std::move(reduction)), work_(std::move(work)) {}
 
-  // As NcclWork. Where the device cannot wait on memory, order() blocks until the network is done.
+  // As NcclWork. order() blocks until the network is done.
   void order(gradring_stream stream, Millis timeout);
   void wait(Millis timeout) { ranks_->wait(*work_, timeout); }
   bool is_done() const { return work_->is_done(); }
@@ -83,7 +84,6 @@ class GpuHosts {
  private:
   std::shared_ptr<Communicator> ranks_;
   std::shared_ptr<Shared> shared_;
-  std::shared_ptr<NcclRanks> met_;  // None in tests.
 };
 
 }  // namespace gradring::collectives

@@ -21,9 +21,13 @@ void GpuLaunch::note_over() {
   changed_.notify_all();
 }
 
+// Without the lock while the driver is asked: it may wait, and who launches must not.
 bool GpuLaunch::is_passed() const {
-  const std::lock_guard lock(mutex_);
-  return is_launched_ && end_.is_passed();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_launched_) return false;
+  }
+  return end_.is_passed();
 }
 
 bool GpuLaunch::wait_until_launched(Millis time) {
@@ -33,6 +37,7 @@ bool GpuLaunch::wait_until_launched(Millis time) {
 }
 
 void GpuLaunch::order(gpu::StreamView stream, const Work& work, Millis timeout) {
+  stream.refuse_capture();
   const Time deadline = Clock::now() + std::min(timeout, Millis{std::chrono::hours(24)});
   while (!wait_until_launched(limits::kSleepSlice)) {
     if (work.is_done()) break;

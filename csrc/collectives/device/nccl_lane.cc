@@ -16,7 +16,7 @@ NcclLane::NcclLane(std::unique_ptr<gpu::NcclCommunicator> nccl, int device)
 
 void NcclLane::hand_in(std::shared_ptr<NcclLaunch> launch) {
   const std::lock_guard lock(mutex_);
-  waiting_.push_back(std::move(launch));
+  if (!is_over_) waiting_.push_back(std::move(launch));
 }
 
 bool NcclLane::push() {
@@ -36,7 +36,10 @@ bool NcclLane::push() {
   }
 }
 
+// NCCL goes by the device of the thread. That is the communicator's own, so it may keep it; with
+// none it would get device 0.
 bool NcclLane::push_now() {
+  device_.check(device_.runtime().use_device(device_.index()), "become a thread's device");
   while (nccl_->settle()) {
     if (taken_) {
       taken_->end_.note_launched(stream_);
@@ -60,7 +63,13 @@ void NcclLane::give_up() noexcept {
   nccl_->abort();
   taken_ = nullptr;
   const std::lock_guard lock(mutex_);
+  is_over_ = true;
   waiting_.clear();
+}
+
+void NcclLane::leave() noexcept {
+  if (!echo_ && !taken_) nccl_->leave();
+  give_up();
 }
 
 NcclLaunch::NcclLaunch(std::shared_ptr<NcclLane> lane, gpu::NcclCall call)

@@ -31,6 +31,9 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   // True when NCCL has taken up all that it was given.
   bool push();
   void give_up() noexcept;
+  // The last call, when nobody drives any more. What NCCL has of what is done reaches the others
+  // first, unless something has failed.
+  void leave() noexcept;
 
  private:
   bool push_now();
@@ -42,7 +45,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   std::exception_ptr echo_;                      // Of what may be a lost rank.
   Time echo_until_{};
 
-  std::mutex mutex_;  // Guards the next.
+  std::mutex mutex_;  // Guards the next two.
+  bool is_over_ = false;
   std::deque<std::shared_ptr<NcclLaunch>> waiting_;
 };
 

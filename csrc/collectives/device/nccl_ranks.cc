@@ -10,6 +10,7 @@
 #include "gpu/nccl_library.h"
 #include "gpu/plugin.h"
 #include "kernels/half.h"
+#include "transport/links/forks.h"
 
 namespace gradring::collectives {
 namespace {
@@ -124,13 +125,9 @@ std::shared_ptr<NcclRanks> NcclRanks::meet(std::shared_ptr<Communicator> guard, 
   const gpu::NcclPlace place{guard->rank(), guard->world_size(), device};
   auto lane =
       std::make_shared<NcclLane>(std::make_unique<gpu::NcclCommunicator>(id, place), device);
-  auto joined = std::make_shared<NcclRanks>(guard, lane);
+  auto joined = transport::make_here<NcclRanks>(guard, lane);
   carry_out(*guard, OpKind::kBarrier, std::make_shared<NcclStep>(lane, nullptr), timeout);
   return joined;
-}
-
-NcclRanks::~NcclRanks() {
-  if (!guard_->is_closed()) guard_->close();
 }
 
 int NcclRanks::device() const {
@@ -141,10 +138,13 @@ NcclWork NcclRanks::submit(const gpu::NcclCall& call, gradring_stream stream, Mi
   check_call(call, world_size());
   const Call agreed = call_of(call);
   guard_->check_usable(agreed);
+  gpu::StreamView(lane_->device(), stream).refuse_capture();
   auto launch = std::make_shared<NcclLaunch>(lane_, call, stream);
-  const std::lock_guard lock(submitting_);  // One order, in the lane and beside it.
-  lane_->hand_in(launch);
+  // One order, in the lane and beside it. In the lane when nothing can be refused any more: what is
+  // in there is launched.
+  const std::lock_guard lock(submitting_);
   auto work = guard_->submit(agreed, launch, timeout);
+  lane_->hand_in(launch);
   return {guard_, std::move(launch), std::move(work)};
 }
 
@@ -166,7 +166,7 @@ std::shared_ptr<NcclRanks> NcclRanks::split(std::int64_t color, std::int64_t key
   };
   carry_out(*guard_, OpKind::kSplit, std::make_shared<NcclStep>(lane_, begin), timeout);
   if (!guard) return nullptr;
-  auto joined = std::make_shared<NcclRanks>(guard, *lane);
+  auto joined = transport::make_here<NcclRanks>(guard, *lane);
   carry_out(*guard, OpKind::kBarrier, std::make_shared<NcclStep>(*lane, nullptr), timeout);
   return joined;
 }
@@ -180,6 +180,15 @@ void NcclRanks::close(Millis timeout) {
     // Somebody left without a goodbye; so do we.
   }
   guard_->close();  // After this nobody drives the lane.
+  lane_->give_up();
+}
+
+void NcclRanks::leave() noexcept try {
+  if (!guard_->is_here()) return;  // A forked child has no part in it.
+  const bool is_well = !guard_->is_closed();
+  if (is_well) guard_->close();  // After this nobody drives the lane.
+  is_well ? lane_->leave() : lane_->give_up();
+} catch (const std::exception&) {
   lane_->give_up();
 }
 

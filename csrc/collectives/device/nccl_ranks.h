@@ -44,7 +44,7 @@ class NcclRanks {
                                          Millis timeout);
   NcclRanks(std::shared_ptr<Communicator> guard, std::shared_ptr<NcclLane> lane)
       : guard_(std::move(guard)), lane_(std::move(lane)) {}
-  ~NcclRanks();
+  ~NcclRanks() { leave(); }
 
   Rank rank() const { return guard_->rank(); }
   Rank world_size() const { return guard_->world_size(); }
@@ -54,7 +54,8 @@ class NcclRanks {
   bool is_closed() const { return guard_->is_closed(); }
 
   // Runs after what is in `stream` now, in a stream of its own; its memory must live until it is
-  // done. Throws InvalidArgument for what nccl_knows() not.
+  // done. Throws InvalidArgument, and nothing has begun, for what nccl_knows() not and while
+  // `stream` is captured.
   NcclWork submit(const gpu::NcclCall& call, gradring_stream stream, Millis timeout);
 
   // Collective. As Communicator::split.
@@ -62,6 +63,9 @@ class NcclRanks {
   // Collective where nothing has failed: after the operations under way. Then and otherwise nothing
   // of NCCL's is left running here.
   void close(Millis timeout);
+  // Not collective. Where nothing has failed, what NCCL still has of what is done is sent first,
+  // for two seconds at most. Nobody else uses it any more.
+  void leave() noexcept;
 
  private:
   std::shared_ptr<Communicator> guard_;

@@ -13,7 +13,9 @@ Staged::Options options_for(const Communicator& communicator, Staged::Options op
   constexpr std::uint32_t kSlots = 3;  // One going down, one in the network, one going up.
   if (!communicator.has_hierarchy() || options.slot_bytes >= Hierarchy::kSegmentBytes)
     return options;
-  return {.slot_bytes = Hierarchy::kSegmentBytes, .slots = std::min(options.slots, kSlots)};
+  options.slot_bytes = Hierarchy::kSegmentBytes;
+  options.slots = std::min(options.slots, kSlots);
+  return options;
 }
 
 // One job's rounds, on the thread that drives the communicator.
@@ -64,6 +66,7 @@ bool StagedWork::is_over() const {
 }
 
 void StagedWork::wait(gpu::StreamView stream, Millis timeout) {
+  stream.refuse_capture();
   if (!lane_->waits_on_memory()) communicator_->wait(*work_, timeout);
   if (work_->is_done()) work_->raise_if_failed();
   stream.wait(job_->end);

@@ -14,12 +14,6 @@ constexpr std::size_t kTableBytes = std::size_t{64} << 10;
 constexpr std::uint64_t kSmallPiece = 16 * 1024;
 constexpr std::size_t kTablesBytes = std::size_t{256} << 20;  // For 80 GB on its way.
 
-bool has_kernels_of(const gpu::Device& device) {
-  const gradring_stream_kernels* const kernels = device.api().streaming;
-  return kernels != nullptr && kernels->bytes >= sizeof *kernels && kernels->pack != nullptr &&
-         kernels->unpack != nullptr;
-}
-
 struct ByteSpan {
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
@@ -62,14 +56,14 @@ bool StagedJob::is_over() const {
 StagedLane::StagedLane(const gradring_gpu_api& api, int device, const Options& options)
     : device_(api, device),
       options_(options),
+      has_kernels_(device_.has_streaming()),
       down_(device_, true),
       up_(device_, true),
       slot_memory_(device_, options.slot_bytes * options.slots),
       words_(device_, 2 * kWordLineBytes * options.slots),
       tables_(device_, kTableBytes, kTablesBytes),
-      flow_(options.slots, device_.can_wait_on_memory() && has_kernels_of(device_)) {
-  std::memset(words_.data(), 0, words_.bytes());
-  if (has_kernels_of(device_))
+      flow_(options.slots, can_wait()) {
+  if (has_kernels())
     scratch_ = std::make_unique<gpu::DeviceMemory>(device_, options.slot_bytes * options.slots);
   for (std::size_t i = 0; i < options.slots; ++i) {
     Slot& slot = *slots_.emplace_back(std::make_unique<Slot>(device_));
@@ -80,6 +74,17 @@ StagedLane::StagedLane(const gradring_gpu_api& api, int device, const Options& o
   }
 }
 
+// Drivers have been seen to have these calls and to refuse them, so one of each is made: it changes
+// nothing, and waits for nothing.
+bool StagedLane::can_wait() {
+  std::memset(words_.data(), 0, words_.bytes());
+  if (!options_.may_wait || !has_kernels() || !device_.can_wait_on_memory()) return false;
+  const auto& runtime = device_.runtime();
+  auto* const word = reinterpret_cast<std::uint32_t*>(words_.data());
+  return runtime.stream_write_value(device_.index(), down_.handle(), word, 0) == GRADRING_GPU_OK &&
+         runtime.stream_wait_value(device_.index(), down_.handle(), word, 0) == GRADRING_GPU_OK;
+}
+
 StagedLane::~StagedLane() {
   const auto& runtime = device_.runtime();
   runtime.stream_synchronize(device_.index(), down_.handle());
@@ -88,6 +93,7 @@ StagedLane::~StagedLane() {
 
 std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds, const Ends& ends,
                                                 gpu::StreamView user) {
+  user.refuse_capture();
   auto job = std::make_shared<StagedJob>(device_, std::move(rounds), ends.dtype);
   GRADRING_ASSERT(job->dtype == job->slot_dtype || has_kernels());
   job->input = static_cast<const std::byte*>(ends.input);
@@ -100,11 +106,9 @@ std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds,
     if (scratch_) job->own_scratch = std::make_unique<gpu::DeviceMemory>(device_, largest);
   }
   job->ready.record(user);
-  // Before the lock, as those go after it: the driver may wait for the device here, too.
+  let_go_of_finished();
   job->blocks.push_back(tables_.take());
-  std::vector<std::shared_ptr<StagedJob>> finished;  // Go after the lock: see take_finished.
   const std::lock_guard lock(flow_mutex_);
-  finished = take_finished();
   job->id = ++jobs_made_;
   job->stop = reinterpret_cast<std::uint32_t*>(table(*job, kWordLineBytes));
   store(job->stop, 0);
@@ -112,19 +116,26 @@ std::shared_ptr<StagedJob> StagedLane::make_job(std::vector<StagedRound> rounds,
   return job;
 }
 
-// Whose streams are done with their memory, whoever else holds them. To be let go of without
-// flow_mutex_: freeing pinned memory waits for the device, and what that is doing may wait in turn
-// for a word that is written under the lock.
-std::vector<std::shared_ptr<StagedJob>> StagedLane::take_finished() {
+// Whose streams are done with their memory, whoever else holds them. Asked, and let go of, without
+// flow_mutex_.
+void StagedLane::let_go_of_finished() {
   std::vector<std::shared_ptr<StagedJob>> finished;
-  std::erase_if(jobs_, [&](const std::shared_ptr<StagedJob>& job) {
-    if (!job->is_over()) return false;
+  {
+    const std::lock_guard lock(flow_mutex_);
+    finished.assign(jobs_.begin(), jobs_.end());
+  }
+  std::erase_if(finished, [](const std::shared_ptr<StagedJob>& job) { return !job->is_over(); });
+  {
+    const std::lock_guard lock(flow_mutex_);
+    // Another thread may have come before.
+    std::erase_if(finished, [&](const std::shared_ptr<StagedJob>& job) {
+      return std::erase(jobs_, job) == 0;
+    });
+  }
+  for (const std::shared_ptr<StagedJob>& job : finished) {
     for (std::byte* block : job->blocks) tables_.give_back(block);
     job->blocks.clear();
-    finished.push_back(job);
-    return true;
-  });
-  return finished;
+  }
 }
 
 std::byte* StagedLane::table(StagedJob& job, std::size_t bytes) {

@@ -61,6 +61,10 @@ class StagedLane {
   struct Options {
     std::size_t slot_bytes = std::size_t{4} << 20;
     std::uint32_t slots = 6;
+    // What fills the slots may wait for words in memory, where the device can: all steps of a job
+    // are put into the streams by begin(), which blocks where they are full. Not for who writes
+    // those words: it would block for ever.
+    bool may_wait = true;
   };
 
   StagedLane(const gradring_gpu_api& api, int device, const Options& options);
@@ -68,7 +72,7 @@ class StagedLane {
 
   const gpu::Device& device() const { return device_; }
   const Options& options() const { return options_; }
-  bool has_kernels() const { return scratch_ != nullptr; }
+  bool has_kernels() const { return has_kernels_; }
   bool waits_on_memory() const { return flow_.waits_on_memory(); }
 
   // `ready` is recorded on `user`: what is in there now comes first.
@@ -107,6 +111,7 @@ class StagedLane {
     gpu::Event freed;
   };
 
+  bool can_wait();
   Slot& slot_of(Ticket ticket) const { return *slots_[flow_.slot_of(ticket)]; }
   void carry_out(const std::vector<Step>& steps);
   void carry_out(StagedJob& job, const Step& step);
@@ -116,10 +121,11 @@ class StagedLane {
   std::vector<gradring_chunks> tables(StagedJob& job, const std::vector<Piece>& pieces,
                                       const std::byte* device_memory);
   std::byte* table(StagedJob& job, std::size_t bytes);
-  std::vector<std::shared_ptr<StagedJob>> take_finished();
+  void let_go_of_finished();
 
   const gpu::Device device_;
   const Options options_;
+  const bool has_kernels_;  // And this build has them for this device.
   gpu::Stream down_;
   gpu::Stream up_;
   gpu::PinnedMemory slot_memory_;
@@ -130,7 +136,9 @@ class StagedLane {
 
   // Held while steps are put into streams, which may block where they are full.
   std::mutex issue_mutex_;
-  std::mutex flow_mutex_;  // Guards the rest; taken after issue_mutex_.
+  // Guards the rest; taken after issue_mutex_. Nobody who holds it calls the driver, which may wait
+  // for a stream that waits for a word, which is written under it.
+  std::mutex flow_mutex_;
   StagedFlow flow_;
   std::uint64_t jobs_made_ = 0;
   std::deque<std::shared_ptr<StagedJob>> jobs_;

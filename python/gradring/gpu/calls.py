@@ -259,28 +259,29 @@ class DeviceCalls:
                 _require_device(each, nccl.device)
         if options.get("algorithm", 0) or options.get("is_rank_ordered", False):
             return None
+        # Asked before, as a call that is refused for what it is now may be refused on this rank
+        # alone: then the others are in NCCL, and the pipeline is no way to join them.
+        if not nccl.knows(op, view.dtype, options.get("reduce_op", 0)):
+            return None
         count = options.get("count", 0)
         parts = options.get("counts")
         if parts is None and op in (REDUCE_SCATTER, ALL_GATHER):
             ranks = self._core.world_size
             edges = [rank * count // ranks for rank in range(ranks + 1)]
             parts = [edges[rank + 1] - edges[rank] for rank in range(ranks)]
-        try:
-            work = nccl.submit(
-                op,
-                0 if source is None else source.pointer,
-                0 if target is None else target.pointer,
-                view.dtype,
-                count,
-                view.stream or LEGACY_STREAM,
-                reduce_op=options.get("reduce_op", 0),
-                root=options.get("root", 0),
-                parts=parts,
-                recv_parts=options.get("recv_counts") if op == ALL_TO_ALL else None,
-                timeout_ms=options["timeout_ms"],
-            )
-        except InvalidArgument:  # Not an operation of NCCL's, on any rank: the pipeline has it.
-            return None
+        work = nccl.submit(
+            op,
+            0 if source is None else source.pointer,
+            0 if target is None else target.pointer,
+            view.dtype,
+            count,
+            view.stream or LEGACY_STREAM,
+            reduce_op=options.get("reduce_op", 0),
+            root=options.get("root", 0),
+            parts=parts,
+            recv_parts=options.get("recv_counts") if op == ALL_TO_ALL else None,
+            timeout_ms=options["timeout_ms"],
+        )
         return LaunchedFlight(work, (source, target), self._core.timeout_ms)
 
     def _run_by_hosts(

@@ -107,7 +107,7 @@ TEST_CASE("a compressed sum on a GPU has the bits of host memory, residuals too"
         comm.wait(*comm.submit(what, kPlenty), kPlenty);
         what = mine.call(codec);
         what.divisor_at = &divisor;
-        REQUIRE(sums.knows(what));
+        REQUIRE(sums.knows(what, 0));
         GpuCompressedWork work = sums.submit(what, mine.place(), kPlenty);
         work.wait(kPlenty);
         if (!is_same(mine.contents(), host)) ++wrong;
@@ -115,6 +115,28 @@ TEST_CASE("a compressed sum on a GPU has the bits of host memory, residuals too"
     }
   });
   CHECK(wrong == 0);
+  CHECK(std::string(gradring_emulated_fault(0)) == "");
+}
+
+TEST_CASE("a GPU that the plugin is not compiled for encodes nothing") {
+  run_ranks({.ranks = 1}, [&](Communicator& comm) {
+    GpuCompressed sums(comm.shared_from_this(), emulated_gpu_without_code());
+    for (const Codec& codec : kCodecs) CHECK(!sums.knows({.codec = codec, .count = 1000}, 0));
+  });
+}
+
+TEST_CASE("a compressed sum refuses a stream from which a graph is captured, before it is sent") {
+  run_ranks({.ranks = 2}, [&](Communicator& comm) {
+    GpuCompressed sums(comm.shared_from_this(), emulated_gpu());
+    const OnGpu mine(values_of(comm.rank(), 1000));
+    const auto capture = [&](int is_captured) {
+      gradring_emulated_capture(0, mine.place().streams[0], is_captured);
+    };
+    capture(1);
+    CHECK_THROWS_AS(sums.submit(mine.call(kCodecs[0]), mine.place(), kPlenty), InvalidArgument);
+    capture(0);
+    sums.submit(mine.call(kCodecs[0]), mine.place(), kPlenty).wait(kPlenty);
+  });
   CHECK(std::string(gradring_emulated_fault(0)) == "");
 }
 

@@ -78,6 +78,7 @@ class FakeGpus final : public LocalGpus {
   gpu::StreamView stream() const override { return stream_; }
   bool push() override { return true; }
   void give_up() noexcept override { host_->give_up(); }
+  void leave() noexcept override { host_->give_up(); }
 
   void start(const gpu::NcclCall& started) override {
     struct Turn {
@@ -203,6 +204,39 @@ TEST_CASE("the sum of each host comes first, then that of the hosts, for any num
     });
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("a share of more parts than a stream has room for comes through") {
+  for (const gradring_gpu_api* const api : kGpus) {
+    const auto hosts = two_hosts();
+    std::atomic<int> wrong{0};
+    run_ranks({.ranks = 4}, [&](Communicator& comm) {
+      Rig rig(comm, *api, hosts);
+      const PlanCase c{.world_size = 4,
+                       .count = kLocal * 400 * kSmallSlots.slot_bytes / sizeof(float)};
+      DeviceCase mine(*api, c, memory_for(c, comm.rank()), comm.rank());
+      HostsWork work = rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty);
+      work.wait(kPlenty);
+      if (!is_right(mine, c)) ++wrong;
+    });
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("a stream from which a graph is captured is refused before anything is sent") {
+  const auto hosts = two_hosts();
+  run_ranks({.ranks = 4}, [&](Communicator& comm) {
+    Rig rig(comm, emulated_gpu(), hosts);
+    const PlanCase c{.world_size = 4, .count = 1000};
+    DeviceCase mine(emulated_gpu(), c, memory_for(c, comm.rank()), comm.rank());
+    gradring_emulated_capture(0, rig.user.handle(), 1);
+    CHECK_THROWS_AS(rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty),
+                    InvalidArgument);
+    gradring_emulated_capture(0, rig.user.handle(), 0);
+    rig.hosts.submit(mine.operation(), rig.user.handle(), kPlenty).wait(kPlenty);
+    CHECK(is_right(mine, c));
+  });
+  CHECK(std::string(gradring_emulated_fault(0)) == "");
 }
 
 TEST_CASE("it comes after what is in the user's stream, and before what comes there") {

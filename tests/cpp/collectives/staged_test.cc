@@ -113,6 +113,26 @@ TEST_CASE("staged reductions keep their bits for every algorithm, type and opera
     CHECK(wrong_results(*api, {.ranks = 3, .mode = TransportMode::kTcp}, cases) == 0);
 }
 
+TEST_CASE("a GPU that lacks waits on memory, or this build's kernels, is served part by part") {
+  std::vector<Prepared> cases;
+  for (const OpKind op : kOps)
+    cases.push_back(prepared({.op = op, .world_size = 2, .count = 20'011, .root = 1}));
+  for (const gradring_gpu_api* const api :
+       {&emulated_gpu_that_refuses_waits(), &emulated_gpu_without_code()}) {
+    run_ranks({.ranks = 2}, [&](Communicator& comm) {
+      Staged staged(comm.shared_from_this(), *api, kSmallSlots);
+      CHECK(contains(staged.describe(0), "its streams are fed by the host"));
+    });
+    CHECK(wrong_results(*api, {.ranks = 2}, cases) == 0);
+  }
+}
+
+TEST_CASE("an array of more parts than a stream has room for comes through") {
+  const PlanCase c{.world_size = 2, .count = 400 * kSmallSlots.slot_bytes / sizeof(float)};
+  for (const gradring_gpu_api* const api : kGpus)
+    CHECK(wrong_results(*api, {.ranks = 2}, {prepared(c)}) == 0);
+}
+
 TEST_CASE("staged work comes after what is in the user's stream, and before what comes there") {
   for (const gradring_gpu_api* const api : kGpus) {
     std::atomic<int> wrong{0};

@@ -62,7 +62,7 @@ def why_no_devices(plugin: object = "", **environ: str) -> str:
     return run(code, GRADRING_GPU_PLUGIN=str(plugin), **environ).strip()
 
 
-def compile_plugin(path: Path, *, abi: int = 1, driver: int = 13000, devices: int = 0) -> Path:
+def compile_plugin(path: Path, *, abi: int = 2, driver: int = 13000, devices: int = 0) -> Path:
     """Compile `PLUGIN`."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -192,7 +192,7 @@ def test_a_plugin_of_another_version_is_refused(tmp_path: Path) -> None:
     other = compile_plugin(tmp_path / "other.so", abi=999)
     text = why_no_devices(other)
     assert text.startswith(f"GPU plugin {other}: it speaks version 999")
-    assert "this library version 1" in text
+    assert "this library version 2" in text
 
 
 def test_each_lack_of_a_device_has_its_own_text(tmp_path: Path) -> None:

@@ -202,6 +202,29 @@ for source, target in ((there, there), (here, there), (there, here)):
     assert ranks.call(code) == [[told] * 3] * WORLD
 
 
+def test_what_nccl_refuses_for_now_is_no_call_of_the_pipeline(ranks: Job) -> None:
+    code = """
+from gradring import _core
+from gradring.operations import ALL_REDUCE
+from gradring.arrays.device_arrays import DeviceView
+from gradring.gpu.calls import DeviceCalls
+
+class Full:
+    device, knows = 0, staticmethod(_core.NcclRanks.knows)
+    def submit(self, *given, **options):
+        raise gr.InvalidArgument("so many are waiting already")
+
+calls, x = DeviceCalls(comm._core), np.ones(4, np.float32)
+calls.nccl = Full()
+view = DeviceView(x.ctypes.data, DTYPE_CODES["float32"], x.shape, 0, 0, x)
+try:
+    calls.run(ALL_REDUCE, view, view, in_background=False, count=4, timeout_ms=1000)
+except gr.InvalidArgument as error:
+    result = [str(error), calls._staged is None]
+"""
+    assert ranks.call(code) == [["so many are waiting already", True]] * WORLD
+
+
 def test_a_split_talks_among_itself(ranks: Job) -> None:
     code = """
 part = nccl.core.split(1 if rank == 1 else 7, -rank)
@@ -225,6 +248,18 @@ other.core.close()
 result = other.core.is_closed
 """
     assert ranks.call(code) == [True] * WORLD
+    calls = called()
+    assert calls.count("CommFinalize") == calls.count("CommDestroy") == WORLD
+    assert "CommAbort" not in calls
+
+
+def test_who_lets_go_of_it_says_goodbye_too(ranks: Job, called: Callable[[], list[str]]) -> None:
+    code = """
+other = Ranks(comm)
+other.run("all_reduce", np.ones(3), np.ones(3))
+del other
+"""
+    ranks.call(code)
     calls = called()
     assert calls.count("CommFinalize") == calls.count("CommDestroy") == WORLD
     assert "CommAbort" not in calls

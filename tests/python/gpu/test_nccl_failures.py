@@ -127,6 +127,59 @@ def test_an_abort_that_does_not_return_holds_nobody(pair: Callable[..., Job]) ->
     assert "ncclCommAbort does not return" in ranks.ranks[0].log
 
 
+def test_a_goodbye_that_nobody_answers_ends_in_an_abort_and_holds_no_other_thread(
+    pair: Callable[..., Job], log: Path
+) -> None:
+    ranks = pair("CommFinalize:1:stuck")
+    code = f"""
+import threading, time
+turns, is_over = [], threading.Event()
+def count():
+    while not is_over.wait(0.01):
+        turns.append(1)
+thread = threading.Thread(target=count)
+{REDUCE}
+thread.start()
+begin = time.monotonic()
+del nccl
+result = [len(turns), time.monotonic() - begin]
+is_over.set()
+thread.join()
+"""
+    (turns, seconds), (_, at_once) = ranks.call(code)
+    assert turns > 20
+    assert 1.9 < seconds < GRACE
+    assert at_once < 1.9
+    lines = log.read_text().splitlines()
+    assert lines.count("CommDestroy") == lines.count("CommAbort") == 1
+
+
+def test_a_call_that_is_refused_is_never_launched(pair: Callable[..., Job], log: Path) -> None:
+    ranks = pair()
+    code = """
+works, refused = [], ""
+if comm.rank == 0:
+    try:
+        while True:
+            works.append(nccl.submit("all_reduce", x[:1], x[:1], reduce_op="max"))
+    except gr.InvalidArgument as error:
+        refused = str(error)
+    comm.send(np.array([len(works)]), 1)
+else:
+    wanted = np.zeros(1, np.int64)
+    comm.recv(wanted, 0)
+    works = [nccl.submit("all_reduce", x[:1], x[:1], reduce_op="max") for _ in range(wanted[0])]
+works[-1].wait(PATIENCE_MS)
+nccl.run("all_reduce", x, x)
+result = [len(works), refused, float(x[0])]
+"""
+    (count, refused, first), (other_count, _, second) = ranks.call(code)
+    assert "asynchronous operations are waiting already" in refused
+    assert count == other_count
+    assert first == second == 2.0
+    assert log.read_text().count("AllReduce 1\n") == 2 * count
+
+
 def test_different_calls_are_a_mismatch(pair: Callable[..., Job]) -> None:
     ranks = pair()
     ranks.ranks[0].begin(REDUCE)

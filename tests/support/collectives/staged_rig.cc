@@ -4,6 +4,13 @@
 #include <thread>
 
 namespace gradring::testing {
+namespace {
+
+// The driver's own numbers.
+constexpr int kNoKernelImage = 209;
+constexpr int kNotSupported = 801;
+
+}  // namespace
 
 const gradring_gpu_api& emulated_gpu() {
   return *gradring_gpu_get_api();
@@ -27,6 +34,48 @@ const gradring_gpu_api& emulated_gpu_without_waits() {
   static const gradring_gpu_api api = [] {
     gradring_gpu_api changed = emulated_gpu();
     changed.runtime = &runtime;
+    return changed;
+  }();
+  return api;
+}
+
+const gradring_gpu_api& emulated_gpu_that_refuses_waits() {
+  static const gradring_gpu_runtime runtime = [] {
+    gradring_gpu_runtime changed = *emulated_gpu().runtime;
+    changed.stream_wait_value = [](int, gradring_stream, std::uint32_t*, std::uint32_t) -> int {
+      return kNotSupported;
+    };
+    return changed;
+  }();
+  static const gradring_gpu_api api = [] {
+    gradring_gpu_api changed = emulated_gpu();
+    changed.runtime = &runtime;
+    return changed;
+  }();
+  return api;
+}
+
+const gradring_gpu_api& emulated_gpu_without_code() {
+  static const gradring_stream_kernels streaming = [] {
+    gradring_stream_kernels none{};
+    none.bytes = sizeof none;
+    none.pack = [](int, const gradring_pack*, gradring_stream) -> int { return kNoKernelImage; };
+    none.unpack = [](int, const gradring_unpack*, gradring_stream) -> int {
+      return kNoKernelImage;
+    };
+    none.preload = [](int) -> int { return kNoKernelImage; };
+    return none;
+  }();
+  static const gradring_codec_kernels codecs = [] {
+    gradring_codec_kernels none{};
+    if (emulated_gpu().codecs != nullptr) none = *emulated_gpu().codecs;
+    none.preload = [](int) -> int { return kNoKernelImage; };
+    return none;
+  }();
+  static const gradring_gpu_api api = [] {
+    gradring_gpu_api changed = emulated_gpu();
+    changed.streaming = &streaming;
+    changed.codecs = &codecs;
     return changed;
   }();
   return api;

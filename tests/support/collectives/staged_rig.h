@@ -1,5 +1,5 @@
 // What the tests of staged collectives share: memory of an emulated GPU as a PlanCase wants it, and
-// a GPU whose streams cannot wait on memory.
+// GPUs that lack something.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,10 @@ namespace gradring::testing {
 // The emulated plugin; the second one says that its devices cannot wait on memory.
 const gradring_gpu_api& emulated_gpu();
 const gradring_gpu_api& emulated_gpu_without_waits();
+// One whose driver has the calls to wait on memory, and refuses them; one that the plugin was not
+// compiled for.
+const gradring_gpu_api& emulated_gpu_that_refuses_waits();
+const gradring_gpu_api& emulated_gpu_without_code();
 
 gradring_emulated_counts emulated_counts();
 // True when all streams have come to their end within `time`.
