@@ -93,6 +93,8 @@ def main() -> None:
         outcome["best AUC"] = data.best_auc
         shown = ", ".join(f"{n} {v:,.5g}" for n, v in outcome.items() if v is not None)
         print(f"{options.model}, {data.name}, {options.mode} on {comm.world_size} workers: {shown}")
+        if outcome["test AUC"] is None:
+            print(f"no AUC: the {len(labels)} test examples need both labels; take more")
     recorder.end(**outcome)
     comm.barrier()
     for optimizer in optimizers:
@@ -142,8 +144,9 @@ def train(
     """Train all epochs, and return the seconds that it took until every worker was through.
 
     A point of the curve has the loss and the AUC of the examples since the last one, as they were
-    predicted before they were trained on. Time for others is that of rows, optimizer and flush: in
-    modes whose workers update dense parameters themselves that is in it.
+    predicted before they were trained on; no AUC where all of them have one label. Time for others
+    is that of rows, optimizer and flush: in modes whose workers update dense parameters themselves
+    that is in it.
     """
     (model, optimizers), (recorder, talk) = parts, told
     comm.barrier()

@@ -19,7 +19,7 @@ class Recorder:
         self._file = None if path is None else path.open("w")
         self._write(what)
 
-    def point(self, seconds: float, examples: int, **measures: float) -> None:
+    def point(self, seconds: float, examples: int, **measures: float | None) -> None:
         self._write({"seconds": round(seconds, 3), "examples": examples, **measures})
 
     def end(self, **outcome: Any) -> None:
@@ -74,7 +74,7 @@ def draw(runs: list[tuple[dict[str, Any], list[dict[str, Any]], Any]], out: Path
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for axis, (x, unit) in zip(axes, (("seconds", "seconds"), ("examples", "")), strict=True):
         for what, points, _ in runs:
-            known = [point for point in points if measure in point]
+            known = [point for point in points if point.get(measure) is not None]
             axis.plot([p[x] for p in known], [p[measure] for p in known], label=label(what), lw=1.5)
         axis.set_xlabel(unit or f"{runs[0][0].get('unit', 'examples')} of all workers")
         axis.grid(alpha=0.3)

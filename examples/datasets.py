@@ -149,7 +149,8 @@ class Table:
         dense: float32 (n, columns), about standardised.
         labels: float32 (n,).
         train: The first so many are for training, the rest for testing.
-        best_auc: Of whoever knows the true probabilities of the test part; None if nobody does.
+        best_auc: Of whoever knows the true probabilities of the test part; None if nobody does,
+            or if there is none.
     """
 
     name: str
@@ -253,21 +254,26 @@ def synthetic_table(examples: int, *, seed: int = 0, slots: int = 26, columns: i
         drawn = np.searchsorted(power / power[-1], random.random(n))
         values.append(drawn)
         logits += random.standard_normal(size, dtype=np.float32)[drawn] / 2
-    logits = 2.65 * (logits - logits.mean()) / logits.std() - 1
+    logits = 2.65 * (logits - logits.mean()) / (logits.std() or 1) - 1  # One example has none.
     labels = (random.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     best = auc(labels[examples:], logits[examples:])
     return Table("synthetic", hashed(values), dense, labels, examples, best)
 
 
-def auc(labels: Floats, scores: Floats) -> float:
-    """The area under the ROC curve: how often a 1 is scored above a 0, ties counting half."""
+def auc(labels: Floats, scores: Floats) -> float | None:
+    """The area under the ROC curve: how often a 1 is scored above a 0, ties counting half.
+
+    ``None`` where there is no 1 or no 0.
+    """
+    ones = labels > 0.5
+    n = int(ones.sum())
+    if n in (0, len(labels)):
+        return None
     order = np.argsort(scores, kind="stable")
     ranks = np.empty(len(scores))
     ranks[order] = np.arange(1, len(scores) + 1)
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.bincount(inverse, ranks) / counts)[inverse]
-    ones = labels > 0.5
-    n = int(ones.sum())
     return float((ranks[ones].sum() - n * (n + 1) / 2) / (n * (len(labels) - n)))
 
 

@@ -2,6 +2,7 @@
 // tables, clocks, reading and writing of whole rows, checkpoints.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "ps/client/call.h"

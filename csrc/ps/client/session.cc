@@ -269,6 +269,14 @@ std::size_t Session::find(std::uint64_t request) const {
   return at;
 }
 
+// The one whose answer has to come next; next_ if there is none. What waits at a gate may come
+// late.
+std::size_t Session::foremost() const {
+  std::size_t at = 0;
+  while (at < next_ && items_[at].waits) ++at;
+  return at;
+}
+
 // Mostly the first one; others overtake only what waits at a gate.
 void Session::settle(std::size_t at) {
   if (at < next_) {
@@ -290,13 +298,9 @@ void Session::fail(ErrorKind kind, const std::string& text) {
 // By when the server has to answer something on this connection.
 Time Session::answer_due() const {
   if (state_ == State::kGreeting) return greeted_at_ + options_.answer_time;
-  for (std::size_t at = 0; at < next_; ++at) {
-    const Item& item = items_[at];
-    const bool is_being_sent = out_bytes_ > 0 && item.request == out_request_;
-    if (is_being_sent || item.waits) continue;
-    return std::max(item.sent_at, moved_at_) + options_.answer_time;
-  }
-  return Time::max();
+  const std::size_t at = foremost();
+  if (at == next_ || (out_bytes_ > 0 && items_[at].request == out_request_)) return Time::max();
+  return std::max(items_[at].sent_at, moved_at_) + options_.answer_time;
 }
 
 void Session::tick(Time now) {

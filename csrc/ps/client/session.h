@@ -117,6 +117,7 @@ class Session {
   bool may_be_stuck() const;
   bool has_room_for(const Item& item) const;
   std::size_t find(std::uint64_t request) const;
+  std::size_t foremost() const;
   void answer(const Item& item, const wire::PsHeader& header, std::span<const std::byte> payload);
   void take_welcome(const wire::PsHeader& header, std::span<const std::byte> payload);
   void go_back(std::uint64_t last_done);

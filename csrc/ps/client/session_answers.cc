@@ -30,6 +30,8 @@ void Session::receive(const wire::PsHeader& answer, std::span<const std::byte> p
   progress_at_ = now;
   backoff_ = Millis{0};
   const Item& item = items_[at];
+  // A shard answers in order: what stands behind it may have been under way until now.
+  if (at == foremost()) moved_at_ = now;
   if (item.seq != 0) acknowledged_ = std::max(acknowledged_, item.seq);
   if (!item.is_dropped) this->answer(item, answer, payload);
   const bool is_in_vain = item.waits && answer.type == wire::PsType::kError;

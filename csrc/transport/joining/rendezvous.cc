@@ -66,7 +66,7 @@ std::string who_is_missing(const Meeting& meeting) {
   const std::string never = missing_ranks(meeting, false);
   const std::string departed = missing_ranks(meeting, true);
   const std::string gone =
-      departed.empty() ? "" : str("rank ", departed, " had joined and gave up waiting");
+      departed.empty() ? "" : str("rank ", departed, " had joined and left: it ended, or gave up");
   if (never.empty()) return gone;
   return str("rank ", never, " of a world of ", meeting.members.size(), " had not joined",
              gone.empty() ? "" : ", ", gone);

@@ -3,6 +3,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <condition_variable>
@@ -79,6 +80,28 @@ std::string address_problem(int error, const addrinfo& entry) {
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(*entry.ai_addr);
   if (!IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) || v6.sin6_scope_id != 0) return errno_text(error);
   return "a link-local address needs the name of its interface behind it, as %eth0";
+}
+
+std::string connect_problem(int error, const addrinfo& entry) {
+  std::string text = address_problem(error, entry);
+  // What routes of the kinds "blackhole" and "prohibit" say.
+  if (error == EACCES || error == EPERM || (error == EINVAL && text == errno_text(EINVAL)))
+    text += ", by a route or a firewall rule of this host";
+  return text;
+}
+
+std::string why_none_answered(std::span<const TriedAddress> tried) {
+  if (tried.empty()) return "it has no address";
+  const auto differs = [&](const TriedAddress& one) { return one.why != tried.front().why; };
+  if (std::none_of(tried.begin(), tried.end(), differs)) return tried.front().why;
+  std::string text;
+  for (const TriedAddress& one : tried) {
+    std::array<char, NI_MAXHOST> host{};
+    ::getnameinfo(one.entry->ai_addr, one.entry->ai_addrlen, host.data(), host.size(), nullptr, 0,
+                  NI_NUMERICHOST);
+    text += str(text.empty() ? "" : ", ", host.data(), ": ", one.why);
+  }
+  return text;
 }
 
 AddressList resolve(const HostPort& address, int flags) {

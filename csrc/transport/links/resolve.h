@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/clock.h"
@@ -33,5 +34,16 @@ AddressList resolve_by(const HostPort& address, Time deadline, std::string& why)
 std::string scope_text(const sockaddr_in6& address);
 // Why an address cannot be listened at, or connected to.
 std::string address_problem(int error, const addrinfo& entry);
+// The same of an attempt to connect to it, which a route may forbid.
+std::string connect_problem(int error, const addrinfo& entry);
+
+// An address that led nowhere, and why.
+struct TriedAddress {
+  const addrinfo* entry;
+  std::string why;
+};
+// Of a name's addresses each is named, as one of several networks may be dead; unless all are
+// alike.
+std::string why_none_answered(std::span<const TriedAddress> tried);
 
 }  // namespace gradring::transport

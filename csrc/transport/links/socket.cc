@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -227,6 +228,7 @@ Fd connect_tcp(const HostPort& to, Time deadline, std::string& why) {
 }
 
 Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why) {
+  std::vector<TriedAddress> tried;
   int left = 0;
   for (const addrinfo* entry = addresses; entry != nullptr; entry = entry->ai_next) ++left;
   for (const addrinfo* entry = addresses; entry != nullptr; entry = entry->ai_next, --left) {
@@ -235,14 +237,15 @@ Fd connect_to_one_of(const addrinfo* addresses, Time deadline, std::string& why)
     if (error == EINPROGRESS) {
       const Time now = Clock::now();
       if (!wait_writable(fd.get(), now + (deadline - now) / left)) {
-        why = "no answer";
+        tried.push_back({entry, "no answer"});
         continue;
       }
       error = connect_error(fd.get());
     }
     if (error == 0) return fd;
-    why = address_problem(error, *entry);
+    tried.push_back({entry, connect_problem(error, *entry)});
   }
+  why = why_none_answered(tried);
   return {};
 }
 

@@ -12,6 +12,7 @@ _HALF_TRIPS = 200
 _LEAST_COPY_BYTES = 64 << 10  # Below, the call itself would be measured.
 _LEAST_STREAM_BYTES = 4 << 20  # Below, the start would be.
 _MOST_BYTES = 64 << 20
+_ENOUGH_SECONDS = 3.0  # Of streams of a size, or of half trips: over a slow link one look takes it.
 
 
 class Ceiling:
@@ -28,17 +29,22 @@ class Ceiling:
         self._together: dict[int, float] = {}
         self._half_trip = 0.0
         self._cpu: dict[int, list[float]] = {}  # Seconds a byte that was sent and received.
+        self._streamed: dict[int, float] = {}  # Seconds so far, and the next too.
+        self._tripped = 0.0
 
     def measure(self, nbytes: int) -> None:
         """Look once more at what the link does with messages of this size."""
         if self._ranks.size == 1:
             return
         size = self._clamped(nbytes)
-        for rates, together in ((self._alone, False), (self._together, True)):
-            rates[size] = max(rates.get(size, 0.0), self._rate(size, together))
-        if self._is_tcp:
+        if self._streamed.get(size, 0.0) < _ENOUGH_SECONDS:
+            for rates, together in ((self._alone, False), (self._together, True)):
+                rates[size] = max(rates.get(size, 0.0), self._rate(size, together))
+        if self._is_tcp and self._tripped < _ENOUGH_SECONDS:
             answers = self._ranks.ask(do="half_trip", repeats=_HALF_TRIPS)
-            shortest = float(min(answers[0]["ns"])) * 1e-9
+            halves = answers[0]["ns"]
+            self._tripped += 2 * sum(halves) * 1e-9
+            shortest = float(min(halves)) * 1e-9
             self._half_trip = min(self._half_trip or shortest, shortest)
 
     def link(self, nbytes: int) -> Link | None:
@@ -63,6 +69,7 @@ class Ceiling:
                 moved = nbytes * _REPEATS * len(answers)
                 self._cpu.setdefault(nbytes, []).append(spent / moved)
             slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
+            self._streamed[nbytes] = self._streamed.get(nbytes, 0.0) + sum(slowest) * 1e-9
             return nbytes / (float(min(slowest)) * 1e-9)
         answers = [answer for answer in answers if answer["begin"]]
         begins = [min(times) for times in zip(*(a["begin"] for a in answers), strict=True)]

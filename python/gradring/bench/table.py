@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, TextIO
 
@@ -68,12 +69,15 @@ def size_text(nbytes: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """Write a figure with three digits that count."""
+    """Write a figure with three digits that count, or with two below 1."""
     if value is None:
         return "-"
     if value >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    places = 2 if value >= 0.1 or value <= 0 else min(1 - math.floor(math.log10(value)), 9)
+    return f"{value:.{places}f}"
 
 
 def _cells(row: dict[str, Any], peers: list[str]) -> list[str]:

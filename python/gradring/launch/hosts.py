@@ -93,7 +93,7 @@ def _line(words: list[str]) -> Line | None:
         numbers[key] = int(value)
     # A name that starts with a dash would be an option to ssh.
     is_name = not name.startswith(("-", "@")) and not name.endswith("@")
-    return Line(name, **numbers) if is_name else None
+    return Line(_without_brackets(name), **numbers) if is_name else None
 
 
 def place(lines: list[Line], count: int | None) -> tuple[HostPlan, ...]:
@@ -162,6 +162,14 @@ def is_here(name: str) -> bool:
 def _split(name: str) -> tuple[str, str]:
     user, _, host = name.rpartition("@")
     return user, host
+
+
+def _without_brackets(name: str) -> str:
+    # As an address is written in front of a port; ssh does not know it.
+    user, host = _split(name)
+    if not (host.startswith("[") and host.endswith("]") and ":" in host):
+        return name
+    return f"{user}@{host[1:-1]}" if user else host[1:-1]
 
 
 def _own_user() -> str | None:

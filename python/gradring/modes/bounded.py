@@ -181,7 +181,9 @@ class BoundedOptimizer(ModeOptimizer):
 
         Raises:
             TimedOut: Servers did not answer; or what that step waits for still did not come.
+            Closed: After `close`.
         """
+        self.require_open()
         self.finish_step()
         self.forget_prefetches()
         self._pull()

@@ -199,7 +199,9 @@ class HybridOptimizer(ModeOptimizer):
         Raises:
             TimedOut: As the two modes' own, and so for every other error. Where that of the rows
                 fails, the dense parameters are flushed all the same.
+            Closed: After `close`.
         """
+        self.require_open()
         for_all(self._served(), lambda side: side.flush())
 
     def close(self) -> None:

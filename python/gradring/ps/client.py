@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -157,6 +157,24 @@ class ParameterServer:
         """
         requests, hand_out = many.pulls(self.calls, pulls)
         return self.calls.pull(requests, hand_out, async_op=async_op, timeout=timeout)
+
+    @overload
+    def push_many(
+        self, pushes: Sequence[tuple[SparseTable, Any, Any]], *, distinct: bool = ...,
+        async_op: Literal[False] = ..., timeout: float | None = ...,
+    ) -> Pushed: ...  # fmt: skip
+
+    @overload
+    def push_many(
+        self, pushes: Sequence[tuple[SparseTable, Any, Any]], *, distinct: bool = ...,
+        async_op: Literal[True], timeout: float | None = ...,
+    ) -> Pending[Pushed]: ...  # fmt: skip
+
+    @overload
+    def push_many(
+        self, pushes: Sequence[tuple[SparseTable, Any, Any]], *, distinct: bool = ...,
+        async_op: bool, timeout: float | None = ...,
+    ) -> Pushed | Pending[Pushed]: ...  # fmt: skip
 
     def push_many(
         self,

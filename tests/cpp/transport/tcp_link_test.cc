@@ -264,22 +264,49 @@ struct Address {
   addrinfo entry{};
 };
 
-TEST_CASE("a name's first address that never answers leaves its second one time to") {
-  const Fd mute = listen_tcp("127.0.0.1", 0, 0);
-  const Fd good = listen_tcp("127.0.0.1", 0, 4);
+// Fills the queue of one that nobody accepts from: then it is silent.
+std::vector<Fd> crowd_before(const Fd& mute) {
   std::string why;
-  std::vector<Fd> crowd;  // Fills the queue of one that nobody accepts from: then it is silent.
+  std::vector<Fd> crowd;
   for (const auto until = Clock::now() + Millis{10'000}; Clock::now() < until;) {
     crowd.push_back(connect_tcp(local_address(mute.get()), Clock::now() + Millis{50}, why));
     if (!crowd.back()) break;
   }
   REQUIRE_FALSE(crowd.back());
+  return crowd;
+}
+
+TEST_CASE("a name's first address that never answers leaves its second one time to") {
+  const Fd mute = listen_tcp("127.0.0.1", 0, 0);
+  const Fd good = listen_tcp("127.0.0.1", 0, 4);
+  const std::vector<Fd> crowd = crowd_before(mute);
+  std::string why;
   Address first(mute.get());
   Address second(good.get());
   first.entry.ai_next = &second.entry;
   const Fd fd = connect_to_one_of(&first.entry, Clock::now() + Millis{400}, why);
   REQUIRE_MESSAGE(fd, why);
   CHECK(peer_text(fd.get()) == to_text(local_address(good.get())));
+}
+
+TEST_CASE("of a name none of whose addresses answers, what each has said is told") {
+  const Fd mute = listen_tcp("127.0.0.1", 0, 0);
+  Fd closed = listen_tcp("127.0.0.2", 0, 4);
+  const std::vector<Fd> crowd = crowd_before(mute);
+  Address first(mute.get());
+  Address second(closed.get());
+  closed.reset();
+  first.entry.ai_next = &second.entry;
+  std::string why;
+  CHECK_FALSE(connect_to_one_of(&first.entry, Clock::now() + Millis{400}, why));
+  CHECK(why == "127.0.0.1: no answer, 127.0.0.2: Connection refused");
+  CHECK_FALSE(connect_to_one_of(&second.entry, Clock::now() + Millis{400}, why));
+  CHECK(why == "Connection refused");
+  second.entry.ai_next = &first.entry;
+  first.entry.ai_addr = second.entry.ai_addr;
+  first.entry.ai_next = nullptr;
+  CHECK_FALSE(connect_to_one_of(&second.entry, Clock::now() + Millis{400}, why));
+  CHECK(why == "Connection refused");
 }
 
 }  // namespace

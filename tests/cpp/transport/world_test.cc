@@ -93,6 +93,18 @@ TEST_CASE("a rank that does not come is named when the time is up") {
   REQUIRE(errors[1]);  // Rank 2 hears that it waits for others, not that it is at fault.
 }
 
+TEST_CASE("a rank that joined and went again is named, and not as one that never came") {
+  std::vector<JoinOptions> options = options_for({.ranks = 3, .timeout = Millis{1500}});
+  options.pop_back();
+  options[1].timeout = Millis{300};
+  const auto errors = join_all(options);
+  REQUIRE(errors[0]);
+  CAPTURE(text_of(errors[0]));
+  CHECK(contains(text_of(errors[0]),
+                 "rank 2 of a world of 3 had not joined, rank 1 had joined "
+                 "and left: it ended, or gave up"));
+}
+
 TEST_CASE("a rank whose rank 0 does not answer is told where it looked") {
   std::vector<JoinOptions> options = options_for({.ranks = 2, .timeout = Millis{200}});
   ::close(options[0].listen_fd);

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring.bench import cases, options, statistics, table
+from gradring.bench import cases, options, report, statistics, table
 from gradring.bench.cases import (
     Link,
     bus_factor,
@@ -30,6 +30,7 @@ from gradring.bench.peers.ours import Ours
 from gradring.bench.peers.pattern import Case
 from gradring.bench.peers.timing import Rank
 from gradring.bench.starts import Start
+from gradring.bench.sweep import Row
 from gradring.errors import InvalidArgument
 from reference import ops_of, reduced
 from thread_ranks import ThreadWorld
@@ -277,6 +278,16 @@ def test_the_table_is_aligned_and_says_what_was_measured() -> None:
     assert [row.split()[0] for row in rows] == ["8", "64K"]  # An element for each of the ranks.
     assert {len(line) for line in rows} == {len(heads)}
     assert "congestion control" in ended.stdout
+
+
+def test_figures_of_a_slow_link_have_digits_that_count() -> None:
+    figures = [1234.6, 12.34, 1.234, 0.126, 0.0336, 0.00125, 0.00008, 0.0]
+    texts = ["1235", "12.3", "1.23", "0.13", "0.034", "0.0013", "0.000080", "0.00"]
+    assert [table.number(figure) for figure in figures] == texts
+    case = Case("all_reduce", 1 << 20, "float32")
+    link = Link(alone=1.25e6, together=1.2e6)
+    row = report.row_of(Row(case, "ring", link, bound=3.4, figures={}, ratios={}))
+    assert (row["link_alone_gbs"], row["link_gbs"]) == (0.00125, 0.0012)
 
 
 def test_the_command_line_is_checked_before_anything_starts() -> None:

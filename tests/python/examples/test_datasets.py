@@ -167,6 +167,11 @@ def test_auc_counts_pairs_and_ties_half() -> None:
     assert auc(labels, scores) == pytest.approx(((above > 0) + (above == 0) / 2).mean())
 
 
+@pytest.mark.parametrize("labels", [[], [0, 0], [1, 1]])
+def test_there_is_no_auc_where_all_labels_are_alike(labels: list[float]) -> None:
+    assert auc(np.array(labels, np.float32), np.zeros(len(labels), np.float32)) is None
+
+
 def test_made_clicks_have_the_best_auc_that_is_said() -> None:
     data = synthetic_table(10_000, seed=1)
     assert data.best_auc == pytest.approx(0.90, abs=0.02)

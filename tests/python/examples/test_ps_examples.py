@@ -170,6 +170,21 @@ def test_click_rates_are_learnt(tmp_path: Path, model: str) -> None:
     assert 0.62 < outcome["test AUC"] < outcome["best AUC"]
 
 
+@pytest.mark.parametrize("examples", ["1", "5"])  # With no example to test, and with one.
+def test_a_handful_of_examples_has_no_auc_and_says_so(examples: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, str(EXAMPLES / "ctr.py"), "--batch", "1", "--examples", examples]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no AUC: " in done.stdout
+    for text in (done.stdout, done.stderr, out.read_text()):
+        assert "nan" not in text.lower()
+        assert "Warning" not in text
+    assert read(out)[2]["test AUC"] is None
+
+
 @pytest.mark.parametrize("mode", ["apart", *MODES])
 def test_word2vec_learns_with_two_workers(tmp_path: Path, mode: str) -> None:
     options = (*WORD2VEC, "--mode", mode, "--k-steps", "5")  # Few: a worker may stall under load.

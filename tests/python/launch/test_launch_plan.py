@@ -97,6 +97,15 @@ def test_every_loopback_address_is_where_its_socket_listens(tmp_path: Path) -> N
     assert listening == ["127.0.0.1", "127.0.0.2", "::1", "127.0.0.1"]
 
 
+def test_an_ipv6_address_in_brackets_is_given_to_ssh_without_them(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "[fd00::1] slots=2\nalice@[fd00::2]\nfd00::1\n", servers=2)
+    assert [host.name for host in plan.hosts] == ["fd00::1", "alice@fd00::2"]
+    assert [host.ranks for host in plan.hosts] == [(0, 1, 2), (3,)]
+    environ = plan.environ_at(4000, {0: 1, 1: 2})
+    assert environ["GRADRING_RENDEZVOUS"] == "[fd00::1]:4000"
+    assert environ["GRADRING_SERVERS"] == "[fd00::1]:1,[fd00::2]:2"
+
+
 def test_a_hosts_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert [host.name for host in plan_of(tmp_path, "\ufeffa\nb\n").hosts] == ["a", "b"]
 

@@ -128,12 +128,13 @@ bool PsNet::take_output(std::uint32_t number) {
 
 bool PsNet::hand_in(std::uint32_t number) {
   Seat& seat = seats_[number];
-  if (seat.to_shard.empty()) return false;
+  if (seat.to_shard.empty() || now_ < seat.next_frame) return false;
   if (!seat.shard->takes_from(seat.connection) &&
       !ps::is_control(seat.to_shard.front().header.type))
     return false;
   ps::Frame frame = std::move(seat.to_shard.front());
   seat.to_shard.pop_front();
+  seat.next_frame = now_ + frame_time_;
   std::vector<ps::Answer> given;
   seat.shard->receive(seat.connection, std::move(frame), now_, given);
   give_answers(number, given);

@@ -28,6 +28,8 @@ class PsNet {
   void submit(const std::shared_ptr<ps::Call>& call) { core_.submit(call, kTimeout, now_); }
   // Moves frames until nothing moves any more.
   void settle();
+  // A shard gets the next frame only so long after the one before, as over a narrow link.
+  void set_frame_time(Millis time) { frame_time_ = time; }
   // Lets time pass, in small steps, and moves frames in between.
   void pass(Millis time);
   void run(const std::shared_ptr<ps::Call>& call);
@@ -56,6 +58,7 @@ class PsNet {
     std::unique_ptr<ps::Shard> shard;
     ps::Connection connection = 0;  // 0: none.
     bool is_closed = false;
+    Time next_frame{};
     std::deque<ps::Frame> to_shard;
     std::deque<ps::Frame> to_client;
   };
@@ -69,6 +72,7 @@ class PsNet {
 
   NoJournal journal_;
   Time now_{Clock::duration{std::chrono::hours(1)}};
+  Millis frame_time_{0};
   ps::ClientCore core_;
   std::vector<Seat> seats_;
   ps::Connection last_connection_ = 0;

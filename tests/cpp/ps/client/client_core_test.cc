@@ -135,20 +135,6 @@ TEST_CASE("a request that overtakes another is sent again in its place") {
   check_counts(net, table, batch, 50000, 1);
 }
 
-TEST_CASE("an answer that never comes makes the client ask again on a new connection") {
-  PsNet net(1);
-  const auto table = net.make_table(counting_table("counts", 8));
-  bool is_lost = false;
-  net.requests = [&](std::uint32_t, const wire::PsHeader& header) {
-    if (header.type != wire::PsType::kPull || is_lost) return 1;
-    is_lost = true;
-    return -1;
-  };
-  const std::vector<float> rows = pulled(net, table, {1, 2, 3});
-  CHECK(is_lost);
-  CHECK(rows == std::vector<float>(24, 0.0f));
-}
-
 TEST_CASE("a server that stays away ends a push at its deadline, and names what is open") {
   PsNet net(2);
   const auto table = net.make_table(counting_table("counts", 8));

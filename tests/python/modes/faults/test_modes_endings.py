@@ -68,7 +68,7 @@ def test_a_closed_optimizer_takes_no_further_step_and_is_closed_twice(
                 optimizer.sparse_table(name, 1, SGD)
 
 
-@pytest.mark.parametrize("mode", [gr.Sync(), gr.Sync(via="ps"), gr.Async(), gr.Geo()], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_flush_of_a_closed_optimizer_says_that_it_is_closed(
     world: GetWorld, servers: Servers, mode: Any
 ) -> None:
@@ -90,6 +90,8 @@ def test_a_hybrid_that_was_closed_without_a_table_connects_for_none(
     optimizer.close()
     with pytest.raises(gr.Closed, match="'model' is closed"):
         optimizer.sparse_table("t", 1, SGD)
+    with pytest.raises(gr.Closed, match="is closed"):
+        optimizer.flush()
     assert optimizer.sparse_side is None
 
 
