@@ -2,6 +2,8 @@
 // tables, clocks, reading and writing of whole rows, checkpoints.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "ps/client/call.h"
