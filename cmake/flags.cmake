@@ -4,7 +4,8 @@ add_library(gradring_flags INTERFACE)
 # -ffp-contract=off: a*b+c is never fused behind our back, so that one source gives the same bits on every machine.
 target_compile_options(gradring_flags INTERFACE
   -ffp-contract=off -fvisibility=hidden -fvisibility-inlines-hidden
-  -Wall -Wextra -Wconversion -Wshadow)
+  -Wall -Wextra -Wconversion -Wshadow
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-sign-conversion>)  # Part of -Wconversion there, and not of gcc's for C++.
 if(GRADRING_WERROR)
   target_compile_options(gradring_flags INTERFACE -Werror)
 endif()

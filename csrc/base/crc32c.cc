@@ -6,6 +6,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
 #endif
 
 #include "base/copy_bytes.h"
@@ -62,6 +65,50 @@ std::uint32_t advance_by_table(std::uint32_t state, const std::byte* bytes, std:
 
 #if defined(__x86_64__)
 
+#define GRADRING_CRC_INSTRUCTION __attribute__((target("sse4.2")))
+using Register = std::uint64_t;  // As the instruction has it: narrowing would cost one of its own.
+
+bool has_instruction() {
+  return __builtin_cpu_supports("sse4.2") != 0;
+}
+GRADRING_CRC_INSTRUCTION inline Register after_word(Register state, std::uint64_t word) {
+  return _mm_crc32_u64(state, word);
+}
+GRADRING_CRC_INSTRUCTION inline std::uint32_t after_byte(std::uint32_t state, std::byte byte) {
+  return _mm_crc32_u8(state, static_cast<std::uint8_t>(byte));
+}
+
+#elif defined(__aarch64__)
+
+using Register = std::uint32_t;
+
+// Optional in the first version of the architecture.
+bool has_instruction() {
+  return (::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+}
+#if defined(__clang__)
+// Before clang 16 arm_acle.h has the functions only where the whole file is compiled for them.
+#define GRADRING_CRC_INSTRUCTION __attribute__((target("crc")))
+GRADRING_CRC_INSTRUCTION inline Register after_word(Register state, std::uint64_t word) {
+  return __builtin_arm_crc32cd(state, word);
+}
+GRADRING_CRC_INSTRUCTION inline std::uint32_t after_byte(std::uint32_t state, std::byte byte) {
+  return __builtin_arm_crc32cb(state, static_cast<std::uint8_t>(byte));
+}
+#else
+#define GRADRING_CRC_INSTRUCTION __attribute__((target("+crc")))
+GRADRING_CRC_INSTRUCTION inline Register after_word(Register state, std::uint64_t word) {
+  return __crc32cd(state, word);
+}
+GRADRING_CRC_INSTRUCTION inline std::uint32_t after_byte(std::uint32_t state, std::byte byte) {
+  return __crc32cb(state, static_cast<std::uint8_t>(byte));
+}
+#endif
+
+#endif
+
+#if defined(GRADRING_CRC_INSTRUCTION)
+
 // The instruction takes three cycles but a new one can start in each: three lanes side by side. The
 // register is linear in what was before, so that lanes are joined by moving one over the zeros that
 // the next one covers.
@@ -88,30 +135,33 @@ class ZerosAfter {
   std::array<Table, 4> tables_{};
 };
 
-__attribute__((target("sse4.2"))) std::uint32_t advance_by_instruction(std::uint32_t state,
-                                                                       const std::byte* bytes,
-                                                                       std::size_t count) {
+GRADRING_CRC_INSTRUCTION std::uint32_t advance_by_instruction(std::uint32_t state,
+                                                              const std::byte* bytes,
+                                                              std::size_t count) {
   static const ZerosAfter zeros_after;
   for (; count >= 3 * kLane; count -= 3 * kLane, bytes += 3 * kLane) {
-    std::uint64_t a = state;
-    std::uint64_t b = 0;
-    std::uint64_t c = 0;
+    Register a = state;
+    Register b = 0;
+    Register c = 0;
     for (std::size_t i = 0; i < kLane; i += 8) {
-      a = _mm_crc32_u64(a, load(bytes + i));
-      b = _mm_crc32_u64(b, load(bytes + kLane + i));
-      c = _mm_crc32_u64(c, load(bytes + 2 * kLane + i));
+      a = after_word(a, load(bytes + i));
+      b = after_word(b, load(bytes + kLane + i));
+      c = after_word(c, load(bytes + 2 * kLane + i));
     }
     const std::uint32_t ab =
         zeros_after(static_cast<std::uint32_t>(a)) ^ static_cast<std::uint32_t>(b);
     state = zeros_after(ab) ^ static_cast<std::uint32_t>(c);
   }
-  std::uint64_t wide = state;
-  for (; count >= 8; count -= 8, bytes += 8) wide = _mm_crc32_u64(wide, load(bytes));
-  state = static_cast<std::uint32_t>(wide);
-  for (; count > 0; --count, ++bytes)
-    state = _mm_crc32_u8(state, static_cast<std::uint8_t>(*bytes));
+  Register left = state;
+  for (; count >= 8; count -= 8, bytes += 8) left = after_word(left, load(bytes));
+  state = static_cast<std::uint32_t>(left);
+  for (; count > 0; --count, ++bytes) state = after_byte(state, *bytes);
   return state;
 }
+
+#endif
+
+#if defined(__x86_64__)
 
 // x to this power, modulo ours, as an operand of a carry-less product: those of reflected numbers
 // come out one place too low.
@@ -224,10 +274,12 @@ struct Ways {
   std::size_t count = 1;
 
   Ways() {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("sse4.2") == 0) return;
+#if defined(GRADRING_CRC_INSTRUCTION)
+    if (!has_instruction()) return;
     all[count++] = {&checksum<&advance_by_instruction>,
                     &copied<&copy_by_blocks<&advance_by_instruction>>};
+#endif
+#if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0)
       all[count++] = {&checksum<&advance_by_products>, &copied<&copy_by_products>};
 #endif

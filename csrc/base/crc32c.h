@@ -1,5 +1,5 @@
 // CRC-32C (Castagnoli, RFC 3720 appendix B.4): the checksum of logs and checkpoints. Pure; uses the
-// CPU's instructions where there are any.
+// CPU's instructions where there are any (x86-64, ARM).
 #pragma once
 
 #include <cstddef>

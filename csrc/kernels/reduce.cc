@@ -2,6 +2,10 @@
 // operands that need no arithmetic, the division of integers.
 #include "kernels/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "base/error.h"
 #include "kernels/table.h"
 
@@ -11,13 +15,21 @@ namespace {
 // Exact in float32, so that a quotient is rounded once; more ranks than any cluster has.
 constexpr std::uint32_t kMaxDivisor = 1u << 24;
 
+#if defined(__x86_64__)
+// Not by __builtin_cpu_supports: older clangs do not know the name.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 struct UsableTables {
   const Table* tables[3] = {&kBaselineTable};
   std::size_t count = 1;
 
   UsableTables() {
 #if defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return;
+    if (!__builtin_cpu_supports("avx2") || !has_f16c()) return;
     tables[count++] = &kAvx2Table;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))

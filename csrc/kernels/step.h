@@ -2,8 +2,10 @@
 // and the GPU's kernels. Additions that torch's kernels fuse with the multiplication before them
 // (AVX2 and AVX-512 builds: add with alpha, addcmul, lerp; not addcdiv) are written as fma, and
 // nothing else is fused. fma rounds correctly with or without the instruction, so the bits depend
-// on no processor. torch's own sqrt may be off by one in the last place (it is a vendor library's);
-// this one is exact. What the scalars mean: update_table.h.
+// on no processor, but for what Adam's scalars have of the C library's pow (bias_correction): that
+// may differ by one in the last place from one kind of processor to another. torch's own sqrt may
+// be off by one in the last place (it is a vendor library's); this one is exact. What the scalars
+// mean: update_table.h.
 #pragma once
 
 #include "kernels/portable.h"

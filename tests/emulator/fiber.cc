@@ -1,7 +1,9 @@
 #include "emulator/fiber.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -19,22 +21,32 @@ constexpr std::size_t kStackBytes = 256 * 1024;
 #else
 constexpr std::size_t kStackBytes = 64 * 1024;
 #endif
-constexpr std::size_t kGuardBytes = 4096;
+
+// A page at the stack's end, so that who needs more dies there and writes over nothing: of the
+// kernel's own size, which is as much as this whole stack where pages have 64 KiB.
+std::size_t guard_bytes() {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 thread_local Fiber* current = nullptr;
 
 }  // namespace
 
 Fiber::Fiber() {
-  void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
+  const std::size_t guard = guard_bytes();
+  void* memory = ::mmap(nullptr, guard + kStackBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  stack_ = static_cast<std::byte*>(memory);
-  mprotect(stack_, kGuardBytes, PROT_NONE);
+  if (::mprotect(memory, guard, PROT_NONE) != 0) {
+    ::munmap(memory, guard + kStackBytes);
+    throw std::bad_alloc();
+  }
+  stack_ = static_cast<std::byte*>(memory) + guard;
 }
 
 Fiber::~Fiber() {
-  munmap(stack_, kStackBytes);
+  ::munmap(stack_ - guard_bytes(), guard_bytes() + kStackBytes);
 }
 
 void Fiber::enter() {
@@ -52,11 +64,11 @@ void Fiber::start(Entry entry, void* argument) {
   entry_ = entry;
   argument_ = argument;
 #if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(stack_ + kGuardBytes, kStackBytes - kGuardBytes);
+  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
 #endif
   getcontext(&inside_);
-  inside_.uc_stack.ss_sp = stack_ + kGuardBytes;
-  inside_.uc_stack.ss_size = kStackBytes - kGuardBytes;
+  inside_.uc_stack.ss_sp = stack_;
+  inside_.uc_stack.ss_size = kStackBytes;
   inside_.uc_link = nullptr;
   makecontext(&inside_, &Fiber::enter, 0);
   fake_inside_ = nullptr;
@@ -65,7 +77,7 @@ void Fiber::start(Entry entry, void* argument) {
 void Fiber::resume() {
   current = this;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&fake_outside_, stack_ + kGuardBytes, kStackBytes - kGuardBytes);
+  __sanitizer_start_switch_fiber(&fake_outside_, stack_, kStackBytes);
 #endif
   swapcontext(&outside_, &inside_);
 #if defined(__SANITIZE_ADDRESS__)

@@ -9,7 +9,6 @@
 namespace gradring::collectives {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
 // Given out at once: long enough that claiming costs nothing, short enough that all end together.
 constexpr std::size_t kGrainBytes = 128 * 1024;
 // What is reduced before it is copied to the other ranks: it stays in a first-level cache.
@@ -18,8 +17,11 @@ constexpr std::size_t kSpreadBlockBytes = 16 * 1024;
 // of a cache.
 constexpr std::size_t kStaggerBytes = 5 * kLineBytes;
 
+// The same for all ranks, as they have one kernel. What controls the array shares no page with a
+// part: a rank that takes its own part away (detach) would take that too.
 std::size_t whole_pages(std::size_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const std::size_t page = transport::SharedMemory::page_bytes();
+  return (bytes + page - 1) / page * page;
 }
 
 }  // namespace

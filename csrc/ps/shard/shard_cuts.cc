@@ -95,7 +95,7 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
   if (snapshot && snapshot->cut != kOwnSnapshot)
     throw InvalidArgument("the last checkpoint is still being written; wait for it");
   const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
-  if (!frozen) frozen.emplace();
+  if (!frozen) frozen = Freeze{};
   frozen->cut = cut_id;
   frozen->until = now + limit;
   std::vector<Position> positions;
@@ -215,7 +215,7 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
 
 void Shard::Impl::begin_snapshot(std::uint64_t cut_id,
                                  const std::map<std::uint64_t, std::uint64_t>& since) {
-  snapshot.emplace();
+  snapshot = Snapshot{};
   snapshot->cut = cut_id;
   try {
     snapshot->front = front_of_snapshot();

@@ -53,6 +53,8 @@ struct Shard::Impl {
     bool is_let_through = false;  // And waits for room: a domain may go on, or end, meanwhile.
   };
   // A freeze: what changes something waits, except what belongs to the cut.
+  // Both are made as Freeze{} and Snapshot{}, not by emplace(): whether that can be done without
+  // arguments clang asks before this class ends, once for all, and first values count from there.
   struct Freeze {
     std::uint64_t cut = 0;
     Time until{};

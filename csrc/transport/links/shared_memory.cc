@@ -32,14 +32,10 @@ std::byte* map(int fd, std::size_t bytes) {
   return static_cast<std::byte*>(address);
 }
 
-std::size_t page_bytes() {
-  return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
-
 // Writes to each page what it has: for kernels that do not know kPopulateWrite. In one step, as
 // other threads may be writing something else.
 void touch(std::byte* begin, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += page_bytes()) {
+  for (std::size_t at = 0; at < bytes; at += SharedMemory::page_bytes()) {
     const std::atomic_ref<std::byte> first(begin[at]);
     std::byte seen = first.load(std::memory_order_relaxed);
     while (!first.compare_exchange_weak(seen, seen, std::memory_order_relaxed)) {
@@ -48,6 +44,11 @@ void touch(std::byte* begin, std::size_t bytes) {
 }
 
 }  // namespace
+
+std::size_t SharedMemory::page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
   Fd fd(::memfd_create("gradring", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -15,6 +15,8 @@ class SharedMemory {
   static SharedMemory attach(
       Fd fd, std::size_t bytes);  // Throws ProtocolError if the file is smaller or not sealed.
 
+  static std::size_t page_bytes();  // Of this host's kernel: 4096, on some ARM machines 65536.
+
   SharedMemory() = default;
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;

@@ -28,7 +28,7 @@ Document = dict[str, Any]
 def machine_facts() -> Document:
     """Say what the figures were measured on."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(Path("/proc/cpuinfo").read_text(), platform.machine()),
         "cpus": host_facts.cpus(),
         "load": round(os.getloadavg()[0], 2),
         "niceness": os.nice(0),
@@ -86,6 +86,21 @@ def row_of(row: Row) -> Document:
         "ratios": {name: _ratio(ratio) for name, ratio in row.ratios.items()},
         "unsupported": row.unsupported,
     }
+
+
+def cpu_model(cpuinfo: str, machine: str) -> str:
+    """Name the processor: as Linux does, or by the numbers that it gives on ARM."""
+    # Of big and little cores the last kind; one is as good as another for telling machines apart.
+    fields = {}
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    if "model name" in fields:
+        return fields["model name"]
+    known = [
+        f"{each[4:]} {fields[each]}" for each in ("CPU implementer", "CPU part") if each in fields
+    ]
+    return f"{machine} ({', '.join(known)})" if known else machine
 
 
 def staging(count: int, answers: Sequence[Reply]) -> Document:
@@ -199,10 +214,3 @@ def _gbs(nbytes: int, seconds: float) -> float | None:
 
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

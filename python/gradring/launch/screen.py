@@ -100,7 +100,8 @@ class Screen:
         is_waiting = text != b"" and self.outlets.stalled is not None
         if self.has_bottom and text != self._bottom and not is_waiting:
             self._bottom = text
-            columns = shutil.get_terminal_size().columns
+            # Of a terminal that was never given a size Python 3.10 says 0, later ones 80.
+            columns = shutil.get_terminal_size().columns or 80
             self.outlets.put(2, ERASE_LINE + _fit(text, columns - 1))
 
 

@@ -3,9 +3,11 @@
 #include "collectives/flat/shared_array.h"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <latch>
 #include <string>
@@ -67,6 +69,15 @@ TEST_CASE("shared array: every rank gets the bits of the documented order, where
     CAPTURE(ranks);
     CHECK(wrong == 0);
   }
+}
+
+TEST_CASE("shared array: what controls it shares no page of this kernel's with the first part") {
+  run_ranks({.ranks = 2, .mode = TransportMode::kShm}, [&](Communicator& comm) {
+    const auto array = comm.share_memory(kBytes, kPlenty);
+    REQUIRE(array != nullptr);
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    if (comm.rank() == 0) CHECK(reinterpret_cast<std::uintptr_t>(array->data()) % page == 0);
+  });
 }
 
 TEST_CASE("shared array: every dtype, and averages") {

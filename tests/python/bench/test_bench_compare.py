@@ -119,6 +119,14 @@ def test_what_was_measured_before_a_change_is_in_no_table(tmp_path: Path) -> Non
     assert [one["name"] for one in cells.documents(tmp_path, "shm", "tcp")] == ["shm-2"]
 
 
+def test_a_processor_has_a_name_also_where_linux_gives_numbers_only() -> None:
+    amd = "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9R14\n"
+    arm = "processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x1\nCPU part\t: 0xd40\n"
+    assert report.cpu_model(amd, "x86_64") == "AMD EPYC 9R14"
+    assert report.cpu_model(arm, "aarch64") == "aarch64 (implementer 0x41, part 0xd40)"
+    assert report.cpu_model("", "riscv64") == "riscv64"
+
+
 def test_a_wrong_result_is_no_best_peer_and_is_called_wrong() -> None:
     document = record(RECORDS / "shm-2.json")
     row = document["operations"][0]["rows"][1]

@@ -33,7 +33,8 @@ SHAPES = [(3, 4), (5,), (), (2, 1, 3), (0,)]
 
 
 def dyadic(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return random.integers(-8, 8, shape).astype(np.float32) / 4
+    # Before NumPy 2 a float32 of no dimension divided by an int is a float64.
+    return random.integers(-8, 8, shape).astype(np.float32) / np.float32(4)
 
 
 def gradient(step: int, example: int, *, is_dyadic: bool) -> list[Array]:

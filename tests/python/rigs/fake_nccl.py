@@ -35,6 +35,7 @@ def compile_library(folder: Path) -> Path:
     sources = [str(path) for path in sorted((ROOT / "tests" / "fake_nccl").glob("*.cc"))]
     command = [
         compiler, "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden",
+        "-ffp-contract=off",  # As all that it is compared with (cmake/flags.cmake).
         "-shared", "-fPIC", "-pthread", "-Wl,-soname,libnccl.so.2",
         f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests'}",
         "-o", str(library), *sources,

@@ -85,6 +85,9 @@ def _folded(operands: list[Array], op: str, *, is_tree: bool) -> Array:
     dtype = operands[0].dtype
     is_half = dtype.itemsize == 2 and dtype.kind not in "iu"
     work = [x.astype(np.float32) for x in operands] if is_half else operands
+    if dtype.kind == "b":
+        # NumPy 1.24.0 makes True of some bytes other than 1 in `^` of two arrays of bool.
+        work = [x.view(np.uint8) for x in operands]
     combine = _COMBINE[op if dtype.kind != "b" else _OF_BOOL[op]]
     with np.errstate(all="ignore"):
         total = _tree(work, combine) if is_tree else _left(work, combine)

@@ -4,6 +4,10 @@
 
 #include <doctest/doctest.h>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -69,6 +73,17 @@ TEST_CASE("the checksum is CRC-32C: the vectors of RFC 3720 and of the CRC catal
   CHECK(crc32c(bytes) == 0x113fdb5c);
   CHECK(crc32c(bytes_of("123456789")) == 0xe3069283);
   CHECK(crc32c({}) == 0);
+}
+
+TEST_CASE("where the CPU has an instruction for the checksum there is a way that uses it") {
+#if defined(__x86_64__)
+  const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+#elif defined(__aarch64__)
+  const bool has_instruction = (::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#else
+  const bool has_instruction = false;
+#endif
+  CHECK((crc32c_ways().size() > 1) == has_instruction);
 }
 
 TEST_CASE("the checksum is the same in all ways that the CPU has, in any pieces") {
