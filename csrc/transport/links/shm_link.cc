@@ -55,10 +55,23 @@ std::size_t ShmLink::put(std::span<const std::byte> bytes) {
   if (count == 0) return 0;
   const std::size_t at = written % limits::kRingBytes;
   const std::size_t first = std::min(count, limits::kRingBytes - at);
-  copy_bytes(out_->bytes + at, bytes.data(), first);
-  copy_bytes(out_->bytes, bytes.data() + first, count - first);
+  if (count < RingWrites::kLeastBytes) {
+    copy_bytes(out_->bytes + at, bytes.data(), first);
+    copy_bytes(out_->bytes, bytes.data() + first, count - first);
+  } else {
+    const Ticks begin = ticks_now();
+    write_long(at, bytes.first(first));
+    write_long(0, bytes.subspan(first, count - first));
+    writes_.note(count, ticks_now() - begin);
+  }
   out_->written.store(written + count, std::memory_order_seq_cst);
   return count;
+}
+
+void ShmLink::write_long(std::size_t at, std::span<const std::byte> bytes) {
+  if (!writes_.goes_past()) return copy_bytes(out_->bytes + at, bytes.data(), bytes.size());
+  stream_bytes(out_->bytes + at, bytes.data(), bytes.size());
+  end_streams();
 }
 
 std::size_t ShmLink::take(std::span<std::byte> bytes) {

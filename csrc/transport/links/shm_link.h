@@ -9,6 +9,7 @@
 
 #include "base/config.h"
 #include "transport/links/link.h"
+#include "transport/links/ring_writes.h"
 #include "transport/links/shared_memory.h"
 
 namespace gradring::transport {
@@ -42,6 +43,7 @@ class ShmLink final : public Link {
 
  private:
   std::size_t put(std::span<const std::byte> bytes);
+  void write_long(std::size_t at, std::span<const std::byte> bytes);
   std::size_t take(std::span<std::byte> bytes);
   void ring_doorbell();
   void drain_doorbell();
@@ -50,6 +52,7 @@ class ShmLink final : public Link {
   Fd doorbell_;
   ShmRing* out_;
   ShmRing* in_;
+  RingWrites writes_;
   bool peer_gone_ = false;
 };
 
