@@ -19,7 +19,7 @@ void RingWrites::end_window() {
   const Ticks fastest = fastest_;
   in_window_ = 0;
   fastest_ = 0;
-  const auto is_far = [this] { return cached_ > kFarRatio * past_; };
+  const auto is_far = [this] { return past_ != 0 && cached_ > kFarRatio * past_; };
   switch (mode_) {
     case Mode::kSettling:
       if (in_mode_ >= kSettlingBytes) enter(Mode::kCached);

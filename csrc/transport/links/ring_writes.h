@@ -47,10 +47,11 @@ class RingWrites {
   Mode mode_ = Mode::kCached;
   std::uint64_t in_mode_ = 0;    // Bytes.
   std::uint64_t in_window_ = 0;  // Bytes.
-  std::uint64_t since_probe_ = kUntilProbeBytes;
+  // The first time around the ring costs the kernel's time for its pages.
+  std::uint64_t since_probe_ = kUntilProbeBytes - limits::kRingBytes;
   Ticks fastest_ = 0;  // Of the window, per MiB; 0: none yet. The same:
   Ticks cached_ = 0;
-  Ticks past_ = 0;
+  Ticks past_ = 0;  // 0: not known yet.
 };
 
 }  // namespace gradring::transport

@@ -71,6 +71,15 @@ TEST_CASE("ring writes: one that was interrupted says nothing about the reader")
   CHECK(writer.write(RingWrites::kWindowBytes) <= RingWrites::kProbeBytes);
 }
 
+TEST_CASE("ring writes: pages that the kernel has to find say nothing about the reader") {
+  Writer writer;
+  writer.cached = writer.past = 8;
+  CHECK(writer.write(limits::kRingBytes) == 0);
+  writer.cached = 12;
+  writer.past = 1;
+  CHECK(writer.write(kSome) > kSome * 9 / 10);
+}
+
 // A ring that was written past the caches is cheap to write, until the reader has it in its caches.
 TEST_CASE("ring writes: the first time around after a return does not count") {
   Writer writer;
