@@ -73,11 +73,7 @@ const gradring_gpu_api& gpu_with_a_slow_driver() {
     changed.event_query = &query_when_it_has_come;
     return changed;
   }();
-  static const gradring_gpu_api api = [] {
-    gradring_gpu_api changed = emulated_gpu();
-    changed.runtime = &runtime;
-    return changed;
-  }();
+  static const gradring_gpu_api api = emulated_gpu_with(runtime);
   return api;
 }
 

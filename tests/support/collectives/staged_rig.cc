@@ -16,6 +16,12 @@ const gradring_gpu_api& emulated_gpu() {
   return *gradring_gpu_get_api();
 }
 
+gradring_gpu_api emulated_gpu_with(const gradring_gpu_runtime& runtime) {
+  gradring_gpu_api changed = emulated_gpu();
+  changed.runtime = &runtime;
+  return changed;
+}
+
 const gradring_gpu_api& emulated_gpu_without_waits() {
   static const gradring_gpu_runtime runtime = [] {
     gradring_gpu_runtime changed = *emulated_gpu().runtime;
@@ -31,11 +37,7 @@ const gradring_gpu_api& emulated_gpu_without_waits() {
     changed.stream_write_value = refuse;
     return changed;
   }();
-  static const gradring_gpu_api api = [] {
-    gradring_gpu_api changed = emulated_gpu();
-    changed.runtime = &runtime;
-    return changed;
-  }();
+  static const gradring_gpu_api api = emulated_gpu_with(runtime);
   return api;
 }
 
@@ -47,11 +49,7 @@ const gradring_gpu_api& emulated_gpu_that_refuses_waits() {
     };
     return changed;
   }();
-  static const gradring_gpu_api api = [] {
-    gradring_gpu_api changed = emulated_gpu();
-    changed.runtime = &runtime;
-    return changed;
-  }();
+  static const gradring_gpu_api api = emulated_gpu_with(runtime);
   return api;
 }
 

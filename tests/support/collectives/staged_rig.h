@@ -21,6 +21,8 @@ const gradring_gpu_api& emulated_gpu_without_waits();
 // compiled for.
 const gradring_gpu_api& emulated_gpu_that_refuses_waits();
 const gradring_gpu_api& emulated_gpu_without_code();
+// The emulated plugin with another runtime, which outlives it.
+gradring_gpu_api emulated_gpu_with(const gradring_gpu_runtime& runtime);
 
 gradring_emulated_counts emulated_counts();
 // True when all streams have come to their end within `time`.
