@@ -128,6 +128,7 @@ def test_an_optimizer_that_was_not_closed_says_what_servers_may_lack(
 
 
 def test_a_layer_without_an_optimizer_is_named_as_the_user_has_it() -> None:
+    pytest.importorskip("torch")
     program = (
         "import torch, gradring as gr, gradring.torch as gt\n"
         "layer = gt.Embedding('w', 4, optimizer=gr.optim.SGD(lr=0.1))\n"
