@@ -61,53 +61,26 @@ void Fiber::enter() {
 #if defined(GRADRING_FIBER_UCONTEXT)
 
 void Fiber::start(Entry entry, void* argument) {
-  entry_ = entry;
-  argument_ = argument;
-#if defined(__SANITIZE_ADDRESS__)
-  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
-#endif
+  forget(entry, argument);
   getcontext(&inside_);
   inside_.uc_stack.ss_sp = stack_;
   inside_.uc_stack.ss_size = kStackBytes;
   inside_.uc_link = nullptr;
   makecontext(&inside_, &Fiber::enter, 0);
-  fake_inside_ = nullptr;
 }
 
-void Fiber::resume() {
-  current = this;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&fake_outside_, stack_, kStackBytes);
-#endif
+void Fiber::swap_in() {
   swapcontext(&outside_, &inside_);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_outside_, nullptr, nullptr);
-#endif
 }
 
-void Fiber::switch_out([[maybe_unused]] bool is_last) {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(is_last ? nullptr : &fake_inside_, outside_bottom_,
-                                 outside_bytes_);
-#endif
+void Fiber::swap_out() {
   swapcontext(&inside_, &outside_);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_inside_, &outside_bottom_, &outside_bytes_);
-#endif
-}
-
-void Fiber::pause() {
-  switch_out(false);
-}
-
-void Fiber::leave() {
-  switch_out(true);
-  std::abort();
 }
 
 #else
 
-// Saves what a function may not change, and goes on where `to` was saved.
+// Saves what a function may not change, and goes on where `to` was saved. swapcontext() does more:
+// a system call, and under AddressSanitizer it clears the shadow of the whole stack at each switch.
 extern "C" void gradring_switch_stack(void** from, void* to);
 asm(R"(
   .text
@@ -133,8 +106,7 @@ gradring_switch_stack:
 )");
 
 void Fiber::start(Entry entry, void* argument) {
-  entry_ = entry;
-  argument_ = argument;
+  forget(entry, argument);
   // Six registers and the address to return to; a function expects its stack 8 off 16 bytes.
   auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes - 32);
   top[0] = reinterpret_cast<std::uintptr_t>(&Fiber::enter);
@@ -142,20 +114,54 @@ void Fiber::start(Entry entry, void* argument) {
   inside_ = top - 6;
 }
 
-void Fiber::resume() {
-  current = this;
+void Fiber::swap_in() {
   gradring_switch_stack(&outside_, inside_);
 }
 
-void Fiber::pause() {
+void Fiber::swap_out() {
   gradring_switch_stack(&inside_, outside_);
 }
 
-void Fiber::leave() {
-  pause();
-  std::abort();
+#endif
+
+void Fiber::forget(Entry entry, void* argument) {
+  entry_ = entry;
+  argument_ = argument;
+  fake_inside_ = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
+#endif
 }
 
+void Fiber::resume() {
+  current = this;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&fake_outside_, stack_, kStackBytes);
 #endif
+  swap_in();
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_outside_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::switch_out([[maybe_unused]] bool is_last) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(is_last ? nullptr : &fake_inside_, outside_bottom_,
+                                 outside_bytes_);
+#endif
+  swap_out();
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_inside_, &outside_bottom_, &outside_bytes_);
+#endif
+}
+
+void Fiber::pause() {
+  switch_out(false);
+}
+
+void Fiber::leave() {
+  switch_out(true);
+  std::abort();
+}
 
 }  // namespace gradring::emulator

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if !defined(__x86_64__)
 #define GRADRING_FIBER_UCONTEXT 1
 #include <ucontext.h>
 #endif
@@ -31,22 +31,28 @@ class Fiber {
 
  private:
   static void enter();
+  void forget(Entry entry, void* argument);  // What start() does anywhere.
+  // Between the two stacks, each of which goes on where it was left.
+  void swap_in();
+  void swap_out();
 
   Entry entry_ = nullptr;
   void* argument_ = nullptr;
   std::byte* stack_ = nullptr;
-#if defined(GRADRING_FIBER_UCONTEXT)
   void switch_out(bool is_last);
+
+#if defined(GRADRING_FIBER_UCONTEXT)
   ucontext_t inside_;
   ucontext_t outside_;
-  void* fake_inside_ = nullptr;  // AddressSanitizer's stacks of variables.
-  void* fake_outside_ = nullptr;
-  const void* outside_bottom_ = nullptr;
-  std::size_t outside_bytes_ = 0;
 #else
   void* inside_ = nullptr;  // The stack pointers.
   void* outside_ = nullptr;
 #endif
+  // AddressSanitizer's: stacks of variables, and where the other stack lies.
+  void* fake_inside_ = nullptr;
+  void* fake_outside_ = nullptr;
+  const void* outside_bottom_ = nullptr;
+  std::size_t outside_bytes_ = 0;
 };
 
 }  // namespace gradring::emulator
