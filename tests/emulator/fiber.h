@@ -35,12 +35,12 @@ class Fiber {
   // Between the two stacks, each of which goes on where it was left.
   void swap_in();
   void swap_out();
+  // The same, with AddressSanitizer told of it.
+  void switch_out(bool is_last);
 
   Entry entry_ = nullptr;
   void* argument_ = nullptr;
   std::byte* stack_ = nullptr;
-  void switch_out(bool is_last);
-
 #if defined(GRADRING_FIBER_UCONTEXT)
   ucontext_t inside_;
   ucontext_t outside_;
