@@ -23,6 +23,10 @@ void stream(std::byte* dst, const std::byte* src, std::size_t bytes) {
   end_streams();
 }
 
+void vectors(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  copy_in_vectors(dst, src, bytes);
+}
+
 void plain_from_core(std::byte* dst, const std::byte* src, std::size_t bytes) {
   copy_from_core(dst, src, bytes);
 }
@@ -85,6 +89,10 @@ Copy* copy_past_caches() {
 
 Copy* copy_into_caches() {
   return plain;
+}
+
+Copy* copy_between_caches() {
+  return vectors;
 }
 
 Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks) {

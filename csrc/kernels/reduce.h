@@ -51,6 +51,9 @@ Copy* copy_for(std::size_t bytes, std::size_t ranks);
 // What always does, and what never does.
 Copy* copy_past_caches();
 Copy* copy_into_caches();
+// For what another core has written, and will write, over and over: without an instruction of the
+// processor's own (decision 22), which is slower there where it is fast elsewhere.
+Copy* copy_between_caches();
 // The same as copy_for out of memory that other ranks have just written.
 Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks);
 

@@ -173,12 +173,15 @@ void Flat::gather(const Request& request, const std::byte* input, std::byte* out
 
 // `may_read`: as far as this rank can tell.
 void Flat::choose_way(const Request& request, bool may_read) {
+  ways_.begin(request.op, shape_.bytes());
   way_ = ways_.way(request.op, shape_.bytes(), may_read);
   // One rank alone that cannot read: the others find out, and go through the slots too.
   if (way_ == FlatWay::kRead && !may_read) way_ = FlatWay::kSlots;
   next_way_ = ways_.wants(request.op, shape_.bytes(), may_read);
-  side_.stage =
-      way_ == FlatWay::kSlotsPast ? kernels::copy_past_caches() : kernels::copy_into_caches();
+  side_.stays_cached = way_ == FlatWay::kSlotsCached;
+  side_.stage = way_ == FlatWay::kSlotsPast ? kernels::copy_past_caches()
+                : side_.stays_cached        ? kernels::copy_between_caches()
+                                            : kernels::copy_into_caches();
 }
 
 // After all posts have come.

@@ -12,18 +12,36 @@ FlatGather::FlatGather(FlatSide& side, const FlatShape& shape, const Request& re
       output_(output),
       root_(request.op == OpKind::kBroadcast ? request.root : -1),
       copy_own_(kernels::copy_for(shape.bytes(), static_cast<std::size_t>(side.ranks))),
-      copy_out_(root_ < 0 ? copy_own_
-                          : kernels::copy_from_core_for(shape.bytes(),
-                                                        static_cast<std::size_t>(side.ranks))),
-      slots_(root_ < 0 ? side.memory.slots_at_once(shape.largest_part_bytes() /
-                                                   static_cast<std::size_t>(side.ranks))
-                       : 1),
+      copy_out_(copy_out()),
+      slots_(root_ < 0 && !side.stays_cached
+                 ? side.memory.slots_at_once(shape.largest_part_bytes() /
+                                             static_cast<std::size_t>(side.ranks))
+                 : 1),
       base_((side.steps + slots_ - 1) / slots_ * slots_) {
   const std::size_t largest = root_ < 0 ? shape.largest_part_bytes() : shape.bytes();
-  const std::size_t slot = side.memory.slot_bytes() * slots_;
-  steps_ = (largest + slot - 1) / slot;
+  const std::size_t most = most_bytes(largest);
+  steps_ = (largest + most - 1) / most;
   const std::size_t even = (largest + steps_ - 1) / steps_;
   piece_bytes_ = (even + kLineBytes - 1) / kLineBytes * kLineBytes;
+}
+
+kernels::Copy* FlatGather::copy_out() const {
+  if (side_.stays_cached) return kernels::copy_between_caches();
+  if (root_ < 0) return copy_own_;
+  return kernels::copy_from_core_for(shape_.bytes(), static_cast<std::size_t>(side_.ranks));
+}
+
+// Of a step. Two at least of a broadcast that stays cached: they are staged and taken at once.
+std::size_t FlatGather::most_bytes(std::size_t largest) const {
+  if (!side_.stays_cached) return side_.memory.slot_bytes() * slots_;
+  const std::size_t half = (largest / 2 + kLineBytes) / kLineBytes * kLineBytes;
+  const std::size_t most = std::min(FlatMemory::kCachedBytes, side_.memory.slot_bytes());
+  return root_ < 0 ? most : std::min(most, half);
+}
+
+std::byte* FlatGather::slot(Rank from, std::uint64_t step) const {
+  if (side_.stays_cached) return side_.memory.cached_slot(from, counted(step));
+  return side_.memory.slot(from, counted(step), piece_bytes_);
 }
 
 void FlatGather::begin(transport::Idle& idle) {
@@ -88,7 +106,7 @@ void FlatGather::stage() {
   const FlatPart from = piece(side_.rank, staged_);
   const std::size_t part_begin = root_ < 0 ? shape_.part(side_.rank).begin : 0;
   const std::byte* const source = input_ + (from.begin - part_begin);
-  side_.stage(side_.memory.slot(side_.rank, counted(staged_), piece_bytes_), source, from.bytes);
+  side_.stage(slot(side_.rank, staged_), source, from.bytes);
   ++staged_;
   FlatSide::publish(side_.mine().staged, counted(staged_));
   if (source != output_ + from.begin) copy_own_(output_ + from.begin, source, from.bytes);
@@ -97,9 +115,7 @@ void FlatGather::stage() {
 void FlatGather::take() {
   for (Rank from = side_.next(side_.rank); from != side_.rank; from = side_.next(from)) {
     const FlatPart to = piece(from, taken_);
-    if (has_part(from))
-      copy_out_(output_ + to.begin, side_.memory.slot(from, counted(taken_), piece_bytes_),
-                to.bytes);
+    if (has_part(from)) copy_out_(output_ + to.begin, slot(from, taken_), to.bytes);
   }
   ++taken_;
   FlatSide::publish(side_.mine().consumed, counted(taken_));

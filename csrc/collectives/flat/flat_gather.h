@@ -20,6 +20,9 @@ class FlatGather {
   void finish(transport::Idle& idle);
 
  private:
+  kernels::Copy* copy_out() const;
+  std::size_t most_bytes(std::size_t largest) const;
+  std::byte* slot(Rank from, std::uint64_t step) const;
   void stage();
   void take();
   void wait(Rank blocks_taking, transport::Idle& idle);

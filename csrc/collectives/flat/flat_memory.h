@@ -80,6 +80,10 @@ class FlatMemory {
   // From here on they are spread over all places: shorter ones lie in few, which stay in a cache.
   static constexpr std::size_t kSpreadBytes = 4096;
 
+  // What takes so little of each slot, always in the same place, stays in a second-level cache: all
+  // slots of a rank are half a MiB then.
+  static constexpr std::size_t kCachedBytes = 64 * 1024;
+
   static std::size_t bytes(Rank ranks);
   FlatMemory(transport::SharedMemory memory, Rank ranks);
 
@@ -119,6 +123,8 @@ class FlatMemory {
   std::byte* slot(Rank rank, std::uint32_t step, std::size_t bytes) const {
     return begin_of_slot(rank, step) + shift(slot_bytes_, bytes, step / kSlots);
   }
+  // The same for at most kCachedBytes that stay in the caches.
+  std::byte* cached_slot(Rank rank, std::uint32_t step) const { return begin_of_slot(rank, step); }
   // All ranks' slots, before the first long operation, so that it costs as much as later ones: ways
   // are compared by then (flat_ways.h).
   void take_slots() const {

@@ -21,8 +21,10 @@ class FlatSide {
   const FlatMemory memory;
   const Rank rank;
   const Rank ranks;
-  std::uint32_t steps = 0;                             // Of all long operations so far.
-  kernels::Copy* stage = kernels::copy_into_caches();  // Into slots, in this operation.
+  std::uint32_t steps = 0;  // Of all long operations so far.
+  // In this operation: into slots; and whether it goes through little of them (flat_ways.h).
+  kernels::Copy* stage = kernels::copy_into_caches();
+  bool stays_cached = false;
 
   Counters& mine() const { return memory.counters(rank); }
   Rank in_world(Rank other) const { return group_.members[static_cast<std::size_t>(other)]; }

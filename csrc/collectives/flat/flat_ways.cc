@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/error.h"
 
@@ -44,25 +45,58 @@ std::size_t FlatWays::turn_of(FlatWay way, std::size_t bytes) const {
   return way == FlatWay::kRead ? kTurn : slots_bytes_ / bytes + kTurn;
 }
 
+void FlatWays::begin(OpKind op, std::size_t bytes) {
+  Length& length = lengths_[place(op, bytes)];
+  if (std::exchange(length.has_begun, true)) return;
+  for (std::size_t bits = 1; bits <= kDonorBits && bytes >> bits > 0; ++bits) {
+    const Length& donor = lengths_[place(op, bytes >> bits)];
+    if (donor.is_heard) return inherit(length, donor, bytes, bits);
+  }
+}
+
+// What was heard is the same on every rank, what was measured is this one's.
+void FlatWays::inherit(Length& length, const Length& donor, std::size_t bytes,
+                       std::size_t bits) const {
+  length.is_heard = true;
+  length.wanted = donor.wanted;
+  length.kept = donor.kept;
+  for (std::size_t way = 0; way < kWays; ++way) {
+    const Times& known = donor.ways[way];
+    Times& expected = length.ways[way];
+    expected.fastest = known.fastest << bits;
+    expected.turn = expected.fastest * turn_of(static_cast<FlatWay>(way), bytes);
+    expected.patience = known.patience;
+  }
+}
+
 FlatWay FlatWays::way(OpKind op, std::size_t bytes, bool may_read) const {
   const Length& length = lengths_[place(op, bytes)];
   if (length.is_heard) return length.wanted;
   return may_read && reads_first(op, bytes) ? FlatWay::kRead : FlatWay::kSlots;
 }
 
+FlatWays::Candidates FlatWays::candidates(OpKind op, std::size_t bytes, bool may_read) const {
+  Candidates found;
+  const auto add = [&](FlatWay way) { found.ways[found.count++] = way; };
+  const bool reads_early = may_read && reads_first(op, bytes);
+  if (reads_early) add(FlatWay::kRead);
+  add(FlatWay::kSlots);
+  if (!reduces(op)) add(FlatWay::kSlotsCached);
+  add(FlatWay::kSlotsPast);
+  if (may_read && !reads_early) add(FlatWay::kRead);
+  return found;
+}
+
 FlatWay FlatWays::wants(OpKind op, std::size_t bytes, bool may_read) const {
   const Length& length = lengths_[place(op, bytes)];
   const auto times = [&](FlatWay way) -> const Times& { return length.ways[index_of(way)]; };
-  const bool reads = may_read && reads_first(op, bytes);
-  const std::array order{reads ? FlatWay::kRead : FlatWay::kSlots,
-                         reads ? FlatWay::kSlots : FlatWay::kSlotsPast,
-                         reads ? FlatWay::kSlotsPast : FlatWay::kRead};
-  const std::size_t ways = may_read ? kWays : kWays - 1;
+  const Candidates tried = candidates(op, bytes, may_read);
   FlatWay best = may_read || length.kept != FlatWay::kRead ? length.kept : FlatWay::kSlots;
-  for (std::size_t nth = 0; nth < ways; ++nth) {
-    const Ticks fastest = times(order[nth]).fastest;
-    if (fastest == 0) return order[nth];
-    if (is_worth(fastest, times(best).fastest)) best = order[nth];
+  for (std::size_t nth = 0; nth < tried.count; ++nth) {
+    const FlatWay way = tried.ways[nth];
+    const Ticks fastest = times(way).fastest;
+    if (fastest == 0) return way;
+    if (is_worth(fastest, times(best).fastest)) best = way;
   }
   return best;
 }

@@ -1,14 +1,15 @@
 // FlatWays: how the bytes of a long operation get from one rank to another. Through the slots
 // (flat_gather.h, flat_reduce.h), written into the caches or past them; or, of all_gathers and
-// broadcasts, right out of the other ranks' memory (flat_direct.h). Which one is faster depends on
-// the processor, on the kernel, on the length, and on where a virtual machine's cores happen to
-// lie, which changes while it runs: each of them is the fastest somewhere, and five times slower
-// somewhere else. So each way has its turn of some operations in each kind and length; the one that
-// was faster at its best goes on, turn after turn, until it takes longer than another one did, or
-// until another one's time is so old that a turn of it costs little beside what has passed since.
-// One rank's measurement decides for all: its word, which every rank hears in an operation, says
-// how the next one goes. Pure: it is told how long things took. Belongs to one Flat, on its driving
-// thread. Measured: docs/decisions/0021-ways-are-compared-in-use.md.
+// broadcasts, through so little of them that it stays in the caches, or right out of the other
+// ranks' memory (flat_direct.h). Which one is faster depends on the processor, on the kernel, on
+// the length, and on where a virtual machine's cores happen to lie, which changes while it runs:
+// each of them is the fastest somewhere, and five times slower somewhere else. So each way has its
+// turn of some operations in each kind and length; the one that was faster at its best goes on,
+// turn after turn, until it takes longer than another one did, or until another one's time is so
+// old that a turn of it costs little beside what has passed since. One rank's measurement decides
+// for all: its word, which every rank hears in an operation, says how the next one goes. Pure: it
+// is told how long things took. Belongs to one Flat, on its driving thread. Measured:
+// docs/decisions/0021-ways-are-compared-in-use.md.
 #pragma once
 
 #include <array>
@@ -24,6 +25,7 @@ enum class FlatWay : std::uint8_t {
   kSlots = 0,
   kSlotsPast = 1,  // Past the caches: no line is read out of another core's cache to be replaced.
   kRead = 2,
+  kSlotsCached = 3,  // A little at a time, always in the same places (FlatMemory::kCachedBytes).
 };
 
 class FlatWays {
@@ -46,13 +48,19 @@ class FlatWays {
   // One that is faster by less than a part of so many is not worth a change.
   static constexpr Ticks kWorthChanging = 8;
 
-  static constexpr std::size_t kWays = 3;
+  // A length that comes for the first time begins with what is known of one shorter by so many bits
+  // at most.
+  static constexpr std::size_t kDonorBits = 2;
+
+  static constexpr std::size_t kWays = 4;
 
   // `slots_first`: in every length. `slots_bytes`: what all ranks write until they write into the
   // same place again.
   FlatWays(bool slots_first, std::size_t slots_bytes)
       : slots_first_(slots_first), slots_bytes_(slots_bytes) {}
 
+  // Before each operation.
+  void begin(OpKind op, std::size_t bytes);
   // The next operation's way: what was heard. The same on every rank. `may_read`: this kind and
   // length may go by reading.
   FlatWay way(OpKind op, std::size_t bytes, bool may_read) const;
@@ -76,6 +84,7 @@ class FlatWays {
   };
   struct Length {
     std::array<Times, kWays> ways;
+    bool has_begun = false;
     bool is_heard = false;  // Somebody's word.
     FlatWay wanted = FlatWay::kSlots;
     FlatWay kept = FlatWay::kSlots;  // The fastest at the end of the last turn.
@@ -87,8 +96,15 @@ class FlatWays {
   };
 
   static std::size_t place(OpKind op, std::size_t bytes);  // In lengths_.
+  // In the order of their first turns.
+  struct Candidates {
+    std::array<FlatWay, kWays> ways{};
+    std::size_t count = 0;
+  };
+  Candidates candidates(OpKind op, std::size_t bytes, bool may_read) const;
   bool reads_first(OpKind op, std::size_t bytes) const;
   std::size_t turn_of(FlatWay way, std::size_t bytes) const;
+  void inherit(Length& length, const Length& donor, std::size_t bytes, std::size_t bits) const;
   static void end_turn(Length& length);
 
   const bool slots_first_;
