@@ -79,9 +79,12 @@ def no_gpu_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def fake_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the fake NCCL once; returns its path."""
-    return compile_library(tmp_path_factory.mktemp("nccl"))
+def fake_nccl(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Compile the fake NCCL once, for all of pytest's processes; returns its path."""
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent
+    return compile_library(folder / "nccl")
 
 
 @pytest.fixture

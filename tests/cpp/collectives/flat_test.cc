@@ -65,7 +65,7 @@ void check_variants(FlatTeam& team, PlanCase c) {
 
 TEST_CASE("flat: every rank gets the bits of the documented order") {
   for (Rank n = 1; n <= 8; ++n) {
-    if (kWatchesThreads && (n == 6 || n == 7)) continue;
+    if (kWatchesThreads && n != 2 && n != 3 && n != 5) continue;
     FlatTeam team(n);
     const auto ranks = static_cast<std::uint64_t>(n);
     for (const OpKind op : kOps)
@@ -77,6 +77,7 @@ TEST_CASE("flat: every rank gets the bits of the documented order") {
 
 TEST_CASE("flat: every dtype and reduction, short and long") {
   for (const Rank n : {2, 5}) {
+    if (kWatchesThreads && n != 2) continue;
     FlatTeam team(n);
     for (std::size_t d = 0; d < kDTypeCount; ++d) {
       for (std::size_t o = 0; o < kReduceOpCount; ++o) {
@@ -100,6 +101,7 @@ TEST_CASE("flat: every dtype and reduction, short and long") {
 
 TEST_CASE("flat: long vectors go through the slots many times") {
   for (const Rank n : {2, 3}) {
+    if (kWatchesThreads && n != 3) continue;
     FlatTeam team(n);
     for (std::size_t i = 0; i < std::size(kOps); ++i)
       check_case(team,
@@ -132,7 +134,7 @@ TEST_CASE("flat: operations follow each other while ranks run ahead") {
     std::vector<PlanCase> cases;
     std::vector<std::vector<Memory>> memory;
     std::vector<Outputs> expected;
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < (kWatchesThreads ? 80 : 200); ++i) {
       // Now and then one whose steps take several slots at once.
       const std::uint64_t scale = std::uint64_t{1} << (i % 20 == 7 ? 19 : random() % 17);
       cases.push_back({.op = kOps[random() % std::size(kOps)],

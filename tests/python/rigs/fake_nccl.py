@@ -6,6 +6,7 @@ will be given to.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,11 +28,20 @@ PATIENCE_MS = 60_000
 
 
 def compile_library(folder: Path) -> Path:
-    """Compile the fake, which is a GPU plugin as well; returns its path."""
+    """Compile the fake, which is a GPU plugin as well, unless it is there; returns its path."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile the fake NCCL with")
+    folder.mkdir(exist_ok=True)
     library = folder / "libnccl.so.2"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(compiler, library)
+    return library
+
+
+def _compile(compiler: str, library: Path) -> None:
     sources = [str(path) for path in sorted((ROOT / "tests" / "fake_nccl").glob("*.cc"))]
     command = [
         compiler, "-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden",
@@ -41,7 +51,6 @@ def compile_library(folder: Path) -> Path:
         "-o", str(library), *sources,
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=300)
-    return library
 
 
 class Ranks:
