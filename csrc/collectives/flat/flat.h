@@ -45,6 +45,8 @@ class Flat {
 
   // Whether the last operation that could do without the slots did (flat_direct.h).
   bool reads_directly() const { return was_direct_; }
+  // Whether the last long operation went through a little of the slots (flat_ways.h).
+  bool stays_cached() const { return side_.stays_cached; }
 
   // Says that this rank will write nothing more, and wakes who waits for it.
   void leave() { side_.leave(); }

@@ -47,7 +47,7 @@ std::size_t FlatWays::turn_of(FlatWay way, std::size_t bytes) const {
 
 void FlatWays::begin(OpKind op, std::size_t bytes) {
   Length& length = lengths_[place(op, bytes)];
-  if (std::exchange(length.has_begun, true)) return;
+  if (std::exchange(length.has_begun, true) || bytes < kLongBytes) return;
   for (std::size_t bits = 1; bits <= kDonorBits && bytes >> bits > 0; ++bits) {
     const Length& donor = lengths_[place(op, bytes >> bits)];
     if (donor.is_heard) return inherit(length, donor, bytes, bits);
@@ -65,7 +65,6 @@ void FlatWays::inherit(Length& length, const Length& donor, std::size_t bytes,
     Times& expected = length.ways[way];
     expected.fastest = known.fastest << bits;
     expected.turn = expected.fastest * turn_of(static_cast<FlatWay>(way), bytes);
-    expected.patience = known.patience;
   }
 }
 

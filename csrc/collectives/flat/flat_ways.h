@@ -48,8 +48,9 @@ class FlatWays {
   // One that is faster by less than a part of so many is not worth a change.
   static constexpr Ticks kWorthChanging = 8;
 
-  // A length that comes for the first time begins with what is known of one shorter by so many bits
-  // at most.
+  // A long one (kLongBytes), of which a turn of each way is many times what it is worth, begins
+  // with what is known of one shorter by so many bits at most. Not a shorter one: there what
+  // reading takes does not grow with the length, and a wrong guess is found out late.
   static constexpr std::size_t kDonorBits = 2;
 
   static constexpr std::size_t kWays = 4;

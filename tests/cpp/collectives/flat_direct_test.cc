@@ -47,6 +47,7 @@ void forbid_reading() {
 struct Outcome {
   bool is_right = false;
   bool was_direct = false;
+  bool stayed_cached = false;
 };
 template <typename Before>
 std::vector<std::vector<Outcome>> calls_in_a_row(FlatTeam& team, const PlanCase& c, int times,
@@ -66,7 +67,7 @@ std::vector<std::vector<Outcome>> calls_in_a_row(FlatTeam& team, const PlanCase&
       Memory& mine = memory[static_cast<std::size_t>(nth)][at];
       team.call(rank, c, mine);
       outcomes[at].push_back({mine.output_is(expected[static_cast<std::size_t>(nth)][at]),
-                              team.flat(rank).reads_directly()});
+                              team.flat(rank).reads_directly(), team.flat(rank).stays_cached()});
     }
   });
   for (const auto& error : errors) CHECK(thrown_by(error).text == "");
@@ -109,6 +110,25 @@ TEST_CASE("flat direct: all ranks go the same way, whichever they measure to be 
                                        [](const Outcome& one) { return one.was_direct; });
     CHECK(directs >= static_cast<std::ptrdiff_t>(FlatWays::kTurn));
     CHECK(directs < kTimes - static_cast<std::ptrdiff_t>(FlatWays::kTurn));
+  }
+}
+
+// More pieces than there are slots, the last of them shorter; each way has its turn.
+TEST_CASE("flat direct: what goes through a little of the slots has the right bits, on all ranks") {
+  for (const PlanCase& c :
+       {gather_of(2, 300'001),
+        PlanCase{.op = OpKind::kBroadcast, .world_size = 3, .count = 300'001, .root = 1}}) {
+    FlatTeam team(c.world_size);
+    const auto outcomes = calls_in_a_row(team, c, 30, [](Rank, int) {});
+    for (const auto& of_rank : outcomes) {
+      REQUIRE(of_rank.size() == 30);
+      for (std::size_t nth = 0; nth < of_rank.size(); ++nth) {
+        CHECK(of_rank[nth].is_right);
+        CHECK(of_rank[nth].stayed_cached == outcomes[0][nth].stayed_cached);
+      }
+    }
+    CHECK(std::any_of(outcomes[0].begin(), outcomes[0].end(),
+                      [](const Outcome& one) { return one.stayed_cached; }));
   }
 }
 
