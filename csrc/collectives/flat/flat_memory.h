@@ -7,8 +7,8 @@
 //   slots      kSlots per rank, used in turn: a long operation's payload, one entry per rank
 // What takes only a part of such a place takes another part of it the next time around: a line that
 // a reader has in its core's own cache takes the writer four times as long as one that has left it
-// (docs/decisions/0016-slots-are-longer-than-a-cache.md). But for cached_slot(), for processors with
-// which it is the other way round (docs/decisions/0022-a-little-that-stays-in-the-caches.md).
+// (docs/decisions/0016-slots-are-longer-than-a-cache.md). But for cached_slot(), for processors
+// with which it is the other way round (docs/decisions/0022-a-little-that-stays-in-the-caches.md).
 #pragma once
 
 #include <algorithm>
