@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "emulator/fiber.h"
+#include "support/split_mix.h"
 
 namespace gradring::emulator {
 
@@ -28,24 +29,8 @@ struct Ordering {
 Ordering ordering;
 std::atomic<StreamHook> stream_hook = nullptr;
 
-// SplitMix64 (Steele, Lea, Flood 2014).
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : state_(seed) {}
-  std::size_t below(std::size_t bound) {
-    state_ += 0x9E3779B97F4A7C15u;
-    std::uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return static_cast<std::size_t>((z ^ (z >> 31)) % bound);
-  }
-
- private:
-  std::uint64_t state_;
-};
-
 template <typename Item>
-void put_in_order(std::vector<Item>& items, Dice& dice) {
+void put_in_order(std::vector<Item>& items, testing::SplitMix64& dice) {
   const Order order = ordering.order;
   if (order == Order::kReverse) std::reverse(items.begin(), items.end());
   if (order != Order::kRandom) return;
@@ -87,7 +72,7 @@ struct Warp {
 
 class Block {
  public:
-  void run(const Shape& shape, const std::function<void()>& body, Dice& dice);
+  void run(const Shape& shape, const std::function<void()>& body, testing::SplitMix64& dice);
   int barrier(bool predicate, Site site);
   Exchanged exchange(std::uint32_t mask, std::uint64_t value, Site site);
   unsigned lane() const { return static_cast<unsigned>(current_ % kWarp); }
@@ -148,7 +133,7 @@ void Block::resume(std::size_t thread) {
   complete(warp, thread - thread % kWarp);
 }
 
-void Block::run(const Shape& shape, const std::function<void()>& body, Dice& dice) {
+void Block::run(const Shape& shape, const std::function<void()>& body, testing::SplitMix64& dice) {
   prepare(shape);
   body_ = &body;
   std::vector<std::size_t> ready;
@@ -273,7 +258,7 @@ bool is_valid(const Shape& shape) {
 }
 
 void run_grid(const Shape& shape, const std::function<void()>& thread) {
-  Dice dice(ordering.seed);
+  testing::SplitMix64 dice(ordering.seed);
   std::vector<std::size_t> blocks(shape.grid.volume());
   for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
   put_in_order(blocks, dice);

@@ -16,7 +16,10 @@ import numpy.typing as npt
 from source_tree import ROOT
 
 NAME = "libgradring_emulated.so"
-SOURCES = ("csrc/gpu", "csrc/cuda", "csrc/kernels", "csrc/base/types.h", "tests/emulator")
+SOURCES = (
+    "csrc/gpu", "csrc/cuda", "csrc/kernels", "csrc/base/types.h", "tests/emulator",
+    "tests/support/split_mix.h",
+)  # fmt: skip
 
 
 def _newest_source() -> float:

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/text.h"
+#include "support/split_mix.h"
 
 namespace gradring::testing {
 
@@ -121,30 +122,14 @@ Shape shape(const PlanCase& c, Rank rank) {
   }
 }
 
-// SplitMix64 (Steele, Lea and Flood, 2014): any state is good from the first word on. The standard
-// library's generators fill hundreds of words first, which took a tenth of all tests of plans.
-class Words {
- public:
-  explicit Words(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t word = state_ += 0x9e3779b97f4a7c15u;
-    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
-    word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
-    return word ^ (word >> 31);
-  }
-
- private:
-  std::uint64_t state_;
-};
-
 // A value of random sign, magnitude 2^-12 to 2^12 and mantissa: float32's bits.
-std::uint32_t random_float_bits(Words& random) {
+std::uint32_t random_float_bits(SplitMix64& random) {
   const std::uint64_t bits = random.next();
   const auto exponent = static_cast<std::uint32_t>(127 - 12 + (bits >> 40) % 25);
   return (static_cast<std::uint32_t>(bits) & 0x807fffffu) | exponent << 23;
 }
 
-void fill(Buffer& bytes, DType dtype, Words& random) {
+void fill(Buffer& bytes, DType dtype, SplitMix64& random) {
   const std::size_t item = item_bytes(dtype);
   for (std::size_t at = 0; at + item <= bytes.size(); at += item) {
     const std::uint32_t float_bits = random_float_bits(random);
@@ -157,7 +142,7 @@ void fill(Buffer& bytes, DType dtype, Words& random) {
       const std::uint16_t bits = reference::nearest_half(dtype, std::bit_cast<float>(float_bits));
       std::memcpy(&bytes[at], &bits, item);
     } else {
-      const std::uint64_t bits = dtype == DType::kBool ? random.next() % 2 : random.next();
+      const std::uint64_t bits = dtype == DType::kBool ? random.below(2) : random.next();
       std::memcpy(&bytes[at], &bits, item);
     }
   }
@@ -252,7 +237,7 @@ std::vector<Memory> memory_of(const PlanCase& c) {
 }
 
 std::vector<Memory> random_memory(const PlanCase& c, std::uint64_t seed) {
-  Words random(seed);
+  SplitMix64 random(seed);
   std::vector<Memory> ranks = memory_of(c);
   for (Memory& memory : ranks) {
     memory.bytes.resize(
