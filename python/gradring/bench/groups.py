@@ -145,10 +145,13 @@ class LaunchedGroup:
         seconds = min(_START_SECONDS, self._patience)
         deadline = time.monotonic() + seconds
         ended = os.pidfd_open(self._process.pid)
+        poll = select.poll()
+        for descriptor in (listener.fileno(), ended):
+            poll.register(descriptor, select.POLLIN)
         try:
             while None in self._ranks:
                 left = max(0.0, deadline - time.monotonic())
-                ready = select.select([listener.fileno(), ended], [], [], left)[0]
+                ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
                 if listener.fileno() not in ready:
                     what = "it ended" if ready else f"not all ranks came in {seconds:g} s"
                     raise GroupFailed(self._complaint(f"could not start: {what}"))

@@ -85,8 +85,11 @@ def _is_gone(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
+    # Not select(), which knows only the first 1,024 descriptors.
+    end = select.poll()
+    end.register(descriptor, select.POLLIN)
     try:
-        if not select.select([descriptor], [], [], UNKILLABLE_SECONDS)[0]:
+        if not end.poll(UNKILLABLE_SECONDS * 1000):
             return False
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)

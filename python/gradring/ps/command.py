@@ -99,6 +99,8 @@ class _Signals:
 
     def __init__(self) -> None:
         self._read, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._read, select.POLLIN)
         self._are_raised = False
         signal.set_wakeup_fd(written)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -121,7 +123,7 @@ class _Signals:
 
     def came_within(self, seconds: float) -> bool:
         """Wait for one."""
-        return bool(select.select([self._read], [], [], seconds)[0])
+        return bool(self._poll.poll(seconds * 1000))
 
 
 def _greeting(options: argparse.Namespace, address: str) -> str:

@@ -29,7 +29,7 @@ def test_a_closed_world_may_be_followed_by_another(start: Start, late: int) -> N
         "    with gr.init() as comm:\n"
         "        assert comm.all_reduce(np.ones(1))[0] == 3\n"
         # Others come while this rank is still in the world before.
-        f"        if comm.rank == {late}: select.select([], [], [], 0.3)\n"
+        f"        if comm.rank == {late}: select.poll().poll(300)\n"
         "print('done')\n"
     )
     code, lines, err = start(program, "-n", "3").finish()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from gradring.cli import main
 from gradring.commands.output_files import require_writable
 from gradring.errors import InvalidArgument
 from launcher_runs import wait_for_end
+from waiting import readable
 
 COMMAND = [sys.executable, "-m", "gradring"]
 
@@ -55,7 +55,7 @@ def wait_for_descendants(process: subprocess.Popen[bytes], word: bytes, count: i
                 hits += word in Path(f"/proc/{each}/cmdline").read_bytes()
         if hits >= count:
             return below[1:]
-        select.select([], [], [], 0.01)
+        readable(seconds=0.01)
 
 
 LONG_RUNS = [

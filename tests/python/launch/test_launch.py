@@ -127,12 +127,15 @@ def test_a_rank_that_raised_is_named_although_those_that_lost_it_end_before_it(
     start: Start, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "gate")
-    # Rank 1 leaves its communicator, and then does not end before rank 0, the gate's writer, has.
+    # Rank 1 leaves its communicator, and then does not end before rank 0 has.
     program = LIVE + (
-        "import atexit\n"
-        "gate = open('gate', 'r' if rank else 'w')\n"
-        "if rank: atexit.register(gate.read)\n"
-        "import gradring, numpy\n"
+        "import atexit, select, gradring, numpy\n"
+        "def see_it_end(process):\n"
+        "    end = select.poll()\n"
+        "    end.register(process, select.POLLIN)\n"
+        "    end.poll()\n"
+        "if rank == 0: open('gate', 'w').write(str(os.getpid()))\n"
+        "else: atexit.register(see_it_end, os.pidfd_open(int(open('gate').read())))\n"
         "comm = gradring.init()\n"
         "comm.barrier()\n"
         "if rank == 1: sys.exit(42)\n"

@@ -20,6 +20,7 @@ from gradring.launch.outlets import MOST_QUEUED_BYTES, Outlet
 from gradring.launch.screen import Screen
 from gradring.launch.watch import Watch
 from launcher_runs import LIVE, is_alive, wait_for_end
+from waiting import readable
 
 PATIENCE = 60.0  # Seconds; what takes longer does not come.
 
@@ -154,7 +155,7 @@ def wait_until_full(writer: int) -> None:
 
 
 def wait_for_byte(fifo: int) -> None:
-    assert select.select([fifo], [], [], PATIENCE)[0], "no rank has heard of it"
+    assert readable(fifo, seconds=PATIENCE), "no rank has heard of it"
     assert os.read(fifo, 1)
 
 

@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from frozen import freeze
 from gradring.launch.output import LINE_BYTES_MAX, Passage, RankOutput
 from gradring.launch.screen import Screen
 from launcher_runs import LIVE, WITH_GRANDCHILDREN, is_alive
+from waiting import freeze, readable
 
 RUN = [sys.executable, "-m", "gradring", "run", "-n", "1"]
 
@@ -171,7 +170,7 @@ def test_a_full_disk_behind_our_output_is_told_and_ends_the_job(tmp_path: Path) 
 def read_all(reader: int) -> bytes:
     """Read a pipe that does not block to its end, and close it."""
     found = b""
-    while select.select([reader], [], [])[0] and (data := os.read(reader, 1 << 16)):
+    while readable(reader) and (data := os.read(reader, 1 << 16)):
         found += data
     os.close(reader)
     return found

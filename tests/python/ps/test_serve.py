@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from frozen import freeze
 from gradring.cli import main
 from gradring.errors import DeviceError, TimedOut
 from gradring.ps import checkpoint
 from gradring.ps.saved.load_note import LoadNote
 from ps_servers import SECRET, connected, join
+from waiting import freeze
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from waiting import readable
 
 # What every program under test starts with.
 LIVE = "import os, signal, socket, subprocess, sys, time\nrank = int(os.environ['GRADRING_RANK'])\n"
@@ -115,6 +116,6 @@ def wait_for_end(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        select.select([descriptor], [], [])
+        readable(descriptor)
     finally:
         os.close(descriptor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -20,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frozen import freeze
 from thread_ranks import listening_socket
+from waiting import freeze, readable
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 PATIENCE = 60.0  # For what should happen at once, on a machine that may be busy.
@@ -115,7 +114,7 @@ class RankProcess:
 
     def has_answered(self) -> bool:
         """Tell, without waiting, whether there is an answer that nobody has read."""
-        return bool(self._messages) or bool(select.select([self.socket], [], [], 0)[0])
+        return bool(self._messages) or bool(readable(self.socket, seconds=0))
 
     def kill(self) -> float:
         """End it with SIGKILL; returns when."""
@@ -148,7 +147,7 @@ class RankProcess:
         deadline = time.monotonic() + PATIENCE
         while not self._messages:
             left = max(0.0, deadline - time.monotonic())
-            ready = select.select([self.socket], [], [], left)[0]
+            ready = readable(self.socket, seconds=left)
             assert ready, f"rank {self.rank} said nothing for {PATIENCE} s; its log: {self.log}"
             chunk = self.socket.recv(1 << 16)
             assert chunk, f"rank {self.rank} ended; its log: {self.log}"
@@ -211,7 +210,7 @@ class Job:
     def says_anything_within(self, seconds: float) -> bool:
         """Tell whether any rank answers in that time."""
         sockets = [rank.socket for rank in self.ranks]
-        return bool(select.select(sockets, [], [], seconds)[0])
+        return bool(readable(*sockets, seconds=seconds))
 
     def outcomes(self, ranks: Iterable[RankProcess] | None = None) -> list[Outcome]:
         """Wait for the end of what these ranks were told to do, or all of them."""

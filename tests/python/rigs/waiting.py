@@ -1,20 +1,34 @@
-"""Freezing a process for a test: the signal alone comes back before the process has stopped."""
+"""Waiting in a test: for something to read, and for a process to stand still."""
 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import time
 from pathlib import Path
+from socket import socket
 
 PATIENCE = 60.0  # Seconds; only a machine that has lost the process needs them.
+
+
+def readable(*files: int | socket, seconds: float | None = None) -> list[int | socket]:
+    """Wait until any can be read without blocking: those that can, or none when the time is up.
+
+    Descriptors may have any number: a process of pytest keeps ranks of every size open, and
+    select() takes none from 1,024 on.
+    """
+    with selectors.PollSelector() as selector:
+        for file in files:
+            selector.register(file, selectors.EVENT_READ, file)
+        return [key.data for key, _ in selector.select(seconds)]
 
 
 def freeze(pid: int) -> float:
     """Stop a process with SIGSTOP; returns when none of its threads runs any more, and the time.
 
-    Until a thread has been on a processor again it does not see the signal: a server can still
-    answer what is sent right after ``kill``.
+    The signal alone comes back before that: until a thread has been on a processor again it does
+    not see it, and a server can still answer what is sent right after ``kill``.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE
