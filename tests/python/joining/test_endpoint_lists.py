@@ -108,8 +108,11 @@ def test_lists_that_make_no_sense_are_refused_by_name(environ: dict[str, str], w
 
 
 def test_workers_of_a_tf_config_train_together() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = free.getsockname()[1]
+    # Bound while rank 0 listens there: nobody else is given the number.
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    meeting = kept.getsockname()[1]
     cluster = {"worker": [f"127.0.0.1:{meeting - 1}", f"127.0.0.1:{meeting - 2}"]}
     script = "import gradring as gr; c = gr.init(); c.barrier(); print(c.rank, c.world_size)"
     shared = {**os.environ, "GRADRING_SECRET": secrets.token_hex(32)}
@@ -120,4 +123,5 @@ def test_workers_of_a_tf_config_train_together() -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["0 2\n", "1 2\n"]
+    with kept:
+        assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["0 2\n", "1 2\n"]

@@ -53,8 +53,11 @@ def test_a_second_world_meets_where_its_arguments_say(start: Start) -> None:
     program = PROGRAM + (
         "import socket\n"
         "comm = gr.init()\n"
-        "with socket.create_server(('127.0.0.1', 0)) as found: port = found.getsockname()[1]\n"
-        "port = int(comm.broadcast(np.array([port]))[0])\n"
+        # Bound while others listen there: nobody else is given the number.
+        "kept = socket.socket()\n"
+        "kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "kept.bind(('127.0.0.1', 0))\n"
+        "port = int(comm.broadcast(np.array([kept.getsockname()[1]]))[0])\n"
         "turned = 1 - comm.rank\n"
         "where = f'127.0.0.1:{port}'\n"
         "for rank in (comm.rank, turned):\n"

@@ -11,7 +11,7 @@ import gradring as gr
 from exact_server import ExactServer
 from gradring.modes.factory import over_servers
 from mode_servers import Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 SGD = gr.optim.SGD(lr=0.5)
 MODES = [

@@ -14,7 +14,7 @@ from flaky_proxy import FlakyProxy
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from mode_servers import RealServers, Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 SGD = gr.optim.SGD(lr=1.0)
 

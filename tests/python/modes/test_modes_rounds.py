@@ -13,7 +13,7 @@ from exact_server import ExactServer, Faults
 from gradring.modes.parameters.rows import merge
 from gradring.modes.rounds import RoundOptimizer
 from mode_servers import Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from exact_server import Faults
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from mode_servers import Servers, make_servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 Make = Callable[[Any], torch.optim.Optimizer]
 MODES = [

@@ -16,7 +16,7 @@ from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.stores.served import store_of
 from gradring.modes.stores.store import Domain
 from mode_servers import RealServers, Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 Array = np.ndarray[Any, Any]
 

@@ -5,13 +5,12 @@ Nothing here sleeps: answers come through a socket, and every wait for one has a
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forked import ForkedProcess, Nursery
 from thread_ranks import listening_socket
 from waiting import freeze, readable
 
@@ -48,6 +48,11 @@ class Outcome:
     cause: dict[str, Any] | None = None
 
 
+@functools.cache
+def _nursery() -> Nursery:
+    return Nursery(PROGRAM)
+
+
 class RankProcess:
     """One rank's process."""
 
@@ -56,12 +61,8 @@ class RankProcess:
         self.log_path = log
         self.socket, theirs = socket.socketpair()
         with log.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(theirs.fileno())],
-                pass_fds=[theirs.fileno(), *inherited],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
+            self.process: ForkedProcess = _nursery().fork(
+                theirs.fileno(), stderr.fileno(), inherited
             )
         theirs.close()
         self._received = b""

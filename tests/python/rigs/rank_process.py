@@ -1,14 +1,13 @@
 """One rank as a process of its own: carries out lines of Python that a test sends it.
 
-Run by `rank_job.Job` as ``python rank_process.py FD``. A command on the socket FD is one JSON line
-with the code; all run in one namespace, which holds ``comm`` after the call of ``join()``. The
-answer is a JSON line that says what came of it and when. At the end of the commands the process
-leaves as any script does.
+Run by `rank_job.Job` as ``python rank_process.py FD``, which forks a process for each rank (see
+forked.py). A command on a rank's socket is one JSON line with the code; all run in one namespace,
+which holds ``comm`` after the call of ``join()``. The answer is a JSON line that says what came of
+it and when. At the end of the commands the process leaves as any script does.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -21,8 +20,7 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
-
-_PR_SET_PDEATHSIG = 1
+from forked import serve
 
 
 def describe(error: BaseException | None) -> dict[str, Any]:
@@ -38,11 +36,8 @@ def describe(error: BaseException | None) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    ctypes.CDLL(None).prctl(
-        _PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # Ends with the test, however that ends.
-    connection = socket.socket(fileno=int(sys.argv[1]))
+def obey(connection: socket.socket) -> None:
+    """Run one command after another until there are no more."""
     commands = connection.makefile("r")
 
     def say(kind: str, **values: Any) -> None:
@@ -73,4 +68,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    rank = serve(socket.socket(fileno=int(sys.argv[1])))
+    if rank is not None:
+        obey(rank)

@@ -1,7 +1,8 @@
-"""Ranks as threads of this process: the quick way to run many small cases on real communicators.
+"""Ranks and workers as threads of this process: the quick way to run many small cases.
 
-A `ThreadWorld` joins once and then runs one function after another on all its ranks. Tests take
-them from the `world` fixture (conftest.py), which keeps one for each size and transport.
+A `ThreadWorld` has real communicators: it joins once and then runs one function after another on
+all its ranks. Tests take them from the `world` fixture (conftest.py), which keeps one for each size
+and transport.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import gradring as gr
 
 TIMEOUT = 30.0
+WORKER_SECONDS = 60.0
 TRANSPORTS = ("tcp", "shm")
 
 
@@ -106,3 +108,25 @@ class ThreadWorld:
                 self._answers.put((rank, function(rank), None))
             except BaseException as error:  # noqa: BLE001 - raised again on the test's thread
                 self._answers.put((rank, None, error))
+
+
+def on_workers(size: int, function: Callable[[int], Any]) -> list[Any]:
+    """Call ``function(rank)`` on a thread for each worker: the results, or the first error."""
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = function(rank)
+        except BaseException as error:  # noqa: BLE001 - raised again on the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WORKER_SECONDS)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a worker is still waiting"
+    return results

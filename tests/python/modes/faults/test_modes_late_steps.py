@@ -16,7 +16,7 @@ from geo_steps import geo
 from gradring.modes.bounded import BoundedOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from ps_servers import join, serving
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 SGD = gr.optim.SGD(lr=1.0)
 ONE = np.ones(1, np.float32)

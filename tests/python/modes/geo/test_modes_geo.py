@@ -12,7 +12,7 @@ import gradring as gr
 from exact_server import ExactServer, Faults
 from geo_steps import IDENTITY, exchange, geo, held
 from mode_servers import RealServers, Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 
 def script(workers: int, rounds: int) -> list[list[int]]:

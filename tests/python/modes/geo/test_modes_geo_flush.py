@@ -11,7 +11,7 @@ import gradring as gr
 from exact_server import ExactServer
 from geo_steps import IDENTITY, geo
 from mode_servers import Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 DIM, SLICE_ROWS = 4, 3
 

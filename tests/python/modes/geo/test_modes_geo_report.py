@@ -10,7 +10,7 @@ import pytest
 import gradring as gr
 from geo_steps import IDENTITY, exchange, geo
 from mode_servers import Servers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 
 def test_divergence_is_how_far_servers_were_from_what_a_replica_knew(servers: Servers) -> None:

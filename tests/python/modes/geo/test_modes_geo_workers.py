@@ -11,8 +11,8 @@ import gradring as gr
 from exact_server import ExactServer
 from geo_steps import IDENTITY, Array, exchange, geo, held
 from mode_servers import Servers
+from thread_ranks import on_workers
 from turns import Turns
-from worker_threads import on_workers
 
 
 def test_workers_may_come_and_go(servers: Servers) -> None:

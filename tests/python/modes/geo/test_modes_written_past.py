@@ -11,7 +11,7 @@ import pytest
 import gradring as gr
 from geo_steps import IDENTITY, geo
 from mode_servers import RealServers
-from worker_threads import on_workers
+from thread_ranks import on_workers
 
 IDS = np.arange(6)
 NINES = np.full((6, 1), 9, np.float32)
