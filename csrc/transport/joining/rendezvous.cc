@@ -18,6 +18,7 @@ namespace {
 constexpr Millis kRetryPause{50};
 constexpr Millis kShortestTry{200};
 constexpr Millis kLookPause{50};
+constexpr Millis kTakenPatience{2000};
 constexpr int kBacklog = 1024;
 
 std::string hex(const wire::SessionId& session) {
@@ -179,6 +180,24 @@ Fd listen_for_ranks(const JoinOptions& options, const std::string& host, int por
                     kBacklog);
 }
 
+// A world that met there before may just be going: its rank 0, if that was another process, closes
+// its listener some time after the others have left.
+Fd await_place_to_listen(const JoinOptions& options) {
+  const Time deadline = Clock::now() + std::min<Clock::duration>(options.timeout, kTakenPatience);
+  while (true) {
+    try {
+      return listen_for_ranks(options, options.rendezvous.host, options.rendezvous.port);
+    } catch (const AddressTaken& taken) {
+      if (Clock::now() >= deadline)
+        throw InvalidArgument(str(taken.what(),
+                                  "; end what listens there, or have the ranks meet "
+                                  "at another port"));
+    }
+    ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
+    check_interrupt(options);
+  }
+}
+
 // Ranks that came over loopback are on this host: others reach them where they have reached us.
 void give_outward_addresses(Meeting& meeting) {
   std::string outward;
@@ -194,9 +213,8 @@ void give_outward_addresses(Meeting& meeting) {
 }
 
 Meeting host_meeting(const JoinOptions& options) {
-  Fd listener = options.listen_fd >= 0
-                    ? adopt_listener(options.listen_fd)
-                    : listen_for_ranks(options, options.rendezvous.host, options.rendezvous.port);
+  Fd listener =
+      options.listen_fd >= 0 ? adopt_listener(options.listen_fd) : await_place_to_listen(options);
   HostPort address = options.rendezvous;
   address.port = local_port(listener.get());
   Meeting meeting;

@@ -143,6 +143,7 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
   const AddressList list = resolve({host, port}, AI_PASSIVE);
   if (!list) throw InvalidArgument(str("cannot listen on '", host, "': the name does not resolve"));
   std::string why = "no usable address";
+  bool is_taken = false;
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     Fd fd(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) check_shortage(str("cannot listen on ", to_text({host, port})), errno);
@@ -153,9 +154,12 @@ Fd listen_tcp(const std::string& host, int port, int backlog) {
     if (::bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
         ::listen(fd.get(), backlog) == 0)
       return fd;
+    is_taken = errno == EADDRINUSE;
     why = errno == EADDRNOTAVAIL ? "it is no address of this host" : address_problem(errno, *entry);
   }
-  throw InvalidArgument(str("cannot listen on ", to_text({host, port}), ": ", why));
+  why = str("cannot listen on ", to_text({host, port}), ": ", why);
+  if (is_taken) throw AddressTaken(why);
+  throw InvalidArgument(why);
 }
 
 Fd listen_everywhere(int port, int backlog) {

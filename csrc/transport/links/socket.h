@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/error.h"
 #include "transport/links/fd.h"
 
 struct addrinfo;
@@ -30,8 +31,13 @@ HostPort parse_host_port(const std::string& text);
 std::string to_text(const HostPort& address);
 bool is_loopback(const std::string& host);  // Resolves to 127.0.0.0/8 or ::1 only.
 
-Fd listen_tcp(const std::string& host, int port,
-              int backlog);  // Port 0: any. Throws InvalidArgument with the reason.
+// Somebody else listens there.
+struct AddressTaken : InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
+
+// Port 0: any. Throws InvalidArgument with the reason.
+Fd listen_tcp(const std::string& host, int port, int backlog);
 Fd listen_everywhere(int port, int backlog);  // On all addresses of this host.
 Fd adopt_listener(int fd);                    // An inherited listening socket; takes ownership.
 Fd listen_unix(const std::string& name, int backlog);  // Abstract name.

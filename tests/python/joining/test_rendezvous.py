@@ -150,6 +150,34 @@ def test_a_rank_that_dies_before_everybody_is_there_may_come_again(job: StartJob
         assert rank.outcome().result == [3.0, 3.0]
 
 
+def test_rank_0_waits_for_its_port_while_a_world_that_met_there_is_going(job: StartJob) -> None:
+    taken, address = listening_socket()
+    settings = {"world_size": 2, "rendezvous": address, "secret": "s" * 16, "timeout": 30.0}
+    ranks = job(0)
+    first, second = ranks.spawn(0), ranks.spawn(1)
+    first.begin(f"say('joining'); join(rank=0, **{settings})")
+    first.expect("joining")
+    first.wait_until_it_sleeps()
+    os.close(taken)
+    second.begin(f"join(rank=1, **{settings})")
+    for rank in (first, second):
+        assert rank.outcome().error is None
+    assert ranks.call("result = comm.all_reduce(np.ones(2)).tolist()") == [[2.0, 2.0]] * 2
+
+
+def test_a_port_that_stays_taken_is_named(job: StartJob) -> None:
+    taken, address = listening_socket()
+    rank = job(0).spawn(0)
+    rank.begin(f"join(rank=0, world_size=2, rendezvous='{address}', secret='{'s' * 16}')")
+    outcome = rank.outcome()
+    os.close(taken)
+    assert outcome.error == "InvalidArgument"
+    assert outcome.text == (
+        f"cannot listen on {address}: Address already in use; "
+        "end what listens there, or have the ranks meet at another port"
+    )
+
+
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_ranks_meet_over_ipv6(job: StartJob, transport: str) -> None:
     try:
