@@ -154,6 +154,13 @@ def wait_until_full(writer: int) -> None:
         os.sched_yield()
 
 
+def wait_until_there(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path.name}"
+        os.sched_yield()
+
+
 def wait_for_byte(fifo: int) -> None:
     assert readable(fifo, seconds=PATIENCE), "no rank has heard of it"
     assert os.read(fifo, 1)
@@ -237,10 +244,10 @@ def test_a_slow_reader_gets_all_of_a_failed_job_however_long_it_takes(tmp_path: 
         ready, agent = map(int, output.readline().split()[2:])
         (tmp_path / "gate").write_text("")
         wait_for_end(ready)
+        wait_until_there(tmp_path / "held")
         lines = output.readall().splitlines()
     _, err = run.communicate(timeout=PATIENCE)
     assert run.returncode == 3
-    assert (tmp_path / "held").exists()
     assert lines == [*(b"[0] %d %s" % (i, b"x" * 40) for i in range(9000)), b"[0] checkpoint saved"]
     assert "after that: rank 0 finished\n" in err
     assert not is_alive(agent)
