@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import gradring as gr
 from gradring import _core
-from thread_ranks import listening_socket
+from thread_ranks import listening_socket, on_workers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -37,29 +36,10 @@ class Hosts:
             )  # fmt: skip
             self.comms[rank] = gr.Communicator(core)
 
-        self._on_all(join)
+        on_workers(self.size, join)
 
     def run(self, function: Callable[[Any], Any]) -> list[Any]:
-        return self._on_all(lambda rank: function(self.comms[rank]))
-
-    def _on_all(self, function: Callable[[int], Any]) -> list[Any]:
-        results: list[Any] = [None] * self.size
-        errors: list[BaseException] = []
-
-        def call(rank: int) -> None:
-            try:
-                results[rank] = function(rank)
-            except BaseException as error:  # noqa: BLE001 - raised again on the test's thread
-                errors.append(error)
-
-        threads = [threading.Thread(target=call, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return results
+        return on_workers(self.size, lambda rank: function(self.comms[rank]))
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ class Nursery:
 
     def __init__(self, program: Path) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_PATIENCE)
         for end in (self._socket, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
         self._process = subprocess.Popen(
@@ -96,7 +97,9 @@ class Nursery:
     def ask(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         """Send an order and return the answer."""
         socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
-        answer: dict[str, Any] = json.loads(self._socket.recv(_MESSAGE_BYTES))
+        data = self._socket.recv(_MESSAGE_BYTES)
+        assert data, f"the process that forks ranks has ended: {self._process.wait(_PATIENCE)}"
+        answer: dict[str, Any] = json.loads(data)
         return answer
 
 

@@ -111,7 +111,7 @@ class ThreadWorld:
 
 
 def on_workers(size: int, function: Callable[[int], Any]) -> list[Any]:
-    """Call ``function(rank)`` on a thread for each worker: the results, or the first error."""
+    """Call ``function(rank)`` on a new thread for each: the results, or the first error."""
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
