@@ -40,7 +40,7 @@ class Runner {
       : bench_(bench),
         rank_(rank),
         group_(1, members(bench.ranks)),
-        flat_(std::move(memory), group_, rank, static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN))),
+        flat_(std::move(memory), group_, rank),
         vector_(kLargest / sizeof(float)),
         input_(bench.is_apart ? vector_.size() : 0) {
     if (bench.ranks <= ::sysconf(_SC_NPROCESSORS_ONLN))
@@ -149,6 +149,7 @@ class Runner {
 int run(const Bench& bench) {
   const std::size_t bytes = Flat::memory_bytes(bench.ranks);
   const auto memory = transport::SharedMemory::create(bytes);
+  Flat::lay_out(memory, bench.ranks, static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN)));
   std::printf("%-14s %d ranks", std::string(name(bench.op)).c_str(), bench.ranks);
   std::fflush(stdout);
   for (Rank rank = 0; rank < bench.ranks; ++rank) {

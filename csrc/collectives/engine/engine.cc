@@ -215,9 +215,12 @@ void Engine::run_flat(const Request& request, const Operation& operation, const 
                       std::uint64_t seq, Idle& idle) {
   try {
     const auto ranks = static_cast<Rank>(group_->members.size());
-    if (!flat_)
-      flat_ = std::make_unique<Flat>(meet_segment(Flat::memory_bytes(ranks), idle), *group_, rank_,
-                                     static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN)));
+    if (!flat_) {
+      const auto processors = static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN));
+      auto memory = meet_segment(Flat::memory_bytes(ranks), idle,
+                                 [&](const auto& made) { Flat::lay_out(made, ranks, processors); });
+      flat_ = std::make_unique<Flat>(std::move(memory), *group_, rank_);
+    }
     SharedArrays::Found shared;
     if (request.op == OpKind::kAllReduce && operation.input == operation.output)
       shared = shared_arrays_.find(operation.input, bytes_of(request));
@@ -239,12 +242,14 @@ std::shared_ptr<SharedArray> Engine::share_memory(std::size_t bytes, Idle& idle)
   return array;
 }
 
-// The group's first rank makes the segment and passes it on; the others wait for it to come through
-// the door.
-transport::SharedMemory Engine::meet_segment(std::size_t bytes, Idle& idle) {
+// The group's first rank makes the segment, prepares it and passes it on; the others wait for it to
+// come through the door.
+transport::SharedMemory Engine::meet_segment(std::size_t bytes, Idle& idle,
+                                             const Prepare& prepare) {
   const auto ranks = static_cast<Rank>(group_->members.size());
   if (rank_ == 0) {
     auto memory = transport::SharedMemory::create(bytes);
+    if (prepare) prepare(memory);
     for (Rank peer = 1; peer < ranks; ++peer)
       world_->give_segment(*group_, group_->members[static_cast<std::size_t>(peer)], memory,
                            idle.timeout());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -66,7 +67,9 @@ class Engine {
                      transport::Idle& idle);
   void run_flat(const Request& request, const Operation& operation, const Call& call,
                 std::uint64_t seq, transport::Idle& idle);
-  transport::SharedMemory meet_segment(std::size_t bytes, transport::Idle& idle);
+  using Prepare = std::function<void(const transport::SharedMemory&)>;
+  transport::SharedMemory meet_segment(std::size_t bytes, transport::Idle& idle,
+                                       const Prepare& prepare = {});
   void run_local(const Request& request, const Operation& operation) const;
   std::byte* scratch(std::uint64_t bytes);
   void note_progress(const PlanRun& run);

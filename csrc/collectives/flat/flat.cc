@@ -32,6 +32,12 @@ void copy_to(std::byte* dst, const std::byte* src, std::size_t bytes) {
   if (dst != src) copy_bytes(dst, src, bytes);
 }
 
+FlatWays::Slots slots_of(const FlatSide& side) {
+  return {.bytes = FlatMemory::kSlots * side.memory.slot_bytes(),
+          .cached_bytes = FlatMemory::kSlots * FlatMemory::kCachedBytes,
+          .ranks = static_cast<std::size_t>(side.ranks)};
+}
+
 // A watch that stands still while others are waited for.
 class Lap {
  public:
@@ -51,13 +57,11 @@ bool Flat::supports(const Request& request) {
          request.op == OpKind::kAllGather || request.op == OpKind::kBroadcast;
 }
 
-Flat::Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank,
-           Rank processors)
+Flat::Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank)
     : side_(std::move(memory), ranks, rank),
       shape_(side_.ranks),
-      direct_(side_, processors),
-      ways_(side_.ranks > processors, static_cast<std::size_t>(side_.ranks) * FlatMemory::kSlots *
-                                          side_.memory.slot_bytes()) {}
+      direct_(side_),
+      ways_(side_.memory.shares_processors(), slots_of(side_)) {}
 
 void Flat::run(const Request& request, const Call& call, std::uint64_t seq, const std::byte* input,
                std::byte* output, transport::Idle& idle, const SharedArrays::Found& shared) {
@@ -75,7 +79,7 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
   if (side_.ranks == 1) {
     copy_to(output, input, shape_.bytes());
   } else if (is_short) {
-    if (largest >= FlatMemory::kSpreadBytes && !std::exchange(has_payloads_, true))
+    if (side_.memory.spreads(largest) && !std::exchange(has_payloads_, true))
       side_.memory.take_payloads();
     run_short(request, call, seq, input, idle);
     finish_short(request, input, output);
@@ -89,10 +93,12 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
 void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
                     const std::byte* input, std::byte* output, transport::Idle& idle,
                     const SharedArrays::Found& shared) {
+  if (request.op == OpKind::kBroadcast && side_.memory.shares_processors())
+    return run_ahead(request, call, seq, input, output, idle);
   if (!reduces(request.op)) return run_gather(request, call, seq, input, output, idle);
   choose_way(request, false);
   // What lies in shared memory on this rank may not on another: that is known from the posts.
-  post_long(call, seq, shared.place);
+  post_long(call, seq, next_way_, shared.place);
   try {
     reduce(request, input, output, idle, shared);
   } catch (...) {
@@ -127,7 +133,7 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
   const bool may_be_direct = direct_.is_for(request, shape_.bytes());
   const FlatDirect::Offer offer = may_be_direct ? direct_.offer(input) : FlatDirect::Offer{};
   choose_way(request, offer.is_made != 0);
-  post_long(call, seq, offer);
+  post_long(call, seq, next_way_, offer);
   try {
     const bool tries = way_ == FlatWay::kRead;
     if (!tries || !read_others(request, input, output, idle)) {
@@ -140,6 +146,23 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
     throw;
   }
   hear_way(request);
+}
+
+// A broadcast where ranks share processors. Nobody waits for one of whom it needs nothing, so the
+// root may be ahead by all slots, and the others take several operations each time they have the
+// processor. What a rank would have heard in the operation before may not be there yet: the root's
+// word says how each goes, and that of another, who is behind, how the root's next should.
+void Flat::run_ahead(const Request& request, const Call& call, std::uint64_t seq,
+                     const std::byte* input, std::byte* output, transport::Idle& idle) {
+  const bool is_root = side_.rank == request.root;
+  choose_way(request, false);
+  post_long(call, seq, is_root ? way_ : next_way_, FlatDirect::Offer{});
+  if (!is_root) {
+    await_post(request.root, idle);
+    take_way(word_of(request.root, round_));
+  }
+  gather(request, input, output, idle);
+  if (is_root) hear_one_behind(request);
 }
 
 // After this rank's post. False, on all ranks, if one of them could not: then the slots must do.
@@ -163,7 +186,8 @@ void Flat::gather(const Request& request, const std::byte* input, std::byte* out
   FlatGather slots(side_, shape_, request, input, output);
   slots.begin(idle);
   lap.stop();
-  if (in_step_ != round_) check_posts(idle);
+  const bool may_be_ahead = request.op == OpKind::kBroadcast && side_.memory.shares_processors();
+  if (in_step_ != round_ && !may_be_ahead) check_posts(idle);
   lap.go_on();
   slots.finish(idle);
   lap.stop();
@@ -174,14 +198,23 @@ void Flat::gather(const Request& request, const std::byte* input, std::byte* out
 // `may_read`: as far as this rank can tell.
 void Flat::choose_way(const Request& request, bool may_read) {
   ways_.begin(request.op, shape_.bytes());
-  way_ = ways_.way(request.op, shape_.bytes(), may_read);
+  const FlatWay way = ways_.way(request.op, shape_.bytes(), may_read);
   // One rank alone that cannot read: the others find out, and go through the slots too.
-  if (way_ == FlatWay::kRead && !may_read) way_ = FlatWay::kSlots;
+  take_way(way == FlatWay::kRead && !may_read ? FlatWay::kSlots : way);
   next_way_ = ways_.wants(request.op, shape_.bytes(), may_read);
+}
+
+void Flat::take_way(FlatWay way) {
+  way_ = way;
   side_.stays_cached = way_ == FlatWay::kSlotsCached;
   side_.stage = way_ == FlatWay::kSlotsPast ? kernels::copy_past_caches()
                 : side_.stays_cached        ? kernels::copy_between_caches()
                                             : kernels::copy_into_caches();
+}
+
+FlatWay Flat::word_of(Rank rank, std::uint32_t round) const {
+  const std::uint64_t word = side_.memory.long_post(rank, round).way;
+  return static_cast<FlatWay>(word % FlatWays::kWays);
 }
 
 // After all posts have come.
@@ -191,8 +224,20 @@ void Flat::hear_way(const Request& request) {
   Rank decider = 0;
   if (request.op == OpKind::kBroadcast) decider = side_.next(request.root);
   if (request.op == OpKind::kReduce) decider = request.root;
-  const auto word = side_.memory.long_post(decider, round_).next_way;
-  ways_.hear(request.op, shape_.bytes(), static_cast<FlatWay>(word % FlatWays::kWays));
+  ways_.hear(request.op, shape_.bytes(), word_of(decider, round_));
+}
+
+// The same by a root that may be ahead: of the last such call that the one after it has begun.
+void Flat::hear_one_behind(const Request& request) {
+  const Rank decider = side_.next(side_.rank);
+  const Call& call = side_.memory.post(side_.rank, round_).call;
+  for (std::uint32_t behind = 0; behind < FlatMemory::kPosts - 1; ++behind) {
+    const Post& theirs = side_.memory.post(decider, round_ - behind);
+    if (!theirs.round.has_reached(round_ - behind)) continue;
+    if (theirs.call == call)
+      ways_.hear(request.op, shape_.bytes(), word_of(decider, round_ - behind));
+    return;
+  }
 }
 
 // Posts, and waits for those whose posts this rank needs.
@@ -214,7 +259,7 @@ void Flat::run_short(const Request& request, const Call& call, std::uint64_t seq
 void Flat::free_post(std::size_t payload, transport::Idle& idle) {
   if (in_step_ == round_) return;
   look_back();
-  const std::uint32_t begun = round_ + 2 - FlatMemory::turn_of(payload);
+  const std::uint32_t begun = round_ + 2 - side_.memory.turn_of(payload);
   for (Rank peer = side_.next(side_.rank); peer != side_.rank; peer = side_.next(peer))
     side_.wait(peer, side_.memory.post(peer, begun).round, begun, idle);
 }
@@ -228,13 +273,20 @@ void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, s
   Post& mine = side_.memory.post(side_.rank, round_);
   mine.seq = seq;
   mine.call = call;
-  if (bytes != 0) copy_bytes(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
+  if (bytes != 0) copy_to_payload(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
   FlatSide::publish(mine.round, round_);
 }
 
+// Where others have read the lines before, vectors are faster than a processor's own copy
+// instruction, which is what C libraries take.
+void Flat::copy_to_payload(std::byte* dst, const std::byte* src, std::size_t bytes) const {
+  const bool is_in_few = bytes >= FlatMemory::kSpreadBytes && !side_.memory.spreads(bytes);
+  (is_in_few ? copy_in_vectors : copy_bytes)(dst, src, bytes);
+}
+
 template <typename About>
-void Flat::post_long(const Call& call, std::uint64_t seq, const About& about) {
-  const LongPost words{static_cast<std::uint64_t>(next_way_),
+void Flat::post_long(const Call& call, std::uint64_t seq, FlatWay way, const About& about) {
+  const LongPost words{static_cast<std::uint64_t>(way),
                        std::bit_cast<decltype(LongPost::about)>(about)};
   post(call, seq, reinterpret_cast<const std::byte*>(&words), sizeof words);
 }
@@ -280,8 +332,8 @@ void Flat::finish_short(const Request& request, const std::byte* input, std::byt
     for (Rank rank = 0; rank < side_.ranks; ++rank)
       copy_to(output + shape_.part(rank).begin, operand(rank), shape_.part(rank).bytes);
   } else if (request.op == OpKind::kBroadcast) {
-    // A few lines come as fast by themselves.
-    if (side_.rank != request.root && shape_.bytes() >= FlatMemory::kSpreadBytes)
+    // What is not spread comes as fast by itself.
+    if (side_.rank != request.root && side_.memory.spreads(shape_.bytes()))
       copy_from_core(output, operand(request.root), shape_.bytes());
     else
       copy_to(output, operand(request.root), shape_.bytes());

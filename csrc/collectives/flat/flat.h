@@ -4,16 +4,17 @@
 // flags, and every rank computes what it needs. Long ones: flat_reduce.h and flat_gather.h pass
 // pieces through slots, flat_direct.h reads other ranks' memory. Counters go on from one operation
 // to the next: nothing is ever reset. Who needs nothing from the others waits for nobody: the root
-// of a short broadcast, and those who only send in a short reduce. They may be kPosts - 1
-// operations ahead. The calls of two ranks are compared all the same: if not in the operation
-// itself, then by the one that starts its next later. A Flat belongs to one rank and is driven by
-// one thread at a time, under the communicator's drive lock. Several ranks may be threads of one
-// process, each with its own Flat.
+// of a short broadcast, or of a longer one where ranks share processors, and those who only send in
+// a short reduce. They may be kPosts - 1 operations ahead. The calls of two ranks are compared all
+// the same: if not in the operation itself, then by the one that starts its next later. A Flat
+// belongs to one rank and is driven by one thread at a time, under the communicator's drive lock.
+// Several ranks may be threads of one process, each with its own Flat.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "base/processor.h"
 #include "collectives/flat/flat_direct.h"
 #include "collectives/flat/flat_shape.h"
 #include "collectives/flat/flat_side.h"
@@ -26,11 +27,17 @@ namespace gradring::collectives {
 class Flat {
  public:
   static std::size_t memory_bytes(Rank ranks) { return FlatMemory::bytes(ranks); }
+  // By the rank that makes the memory, before the others have it. `processors`: of this host.
+  static void lay_out(const transport::SharedMemory& memory, Rank ranks, Rank processors,
+                      bool core_lines_are_slow = gradring::core_lines_are_slow()) {
+    FlatMemory::lay_out(memory, {.shares_processors = ranks > processors ? 1u : 0u,
+                                 .core_lines_are_slow = core_lines_are_slow ? 1u : 0u});
+  }
   static bool supports(const Request& request);
 
   // `memory`: the same memory_bytes(ranks) for all of `ranks`, who outlive this, zeroed when they
-  // were created. `rank`: in there. `processors`: of this host.
-  Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank, Rank processors);
+  // were created, and laid out. `rank`: in there.
+  Flat(transport::SharedMemory memory, const transport::Group& ranks, Rank rank);
 
   // Runs one operation; input and output may be the same memory. Throws Mismatch before anything is
   // reduced if another rank's call or seq differs, PeerLost if a rank left without taking part, and
@@ -60,15 +67,21 @@ class Flat {
               transport::Idle& idle, const SharedArrays::Found& shared);
   void run_gather(const Request& request, const Call& call, std::uint64_t seq,
                   const std::byte* input, std::byte* output, transport::Idle& idle);
+  void run_ahead(const Request& request, const Call& call, std::uint64_t seq,
+                 const std::byte* input, std::byte* output, transport::Idle& idle);
   bool read_others(const Request& request, const std::byte* input, std::byte* output,
                    transport::Idle& idle);
   void gather(const Request& request, const std::byte* input, std::byte* output,
               transport::Idle& idle);
   void choose_way(const Request& request, bool may_read);
+  void take_way(FlatWay way);
+  FlatWay word_of(Rank rank, std::uint32_t round) const;
   void hear_way(const Request& request);
+  void hear_one_behind(const Request& request);
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
   template <typename About>
-  void post_long(const Call& call, std::uint64_t seq, const About& about);
+  void post_long(const Call& call, std::uint64_t seq, FlatWay way, const About& about);
+  void copy_to_payload(std::byte* dst, const std::byte* src, std::size_t bytes) const;
   void free_post(std::size_t payload, transport::Idle& idle);
   void check_posts(transport::Idle& idle);
   void await_post(Rank peer, transport::Idle& idle);

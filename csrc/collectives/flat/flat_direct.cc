@@ -26,13 +26,13 @@ void fence() {
 
 }  // namespace
 
-FlatDirect::FlatDirect(FlatSide& side, Rank processors)
-    : side_(side), shares_processors_(side.ranks > processors) {
+FlatDirect::FlatDirect(FlatSide& side) : side_(side) {
   side_.memory.card(side_.rank) = token_.card();
 }
 
 bool FlatDirect::is_for(const Request& request, std::size_t bytes) const {
-  if (shares_processors_) return request.op == OpKind::kAllGather && bytes >= kSharedGatherBytes;
+  if (side_.memory.shares_processors())
+    return request.op == OpKind::kAllGather && bytes >= kSharedGatherBytes;
   return request.op == OpKind::kAllGather || bytes < kLongBroadcastBytes;
 }
 

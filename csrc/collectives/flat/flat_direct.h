@@ -26,8 +26,7 @@ class FlatDirect {
     std::uint32_t is_wanted = 0;  // 1: the next such operation is to be direct (flat_ways.h).
   };
 
-  // Shows this rank's card to the others. `processors`: of the host.
-  FlatDirect(FlatSide& side, Rank processors);
+  explicit FlatDirect(FlatSide& side);  // Shows this rank's card to the others.
 
   // Whether operations of this kind and length may be faster this way.
   bool is_for(const Request& request, std::size_t bytes) const;
@@ -37,7 +36,7 @@ class FlatDirect {
   // rank gets the same answer.
   bool is_agreed(std::uint32_t round);
   // Whether the next one may well be, even a short one. The same on every rank.
-  bool is_likely() const { return !shares_processors_ && (tries_ < 2 || works_); }
+  bool is_likely() const { return !side_.memory.shares_processors() && (tries_ < 2 || works_); }
 
   // This rank's own part: allowed before the others' calls have been compared.
   void begin(const FlatShape& shape, const Request& request, const std::byte* input,
@@ -60,7 +59,6 @@ class FlatDirect {
   void open_peers();
 
   FlatSide& side_;
-  const bool shares_processors_;  // With other ranks.
   transport::MemoryToken token_;
   // By rank, this one's is none. Empty until the others' cards were read, and again once one of
   // them could not be read.

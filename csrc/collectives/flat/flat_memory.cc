@@ -1,6 +1,7 @@
 #include "collectives/flat/flat_memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "base/error.h"
@@ -24,9 +25,9 @@ constexpr std::size_t kPayloadsBytes = std::size_t{2} << 20;
 constexpr std::size_t kMostPayloadsBytes = std::size_t{8} << 20;
 
 std::size_t places_for(std::size_t ranks) {
-  constexpr std::size_t kBytesEach = FlatMemory::kPayloads * FlatMemory::kPayloadBytes;
   const std::size_t bytes = std::min(kPayloadsBytes, kMostPayloadsBytes / ranks);
-  return std::max<std::size_t>(bytes / kBytesEach, 1) * FlatMemory::kPayloads;
+  return std::max<std::size_t>(std::bit_floor(bytes / FlatMemory::kPayloadBytes),
+                               FlatMemory::kPayloads);
 }
 
 std::size_t entry_bytes_for(std::size_t ranks) {
@@ -40,8 +41,12 @@ std::size_t entry_bytes_for(std::size_t ranks) {
 
 std::size_t FlatMemory::bytes(Rank ranks) {
   const auto n = static_cast<std::size_t>(ranks);
-  return n * (sizeof(Counters) + kPosts * sizeof(Post) + places_for(n) * kPayloadBytes +
-              kSlots * n * entry_bytes_for(n));
+  return sizeof(FlatLayout) + n * (sizeof(Counters) + kPosts * sizeof(Post) +
+                                   places_for(n) * kPayloadBytes + kSlots * n * entry_bytes_for(n));
+}
+
+void FlatMemory::lay_out(const transport::SharedMemory& memory, const FlatLayout& layout) {
+  std::memcpy(memory.data(), &layout, sizeof layout);
 }
 
 FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
@@ -51,7 +56,14 @@ FlatMemory::FlatMemory(transport::SharedMemory memory, Rank ranks)
       places_(static_cast<std::uint32_t>(places_for(static_cast<std::size_t>(ranks)))) {
   GRADRING_ASSERT(memory_.bytes() >= bytes(ranks));
   const auto n = static_cast<std::size_t>(ranks);
-  counters_ = reinterpret_cast<Counters*>(memory_.data());
+  FlatLayout layout;
+  std::memcpy(&layout, memory_.data(), sizeof layout);
+  shares_processors_ = layout.shares_processors != 0;
+  spreads_ = layout.core_lines_are_slow != 0;
+  // Who shares processors loses less by being far ahead than by changes from one rank to another.
+  // All are powers of two: a payload, spread or not, lies in a place of its own for so long.
+  window_ = shares_processors_ ? std::min(kPosts, places_) : kPayloads;
+  counters_ = reinterpret_cast<Counters*>(memory_.data() + sizeof(FlatLayout));
   posts_ = reinterpret_cast<Post*>(counters_ + n);
   payloads_ = reinterpret_cast<std::byte*>(posts_ + n * kPosts);
   slots_ = payloads_ + n * places_ * kPayloadBytes;

@@ -1,14 +1,16 @@
 // The shared segment of flat.h: who writes where. Pure layout. Every pointer it hands out lies
 // inside the segment whatever another process wrote into it, because nothing read from the segment
 // takes part in computing one. Used by the thread that drives a Flat.
+//   layout     what the rank that made the segment takes the host for
 //   counters   per rank: how far it is in long operations
 //   posts      kPosts per rank, used in turn: what it calls, and the payload of the shortest
 //   payloads   some per rank, used in turn: the payload of other short operations
 //   slots      kSlots per rank, used in turn: a long operation's payload, one entry per rank
 // What takes only a part of such a place takes another part of it the next time around: a line that
 // a reader has in its core's own cache takes the writer four times as long as one that has left it
-// (docs/decisions/0016-slots-are-longer-than-a-cache.md). But for cached_slot(), for processors
-// with which it is the other way round (docs/decisions/0022-a-little-that-stays-in-the-caches.md).
+// (docs/decisions/0016-slots-are-longer-than-a-cache.md). But for cached_slot(), and for payloads
+// that are not spread, for processors with which it is the other way round
+// (docs/decisions/0022-a-little-that-stays-in-the-caches.md).
 #pragma once
 
 #include <algorithm>
@@ -63,10 +65,18 @@ static_assert(sizeof(Post) == 8 * kLineBytes);
 
 // What a long operation's post carries.
 struct LongPost {
-  std::uint64_t next_way = 0;         // That the next such operation is to go: flat_ways.h.
+  // That the next such operation is to go: flat_ways.h. Of a root that may be ahead: that this one
+  // goes.
+  std::uint64_t way = 0;
   std::array<std::byte, 16> about{};  // Where the rank's input lies, as readers of it need to know.
 };
 static_assert(sizeof(LongPost) == sizeof(Post::few));
+
+// What the ranks go by is what one of them found, lest they differ.
+struct alignas(kLineBytes) FlatLayout {
+  std::uint32_t shares_processors = 0;    // There are more ranks than processors.
+  std::uint32_t core_lines_are_slow = 1;  // base/processor.h: payloads are spread.
+};
 
 class FlatMemory {
  public:
@@ -75,10 +85,11 @@ class FlatMemory {
   // How far a rank that waits for nobody (a broadcast's root) may be ahead of the others: where
   // ranks share cores, the fewer changes from one to the other the farther.
   static constexpr std::uint32_t kPosts = 32;
-  // Payloads of so many operations may be in use; places for them are a multiple.
+  // The same with payloads, where each rank has a processor for itself.
   static constexpr std::uint32_t kPayloads = 8;
   static constexpr std::size_t kPayloadBytes = 32 * 1024;
-  // From here on they are spread over all places: shorter ones lie in few, which stay in a cache.
+  // From here on they may be spread over all places: shorter ones lie in few, which stay in a
+  // cache.
   static constexpr std::size_t kSpreadBytes = 4096;
 
   // What takes so little of each slot, always in the same place, stays in a second-level cache: all
@@ -86,7 +97,14 @@ class FlatMemory {
   static constexpr std::size_t kCachedBytes = 64 * 1024;
 
   static std::size_t bytes(Rank ranks);
+  // By the rank that made the segment, before any other has it.
+  static void lay_out(const transport::SharedMemory& memory, const FlatLayout& layout);
+
   FlatMemory(transport::SharedMemory memory, Rank ranks);
+
+  bool shares_processors() const { return shares_processors_; }
+  // Whether payloads of so many bytes lie in all places in turn.
+  bool spreads(std::size_t bytes) const { return spreads_ && bytes >= kSpreadBytes; }
 
   // A multiple of kLineBytes, so that no element is cut in two.
   std::size_t entry_bytes() const { return entry_bytes_; }
@@ -108,8 +126,11 @@ class FlatMemory {
     if (bytes <= at.few.size()) return at.few.data();
     if (bytes <= at.some.size()) return at.some.data();
     std::byte* const own = payloads_ + static_cast<std::size_t>(rank) * places_ * kPayloadBytes;
-    if (bytes < kSpreadBytes) return own + round % kPayloads * kPayloadBytes;
-    return own + round % places_ * kPayloadBytes + shift(kPayloadBytes, bytes, round / places_);
+    if (spreads(bytes))
+      return own + round % places_ * kPayloadBytes + shift(kPayloadBytes, bytes, round / places_);
+    // Not all at the same distance, or they would fight for a few sets of a cache.
+    const std::uint32_t place = round % window_;
+    return own + place * kPayloadBytes + shift(kPayloadBytes, bytes, place / 2);
   }
   LongPost long_post(Rank rank, std::uint32_t round) const {
     LongPost long_post;
@@ -117,8 +138,8 @@ class FlatMemory {
     return long_post;
   }
   // After how many operations what a payload of `bytes` takes may be written again.
-  static constexpr std::uint32_t turn_of(std::size_t bytes) {
-    return bytes <= sizeof(Post::some) ? kPosts : kPayloads;
+  std::uint32_t turn_of(std::size_t bytes) const {
+    return bytes <= sizeof(Post::some) ? kPosts : window_;
   }
   // Of one rank, at most as long as the slots that the step takes at once.
   std::byte* slot(Rank rank, std::uint32_t step, std::size_t bytes) const {
@@ -161,7 +182,10 @@ class FlatMemory {
   transport::SharedMemory memory_;
   std::size_t entry_bytes_;
   std::size_t slot_bytes_;
-  std::uint32_t places_;  // For payloads, of each rank.
+  bool shares_processors_;
+  bool spreads_;
+  std::uint32_t places_;  // For payloads, of each rank: a power of two, of 8 and more.
+  std::uint32_t window_;  // Payloads of so many operations may be in use: another, and no larger.
   Counters* counters_;
   Post* posts_;
   std::byte* payloads_;

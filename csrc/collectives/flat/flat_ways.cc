@@ -40,9 +40,11 @@ bool FlatWays::reads_first(OpKind op, std::size_t bytes) const {
   return bytes < (op == OpKind::kAllGather ? kSlotsFirstGatherBytes : kSlotsFirstBroadcastBytes);
 }
 
-std::size_t FlatWays::turn_of(FlatWay way, std::size_t bytes) const {
+std::size_t FlatWays::turn_of(OpKind op, FlatWay way, std::size_t bytes) const {
   if (bytes >= kLongBytes) return kLongTurn;
-  return way == FlatWay::kRead ? kTurn : slots_bytes_ / bytes + kTurn;
+  if (way == FlatWay::kRead) return kTurn;
+  const std::size_t each = way == FlatWay::kSlotsCached ? slots_.cached_bytes : slots_.bytes;
+  return (op == OpKind::kBroadcast ? each : each * slots_.ranks) / bytes + kTurn;
 }
 
 void FlatWays::begin(OpKind op, std::size_t bytes) {
@@ -50,13 +52,14 @@ void FlatWays::begin(OpKind op, std::size_t bytes) {
   if (std::exchange(length.has_begun, true) || bytes < kLongBytes) return;
   for (std::size_t bits = 1; bits <= kDonorBits && bytes >> bits > 0; ++bits) {
     const Length& donor = lengths_[place(op, bytes >> bits)];
-    if (donor.is_heard) return inherit(length, donor, bytes, bits);
+    if (donor.is_heard) return inherit(op, bytes, bits);
   }
 }
 
 // What was heard is the same on every rank, what was measured is this one's.
-void FlatWays::inherit(Length& length, const Length& donor, std::size_t bytes,
-                       std::size_t bits) const {
+void FlatWays::inherit(OpKind op, std::size_t bytes, std::size_t bits) {
+  Length& length = lengths_[place(op, bytes)];
+  const Length& donor = lengths_[place(op, bytes >> bits)];
   length.is_heard = true;
   length.wanted = donor.wanted;
   length.kept = donor.kept;
@@ -64,7 +67,7 @@ void FlatWays::inherit(Length& length, const Length& donor, std::size_t bytes,
     const Times& known = donor.ways[way];
     Times& expected = length.ways[way];
     expected.fastest = known.fastest << bits;
-    expected.turn = expected.fastest * turn_of(static_cast<FlatWay>(way), bytes);
+    expected.turn = expected.fastest * turn_of(op, static_cast<FlatWay>(way), bytes);
   }
 }
 
@@ -106,17 +109,29 @@ void FlatWays::note(OpKind op, std::size_t bytes, FlatWay way, Ticks took) {
     length.used = way;
     length.operations = 0;
     length.fastest = took;
+    length.slowest = 0;
     length.took = 0;
   }
   length.fastest = std::min(length.fastest, took);
+  length.slowest = std::max(length.slowest, took);
   length.took += took;
-  if (++length.operations >= turn_of(way, bytes)) end_turn(length);
+  if (++length.operations >= turn_of(op, way, bytes))
+    end_turn(length, figure_of(op, bytes, length));
 }
 
-void FlatWays::end_turn(Length& length) {
+// Of the turn under way. Where a root is ahead of ranks that share processors with it, some
+// operations find everything there and the next ones nothing: only all of them say how long one
+// takes, but for the slowest, which may be a stranger's.
+Ticks FlatWays::figure_of(OpKind op, std::size_t bytes, const Length& length) const {
+  const bool may_be_ahead = slots_first_ && op == OpKind::kBroadcast && bytes < kLongBytes;
+  if (!may_be_ahead || length.operations < 2) return length.fastest;
+  return (length.took - length.slowest) / (length.operations - 1);
+}
+
+void FlatWays::end_turn(Length& length, Ticks figure) {
   Times& used = length.ways[index_of(length.used)];
   const bool was_a_try = used.fastest == 0;
-  used.fastest = std::max(length.fastest, Ticks{1});
+  used.fastest = std::max(figure, Ticks{1});
   used.turn = length.took;
   used.since = 0;
   length.operations = 0;

@@ -30,8 +30,16 @@ enum class FlatWay : std::uint8_t {
 
 class FlatWays {
  public:
+  // What is written until it is written into the same place again.
+  struct Slots {
+    std::size_t bytes;         // Of one rank.
+    std::size_t cached_bytes;  // The same by kSlotsCached.
+    std::size_t ranks;
+  };
+
   // Operations of a turn, of which the fastest counts: so many once all lines are in the caches,
-  // for which operations through the slots must have gone around all of them.
+  // for which operations through the slots must have gone around all of them, or in a broadcast
+  // around those of one root.
   static constexpr std::size_t kTurn = 4;
   // From here on an operation goes around them by itself.
   static constexpr std::size_t kLongBytes = std::size_t{16} << 20;
@@ -55,10 +63,8 @@ class FlatWays {
 
   static constexpr std::size_t kWays = 4;
 
-  // `slots_first`: in every length. `slots_bytes`: what all ranks write until they write into the
-  // same place again.
-  FlatWays(bool slots_first, std::size_t slots_bytes)
-      : slots_first_(slots_first), slots_bytes_(slots_bytes) {}
+  // `slots_first`: in every length.
+  FlatWays(bool slots_first, const Slots& slots) : slots_first_(slots_first), slots_(slots) {}
 
   // Before each operation.
   void begin(OpKind op, std::size_t bytes);
@@ -78,9 +84,10 @@ class FlatWays {
   static constexpr std::size_t kLengths = 48;  // By the number of bits.
 
   struct Times {
-    Ticks fastest = 0;  // In its last turn. 0: not known, or so old that it is worth a try.
-    Ticks turn = 0;     // What all of that turn took.
-    Ticks since = 0;    // What other ways took since then.
+    // An operation, by its last turn. 0: not known, or so old that it is worth a try.
+    Ticks fastest = 0;
+    Ticks turn = 0;   // What all of that turn took.
+    Ticks since = 0;  // What other ways took since then.
     Ticks patience = kLeastPatience;
   };
   struct Length {
@@ -93,6 +100,7 @@ class FlatWays {
     FlatWay used = FlatWay::kSlots;
     std::size_t operations = 0;
     Ticks fastest = 0;
+    Ticks slowest = 0;
     Ticks took = 0;
   };
 
@@ -104,12 +112,13 @@ class FlatWays {
   };
   Candidates candidates(OpKind op, std::size_t bytes, bool may_read) const;
   bool reads_first(OpKind op, std::size_t bytes) const;
-  std::size_t turn_of(FlatWay way, std::size_t bytes) const;
-  void inherit(Length& length, const Length& donor, std::size_t bytes, std::size_t bits) const;
-  static void end_turn(Length& length);
+  std::size_t turn_of(OpKind op, FlatWay way, std::size_t bytes) const;
+  void inherit(OpKind op, std::size_t bytes, std::size_t bits);
+  Ticks figure_of(OpKind op, std::size_t bytes, const Length& length) const;
+  static void end_turn(Length& length, Ticks figure);
 
   const bool slots_first_;
-  const std::size_t slots_bytes_;
+  const Slots slots_;
   std::array<Length, kKinds * kLengths> lengths_;
 };
 

@@ -53,9 +53,14 @@ class Group {
   int looks_before_yield = 0;
 
   // A yield has just given the core to strangers for long: waits sleep at once for a while. For
-  // longer each time if strangers are back soon after: a passer-by should cost little, a process
-  // that stays should cost few yields.
+  // longer each time if strangers are back after little time and few yields: a passer-by should
+  // cost little (the process that starts the ranks, or one of them between two operations), a
+  // process that stays should cost few yields.
   void note_theft(Time now);
+  // A wait is about to yield.
+  void note_yield() {
+    yields_.store(yields_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   Time sleep_until() const {
     return Time{Clock::duration{sleep_until_.load(std::memory_order_relaxed)}};
   }
@@ -133,9 +138,10 @@ class Group {
   // The last ones, by seq; one more than are told, so that it is a power of two. Whoever drives has
   // them.
   std::array<Finished, wire::kCallsBefore + 1> finished_{};
-  std::atomic<Clock::rep> sleep_until_{0};       // A hint: relaxed, as are the next three.
+  std::atomic<Clock::rep> sleep_until_{0};       // A hint: relaxed, as are the next four.
   std::atomic<Clock::rep> last_sleep_until_{0};  // The same, but never taken back.
   std::atomic<Clock::rep> sleep_time_{0};
+  std::atomic<std::uint32_t> yields_{0};  // Since the last theft.
   std::atomic<int> calls_without_wait_{0};
   std::atomic<bool> is_failed_{
       false};  // Set (release) after state_.failure, so that the fast path needs no lock.

@@ -59,6 +59,7 @@ bool Idle::yield() {
   if (yields_ == group_.looks_before_yield) yield_until_ = before + kYieldTime;
   ++yields_;
   if (yields_ > limits::kYieldsBeforeSleep || before > yield_until_) return false;
+  group_.note_yield();
   ::sched_yield();
   // Whoever got the core was no rank of ours: for a while a sleep is better, since the wake-up from
   // it takes the core back at once.

@@ -115,13 +115,23 @@ TEST_CASE("flat direct: all ranks go the same way, whichever they measure to be 
 
 // More pieces than there are slots, the last of them shorter; each way has its turn.
 TEST_CASE("flat direct: what goes through a little of the slots has the right bits, on all ranks") {
-  for (const PlanCase& c :
-       {gather_of(2, 300'001),
-        PlanCase{.op = OpKind::kBroadcast, .world_size = 3, .count = 300'001, .root = 1}}) {
-    FlatTeam team(c.world_size);
-    const auto outcomes = calls_in_a_row(team, c, 30, [](Rank, int) {});
+  const auto broadcast = [](std::uint64_t count) {
+    return PlanCase{.op = OpKind::kBroadcast, .world_size = 3, .count = count, .root = 1};
+  };
+  struct {
+    PlanCase c;
+    Rank processors;
+    int times;
+  } const cases[] = {{gather_of(2, 300'001), 2, 30},
+                     {broadcast(300'001), 3, 30},
+                     // The root is ahead of those whose measurements decide.
+                     {broadcast(300'001), 2, 60},
+                     {broadcast(20'001), 2, 400}};
+  for (const auto& [c, processors, times] : cases) {
+    FlatTeam team(c.world_size, processors);
+    const auto outcomes = calls_in_a_row(team, c, times, [](Rank, int) {});
     for (const auto& of_rank : outcomes) {
-      REQUIRE(of_rank.size() == 30);
+      REQUIRE(of_rank.size() == static_cast<std::size_t>(times));
       for (std::size_t nth = 0; nth < of_rank.size(); ++nth) {
         CHECK(of_rank[nth].is_right);
         CHECK(of_rank[nth].stayed_cached == outcomes[0][nth].stayed_cached);

@@ -127,9 +127,9 @@ TEST_CASE("flat: a group so large that its entries shrink") {
                3);
 }
 
-TEST_CASE("flat: operations follow each other while ranks run ahead") {
-  for (const Rank n : {2, 3, 4}) {
-    FlatTeam team(n);
+TEST_CASE("flat: operations follow each other while ranks run ahead, on hosts of all kinds") {
+  for (const Rank n : {2, 3, 4, 5}) {
+    FlatTeam team(n, n < 4 ? 64 : 2, n % 2 == 0);
     std::mt19937_64 random(static_cast<std::uint64_t>(n));
     std::vector<PlanCase> cases;
     std::vector<std::vector<Memory>> memory;
@@ -222,8 +222,8 @@ TEST_CASE("flat: two roots of a short broadcast are a mismatch in the next opera
 }
 
 // With `count` floats; rank 0 only gives: it is the broadcast's root, and not the reduce's.
-void runs_ahead(OpKind op, std::uint64_t count, std::size_t ahead) {
-  FlatTeam team(2);
+void runs_ahead(OpKind op, std::uint64_t count, std::size_t ahead, Rank processors = 64) {
+  FlatTeam team(2, processors);
   const PlanCase c{
       .op = op, .world_size = 2, .count = count, .root = op == OpKind::kReduce ? 1 : 0};
   std::vector<std::vector<Memory>> memory;
@@ -244,7 +244,10 @@ TEST_CASE("flat: who needs nothing from the others is ahead of them by less than
     CAPTURE(name(op));
     for (const std::uint64_t count : {5, 100}) runs_ahead(op, count, FlatMemory::kPosts - 1);
     runs_ahead(op, 1000, FlatMemory::kPayloads - 1);
+    runs_ahead(op, 1000, FlatMemory::kPosts - 1, 1);
   }
+  // Longer ones by as many as there are slots.
+  runs_ahead(OpKind::kBroadcast, 16384, FlatMemory::kSlots, 1);
 }
 
 TEST_CASE("flat: a rank that is an operation ahead of the others is found out") {
@@ -312,7 +315,8 @@ TEST_CASE("flat: a part of a group names its own ranks, whoever's call it works 
   transport::Group whole(1, {10, 11, 12, 13});
   transport::Group part(2, {12, 13});
   auto memory = transport::SharedMemory::create(collectives::Flat::memory_bytes(2));
-  collectives::Flat flat(std::move(memory), part, 0, 2);
+  collectives::Flat::lay_out(memory, 2, 2);
+  collectives::Flat flat(std::move(memory), part, 0);
   part.mark_left(13, "rank 13 closed");
   transport::Idle idle(whole, Millis{20000}, false);
   collectives::Request request;

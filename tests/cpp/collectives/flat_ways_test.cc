@@ -20,7 +20,7 @@ constexpr std::size_t kTurns = 3 * kSlotsTurn + FlatWays::kTurn + 4;  // One of 
 
 // A rank whose word decides, and how long each way takes it.
 struct Decider {
-  FlatWays ways{false, kSlotsBytes};
+  FlatWays ways{false, {kSlotsBytes, kSlotsBytes, 1}};
   OpKind op = OpKind::kAllGather;
   std::size_t bytes = kBytes;
   bool may_read = true;
@@ -135,6 +135,40 @@ TEST_CASE(
   CHECK(long_one.run(60) <= FlatWays::kLongTurn + 1);
 }
 
+// Until another way is asked for.
+std::size_t first_turn(Decider decider) {
+  const FlatWay first = decider.ways.way(decider.op, decider.bytes, decider.may_read);
+  std::size_t operations = 0;
+  while (decider.run_one() == first) ++operations;
+  return operations - 1;  // What is wanted at the end of one is heard in the next.
+}
+
+TEST_CASE("flat ways: a broadcast goes around the slots of its root, little of them by little") {
+  const FlatWays::Slots slots{.bytes = 16 * kBytes, .cached_bytes = 2 * kBytes, .ranks = 4};
+  CHECK(first_turn({.ways{true, slots}}) == 4 * 16 + FlatWays::kTurn);
+  Decider broadcast{.ways{true, slots}, .op = OpKind::kBroadcast, .may_read = false};
+  CHECK(first_turn(broadcast) == 16 + FlatWays::kTurn);
+  broadcast.run(16 + FlatWays::kTurn + 1);
+  CHECK(broadcast.run(2 + FlatWays::kTurn + 1, FlatWay::kSlotsCached) == 2 + FlatWays::kTurn + 1);
+  CHECK(broadcast.run(16, FlatWay::kSlotsPast) == 16);
+}
+
+// Every other operation finds all that it needs, and takes a tenth of the others.
+TEST_CASE("flat ways: of a root that is ahead all operations count, but for one of a turn") {
+  for (const bool shares_processors : {true, false}) {
+    Decider decider{.ways{shares_processors, {kSlotsBytes, kSlotsBytes, 1}},
+                    .op = OpKind::kBroadcast,
+                    .may_read = false};
+    decider.cached = 800;
+    for (std::size_t nth = 0; nth < 4 * kSlotsTurn; ++nth) {
+      decider.slots = decider.past = nth % 2 == 0 ? 1900 : 190;
+      decider.run_one(nth == 7 ? 1000000 : 0);
+    }
+    const FlatWay best = shares_processors ? FlatWay::kSlotsCached : FlatWay::kSlots;
+    CHECK(decider.run(20, best) == 20);
+  }
+}
+
 TEST_CASE(
     "flat ways: reading comes first but for lengths at which slots are nearly always faster") {
   Decider gather;
@@ -145,7 +179,7 @@ TEST_CASE(
   broadcast.op = OpKind::kBroadcast;
   broadcast.bytes = FlatWays::kSlotsFirstBroadcastBytes;
   CHECK(broadcast.run_one() == FlatWay::kSlots);
-  Decider shares{.ways{true, kSlotsBytes}};
+  Decider shares{.ways{true, {kSlotsBytes, kSlotsBytes, 1}}};
   CHECK(shares.run_one() == FlatWay::kSlots);
 }
 

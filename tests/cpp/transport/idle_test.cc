@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "transport/links/memory_link.h"
@@ -140,6 +141,17 @@ TEST_CASE("a sleep that was taken back still counts for how long the next one is
   const Time second = first + Millis{2};
   waiter.group.note_theft(second);
   CHECK(waiter.group.sleep_until() == second + Millis{2});
+}
+
+TEST_CASE("a stranger that comes once in many yields is a passer-by each time") {
+  Waiter waiter;
+  Time now = Clock::now();
+  for (const auto& [yields, slept] : {std::pair{0, 1}, {1, 2}, {255, 4}, {256, 1}, {1, 2}}) {
+    for (int i = 0; i < yields; ++i) waiter.group.note_yield();
+    waiter.group.note_theft(now);
+    CHECK(waiter.group.sleep_until() == now + Millis{slept});
+    now += Millis{slept + 1};
+  }
 }
 
 TEST_CASE("a wait in the caller's own way counts as one") {

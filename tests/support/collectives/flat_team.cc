@@ -23,9 +23,11 @@ Call call_of(const PlanCase& c) {
 
 }  // namespace
 
-FlatTeam::FlatTeam(Rank ranks, Rank processors) : members_(static_cast<std::size_t>(ranks)) {
+FlatTeam::FlatTeam(Rank ranks, Rank processors, bool core_lines_are_slow)
+    : members_(static_cast<std::size_t>(ranks)) {
   const std::size_t bytes = collectives::Flat::memory_bytes(ranks);
   const auto memory = transport::SharedMemory::create(bytes);
+  collectives::Flat::lay_out(memory, ranks, processors, core_lines_are_slow);
   std::vector<Rank> world_ranks;
   for (Rank rank = 0; rank < ranks; ++rank) world_ranks.push_back(kFirstWorldRank + rank);
   for (Rank rank = 0; rank < ranks; ++rank) {
@@ -33,7 +35,7 @@ FlatTeam::FlatTeam(Rank ranks, Rank processors) : members_(static_cast<std::size
     member.group = std::make_unique<transport::Group>(1, world_ranks);
     member.flat = std::make_unique<collectives::Flat>(
         transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), *member.group,
-        rank, processors);
+        rank);
   }
 }
 

@@ -18,8 +18,8 @@ namespace gradring::testing {
 
 class FlatTeam {
  public:
-  // `processors`: that the host is said to have.
-  explicit FlatTeam(Rank ranks, Rank processors = 64);
+  // `processors`: that the host is said to have, and whether of that kind (base/processor.h).
+  explicit FlatTeam(Rank ranks, Rank processors = 64, bool core_lines_are_slow = true);
 
   Rank ranks() const { return static_cast<Rank>(members_.size()); }
   collectives::Flat& flat(Rank rank) { return *members_[static_cast<std::size_t>(rank)].flat; }
