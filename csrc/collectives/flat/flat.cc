@@ -160,6 +160,7 @@ void Flat::run_ahead(const Request& request, const Call& call, std::uint64_t seq
   if (!is_root) {
     await_post(request.root, idle);
     take_way(word_of(request.root, round_));
+    ways_.hear(request.op, shape_.bytes(), way_);  // So that a longer one can begin with it.
   }
   gather(request, input, output, idle);
   if (is_root) hear_one_behind(request);

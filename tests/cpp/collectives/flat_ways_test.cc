@@ -14,13 +14,14 @@ using collectives::FlatWay;
 using collectives::FlatWays;
 
 constexpr std::size_t kSlotsBytes = std::size_t{4} << 20;
+constexpr FlatWays::Slots kSlots{.bytes = kSlotsBytes, .cached_bytes = kSlotsBytes, .ranks = 1};
 constexpr std::size_t kBytes = 256 * 1024;
 constexpr std::size_t kSlotsTurn = kSlotsBytes / kBytes + FlatWays::kTurn;
 constexpr std::size_t kTurns = 3 * kSlotsTurn + FlatWays::kTurn + 4;  // One of each.
 
 // A rank whose word decides, and how long each way takes it.
 struct Decider {
-  FlatWays ways{false, {kSlotsBytes, kSlotsBytes, 1}};
+  FlatWays ways{false, kSlots};
   OpKind op = OpKind::kAllGather;
   std::size_t bytes = kBytes;
   bool may_read = true;
@@ -156,9 +157,7 @@ TEST_CASE("flat ways: a broadcast goes around the slots of its root, little of t
 // Every other operation finds all that it needs, and takes a tenth of the others.
 TEST_CASE("flat ways: of a root that is ahead all operations count, but for one of a turn") {
   for (const bool shares_processors : {true, false}) {
-    Decider decider{.ways{shares_processors, {kSlotsBytes, kSlotsBytes, 1}},
-                    .op = OpKind::kBroadcast,
-                    .may_read = false};
+    Decider decider{.ways{shares_processors, kSlots}, .op = OpKind::kBroadcast, .may_read = false};
     decider.cached = 800;
     for (std::size_t nth = 0; nth < 4 * kSlotsTurn; ++nth) {
       decider.slots = decider.past = nth % 2 == 0 ? 1900 : 190;
@@ -179,7 +178,7 @@ TEST_CASE(
   broadcast.op = OpKind::kBroadcast;
   broadcast.bytes = FlatWays::kSlotsFirstBroadcastBytes;
   CHECK(broadcast.run_one() == FlatWay::kSlots);
-  Decider shares{.ways{true, {kSlotsBytes, kSlotsBytes, 1}}};
+  Decider shares{.ways{true, kSlots}};
   CHECK(shares.run_one() == FlatWay::kSlots);
 }
 
