@@ -274,15 +274,16 @@ void Flat::post(const Call& call, std::uint64_t seq, const std::byte* payload, s
   Post& mine = side_.memory.post(side_.rank, round_);
   mine.seq = seq;
   mine.call = call;
-  if (bytes != 0) copy_to_payload(side_.memory.payload(side_.rank, round_, bytes), payload, bytes);
+  if (bytes != 0) {
+    std::byte* const to = side_.memory.payload(side_.rank, round_, bytes);
+    // Where others have read the lines before, vectors are faster than a processor's own copy
+    // instruction, which is what C libraries take.
+    if (bytes >= FlatMemory::kSpreadBytes && !side_.memory.spreads(bytes))
+      copy_in_vectors(to, payload, bytes);
+    else
+      copy_bytes(to, payload, bytes);
+  }
   FlatSide::publish(mine.round, round_);
-}
-
-// Where others have read the lines before, vectors are faster than a processor's own copy
-// instruction, which is what C libraries take.
-void Flat::copy_to_payload(std::byte* dst, const std::byte* src, std::size_t bytes) const {
-  const bool is_in_few = bytes >= FlatMemory::kSpreadBytes && !side_.memory.spreads(bytes);
-  (is_in_few ? copy_in_vectors : copy_bytes)(dst, src, bytes);
 }
 
 template <typename About>

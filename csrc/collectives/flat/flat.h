@@ -81,7 +81,6 @@ class Flat {
   void post(const Call& call, std::uint64_t seq, const std::byte* payload, std::size_t bytes);
   template <typename About>
   void post_long(const Call& call, std::uint64_t seq, FlatWay way, const About& about);
-  void copy_to_payload(std::byte* dst, const std::byte* src, std::size_t bytes) const;
   void free_post(std::size_t payload, transport::Idle& idle);
   void check_posts(transport::Idle& idle);
   void await_post(Rank peer, transport::Idle& idle);

@@ -127,10 +127,10 @@ class FlatMemory {
     if (bytes <= at.some.size()) return at.some.data();
     std::byte* const own = payloads_ + static_cast<std::size_t>(rank) * places_ * kPayloadBytes;
     if (spreads(bytes))
-      return own + round % places_ * kPayloadBytes + shift(kPayloadBytes, bytes, round / places_);
-    // Not all at the same distance, or they would fight for a few sets of a cache.
-    const std::uint32_t place = round % window_;
-    return own + place * kPayloadBytes + shift(kPayloadBytes, bytes, place / 2);
+      return own + (round & (places_ - 1)) * kPayloadBytes +
+             shift(kPayloadBytes, bytes, round / places_);
+    const std::uint32_t place = round & (window_ - 1);
+    return own + place * kPayloadBytes + stagger(bytes, place / 2);
   }
   LongPost long_post(Rank rank, std::uint32_t round) const {
     LongPost long_post;
@@ -171,6 +171,13 @@ class FlatMemory {
  private:
   std::byte* begin_of_slot(Rank rank, std::uint32_t step) const {
     return slots_ + (static_cast<std::size_t>(rank) * kSlots + step % kSlots) * slot_bytes_;
+  }
+  // Where in their places those lie that are not spread: not all at the same distance, or they
+  // would fight for a few sets of a cache. In eighths and halves, as a division takes longer than a
+  // line.
+  static std::size_t stagger(std::size_t bytes, std::uint32_t nth) {
+    if (bytes <= kPayloadBytes / 8) return nth % 8 * (kPayloadBytes / 8);
+    return bytes <= kPayloadBytes / 2 ? nth % 2 * (kPayloadBytes / 2) : 0;
   }
   static constexpr std::size_t kOne = 1;
   // Where in its room something of `bytes` lies, the nth time around. 0 if it is longer.
