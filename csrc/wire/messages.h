@@ -38,7 +38,8 @@ struct CallState {
   std::string made_by;       // The call that named its members, as errors show it; "": none did.
   std::vector<Call> before;  // If in progress: what came before it, seq - 1 first; not all of it.
 };
-inline constexpr std::uint32_t kCallsBefore = 7;
+// As many as the root of a broadcast can be ahead in the memory of one host (flat.h).
+inline constexpr std::uint32_t kCallsBefore = 31;
 
 // The values are part of the wire format: append, never renumber.
 enum class TransportMode : std::uint8_t { kAuto = 0, kShm = 1, kTcp = 2 };

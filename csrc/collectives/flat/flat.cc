@@ -9,6 +9,7 @@
 #include "base/ticks.h"
 #include "collectives/flat/flat_gather.h"
 #include "collectives/flat/flat_reduce.h"
+#include "wire/messages.h"
 
 namespace gradring::collectives {
 namespace {
@@ -18,6 +19,8 @@ constexpr std::size_t kShortBytes = 32 * 1024;
 // Of one rank's part of an all_gather, where the second round saves a copy.
 constexpr std::size_t kShortPartBytes = 16 * 1024;
 static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
+// However far ahead a rank is, what it called is still told when it waits (membership_calls.cc).
+static_assert(FlatMemory::kPosts - 1 <= wire::kCallsBefore);
 
 // What `rank` writes into its post when the operation is short.
 std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {
@@ -93,8 +96,7 @@ void Flat::run(const Request& request, const Call& call, std::uint64_t seq, cons
 void Flat::run_long(const Request& request, const Call& call, std::uint64_t seq,
                     const std::byte* input, std::byte* output, transport::Idle& idle,
                     const SharedArrays::Found& shared) {
-  if (request.op == OpKind::kBroadcast && side_.memory.shares_processors())
-    return run_ahead(request, call, seq, input, output, idle);
+  if (lets_root_be_ahead(request.op)) return run_ahead(request, call, seq, input, output, idle);
   if (!reduces(request.op)) return run_gather(request, call, seq, input, output, idle);
   choose_way(request, false);
   // What lies in shared memory on this rank may not on another: that is known from the posts.
@@ -148,6 +150,10 @@ void Flat::run_gather(const Request& request, const Call& call, std::uint64_t se
   hear_way(request);
 }
 
+bool Flat::lets_root_be_ahead(OpKind op) const {
+  return op == OpKind::kBroadcast && side_.memory.shares_processors();
+}
+
 // A broadcast where ranks share processors. Nobody waits for one of whom it needs nothing, so the
 // root may be ahead by all slots, and the others take several operations each time they have the
 // processor. What a rank would have heard in the operation before may not be there yet: the root's
@@ -187,8 +193,7 @@ void Flat::gather(const Request& request, const std::byte* input, std::byte* out
   FlatGather slots(side_, shape_, request, input, output);
   slots.begin(idle);
   lap.stop();
-  const bool may_be_ahead = request.op == OpKind::kBroadcast && side_.memory.shares_processors();
-  if (in_step_ != round_ && !may_be_ahead) check_posts(idle);
+  if (in_step_ != round_ && !lets_root_be_ahead(request.op)) check_posts(idle);
   lap.go_on();
   slots.finish(idle);
   lap.stop();

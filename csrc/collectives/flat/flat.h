@@ -67,6 +67,7 @@ class Flat {
               transport::Idle& idle, const SharedArrays::Found& shared);
   void run_gather(const Request& request, const Call& call, std::uint64_t seq,
                   const std::byte* input, std::byte* output, transport::Idle& idle);
+  bool lets_root_be_ahead(OpKind op) const;  // Of a long operation.
   void run_ahead(const Request& request, const Call& call, std::uint64_t seq,
                  const std::byte* input, std::byte* output, transport::Idle& idle);
   bool read_others(const Request& request, const std::byte* input, std::byte* output,

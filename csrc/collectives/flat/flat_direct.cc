@@ -37,7 +37,7 @@ bool FlatDirect::is_for(const Request& request, std::size_t bytes) const {
 }
 
 FlatDirect::Offer FlatDirect::offer(const std::byte* input) const {
-  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0U : 1U};
+  return {reinterpret_cast<std::uintptr_t>(input), peers_.empty() ? 0u : 1u};
 }
 
 FlatDirect::Offer FlatDirect::offer_of(Rank peer, std::uint32_t round) const {

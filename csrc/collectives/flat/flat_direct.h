@@ -21,9 +21,8 @@ class FlatDirect {
  public:
   // What a long operation's post carries.
   struct Offer {
-    std::uint64_t address = 0;    // Of the rank's input.
-    std::uint32_t is_made = 0;    // 0: the others are not to read, or this rank cannot read them.
-    std::uint32_t is_wanted = 0;  // 1: the next such operation is to be direct (flat_ways.h).
+    std::uint64_t address = 0;  // Of the rank's input.
+    std::uint64_t is_made = 0;  // 0: the others are not to read, or this rank cannot read them.
   };
 
   explicit FlatDirect(FlatSide& side);  // Shows this rank's card to the others.

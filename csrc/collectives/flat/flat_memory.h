@@ -1,6 +1,7 @@
 // The shared segment of flat.h: who writes where. Pure layout. Every pointer it hands out lies
-// inside the segment whatever another process wrote into it, because nothing read from the segment
-// takes part in computing one. Used by the thread that drives a Flat.
+// inside the segment whatever another process wrote into it: of all that is read from the segment
+// two words take part in computing one, each as a yes or no, and once. Used by the thread that
+// drives a Flat.
 //   layout     what the rank that made the segment takes the host for
 //   counters   per rank: how far it is in long operations
 //   posts      kPosts per rank, used in turn: what it calls, and the payload of the shortest
@@ -192,7 +193,8 @@ class FlatMemory {
   bool shares_processors_;
   bool spreads_;
   std::uint32_t places_;  // For payloads, of each rank: a power of two, of 8 and more.
-  std::uint32_t window_;  // Payloads of so many operations may be in use: another, and no larger.
+  std::uint32_t
+      window_;  // Payloads of so many operations may be in use; the same, at most places_.
   Counters* counters_;
   Post* posts_;
   std::byte* payloads_;

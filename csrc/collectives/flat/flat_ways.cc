@@ -20,8 +20,8 @@ std::size_t kind_of(OpKind op) {
 }
 
 // A change from a way that takes `present`.
-constexpr bool is_worth(Ticks fastest, Ticks present) {
-  return fastest + fastest / FlatWays::kWorthChanging < present;
+constexpr bool is_worth(Ticks figure, Ticks present) {
+  return figure + figure / FlatWays::kWorthChanging < present;
 }
 
 constexpr std::size_t index_of(FlatWay way) {
@@ -36,7 +36,7 @@ std::size_t FlatWays::place(OpKind op, std::size_t bytes) {
 }
 
 bool FlatWays::reads_first(OpKind op, std::size_t bytes) const {
-  if (slots_first_) return false;
+  if (shares_processors_) return false;
   return bytes < (op == OpKind::kAllGather ? kSlotsFirstGatherBytes : kSlotsFirstBroadcastBytes);
 }
 
@@ -66,8 +66,8 @@ void FlatWays::inherit(OpKind op, std::size_t bytes, std::size_t bits) {
   for (std::size_t way = 0; way < kWays; ++way) {
     const Times& known = donor.ways[way];
     Times& expected = length.ways[way];
-    expected.fastest = known.fastest << bits;
-    expected.turn = expected.fastest * turn_of(op, static_cast<FlatWay>(way), bytes);
+    expected.figure = known.figure << bits;
+    expected.turn = expected.figure * turn_of(op, static_cast<FlatWay>(way), bytes);
   }
 }
 
@@ -96,9 +96,9 @@ FlatWay FlatWays::wants(OpKind op, std::size_t bytes, bool may_read) const {
   FlatWay best = may_read || length.kept != FlatWay::kRead ? length.kept : FlatWay::kSlots;
   for (std::size_t nth = 0; nth < tried.count; ++nth) {
     const FlatWay way = tried.ways[nth];
-    const Ticks fastest = times(way).fastest;
-    if (fastest == 0) return way;
-    if (is_worth(fastest, times(best).fastest)) best = way;
+    const Ticks figure = times(way).figure;
+    if (figure == 0) return way;
+    if (is_worth(figure, times(best).figure)) best = way;
   }
   return best;
 }
@@ -123,27 +123,27 @@ void FlatWays::note(OpKind op, std::size_t bytes, FlatWay way, Ticks took) {
 // operations find everything there and the next ones nothing: only all of them say how long one
 // takes, but for the slowest, which may be a stranger's.
 Ticks FlatWays::figure_of(OpKind op, std::size_t bytes, const Length& length) const {
-  const bool may_be_ahead = slots_first_ && op == OpKind::kBroadcast && bytes < kLongBytes;
+  const bool may_be_ahead = shares_processors_ && op == OpKind::kBroadcast && bytes < kLongBytes;
   if (!may_be_ahead || length.operations < 2) return length.fastest;
   return (length.took - length.slowest) / (length.operations - 1);
 }
 
 void FlatWays::end_turn(Length& length, Ticks figure) {
   Times& used = length.ways[index_of(length.used)];
-  const bool was_a_try = used.fastest == 0;
-  used.fastest = std::max(figure, Ticks{1});
+  const bool was_a_try = used.figure == 0;
+  used.figure = std::max(figure, Ticks{1});
   used.turn = length.took;
   used.since = 0;
   length.operations = 0;
   bool is_fastest = true;
   for (Times& other : length.ways) {
-    if (&other == &used || other.fastest == 0) continue;
-    is_fastest = is_fastest && used.fastest < other.fastest;
+    if (&other == &used || other.figure == 0) continue;
+    is_fastest = is_fastest && used.figure < other.figure;
     other.since += length.took;
-    if (other.since / other.patience >= other.turn) other.fastest = 0;
+    if (other.since / other.patience >= other.turn) other.figure = 0;
   }
-  const Ticks present = length.ways[index_of(length.kept)].fastest;
-  if (present == 0 || is_worth(used.fastest, present)) length.kept = length.used;
+  const Ticks present = length.ways[index_of(length.kept)].figure;
+  if (present == 0 || is_worth(used.figure, present)) length.kept = length.used;
   if (was_a_try)
     used.patience = is_fastest ? kLeastPatience : std::min(2 * used.patience, kMostPatience);
 }

@@ -7,8 +7,9 @@
 // turn of some operations in each kind and length; the one that was faster at its best goes on,
 // turn after turn, until it takes longer than another one did, or until another one's time is so
 // old that a turn of it costs little beside what has passed since. One rank's measurement decides
-// for all: its word, which every rank hears in an operation, says how the next one goes. Pure: it
-// is told how long things took. Belongs to one Flat, on its driving thread. Measured:
+// for all: its word, which every rank hears in an operation, says how the next one goes (or, where
+// a root may be ahead of that rank, one a few later: Flat::run_ahead). Pure: it is told how long
+// things took. Belongs to one Flat, on its driving thread. Measured:
 // docs/decisions/0021-ways-are-compared-in-use.md.
 #pragma once
 
@@ -63,8 +64,9 @@ class FlatWays {
 
   static constexpr std::size_t kWays = 4;
 
-  // `slots_first`: in every length.
-  FlatWays(bool slots_first, const Slots& slots) : slots_first_(slots_first), slots_(slots) {}
+  // `shares_processors`: there are more ranks; the slots have the first turn at every length then.
+  FlatWays(bool shares_processors, const Slots& slots)
+      : shares_processors_(shares_processors), slots_(slots) {}
 
   // Before each operation.
   void begin(OpKind op, std::size_t bytes);
@@ -85,7 +87,7 @@ class FlatWays {
 
   struct Times {
     // An operation, by its last turn. 0: not known, or so old that it is worth a try.
-    Ticks fastest = 0;
+    Ticks figure = 0;
     Ticks turn = 0;   // What all of that turn took.
     Ticks since = 0;  // What other ways took since then.
     Ticks patience = kLeastPatience;
@@ -117,7 +119,7 @@ class FlatWays {
   Ticks figure_of(OpKind op, std::size_t bytes, const Length& length) const;
   static void end_turn(Length& length, Ticks figure);
 
-  const bool slots_first_;
+  const bool shares_processors_;
   const Slots slots_;
   std::array<Length, kKinds * kLengths> lengths_;
 };

@@ -160,6 +160,26 @@ def test_a_rank_that_is_calls_ahead_of_another_one_is_a_mismatch(
     assert time.monotonic() - began < 10.0
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("count", [1, 256, 4096, 16384, 300_000])
+def test_a_root_that_is_as_far_ahead_as_it_can_be_is_a_mismatch(
+    fresh_world: FreshWorld, count: int
+) -> None:
+    def call(comm: Any) -> None:
+        x = np.ones(count, np.float32)
+        for _ in range(40):
+            if comm.rank == 0:
+                comm.broadcast(x, 0)
+            else:
+                comm.all_to_all(np.ones(SIZE))  # Not through the memory in which a root is ahead.
+
+    began = time.monotonic()
+    errors = fresh_world(SIZE, "shm").errors(call)
+    assert [type(error) for error in errors] == [gr.Mismatch] * SIZE, errors
+    assert all("#1 " in str(error) for error in errors)
+    assert time.monotonic() - began < 10.0
+
+
 def test_a_mismatch_names_what_the_caller_wrote(fresh_world: FreshWorld) -> None:
     calls = [all_reduce(algorithm="ring"), all_reduce(deterministic="rank_order")]
     errors = fresh_world(2, "shm").errors(lambda comm: calls[comm.rank](comm, np.ones(7)))
