@@ -200,56 +200,6 @@ TEST_CASE("flat: ranks that make different calls all get Mismatch with both call
   }
 }
 
-// Neither root waits for anybody, so each learns of the other when it calls the next operation.
-TEST_CASE("flat: two roots of a short broadcast are a mismatch in the next operation") {
-  FlatTeam team(3);
-  const PlanCase rooted{.op = OpKind::kBroadcast, .world_size = 3, .count = 9, .root = 0};
-  PlanCase other_root = rooted;
-  other_root.root = 2;
-  auto memory = random_memory(rooted, 1);
-  const auto first = team.run([&](Rank rank) {
-    team.call(rank, rank == 2 ? other_root : rooted, memory[static_cast<std::size_t>(rank)]);
-  });
-  for (const auto& error : first) CHECK(thrown_by(error).text == "");
-  const PlanCase next{.op = OpKind::kBarrier, .world_size = 3};
-  Memory nothing;
-  for (const auto& error : team.run([&](Rank rank) { team.call(rank, next, nothing); })) {
-    const Thrown thrown = thrown_by(error);
-    CHECK(thrown.kind == ErrorKind::kMismatch);
-    CHECK(thrown.text.find("broadcast #1 (float32 x 9, root 0)") != std::string::npos);
-    CHECK(thrown.text.find("broadcast #1 (float32 x 9, root 2)") != std::string::npos);
-  }
-}
-
-// With `count` floats; rank 0 only gives: it is the broadcast's root, and not the reduce's.
-void runs_ahead(OpKind op, std::uint64_t count, std::size_t ahead, Rank processors = 64) {
-  FlatTeam team(2, processors);
-  const PlanCase c{
-      .op = op, .world_size = 2, .count = count, .root = op == OpKind::kReduce ? 1 : 0};
-  std::vector<std::vector<Memory>> memory;
-  for (std::size_t i = 0; i <= ahead; ++i) memory.push_back(random_memory(c, i));
-  std::vector<Outputs> expected;
-  for (const auto& one : memory) expected.push_back(expected_outputs(c, one));
-  for (std::size_t i = 0; i < ahead; ++i) team.call(0, c, memory[i][0]);
-  CHECK_THROWS_AS(team.call(0, c, memory[ahead][0], Millis{20}), transport::DeadlinePassed);
-  for (std::size_t i = 0; i < ahead; ++i) {
-    team.call(1, c, memory[i][1]);
-    CHECK(memory[i][1].output_is(expected[i][1]));
-  }
-}
-
-TEST_CASE("flat: who needs nothing from the others is ahead of them by less than its posts") {
-  using collectives::FlatMemory;
-  for (const OpKind op : {OpKind::kBroadcast, OpKind::kReduce}) {
-    CAPTURE(name(op));
-    for (const std::uint64_t count : {5, 100}) runs_ahead(op, count, FlatMemory::kPosts - 1);
-    runs_ahead(op, 1000, FlatMemory::kPayloads - 1);
-    runs_ahead(op, 1000, FlatMemory::kPosts - 1, 1);
-  }
-  // Longer ones by as many as there are slots.
-  runs_ahead(OpKind::kBroadcast, 16384, FlatMemory::kSlots, 1);
-}
-
 TEST_CASE("flat: a rank that is an operation ahead of the others is found out") {
   FlatTeam team(2);
   const PlanCase c{.op = OpKind::kAllReduce, .world_size = 2, .count = 3};
@@ -279,17 +229,6 @@ TEST_CASE("flat: a rank that never comes is waited for until the deadline, and n
   }
 }
 
-// How the others can learn that a rank left, in any order: from its goodbye on
-// the control connection, from its flag in the memory.
-enum class Leaving { kGoodbye, kFlag, kBoth };
-
-void leave(FlatTeam& team, Rank rank, Leaving how) {
-  for (Rank other = 0; other < team.ranks(); ++other)
-    if (other != rank && how != Leaving::kFlag)
-      team.group(other).mark_left(kFirstWorldRank + rank, "it closed");
-  if (how != Leaving::kGoodbye) team.flat(rank).leave();
-}
-
 TEST_CASE("flat: a rank that left is PeerLost, by its rank in the world") {
   for (const Leaving how : {Leaving::kGoodbye, Leaving::kFlag}) {
     for (const std::uint64_t count : {1, 100000}) {
@@ -297,7 +236,7 @@ TEST_CASE("flat: a rank that left is PeerLost, by its rank in the world") {
       const PlanCase c{.op = OpKind::kAllReduce, .world_size = 3, .count = count};
       auto memory = random_memory(c, 1);
       const auto errors = team.run([&](Rank rank) {
-        if (rank == 1) return leave(team, rank, how);
+        if (rank == 1) return team.leave(rank, how);
         team.call(rank, c, memory[static_cast<std::size_t>(rank)]);
       });
       for (const std::size_t rank : {0u, 2u}) {
@@ -339,7 +278,7 @@ TEST_CASE("flat: a rank may leave after its last operation without hurting the o
     const Outputs expected = expected_outputs(c, memory);
     const auto errors = team.run([&](Rank rank) {
       team.call(rank, c, memory[static_cast<std::size_t>(rank)]);
-      leave(team, rank, Leaving::kBoth);
+      team.leave(rank, Leaving::kBoth);
     });
     for (std::size_t rank = 0; rank < 2; ++rank) {
       CHECK(thrown_by(errors[rank]).text == "");

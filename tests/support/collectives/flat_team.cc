@@ -47,6 +47,13 @@ void FlatTeam::call(Rank rank, const PlanCase& c, Memory& memory, Millis timeout
                    memory.bytes.data() + memory.output_at, idle);
 }
 
+void FlatTeam::leave(Rank rank, Leaving how) {
+  for (Rank other = 0; other < ranks(); ++other)
+    if (other != rank && how != Leaving::kFlag)
+      group(other).mark_left(kFirstWorldRank + rank, "it closed");
+  if (how != Leaving::kGoodbye) flat(rank).leave();
+}
+
 std::vector<std::exception_ptr> FlatTeam::run(const std::function<void(Rank)>& as_rank) {
   std::vector<std::exception_ptr> errors(members_.size());
   std::vector<std::thread> threads;

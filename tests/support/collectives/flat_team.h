@@ -16,6 +16,10 @@
 
 namespace gradring::testing {
 
+// How the others can learn that a rank left, in any order: from its goodbye on the control
+// connection, from its flag in the memory.
+enum class Leaving { kGoodbye, kFlag, kBoth };
+
 class FlatTeam {
  public:
   // `processors`: that the host is said to have, and whether of that kind (base/processor.h).
@@ -27,6 +31,8 @@ class FlatTeam {
 
   // One call by one rank; numbers it like a communicator does.
   void call(Rank rank, const PlanCase& c, Memory& memory, Millis timeout = Millis{20000});
+
+  void leave(Rank rank, Leaving how);
 
   void skip_number(Rank rank) { ++members_[static_cast<std::size_t>(rank)].seq; }
 
