@@ -9,7 +9,7 @@
 #include "base/ticks.h"
 #include "collectives/flat/flat_gather.h"
 #include "collectives/flat/flat_reduce.h"
-#include "wire/messages.h"
+#include "transport/membership/group.h"
 
 namespace gradring::collectives {
 namespace {
@@ -20,7 +20,7 @@ constexpr std::size_t kShortBytes = 32 * 1024;
 constexpr std::size_t kShortPartBytes = 16 * 1024;
 static_assert(kShortBytes <= FlatMemory::kPayloadBytes);
 // However far ahead a rank is, what it called is still told when it waits (membership_calls.cc).
-static_assert(FlatMemory::kPosts - 1 <= wire::kCallsBefore);
+static_assert(FlatMemory::kPosts - 1 <= transport::Group::kCallsTold);
 
 // What `rank` writes into its post when the operation is short.
 std::size_t payload_bytes(const Request& request, const FlatShape& shape, Rank rank) {

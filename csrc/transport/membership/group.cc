@@ -114,7 +114,7 @@ std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from
 
 void Group::publish_call(const Call& call, std::uint64_t seq) {
   std::vector<Call> before;
-  for (std::uint64_t back = 1; back <= wire::kCallsBefore && back < seq; ++back) {
+  for (std::uint64_t back = 1; back <= kCallsTold && back < seq; ++back) {
     const Finished& last = finished_[(seq - back) % finished_.size()];
     if (last.seq != seq - back) break;
     before.push_back(last.call);

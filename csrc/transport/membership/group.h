@@ -91,6 +91,8 @@ class Group {
   // The connection that `wanted` accepts, if it has come.
   std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
 
+  // A rank that waits tells its peers of so many operations before the one it is in.
+  static constexpr std::size_t kCallsTold = wire::kCallsBefore;
   // The operation this rank is in, for the heartbeat. Starting one costs one store; what it is, and
   // what came before it, is said only when it has to wait. By whoever drives it, as the next two.
   void begin_call(std::uint64_t seq) { seq_.store(seq, std::memory_order_relaxed); }
@@ -137,7 +139,7 @@ class Group {
   };
   // The last ones, by seq; one more than are told, so that it is a power of two. Whoever drives has
   // them.
-  std::array<Finished, wire::kCallsBefore + 1> finished_{};
+  std::array<Finished, kCallsTold + 1> finished_{};
   std::atomic<Clock::rep> sleep_until_{0};       // A hint: relaxed, as are the next four.
   std::atomic<Clock::rep> last_sleep_until_{0};  // The same, but never taken back.
   std::atomic<Clock::rep> sleep_time_{0};
