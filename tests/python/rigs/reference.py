@@ -6,6 +6,7 @@ neighbours pairwise, ``rank`` goes 0, 1, 2, ... 16-bit floats are added in float
 
 from __future__ import annotations
 
+import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -40,8 +41,16 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def sample(dtype: str, count: int, *seed: object) -> Array:
-    """Make values of many magnitudes, whose sum shows the order; both zeros included."""
-    random = np.random.default_rng(zlib.crc32(repr((dtype, count, *seed)).encode()))
+    """Make values of many magnitudes, whose sum shows the order; both zeros included.
+
+    The same arguments give the same values, in an array that is the caller's own.
+    """
+    made = _short_sample if count <= _SHORT else _long_sample
+    return made(dtype, count, repr((dtype, count, *seed))).copy()
+
+
+def _made(dtype: str, count: int, seed: str) -> Array:
+    random = np.random.default_rng(zlib.crc32(seed.encode()))
     if dtype == "bool":
         return random.integers(0, 2, count).astype(bool)
     if dtype in INTEGERS:
@@ -50,6 +59,13 @@ def sample(dtype: str, count: int, *seed: object) -> Array:
     values = random.standard_normal(count) * 2.0 ** random.integers(-6, 6, count)
     values[random.random(count) < 0.05] = random.choice([0.0, -0.0])
     return values.astype(numpy_dtype(dtype))
+
+
+# Every rank makes its own and the test all of them, once for each operator: making them took longer
+# than what is tested. At most 128 MiB of short ones, and a few long ones.
+_SHORT = 2048  # Elements.
+_short_sample = functools.lru_cache(maxsize=8192)(_made)
+_long_sample = functools.lru_cache(maxsize=16)(_made)
 
 
 def order_for(op: str, world_size: int, nbytes: int) -> str:
