@@ -132,16 +132,26 @@ def fresh_world() -> Iterator[Callable[..., ThreadWorld]]:
         world.close()
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start ranks as processes; whatever still runs in the end is killed."""
+def _jobs(directory: Path, *modules: str) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def start(*args: object, **options: object) -> Job:
-        jobs.append(Job(tmp_path / f"job{len(jobs)}"))
+        jobs.append(Job(directory / f"job{len(jobs)}", *modules))
         jobs[-1].start(*args, **options)
         return jobs[-1]
 
     yield start
     for started in jobs:
         started.clean_up()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ranks as processes; whatever still runs in the end is killed."""
+    yield from _jobs(tmp_path)
+
+
+@pytest.fixture
+def torch_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ranks that have imported PyTorch: that takes longer than most of what they do."""
+    yield from _jobs(tmp_path, "gradring.torch")

@@ -33,9 +33,9 @@ train_step()
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_losing_a_rank_in_backward_fails_every_other_rank_with_peer_lost(
-    job: Callable[..., Job], transport: str
+    torch_job: Callable[..., Job], transport: str
 ) -> None:
-    ranks = job(3, transport=transport)
+    ranks = torch_job(3, transport=transport)
     ranks.call(SETUP)
     victim, survivors = ranks.ranks[1], ranks.others(1)
     for rank in survivors:
@@ -67,9 +67,9 @@ FREEZE_IN_BACKWARD = DIE_IN_BACKWARD.replace("SIGKILL", "SIGSTOP")
     (DIE_IN_BACKWARD, {}), (FREEZE_IN_BACKWARD, {"heartbeat_timeout": 2.0}),
 ], ids=["killed", "frozen"])  # fmt: skip
 def test_a_rank_killed_or_frozen_in_backward_is_named_out_of_the_others_backward(
-    job: Callable[..., Job], code: str, options: dict[str, float]
+    torch_job: Callable[..., Job], code: str, options: dict[str, float]
 ) -> None:
-    ranks = job(3, **options)
+    ranks = torch_job(3, **options)
     ranks.call(SETUP)
     victim, survivors = ranks.ranks[2], ranks.others(2)
     for rank in survivors:
@@ -83,9 +83,9 @@ def test_a_rank_killed_or_frozen_in_backward_is_named_out_of_the_others_backward
 
 
 def test_losing_a_rank_between_steps_fails_the_next_backward_with_peer_lost(
-    job: Callable[..., Job],
+    torch_job: Callable[..., Job],
 ) -> None:
-    ranks = job(2)
+    ranks = torch_job(2)
     ranks.call(SETUP)
     ranks.ranks[1].kill()
     # The loss is noticed by another call first, so backward finds a closed communicator.

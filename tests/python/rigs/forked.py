@@ -63,15 +63,18 @@ class ForkedProcess:
 
 
 class Nursery:
-    """A running ``program``, whose main is `serve`; it ends with this process."""
+    """A running ``program``, whose main is `serve`; it ends with this process.
 
-    def __init__(self, program: Path) -> None:
+    ``program`` gets a descriptor to serve, and the names of further modules to import before.
+    """
+
+    def __init__(self, program: Path, *modules: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(_PATIENCE)
         for end in (self._socket, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MESSAGE_BYTES)
         self._process = subprocess.Popen(
-            [sys.executable, str(program), str(theirs.fileno())],
+            [sys.executable, str(program), str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # A threaded BLAS would be threads that a fork leaves behind.

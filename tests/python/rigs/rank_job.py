@@ -49,21 +49,20 @@ class Outcome:
 
 
 @functools.cache
-def _nursery() -> Nursery:
-    return Nursery(PROGRAM)
+def nursery(*modules: str) -> Nursery:
+    """Return this process's one of ranks that have imported these, besides what all have."""
+    return Nursery(PROGRAM, *modules)
 
 
 class RankProcess:
     """One rank's process."""
 
-    def __init__(self, rank: int, log: Path, *inherited: int) -> None:
+    def __init__(self, forks: Nursery, rank: int, log: Path, *inherited: int) -> None:
         self.rank = rank
         self.log_path = log
         self.socket, theirs = socket.socketpair()
         with log.open("wb") as stderr:
-            self.process: ForkedProcess = _nursery().fork(
-                theirs.fileno(), stderr.fileno(), inherited
-            )
+            self.process: ForkedProcess = forks.fork(theirs.fileno(), stderr.fileno(), inherited)
         theirs.close()
         self._received = b""
         self._messages: deque[dict[str, Any]] = deque()
@@ -158,16 +157,18 @@ class RankProcess:
 
 
 class Job:
-    """Several rank processes, by rank."""
+    """Several rank processes, by rank, each with these modules imported."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *modules: str) -> None:
         directory.mkdir()
+        self._nursery = nursery(*modules)
         self._directory = directory
         self.ranks: list[RankProcess] = []
 
     def spawn(self, rank: int, *inherited: int) -> RankProcess:
         """Start a process that has not joined anything yet; it inherits these descriptors."""
-        process = RankProcess(rank, self._directory / f"rank{len(self.ranks)}.log", *inherited)
+        log = self._directory / f"rank{len(self.ranks)}.log"
+        process = RankProcess(self._nursery, rank, log, *inherited)
         self.ranks.append(process)
         return process
 

@@ -1,13 +1,15 @@
 """One rank as a process of its own: carries out lines of Python that a test sends it.
 
-Run by `rank_job.Job` as ``python rank_process.py FD``, which forks a process for each rank (see
-forked.py). A command on a rank's socket is one JSON line with the code; all run in one namespace,
-which holds ``comm`` after the call of ``join()``. The answer is a JSON line that says what came of
-it and when. At the end of the commands the process leaves as any script does.
+Run by `rank_job.Job` as ``python rank_process.py FD MODULES...``, which imports these and forks a
+process for each rank (see forked.py). A command on a rank's socket is one JSON line with the code;
+all run in one namespace, which holds ``comm`` after the call of ``join()``. The answer is a JSON
+line that says what came of it and when. At the end of the commands the process leaves as any
+script does.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -68,6 +70,8 @@ def obey(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
     rank = serve(socket.socket(fileno=int(sys.argv[1])))
     if rank is not None:
         obey(rank)

@@ -44,9 +44,9 @@ train_step()
 
 
 @pytest.fixture
-def ranks(job: Callable[..., Job], tmp_path: Path) -> Job:
+def ranks(torch_job: Callable[..., Job], tmp_path: Path) -> Job:
     """Start three ranks of a DDP training that have taken a step."""
-    started = job(0)
+    started = torch_job(0)
     for rank in range(3):
         code = SETUP.format(store=tmp_path / "store", rank=rank, heartbeat=HEARTBEAT)
         started.spawn(rank).begin(code)
