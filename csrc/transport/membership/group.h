@@ -93,6 +93,7 @@ class Group {
 
   // A rank that waits tells its peers of so many operations before the one it is in.
   static constexpr std::size_t kCallsTold = wire::kCallsBefore;
+
   // The operation this rank is in, for the heartbeat. Starting one costs one store; what it is, and
   // what came before it, is said only when it has to wait. By whoever drives it, as the next two.
   void begin_call(std::uint64_t seq) { seq_.store(seq, std::memory_order_relaxed); }

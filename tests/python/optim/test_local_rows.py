@@ -11,7 +11,7 @@ import gradring as gr
 from gradring import _core
 from optim_rules import CASES, same_bits
 
-ROWS = 16
+ROWS = 40
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -24,8 +24,8 @@ def test_rows_step_as_parameters_of_their_own(name: str, options: dict[str, Any]
     states: list[dict[str, Any]] = [{} for _ in range(ROWS)]
     local = gr.optim.LocalRows(rule, dim)
     for _ in range(200 if dim < 1000 else 20):
-        rows = random.integers(0, ROWS, 12)
-        grads = random.standard_normal((12, dim)).astype(np.float32)
+        rows = random.integers(0, ROWS, 30)
+        grads = random.standard_normal((30, dim)).astype(np.float32)
         given = grads.copy()
         if name == "SparseAdam":  # Its steps are the table's.
             for state in states:

@@ -62,10 +62,11 @@ def _made(dtype: str, count: int, seed: str) -> Array:
 
 
 # Every rank makes its own and the test all of them, once for each operator: making them took longer
-# than what is tested. At most 128 MiB of short ones, and a few long ones.
+# than what is tested. At most 128 MiB of short ones; of long ones as many as 8 ranks have in the
+# three cases of a test.
 _SHORT = 2048  # Elements.
 _short_sample = functools.lru_cache(maxsize=8192)(_made)
-_long_sample = functools.lru_cache(maxsize=16)(_made)
+_long_sample = functools.lru_cache(maxsize=24)(_made)
 
 
 def order_for(op: str, world_size: int, nbytes: int) -> str:

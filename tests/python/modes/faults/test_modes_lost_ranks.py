@@ -68,11 +68,11 @@ def servers() -> Any:
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("library", [NUMPY, TORCH], ids=["numpy", "torch"])
 def test_who_was_lost_is_said_once_and_close_returns(
-    torch_job: StartJob, servers: RealServers, library: str
+    job: StartJob, servers: RealServers, library: str
 ) -> None:
     if library is TORCH:
         pytest.importorskip("torch")
-    ranks = torch_job(3)
+    ranks = job(3)
     ranks.call(library.format(servers=servers.addresses, secret=servers.secret))
     if library is TORCH:  # Lost between its averages and its rows: the others' rows are ahead.
         for rank in ranks.ranks:
@@ -105,9 +105,9 @@ def test_rounds_beside_a_communicator_that_its_user_has_closed_are_waited_for() 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("mode", ["gr.Sync()", "gr.Sync(via='ps')"])
 def test_who_is_left_trains_on_over_a_connection_of_its_new_rank(
-    torch_job: StartJob, servers: RealServers, mode: str
+    job: StartJob, servers: RealServers, mode: str
 ) -> None:
-    ranks = torch_job(3)
+    ranks = job(3)
     ranks.call(TRAIN.format(servers=servers.addresses, secret=servers.secret, mode=mode))
     ranks.call("train()")
     ranks.ranks[1].kill()
