@@ -196,10 +196,11 @@ TEST_CASE("an operation header of another protocol, version or vocabulary is ref
 
 TEST_CASE("no bytes at all do anything but decode or throw ProtocolError") {
   std::mt19937_64 random(1);
-  const std::vector<Message> messages = all_messages();
+  std::vector<std::vector<std::byte>> encoded;
+  for (const Message& message : all_messages()) encoded.push_back(encode(message));
   int understood = 0;
   for (int round = 0; round < 20'000; ++round) {
-    std::vector<std::byte> bytes = encode(messages[random() % messages.size()]);
+    std::vector<std::byte> bytes = encoded[random() % encoded.size()];
     for (std::uint64_t left = 1 + random() % 4; left > 0; --left)
       bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 1));

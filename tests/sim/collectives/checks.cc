@@ -60,8 +60,7 @@ void Simulation::check_calls(Rank rank) {
 }
 
 // No rank hangs.
-void Simulation::check_progress(bool moved) {
-  (void)moved;
+void Simulation::check_progress() {
   for (Rank rank = 0; rank < scenario_.world_size; ++rank) {
     const Host& each = host(rank);
     if (!each.worker || each.worker->is_over() || !network_.process(rank).runs()) continue;

@@ -24,7 +24,8 @@ void Simulation::strike() {
       planned.state = Planned::State::kStarting;
       planned.at = network_.now() + fault.after;
     }
-    if (network_.now() < planned.at) continue;
+    if (network_.now() < planned.at || planned.state == Planned::State::kOver) continue;
+    quiet_.break_off();
     if (planned.state == Planned::State::kStarting)
       start(planned);
     else if (planned.state == Planned::State::kOn)

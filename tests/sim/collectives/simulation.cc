@@ -9,7 +9,8 @@
 namespace gradring::sim {
 namespace {
 
-constexpr int kIdleRounds = 6;  // A transfer that got nothing may get something next time.
+constexpr int kIdleTurns = 6;
+constexpr Millis kNothingToCome{100};
 constexpr Time kStart = Time{} + std::chrono::hours(1);
 
 }  // namespace
@@ -24,7 +25,8 @@ Simulation::Simulation(const Scenario& scenario, bool is_printed)
       dice_(scenario.seed + 77),
       network_(scenario.world_size, scenario.seed),
       blame_(scenario),
-      hosts_(static_cast<std::size_t>(scenario.world_size)) {
+      hosts_(static_cast<std::size_t>(scenario.world_size)),
+      quiet_(hosts_.size(), kIdleTurns) {
   network_.weather.now = last_progress_ = kStart;
   network_.weather.max_delay = scenario.max_delay;
   network_.weather.short_percent = scenario.short_percent;
@@ -57,10 +59,10 @@ void Simulation::introduce() {
 }
 
 Outcome Simulation::run() {
-  while (complaint_.empty() && !all_are_over()) pass_time(round());
+  while (complaint_.empty() && !all_are_over()) round();
   // Everybody has an end; now the survivors get the time to agree on who they are.
   const Time settled = network_.now() + blame_.patience();
-  while (complaint_.empty() && network_.now() < settled) pass_time(round());
+  while (complaint_.empty() && network_.now() < settled) round();
   if (complaint_.empty()) check_truth();
   Outcome outcome;
   outcome.complaint = complaint_;
@@ -81,24 +83,20 @@ bool Simulation::all_are_over() const {
   return true;
 }
 
-bool Simulation::round() {
+void Simulation::round() {
   strike();
   std::vector<Rank> order(hosts_.size());
   std::iota(order.begin(), order.end(), 0);
   for (std::size_t left = order.size(); left > 1; --left)
     std::swap(order[left - 1], order[dice_.below(left)]);
-  bool moved = false;
   for (const Rank rank : order) {
     if (!network_.process(rank).runs()) continue;
-    if (dice_.percent(10)) {
-      moved = true;  // The scheduler had something better to do.
-      continue;
-    }
-    moved |= turn(rank);
+    if (dice_.percent(10)) continue;  // The scheduler had something better to do.
+    quiet_.note_turn(static_cast<std::size_t>(rank), turn(rank));
     if (!complaint_.empty()) break;
   }
-  check_progress(moved);
-  return moved;
+  check_progress();
+  pass_time();
 }
 
 bool Simulation::turn(Rank rank) {
@@ -120,14 +118,17 @@ bool Simulation::turn(Rank rank) {
   return moved;
 }
 
-void Simulation::pass_time(bool moved) {
-  idle_rounds_ = moved ? 0 : idle_rounds_ + 1;
+void Simulation::pass_time() {
   Time& now = network_.weather.now;
   now += Micros{1 + static_cast<std::int64_t>(dice_.below(20))};
-  if (idle_rounds_ < kIdleRounds) return;
-  idle_rounds_ = 0;
+  const auto runs = [this](std::size_t rank) {
+    return network_.process(static_cast<Rank>(rank)).runs();
+  };
+  if (!quiet_.is_complete(runs)) return;
+  quiet_.break_off();
   const Time next = next_event();
-  if (next > now && next != Time::max()) now = next;
+  // Where nothing will come of itself: whoever should have ended by then hangs, or all have ended.
+  now = next == Time::max() ? now + kNothingToCome : std::max(now, next);
 }
 
 Time Simulation::next_event() const {

@@ -13,6 +13,7 @@
 #include "sim/collectives/network.h"
 #include "sim/collectives/scenario.h"
 #include "sim/collectives/worker.h"
+#include "sim/quiet.h"
 #include "sim/trace.h"
 
 namespace gradring::sim {
@@ -46,9 +47,9 @@ class Simulation {
 
   Host& host(Rank rank) { return hosts_[static_cast<std::size_t>(rank)]; }
   void introduce();
-  bool round();
+  void round();
   bool turn(Rank rank);
-  void pass_time(bool moved);
+  void pass_time();
   Time next_event() const;
 
   void strike();
@@ -61,7 +62,7 @@ class Simulation {
   void check_gone(Rank rank);
   void judge(Rank rank);
   void check_calls(Rank rank);
-  void check_progress(bool moved);
+  void check_progress();
   void check_truth();
   void complain(Rank rank, const std::string& text);
 
@@ -74,7 +75,7 @@ class Simulation {
   std::unique_ptr<Exercise> wrong_;
   std::vector<Host> hosts_;
   std::vector<Planned> faults_;
-  int idle_rounds_ = 0;
+  Quiet quiet_;
   int storms_ = 0;
   Time last_progress_{};
   std::string complaint_;

@@ -8,7 +8,7 @@
 namespace gradring::sim {
 namespace {
 
-constexpr int kQuietRounds = 4;
+constexpr int kIdleTurns = 4;
 constexpr Time kBeginning = Time{} + std::chrono::hours(1);
 // By then every call has long had its deadline, whatever happened.
 constexpr Millis kLongest{600'000};
@@ -26,7 +26,8 @@ PsSimulation::PsSimulation(const PsScenario& scenario, bool is_printed)
       network_(scenario),
       world_(scenario, trace_),
       dice_(scenario.seed + 177),
-      places_(scenario.clients + (scenario.has_saver && !scenario.saver_pushes ? 1 : 0)) {
+      places_(scenario.clients + (scenario.has_saver && !scenario.saver_pushes ? 1 : 0)),
+      quiet_(scenario.servers + places_.size(), kIdleTurns) {
   network_.weather.now = kBeginning;
   network_.weather.max_delay = scenario.max_delay;
   network_.weather.short_percent = scenario.short_percent;
@@ -83,14 +84,14 @@ std::unique_ptr<transport::MemoryLink> PsSimulation::dial(PsClient& client, std:
 
 PsOutcome PsSimulation::run() {
   while (world_.complaint.empty() && !all_are_over()) {
-    pass_time(round());
+    round();
     if (network_.now() < kBeginning + kLongest) continue;
     world_.complain("a call has not ended long after its deadline");
   }
   // What is under way may still arrive.
   calm_down();
   const Time settled = network_.now() + kSettling;
-  while (world_.complaint.empty() && network_.now() < settled) pass_time(round());
+  while (world_.complaint.empty() && network_.now() < settled) round();
   if (world_.complaint.empty()) check_end();
   return {.complaint = world_.complaint,
           .hash = trace_.hash(),
@@ -112,40 +113,42 @@ bool PsSimulation::all_are_over() const {
   });
 }
 
-bool PsSimulation::round() {
+void PsSimulation::round() {
   strike();
   std::vector<std::size_t> order(servers_.size() + places_.size());
   std::iota(order.begin(), order.end(), 0);
   for (std::size_t left = order.size(); left > 1; --left)
     std::swap(order[left - 1], order[dice_.below(left)]);
-  bool moved = false;
   for (const std::size_t each : order) {
-    if (dice_.percent(5)) {
-      moved = true;  // The scheduler had something better to do.
-      continue;
-    }
-    if (each < servers_.size()) {
-      if (servers_[each]->runs()) moved |= servers_[each]->step(network_.now());
-      continue;
-    }
-    Place& place = places_[each - servers_.size()];
-    if (!place.client || place.client->is_frozen) continue;
-    moved |= place.client->step();
-    if (place.program->is_over()) continue;
-    const std::uint64_t ended = world_.calls_ended;
-    place.program->step();
-    moved |= world_.calls_ended != ended;
-    if (place.program->is_over()) world_.still_going.erase(place.client->number());
+    if (!runs(each)) continue;
+    if (dice_.percent(5)) continue;  // The scheduler had something better to do.
+    quiet_.note_turn(each, turn(each));
   }
-  return moved;
+  pass_time();
 }
 
-void PsSimulation::pass_time(bool moved) {
-  idle_rounds_ = moved ? 0 : idle_rounds_ + 1;
+bool PsSimulation::runs(std::size_t member) const {
+  if (member < servers_.size()) return servers_[member]->runs();
+  const Place& place = places_[member - servers_.size()];
+  return place.client && !place.client->is_frozen;
+}
+
+bool PsSimulation::turn(std::size_t member) {
+  if (member < servers_.size()) return servers_[member]->step(network_.now());
+  Place& place = places_[member - servers_.size()];
+  const bool has_moved = place.client->step();
+  if (place.program->is_over()) return has_moved;
+  const std::uint64_t ended = world_.calls_ended;
+  place.program->step();
+  if (place.program->is_over()) world_.still_going.erase(place.client->number());
+  return has_moved || world_.calls_ended != ended;
+}
+
+void PsSimulation::pass_time() {
   Time& now = network_.weather.now;
   now += Micros{1 + static_cast<std::int64_t>(dice_.below(20))};
-  if (idle_rounds_ < kQuietRounds) return;
-  idle_rounds_ = 0;
+  if (!quiet_.is_complete([this](std::size_t member) { return runs(member); })) return;
+  quiet_.break_off();
   // At most a little at a time: some things wait for nobody in particular.
   now = std::max(now, std::min(next_event(), now + Millis{20}));
 }
@@ -177,6 +180,7 @@ void PsSimulation::strike() {
 
 void PsSimulation::start(Planned& planned) {
   const PsFault& fault = planned.fault;
+  quiet_.break_off();
   planned.state = Planned::State::kOn;
   planned.ends = network_.now() + fault.lasts;
   trace_.note(network_.now(), -1, str("fault ", static_cast<int>(fault.kind), " begins"));
@@ -214,6 +218,7 @@ void PsSimulation::start(Planned& planned) {
 }
 
 void PsSimulation::stop(const PsFault& fault) {
+  quiet_.break_off();
   trace_.note(network_.now(), -1, str("fault ", static_cast<int>(fault.kind), " is over"));
   Place& place = places_[fault.client];
   PsServer& server = *servers_[fault.server];

@@ -12,6 +12,7 @@
 #include "sim/ps/scenario.h"
 #include "sim/ps/server.h"
 #include "sim/ps/world.h"
+#include "sim/quiet.h"
 #include "sim/trace.h"
 
 namespace gradring::sim {
@@ -53,8 +54,10 @@ class PsSimulation {
   void start_client(std::uint32_t place);
   std::uint32_t number_of(std::uint32_t place) const;
   std::unique_ptr<transport::MemoryLink> dial(PsClient& client, std::uint32_t shard);
-  bool round();
-  void pass_time(bool moved);
+  void round();
+  bool runs(std::size_t member) const;  // Servers, then places.
+  bool turn(std::size_t member);
+  void pass_time();
   Time next_event() const;
   bool all_are_over() const;
 
@@ -79,7 +82,7 @@ class PsSimulation {
   std::vector<Place> places_;  // The saver's is the last.
   std::vector<Planned> faults_;
   std::uint64_t last_process_ = 0;
-  int idle_rounds_ = 0;
+  Quiet quiet_;
 };
 
 }  // namespace gradring::sim

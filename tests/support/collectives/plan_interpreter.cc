@@ -1,11 +1,11 @@
 #include "support/collectives/plan_interpreter.h"
 
 #include <algorithm>
-#include <deque>
-#include <random>
+#include <bit>
 
 #include "base/text.h"
 #include "kernels/reduce.h"
+#include "support/split_mix.h"
 
 namespace gradring::testing {
 
@@ -18,6 +18,25 @@ using collectives::Slice;
 namespace {
 
 using Ranks = std::uint64_t;  // A set of ranks, a bit each: who has been heard from.
+
+// What comes out in the order in which it went in, and no memory while that is nothing: a game has
+// many that stay empty.
+template <typename T>
+class Line {
+ public:
+  bool empty() const { return first_ == items_.size(); }
+  T& front() { return items_[first_]; }
+  void push_back(const T& item) { items_.push_back(item); }
+  void pop_front() {
+    if (++first_ < items_.size()) return;
+    items_.clear();
+    first_ = 0;
+  }
+
+ private:
+  std::vector<T> items_;
+  std::size_t first_ = 0;
+};
 
 // One direction between two ranks: bytes in order, each stretch with what its sender had heard by
 // then.
@@ -60,14 +79,14 @@ class Link {
   std::uint64_t total_put_ = 0;
   std::uint64_t total_taken_ = 0;
   std::vector<std::byte> bytes_;
-  std::deque<Stretch> stretches_;
+  Line<Stretch> stretches_;
 };
 
 // The sends to one peer, or the receives from it: only the first that is not done may move.
 struct Lane {
   ActionKind kind;
   std::size_t peer;
-  std::deque<std::uint32_t> actions;
+  Line<std::uint32_t> actions;
   std::uint64_t moved = 0;  // Bytes of the first action.
 };
 
@@ -77,6 +96,7 @@ struct Player {
   std::vector<std::byte> scratch;
   std::vector<std::uint32_t> waits;
   std::vector<Ranks> heard;  // By action: from whom data had arrived when it ran.
+  Ranks needed = 0;          // Who must have been heard from before output is written.
   std::vector<Lane> lanes;
   std::vector<std::uint32_t> local;  // Reduces and copies that are not done.
   std::size_t done = 0;
@@ -94,7 +114,7 @@ class Game {
 
   std::string play() {
     while (trouble_.empty()) {
-      const std::size_t first = random_() % n_;
+      const std::size_t first = random_.below(n_);
       bool moved = false;
       for (std::size_t i = 0; i < n_ && !moved; ++i) moved = move((first + i) % n_);
       if (!moved) break;
@@ -103,11 +123,22 @@ class Game {
   }
 
  private:
+  // Small operations agree by their data (kAgreeByDataBytes).
+  Ranks needed_by(Rank rank) const {
+    if (operation_bytes(case_, rank) > collectives::kAgreeByDataBytes) return 0;
+    const std::vector<bool> contributes = contributors(case_, rank);
+    Ranks needed = 0;
+    for (std::size_t peer = 0; peer < n_; ++peer)
+      if (contributes[peer]) needed |= Ranks{1} << peer;
+    return needed;
+  }
+
   Player seat(const Plan& plan, std::vector<Memory>& memory, std::size_t rank) {
     Player player;
     player.plan = &plan;
     player.memory = &memory[rank];
-    player.scratch.assign(plan.scratch_bytes, static_cast<std::byte>(random_() | 1));
+    player.needed = needed_by(static_cast<Rank>(rank));
+    player.scratch.assign(plan.scratch_bytes, static_cast<std::byte>(random_.next() | 1));
     player.heard.assign(plan.actions.size(), Ranks{1} << rank);
     for (std::uint32_t i = 0; i < plan.actions.size(); ++i) {
       const Action& action = plan.actions[i];
@@ -133,7 +164,7 @@ class Game {
   bool move(std::size_t rank) {
     Player& player = players_[rank];
     const std::size_t choices = player.lanes.size() + 1;
-    const std::size_t first = random_() % choices;
+    const std::size_t first = random_.below(choices);
     for (std::size_t i = 0; i < choices; ++i) {
       const std::size_t choice = (first + i) % choices;
       const bool moved =
@@ -146,7 +177,7 @@ class Game {
   bool compute(std::size_t rank) {
     Player& player = players_[rank];
     if (player.local.empty()) return false;
-    const std::size_t first = random_() % player.local.size();
+    const std::size_t first = random_.below(player.local.size());
     for (std::size_t i = 0; i < player.local.size(); ++i) {
       const std::size_t choice = (first + i) % player.local.size();
       const std::uint32_t index = player.local[choice];
@@ -169,7 +200,7 @@ class Game {
     const std::uint64_t left = action.bytes - lane.moved;
     std::uint64_t size = std::min<std::uint64_t>(left, is_send ? link.room() : link.queued());
     if (size == 0) return false;
-    if (random_() % 2 == 0) size = 1 + random_() % size;
+    if (random_.below(2) == 0) size = 1 + random_.below(size);
     std::byte* at = address(player, action.at) + lane.moved;
     if (is_send) {
       link.put(at, size, player.heard[index]);
@@ -208,18 +239,12 @@ class Game {
 
   void check_agreement(std::size_t rank, std::uint32_t index, bool is_onto_itself) {
     const Action& action = players_[rank].plan->actions[index];
-    const auto small = collectives::kAgreeByDataBytes;
-    if (action.at.place != Place::kOutput ||
-        operation_bytes(case_, static_cast<Rank>(rank)) > small)
-      return;
+    if (action.at.place != Place::kOutput) return;
     if (action.kind == ActionKind::kCopy && is_onto_itself) return;
-    const std::vector<bool> needed = contributors(case_, static_cast<Rank>(rank));
-    for (std::size_t peer = 0; peer < n_; ++peer) {
-      if (needed[peer] && (players_[rank].heard[index] >> peer & 1) == 0) {
-        trouble_ = str("rank ", rank, " writes output in action ", index,
-                       " before it has heard from rank ", peer);
-      }
-    }
+    const Ranks missing = players_[rank].needed & ~players_[rank].heard[index];
+    if (missing == 0) return;
+    trouble_ = str("rank ", rank, " writes output in action ", index,
+                   " before it has heard from rank ", std::countr_zero(missing));
   }
 
   void complete(Player& player, std::uint32_t index) {
@@ -260,7 +285,7 @@ class Game {
   }
 
   const PlanCase& case_;
-  std::mt19937_64 random_;
+  SplitMix64 random_;
   std::size_t n_;
   std::vector<Link> links_;  // From rank i to rank j at i * n + j.
   std::vector<Player> players_;
