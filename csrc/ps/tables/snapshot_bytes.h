@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -26,7 +27,7 @@ class SnapshotBytes {
   std::span<const std::byte> view() const { return bytes_; }
 
   void append(std::span<const std::byte> bytes) {
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    if (!bytes.empty()) std::memcpy(extend(bytes.size()), bytes.data(), bytes.size());
   }
   // What is long and will not be looked at again. Not to be written to afterwards.
   void append_run(std::span<const std::byte> bytes);
