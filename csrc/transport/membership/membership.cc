@@ -95,6 +95,7 @@ void Membership::on_refused(Rank who, Time now, Actions& actions) {
 void Membership::on_message(Rank from, const wire::Message& message, Time now, Actions& actions) {
   if (!is_alive(from)) return;  // It was given up; what it believes since then counts for nobody.
   peer(from).last_heard = now;
+  peer(from).has_spoken = true;
   if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
     peer(from).calls = beat->calls;
   } else if (const auto* lost = std::get_if<wire::Lost>(&message)) {
@@ -191,7 +192,22 @@ void Membership::watch_followers(Time now, Actions& actions) {
 
 bool Membership::is_silent(Rank rank, Time now) const {
   const Peer& entry = peers_[static_cast<std::size_t>(rank)];
-  return now - entry.last_heard > settings_.heartbeat_timeout;
+  return now - entry.last_heard >
+         (entry.has_spoken ? settings_.heartbeat_timeout : time_to_agree());
+}
+
+// Of what a coordinator told just before it was lost itself, only some may have heard. The others
+// look for the next one where these know that nobody is, and come here, or begin to lead, once they
+// have given that rank up.
+Millis Membership::time_to_agree() const {
+  Millis time = settings_.heartbeat_timeout;
+  for (Rank rank = 0; rank < coordinator(); ++rank) {
+    const Peer& lost = peers_[static_cast<std::size_t>(rank)];
+    if (lost.farewell.has_left || !lost.told_at) continue;  // Who knocks there is refused at once.
+    if (*lost.told_at + 2 * settings_.heartbeat_timeout >= term_began_)
+      time += settings_.heartbeat_timeout + 2 * beat_interval();
+  }
+  return time;
 }
 
 void Membership::give_up(Rank rank, Time now, Actions& actions) {
@@ -212,10 +228,12 @@ void Membership::give_up(Rank rank, Time now, Actions& actions) {
 // The coordinator's word counts. Anybody else's may come from a rank that is itself cut off.
 void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
   if (lost.rank != settings_.rank) {
-    if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected))
+    if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected)) {
+      if (is_alive(lost.rank)) peer(lost.rank).told_at = now;
       lose(lost, now, actions);
-    else if (!is_coordinator())
+    } else if (!is_coordinator()) {
       hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
+    }
     return;
   }
   // This rank was frozen or cut off.
@@ -250,7 +268,11 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
   }
   if (was_coordinator) {
     // A new term: everybody gets a full heartbeat timeout to find the new coordinator.
-    for (Peer& other : peers_) other.last_heard = now;
+    term_began_ = now;
+    for (Peer& other : peers_) {
+      other.last_heard = now;
+      other.has_spoken = false;
+    }
     if (is_coordinator())
       take_over(actions);
     else if (!peer(coordinator()).is_connected)

@@ -70,8 +70,10 @@ class Membership {
   struct Peer {
     bool is_alive = true;
     bool is_connected = false;
+    bool has_spoken = true;  // Since the last change of coordinators.
     Time last_heard{};
     wire::Lost farewell;                 // Why it is not alive.
+    std::optional<Time> told_at;         // Its loss, if this rank did not find it itself.
     std::vector<wire::CallState> calls;  // Coordinator: its last heartbeat.
   };
   struct Shrink {
@@ -84,6 +86,7 @@ class Membership {
   void forgive_own_pause(Time now);
   void watch_followers(Time now, Actions& actions);
   bool is_silent(Rank rank, Time now) const;
+  Millis time_to_agree() const;
   void give_up(Rank rank, Time now, Actions& actions);
   void lose(wire::Lost lost, Time now, Actions& actions);
   void take_over(Actions& actions);
@@ -121,6 +124,7 @@ class Membership {
   std::map<std::uint64_t, wire::ShrinkReply> settled_;
   std::deque<wire::Left> lefts_;  // The last ones; repeated as well.
   Time last_tick_;
+  Time term_began_{};          // When the coordinator before was lost.
   std::size_t next_idle_ = 0;  // Of the communicators in no call: the first to tell of next.
   bool is_leaving_ = false;
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.

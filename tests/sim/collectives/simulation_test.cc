@@ -1,4 +1,4 @@
-// Whole jobs with faults, fifty seeds of what gradring_soak plays by the thousand.
+// Whole jobs with faults, two hundred seeds of what gradring_soak plays by the thousand.
 #include "sim/collectives/simulation.h"
 
 #include <doctest/doctest.h>
@@ -8,7 +8,7 @@
 namespace gradring::sim::simulation_test {
 namespace {
 
-constexpr std::uint64_t kSeeds = 50;
+constexpr std::uint64_t kSeeds = 200;
 
 TEST_CASE("whatever breaks, every rank ends with right results or with an error that names why") {
   int succeeded = 0;
