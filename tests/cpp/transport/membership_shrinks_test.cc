@@ -1,7 +1,6 @@
 // Survivors of a communicator agree on who they are: the rules of membership_shrinks.cc.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>

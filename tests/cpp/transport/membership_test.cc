@@ -232,6 +232,26 @@ TEST_CASE("a next coordinator that has not heard so itself gets the time to lead
   check_that_a_loss_told_to({3, 4, 5}, 6);
 }
 
+TEST_CASE("the time to lead ends: a next coordinator that never speaks is given up") {
+  constexpr Millis kTimeout{1000};
+  const Time began = Time{} + std::chrono::hours(1);
+  transport::Membership third(
+      {.rank = 3, .world_size = 4, .heartbeat_timeout = kTimeout, .addresses = {}}, began);
+  transport::Membership::Actions actions;
+  third.on_connected(0, began, actions);
+  third.on_message(0, wire::Lost{1, false, "rank 1 was silent"}, began, actions);
+  third.on_closed(0, began, "closed its control connection", actions);
+  third.on_connected(2, began, actions);
+  Time now = began;
+  const auto is_given_up_by = [&](Millis time) {
+    // A beat at a time: a longer pause would be this rank's own, and forgiven.
+    for (; now <= began + time; now += third.beat_interval()) third.on_tick(now, {}, actions);
+    return !third.is_alive(2);
+  };
+  CHECK_FALSE(is_given_up_by(kTimeout * 2));
+  CHECK(is_given_up_by(kTimeout * 3));
+}
+
 TEST_CASE("who died with the coordinator is given up after one more heartbeat timeout") {
   Cluster cluster(4);
   cluster.freeze(3);  // Nothing tells the next coordinator so.
