@@ -160,6 +160,10 @@ struct Encoder {
     out.put(m.count);
     put(out, m.missing);
   }
+  void operator()(const Doubt& m) const {
+    out.put(m.rank);
+    out.put_text(m.text);
+  }
 };
 
 Welcome get_welcome(Reader& in) {
@@ -249,6 +253,12 @@ Message get_message(Reader& in, std::uint8_t type) {
       m.communicator = in.get<std::uint64_t>();
       m.count = in.get<std::uint32_t>();
       m.missing = get_ranks(in);
+      return m;
+    }
+    case 11: {
+      Doubt m;
+      m.rank = in.get<Rank>();
+      m.text = in.get_text();
       return m;
     }
     default: throw ProtocolError(str("control message of unknown type ", int{type}));

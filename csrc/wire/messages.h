@@ -70,6 +70,10 @@ struct Lost {  // Coordinator -> everyone.
   bool has_left = false;  // It said goodbye, rather than died.
   std::string text;
 };
+struct Doubt {  // Rank -> coordinator: `rank` has come to this one, and says that it has lost it.
+  Rank rank = -1;
+  std::string text;
+};
 struct Abort {  // Rank -> coordinator -> everyone: a communicator is over, and why.
   std::uint64_t communicator = 0;
   std::uint64_t seq = 0;  // The operation that failed.
@@ -99,7 +103,7 @@ struct ShrinkReply {  // Coordinator -> every survivor.
 };
 
 using Message = std::variant<Join, Welcome, Refused, Heartbeat, Lost, Abort, Bye, ShrinkRequest,
-                             ShrinkReply, Left, ShrinkWait>;
+                             ShrinkReply, Left, ShrinkWait, Doubt>;
 
 std::vector<std::byte> encode(const Message& message);
 // Throws ProtocolError.

@@ -49,6 +49,7 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
       wire::ShrinkReply{.communicator = 7, .survivors = {0, 3}},
       wire::Left{.communicator = 7, .rank = 1, .members = {0, 1, 3}},
       wire::ShrinkWait{.communicator = 7, .count = 20, .missing = {1, 2}},
+      wire::Doubt{.rank = 3, .text = "no heartbeat"},
   };
   std::vector<std::vector<std::byte>> found;
   for (const auto& message : messages) found.push_back(wire::encode(message));

@@ -91,7 +91,10 @@ void Cluster::kill(Rank rank) {
 }
 
 void Cluster::leave(Rank rank) {
-  act(rank, [](Membership& m, Actions& more) { m.leave(more); });
+  Actions actions;
+  seat(rank).membership.leave(actions);
+  seat(rank).is_dead = true;  // It looks at nothing any more.
+  carry_out(rank, std::move(actions));
   kill(rank);
 }
 

@@ -1,7 +1,6 @@
 #include "transport/membership/membership.h"
 
 #include <algorithm>
-#include <iomanip>
 #include <utility>
 
 #include "base/config.h"
@@ -61,6 +60,7 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
   }
   entry.is_connected = true;
   entry.last_heard = now;
+  if (stepped_down_) actions.send.emplace_back(who, *stepped_down_);
   // Whoever comes to a new coordinator may not have heard who else is gone, nor have its requests
   // been answered.
   for (const Peer& other : peers_)
@@ -76,6 +76,9 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
       actions.send.emplace_back(who, told_to(who, left));
   if (who == coordinator())
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
+  if (who == coordinator())
+    for (const auto& [teller, lost] : hearsay_)
+      if (lost.rank == who) actions.send.emplace_back(who, wire::Doubt{teller, lost.text});
   if (is_leaving_) actions.send.emplace_back(who, wire::Bye{});  // It came too late for leave().
 }
 
@@ -119,6 +122,10 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
     actions.awaited.push_back(*wait);
   } else if (const auto* left = std::get_if<wire::Left>(&message)) {
     hear_left(*left, from, actions);
+  } else if (const auto* doubt = std::get_if<wire::Doubt>(&message)) {
+    if (doubt->rank < 0 || doubt->rank >= settings_.world_size)
+      throw ProtocolError("doubt: no such rank");
+    hear_doubt(doubt->rank, doubt->text, now, actions);
   }
 }
 
@@ -169,91 +176,26 @@ wire::Heartbeat Membership::beat(const std::vector<wire::CallState>& calls) {
   return told;
 }
 
-// Where nobody at all is heard it is rather this rank that is cut off. It waits for a sign of life
-// of one of them, and then or in the end acts, but tells nobody about the others any more: what it
-// sent now would be believed by whoever hears it before giving this rank up.
-void Membership::watch_followers(Time now, Actions& actions) {
-  std::vector<Rank> silent;
-  std::size_t living = 0;
-  Time newest{};
-  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
-    if (rank == settings_.rank || !is_alive(rank)) continue;
-    ++living;
-    newest = std::max(newest, peer(rank).last_heard);
-    if (is_silent(rank, now)) silent.push_back(rank);
-  }
-  const bool hears_nobody = living > 1 && now - newest > 2 * beat_interval();
-  if (hears_nobody && silent.size() < living) silent.clear();
-  if (hears_nobody)
-    for (const Rank rank : silent) peer(rank).is_connected = false;
-  for (const Rank rank : silent) give_up(rank, now, actions);
-  spread(wire::Heartbeat{}, -1, actions);
-}
-
-bool Membership::is_silent(Rank rank, Time now) const {
-  const Peer& entry = peers_[static_cast<std::size_t>(rank)];
-  return now - entry.last_heard >
-         (entry.has_spoken ? settings_.heartbeat_timeout : time_to_agree());
-}
-
-// Of what a coordinator told just before it was lost itself, only some may have heard. The others
-// look for the next one where these know that nobody is, and come here, or begin to lead, once they
-// have given that rank up.
-Millis Membership::time_to_agree() const {
-  Millis time = settings_.heartbeat_timeout;
-  for (Rank rank = 0; rank < coordinator(); ++rank) {
-    const Peer& lost = peers_[static_cast<std::size_t>(rank)];
-    if (lost.farewell.has_left || !lost.told_at) continue;  // Who knocks there is refused at once.
-    if (*lost.told_at + 2 * settings_.heartbeat_timeout >= term_began_)
-      time += settings_.heartbeat_timeout + 2 * beat_interval();
-  }
-  return time;
-}
-
-void Membership::give_up(Rank rank, Time now, Actions& actions) {
-  const double silence = seconds_between(peer(rank).last_heard, now);
-  if (peer(rank).is_connected)
-    actions.send.emplace_back(
-        rank, wire::Lost{rank, false,
-                         str("rank ", settings_.rank, " gave this rank up after ",
-                             std::setprecision(2), silence, " s without a heartbeat")});
-  actions.disconnect.push_back(rank);
-  lose({rank, false,
-        str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
-            " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
-            " s): it is frozen, or the network to it is down")},
-       now, actions);
-}
-
 // The coordinator's word counts. Anybody else's may come from a rank that is itself cut off.
 void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
-  if (lost.rank != settings_.rank) {
-    if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected)) {
-      if (is_alive(lost.rank)) peer(lost.rank).told_at = now;
-      lose(lost, now, actions);
-    } else if (!is_coordinator()) {
-      hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
-    }
-    return;
+  if (lost.rank == settings_.rank) {
+    if (from == coordinator())
+      actions.gone.push_back(lost);  // This rank was frozen or cut off.
+    else
+      hear_doubt(from, lost.text, now, actions);
+  } else if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected)) {
+    if (is_alive(lost.rank)) peer(lost.rank).told_at = now;
+    lose(lost, now, actions);
+  } else if (!is_coordinator()) {
+    hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
+    if (lost.rank == coordinator() && peer(lost.rank).is_connected)
+      actions.send.emplace_back(lost.rank, wire::Doubt{from, lost.text});
   }
-  // This rank was frozen or cut off.
-  if (from != coordinator() && !is_coordinator()) return;
-  actions.gone.push_back(lost);
-  // A coordinator that one rank has left behind steps down for all: they must follow that rank to
-  // the next one, or there would be two.
-  if (is_coordinator()) spread(lost, from, actions);
-}
-
-// Where the whole job was stopped (Ctrl-Z, a paused virtual machine), nobody could beat meanwhile.
-void Membership::forgive_own_pause(Time now) {
-  const auto pause = now - std::exchange(last_tick_, now);
-  if (pause < settings_.heartbeat_timeout / 2) return;
-  for (Peer& entry : peers_) entry.last_heard = std::min(now, entry.last_heard + pause);
 }
 
 void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
   Peer& entry = peer(lost.rank);
-  if (!entry.is_alive) return;
+  if (!entry.is_alive) return amend(lost, actions);
   const bool was_coordinator = lost.rank == coordinator();
   const bool tells_others = is_coordinator();
   entry.is_alive = false;
@@ -266,6 +208,7 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
     actions.send.emplace_back(lost.rank, lost);
     actions.disconnect.push_back(lost.rank);
   }
+  entry.is_connected = false;
   if (was_coordinator) {
     // A new term: everybody gets a full heartbeat timeout to find the new coordinator.
     term_began_ = now;
@@ -279,8 +222,19 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
       actions.connect = coordinator();
     for (const auto& [from, heard] : std::exchange(hearsay_, {}))
       hear_lost(heard, from, now, actions);
+    if (is_coordinator()) step_down_if_doubted(actions);
   }
   settle_shrinks(actions);
+}
+
+// One that died in the middle of its goodbye: some heard it, and would wait for those who did not,
+// and have failed. So it is lost for all.
+void Membership::amend(const wire::Lost& lost, Actions& actions) {
+  wire::Lost& farewell = peer(lost.rank).farewell;
+  if (!farewell.has_left || lost.has_left) return;
+  farewell = lost;
+  actions.gone.push_back(lost);
+  if (is_coordinator()) spread(lost, lost.rank, actions);
 }
 
 // Who came here before this rank knew that it leads has not heard what it has heard since.

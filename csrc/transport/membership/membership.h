@@ -83,6 +83,10 @@ class Membership {
 
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
+  void hear_doubt(Rank doubter, const std::string& text, Time now, Actions& actions);
+  void step_down_if_doubted(Actions& actions);
+  void amend(const wire::Lost& lost, Actions& actions);
+  bool was_away(Time now) const;
   void forgive_own_pause(Time now);
   void watch_followers(Time now, Actions& actions);
   bool is_silent(Rank rank, Time now) const;
@@ -124,7 +128,12 @@ class Membership {
   std::map<std::uint64_t, wire::ShrinkReply> settled_;
   std::deque<wire::Left> lefts_;  // The last ones; repeated as well.
   Time last_tick_;
-  Time term_began_{};          // When the coordinator before was lost.
+  Time term_began_{};  // When the coordinator before was lost.
+  // When this rank last found that it had not run, or that it leads and hears less than half.
+  std::optional<Time> away_at_;
+  // Who has given this rank up while it was away, and why.
+  std::map<Rank, std::string> doubts_;
+  std::optional<wire::Lost> stepped_down_;  // Told to all who come to it as to the coordinator.
   std::size_t next_idle_ = 0;  // Of the communicators in no call: the first to tell of next.
   bool is_leaving_ = false;
   std::vector<wire::ShrinkRequest> own_shrinks_;  // Repeated to a new coordinator.

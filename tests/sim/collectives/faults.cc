@@ -52,7 +52,7 @@ void Simulation::start(Planned& planned) {
       network_.end(fault.rank, true);
       break;
     case FaultKind::kFreeze: ++process.freezes; break;
-    case FaultKind::kCutOff: network_.cut_off(fault.rank, 1); break;
+    case FaultKind::kCutOff: cut_off(fault); break;
     case FaultKind::kLeave:
       blame_.leave(fault.rank, network_.now());
       if (host(fault.rank).worker) host(fault.rank).worker->leave();
@@ -72,6 +72,18 @@ void Simulation::stop(Planned& planned) {
   if (fault.kind == FaultKind::kCutOff) network_.cut_off(fault.rank, -1);
   if (fault.kind == FaultKind::kStorm && --storms_ == 0)
     network_.weather.max_delay = scenario_.max_delay;
+}
+
+// Of two that are left neither can tell which of them was.
+void Simulation::cut_off(const Fault& fault) {
+  network_.cut_off(fault.rank, 1);
+  std::vector<Rank> others;
+  for (Rank rank = 0; rank < scenario_.world_size; ++rank) {
+    const Process& process = network_.process(rank);
+    if (rank != fault.rank && process.runs() && !process.is_cut_off()) others.push_back(rank);
+  }
+  if (others.size() == 1 && !blame_.is_unnoticed(fault))
+    blame_.hit(others.front(), network_.now(), false);
 }
 
 // Between `rank` and its coordinator; if it is that itself, between it and `other`.

@@ -138,11 +138,21 @@ void Monitor::carry_out(Actions& actions) {
     out.insert(out.end(), payload.begin(), payload.end());
   }
   flush_controls();
-  for (const Rank peer : actions.disconnect) controls_.erase(peer);
+  for (const Rank peer : actions.disconnect) part_from(peer);
   if (!actions.connect || (attempt_ != nullptr && attempt_->to == *actions.connect)) return;
   if (attempt_ != nullptr) network_.give_up(attempt_);
   attempt_ = network_.connect(rank_, *actions.connect, kControl,
                               {.capacity_bytes = limits::kControlFrameBytes});
+}
+
+// A kernel with room takes what is left to say at once; a link that is short takes it in pieces.
+void Monitor::part_from(Rank peer) {
+  constexpr int kPieces = 100;
+  const auto control = controls_.find(peer);
+  if (control == controls_.end()) return;
+  for (int piece = 0; piece < kPieces && !control->second.out.empty(); ++piece)
+    flush_control(control->second);
+  controls_.erase(control);
 }
 
 void Monitor::tell_groups(const Actions& actions) {
@@ -210,15 +220,19 @@ bool Monitor::read_control(Rank peer, Control& control, std::string& why, Action
 
 bool Monitor::flush_controls() {
   bool moved = false;
-  for (auto& [peer, control] : controls_) {
-    while (!control.out.empty()) {
-      const transport::Io io = control.link->send_some(control.out, {});
-      control.out.erase(control.out.begin(),
-                        control.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
-      if (io.closed) control.out.clear();
-      moved |= io.bytes > 0;
-      if (io.bytes == 0) break;
-    }
+  for (auto& [peer, control] : controls_) moved |= flush_control(control);
+  return moved;
+}
+
+bool Monitor::flush_control(Control& control) {
+  bool moved = false;
+  while (!control.out.empty()) {
+    const transport::Io io = control.link->send_some(control.out, {});
+    control.out.erase(control.out.begin(),
+                      control.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+    if (io.closed) control.out.clear();
+    moved |= io.bytes > 0;
+    if (io.bytes == 0) break;
   }
   return moved;
 }

@@ -52,6 +52,8 @@ class Monitor {
   bool read_controls(Actions& actions);
   bool read_control(Rank peer, Control& control, std::string& why, Actions& actions);
   bool flush_controls();
+  bool flush_control(Control& control);
+  void part_from(Rank peer);
   bool tick(Actions& actions);
   void carry_out(Actions& actions);
   void tell_groups(const Actions& actions);

@@ -55,6 +55,7 @@ class Simulation {
   void strike();
   void start(Planned& planned);
   void stop(Planned& planned);
+  void cut_off(const Fault& fault);
   void drop_control(Rank rank, Rank other);
   void start_storm();
   bool all_are_over() const;

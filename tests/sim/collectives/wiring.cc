@@ -39,6 +39,13 @@ transport::Link* Wiring::link(Rank peer) {
   throw PeerLost(theirs, left ? *left : str("rank ", theirs, " cannot be reached"));
 }
 
+void Wiring::hang_up() {
+  for (Slot& slot : slots_) {
+    slot.link.reset();
+    if (slot.attempt != nullptr) network_.give_up(std::exchange(slot.attempt, nullptr));
+  }
+}
+
 transport::MemoryScript Wiring::script_for(Rank peer) const {
   transport::MemoryScript script;
   script.capacity_bytes = scenario_.link_bytes;

@@ -91,6 +91,12 @@ void Worker::leave() {
   if (is_over()) return;
   group_->fail({ErrorKind::kClosed, -1, "left"});
   move_on(State::kLeft, "leaves");
+  say_goodbye();
+}
+
+// As Communicator::leave does: its links close before the others hear why.
+void Worker::say_goodbye() {
+  wiring_->hang_up();
   monitor_.leave();
 }
 
@@ -170,7 +176,7 @@ void Worker::complete() {
   if (last_exercise_ || ++operation_ == right_.size()) {
     operation_ = std::min(operation_, right_.size() - 1);
     move_on(State::kDone, "is done");
-    if (scenario_.leaves_when_done || scenario_.shrinks) monitor_.leave();
+    if (scenario_.leaves_when_done || scenario_.shrinks) say_goodbye();
     return;
   }
   until_ = network_.now() + dice_.between(Micros{0}, scenario_.longest_pause);
@@ -221,7 +227,7 @@ void Worker::fail(const Failure& failure) {
     return move_on(State::kShrinking, str("shrinks after: ", failure.text));
   }
   move_on(State::kFailed, str("failed: ", failure.text));
-  if (scenario_.leaves_when_failed) monitor_.leave();
+  if (scenario_.leaves_when_failed) say_goodbye();
 }
 
 bool Worker::shrink() {

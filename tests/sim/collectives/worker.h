@@ -34,6 +34,7 @@ class Wiring final : public transport::Peers {
   Wiring(Rank rank, std::shared_ptr<transport::Group> group, const Scenario& scenario,
          Network& network, Monitor& monitor);
   transport::Link* link(Rank peer) override;
+  void hang_up();  // What was sent still arrives.
 
  private:
   struct Slot {
@@ -103,6 +104,7 @@ class Worker {
   void fail(const Failure& failure);
   bool shrink();
   void check_untouched();
+  void say_goodbye();
   void move_on(State state, std::string_view why);
 
   Rank rank_;
