@@ -121,6 +121,7 @@ void update_dense(const py::dict& rule_fields, std::uint64_t step, std::uint64_t
   require_same(arrays.gradient, dtype, count, "the gradient");
   arrays.state = state_of(rule, state, dtype, count / dim, dim);
   if (dtype == DType::kFloat32) {
+    kernels::require_float32(rule);
     step_of<float>(rule, step, dim, arrays);
   } else {
     step_of<double>(rule, step, dim, arrays);
@@ -141,6 +142,7 @@ void update_rows(const py::dict& rule_fields, const py::object& weights_in,
   if (dim == 0 || gradients.count() % slots.count() != 0 || weights.count() % dim != 0)
     throw InvalidArgument(str(slots.count(), " rows with ", gradients.count(),
                               " values, of a matrix with ", weights.count()));
+  kernels::require_float32(rule);
   const std::uint64_t rows = weights.count() / dim;
   const std::vector<Buffer> buffers = state_of(rule, state, DType::kFloat32, rows, dim);
   float* fields[kMaxStateFields] = {};

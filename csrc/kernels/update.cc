@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/error.h"
 
@@ -11,6 +12,12 @@ namespace {
 
 void require(bool holds, const Rule& rule, const char* what, double value) {
   if (!holds) throw InvalidArgument(str(name(rule.kind), ": invalid ", what, ": ", value));
+}
+
+void require_in_float32(bool holds, const Rule& rule, const char* what, double value) {
+  if (!holds)
+    throw InvalidArgument(
+        str(name(rule.kind), ": ", what, " ", value, " does not fit into float32"));
 }
 
 }  // namespace
@@ -60,6 +67,38 @@ void require_valid(const Rule& rule) {
     throw InvalidArgument("sgd: Nesterov momentum requires a momentum and zero dampening");
   if (rule.kind == RuleKind::kSparseAdam) require(rule.eps > 0, rule, "epsilon value", rule.eps);
   if (rule.kind == RuleKind::kFtrl) require(rule.lr > 0, rule, "learning rate", rule.lr);
+}
+
+void require_float32(const Rule& rule) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  // Adam's first step is lr / (1 - beta1) long before anything shortens it.
+  const bool is_adam = rule.kind == RuleKind::kAdam || rule.kind == RuleKind::kAdamW ||
+                       rule.kind == RuleKind::kSparseAdam || rule.kind == RuleKind::kRowWiseAdam;
+  struct {
+    const char* what;
+    double value;
+  } const finite[] = {
+      {"learning rate", rule.lr},
+      {"momentum value", rule.momentum},
+      {"dampening value", rule.dampening},
+      {"weight_decay value", rule.weight_decay},
+      {"initial_accumulator_value value", rule.initial_accumulator},
+      {"alpha value", rule.alpha},
+      {"epsilon value", rule.eps},
+      {"l1 value", rule.l1},
+      {"l2 value", rule.l2},
+      {"beta value", rule.beta},
+      {"clip_value", rule.clip_value},
+  };
+  for (const auto& [what, value] : finite)
+    require_in_float32(std::abs(value) <= kLargest, rule, what, value);
+  require_in_float32(!is_adam || rule.lr / (1 - rule.beta1) <= kLargest, rule, "learning rate",
+                     rule.lr);
+  constexpr double kSmallest = std::numeric_limits<float>::min();  // Of those with all digits.
+  require_in_float32(rule.clip_value == 0 || rule.clip_value >= kSmallest, rule, "clip_value",
+                     rule.clip_value);
+  require_in_float32(rule.kind != RuleKind::kFtrl || rule.lr >= kSmallest, rule, "learning rate",
+                     rule.lr);
 }
 
 std::size_t state_fields(const Rule& rule, std::size_t dim, StateField (&fields)[kMaxStateFields]) {

@@ -56,6 +56,10 @@ struct Rule {
 // Throws InvalidArgument that names the rule and the value, in the words of torch.optim's checks.
 void require_valid(const Rule& rule);
 
+// The same of a rule whose numbers have no place in float32: one would be infinite there, or 0 and
+// so mean something else.
+void require_float32(const Rule& rule);
+
 // Floats of state beside `dim` weights. Their order is fixed: it is what checkpoints hold.
 std::size_t state_floats(const Rule& rule, std::size_t dim);
 // Writes a new row's state.

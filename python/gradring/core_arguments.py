@@ -25,6 +25,14 @@ class Hidden(bytes):
     __str__ = __repr__
 
 
+class OwnName(str):
+    """The name of a table of the library's own, which no user can take."""
+
+    PREFIX = "gradring/"  # Servers go by it too: such tables keep their rows in tick and shrink.
+
+    __slots__ = ()
+
+
 def secret_bytes(secret: str | bytes) -> Hidden:
     """Return a secret as the core takes it.
 

@@ -82,7 +82,7 @@ def _require_finite(kind: str, **values: float) -> None:
     for name, value in values.items():
         try:
             is_finite = math.isfinite(value)
-        except TypeError:
+        except (TypeError, OverflowError):
             raise InvalidArgument(f"{kind}: {name} is no number: {value!r}") from None
         if not is_finite:
             raise InvalidArgument(f"{kind}: {name} must be finite, got {value}")

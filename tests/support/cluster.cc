@@ -15,6 +15,7 @@ Cluster::Cluster(Rank ranks) {
                       .inbox = {},
                       .hung_up = {},
                       .gone = {},
+                      .contested = {},
                       .aborted = {},
                       .shrunk = {},
                       .awaited = {},
@@ -31,6 +32,7 @@ void Cluster::act(Rank rank, const std::function<void(Membership&, Actions&)>& c
 void Cluster::carry_out(Rank rank, Actions actions) {
   Seat& mine = seat(rank);
   mine.gone.insert(mine.gone.end(), actions.gone.begin(), actions.gone.end());
+  mine.contested.insert(mine.contested.end(), actions.contested.begin(), actions.contested.end());
   mine.aborted.insert(mine.aborted.end(), actions.aborted.begin(), actions.aborted.end());
   mine.left.insert(mine.left.end(), actions.left.begin(), actions.left.end());
   mine.awaited.insert(mine.awaited.end(), actions.awaited.begin(), actions.awaited.end());

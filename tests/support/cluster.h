@@ -25,6 +25,7 @@ class Cluster {
     std::set<Rank> hung_up;                                     // The same.
     // What its user was told.
     std::vector<wire::Lost> gone;
+    std::vector<Rank> contested;
     std::vector<wire::Abort> aborted;
     std::vector<wire::ShrinkReply> shrunk;
     std::vector<wire::ShrinkWait> awaited;

@@ -118,6 +118,10 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
   world_->request_shrink({group_->id, group_->members});
   while (true) {
     if (auto survivors = group_->survivors()) {
+      if (std::find(survivors->begin(), survivors->end(), world_->rank()) == survivors->end())
+        throw PeerLost(world_->rank(), str("shrink: ", world_->describe(world_->rank()),
+                                           " was given up by the others, who have gone on "
+                                           "without it"));
       auto child =
           make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0), std::move(*survivors));
       has_shrunk_ = true;  // A second one would have the same name.

@@ -101,6 +101,12 @@ void check(const Request& request) {
   if (request.op == OpKind::kAllToAll && request.counts.empty() != request.recv_counts.empty()) {
     fail("give both what is sent to and what comes from each rank, or neither");
   }
+  const auto own = static_cast<std::size_t>(request.rank);
+  // Nobody else would see it: between two ranks the headers do.
+  if (!request.recv_counts.empty() && request.counts[own] != request.recv_counts[own]) {
+    fail("rank ", request.rank, " sends itself ", request.counts[own], " elements, but takes ",
+         request.recv_counts[own], " from itself");
+  }
 }
 
 // A world of one: the result is the input.

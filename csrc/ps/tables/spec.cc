@@ -28,12 +28,18 @@ void require_valid_init(const TableSpec& spec) {
                      ": the first must not be larger, ", "and their difference must be a float32"));
   if (kind == InitKind::kNormal && b < 0)
     refuse(spec, str("a standard deviation must not be negative, got ", b));
+  // sqrt(-2 ln 2^-32) is the largest draw.
+  constexpr float kLargestDraw = 6.67f;
+  if (kind == InitKind::kNormal && !std::isfinite(std::abs(a) + kLargestDraw * b))
+    refuse(spec, str("a normal initializer of mean ", a, " and deviation ", b,
+                     ": not all that it draws would be float32"));
 }
 
 // On its own, and with the learning rate of each slot.
 void require_valid_rule(const TableSpec& spec, const kernels::Rule& rule) {
   try {
     kernels::require_valid(rule);
+    kernels::require_float32(rule);
   } catch (const InvalidArgument& error) {
     refuse(spec, error.what());
   }
@@ -42,6 +48,7 @@ void require_valid_rule(const TableSpec& spec, const kernels::Rule& rule) {
     scaled.lr *= slot.lr_scale;
     try {
       kernels::require_valid(scaled);
+      kernels::require_float32(scaled);
     } catch (const InvalidArgument& error) {
       refuse(spec, str("slot ", slot.slot, " with lr_scale ", slot.lr_scale, ": ", error.what()));
     }

@@ -59,12 +59,18 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
     return;
   }
   entry.is_connected = true;
-  entry.last_heard = now;
-  if (stepped_down_) actions.send.emplace_back(who, *stepped_down_);
+  note_sign_of_life(who, false, now);
+  if (stepped_down_)
+    actions.send.emplace_back(who, *stepped_down_);
+  else if (is_coordinator())
+    actions.send.emplace_back(who, wire::Heartbeat{});  // It need not wait for the next to know.
   // Whoever comes to a new coordinator may not have heard who else is gone, nor have its requests
   // been answered.
   for (const Peer& other : peers_)
-    if (!other.is_alive) actions.send.emplace_back(who, other.farewell);
+    if (!other.is_alive) {
+      actions.send.emplace_back(who, other.farewell);
+      if (other.goodbye) actions.send.emplace_back(who, *other.goodbye);
+    }
   for (const auto& [communicator, abort] : aborts_) actions.send.emplace_back(who, abort);
   // Before who left: a survivor that has dropped the communicator since is one all the same.
   if (who == coordinator())
@@ -78,7 +84,8 @@ void Membership::on_connected(Rank who, Time now, Actions& actions) {
     for (const auto& request : own_shrinks_) actions.send.emplace_back(who, request);
   if (who == coordinator())
     for (const auto& [teller, lost] : hearsay_)
-      if (lost.rank == who) actions.send.emplace_back(who, wire::Doubt{teller, lost.text});
+      if (lost.rank == who && is_alive(teller))
+        actions.send.emplace_back(who, wire::Doubt{teller, lost.text});
   if (is_leaving_) actions.send.emplace_back(who, wire::Bye{});  // It came too late for leave().
 }
 
@@ -86,6 +93,7 @@ void Membership::on_closed(Rank who, Time now, const std::string& why, Actions& 
   Peer& entry = peer(who);
   entry.is_connected = false;
   if (!entry.is_alive) return;
+  if (is_coordinator() && doubts_.contains(who)) return;  // The next tick settles that.
   if (is_coordinator() || who == coordinator())
     lose({who, false, str(describe_rank(who), " ", why)}, now, actions);
 }
@@ -97,8 +105,7 @@ void Membership::on_refused(Rank who, Time now, Actions& actions) {
 
 void Membership::on_message(Rank from, const wire::Message& message, Time now, Actions& actions) {
   if (!is_alive(from)) return;  // It was given up; what it believes since then counts for nobody.
-  peer(from).last_heard = now;
-  peer(from).has_spoken = true;
+  note_sign_of_life(from, std::holds_alternative<wire::Heartbeat>(message), now);
   if (const auto* beat = std::get_if<wire::Heartbeat>(&message)) {
     peer(from).calls = beat->calls;
   } else if (const auto* lost = std::get_if<wire::Lost>(&message)) {
@@ -123,7 +130,8 @@ void Membership::on_message(Rank from, const wire::Message& message, Time now, A
   } else if (const auto* left = std::get_if<wire::Left>(&message)) {
     hear_left(*left, from, actions);
   } else if (const auto* doubt = std::get_if<wire::Doubt>(&message)) {
-    if (doubt->rank < 0 || doubt->rank >= settings_.world_size)
+    const bool is_third = doubt->rank != settings_.rank && doubt->rank != from;
+    if (doubt->rank < 0 || doubt->rank >= settings_.world_size || !is_third)
       throw ProtocolError("doubt: no such rank");
     hear_doubt(doubt->rank, doubt->text, now, actions);
   }
@@ -143,7 +151,9 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
   forgive_own_pause(now);
   peer(settings_.rank).last_heard = now;
   peer(settings_.rank).calls = calls;
+  believe_goodbyes(now, actions);
   if (is_coordinator()) {
+    settle_doubts(now, actions);
     watch_followers(now, actions);
     check_members(actions);
     check_calls(actions);
@@ -176,30 +186,35 @@ wire::Heartbeat Membership::beat(const std::vector<wire::CallState>& calls) {
   return told;
 }
 
-// The coordinator's word counts. Anybody else's may come from a rank that is itself cut off.
+// The coordinator's word counts. Anybody else's may come from a rank that is itself cut off, but
+// for a goodbye: nobody takes silence for one.
 void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
   if (lost.rank == settings_.rank) {
     if (from == coordinator())
       actions.gone.push_back(lost);  // This rank was frozen or cut off.
     else
       hear_doubt(from, lost.text, now, actions);
-  } else if (from == coordinator() || (is_coordinator() && !peer(lost.rank).is_connected)) {
+    return;
+  }
+  const bool is_here = peer(lost.rank).is_connected;
+  if (from == coordinator() || (!is_here && (is_coordinator() || lost.has_left))) {
     if (is_alive(lost.rank)) peer(lost.rank).told_at = now;
     lose(lost, now, actions);
   } else if (!is_coordinator()) {
     hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
-    if (lost.rank == coordinator() && peer(lost.rank).is_connected)
+    if (lost.rank == coordinator() && is_here)
       actions.send.emplace_back(lost.rank, wire::Doubt{from, lost.text});
   }
 }
 
 void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
   Peer& entry = peer(lost.rank);
-  if (!entry.is_alive) return amend(lost, actions);
+  if (!entry.is_alive) return contest(lost, actions);
   const bool was_coordinator = lost.rank == coordinator();
   const bool tells_others = is_coordinator();
   entry.is_alive = false;
   entry.farewell = lost;
+  std::erase_if(hearsay_, [&](const auto& heard) { return heard.first == lost.rank; });
   actions.gone.push_back(lost);
   if (tells_others) {
     spread(lost, lost.rank, actions);
@@ -221,24 +236,25 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
     else if (!peer(coordinator()).is_connected)
       actions.connect = coordinator();
     for (const auto& [from, heard] : std::exchange(hearsay_, {}))
-      hear_lost(heard, from, now, actions);
-    if (is_coordinator()) step_down_if_doubted(actions);
+      if (is_alive(from)) hear_lost(heard, from, now, actions);
+    if (is_coordinator()) settle_doubts(now, actions);
   }
   settle_shrinks(actions);
 }
 
-// One that died in the middle of its goodbye: some heard it, and would wait for those who did not,
-// and have failed. So it is lost for all.
-void Membership::amend(const wire::Lost& lost, Actions& actions) {
-  wire::Lost& farewell = peer(lost.rank).farewell;
-  if (!farewell.has_left || lost.has_left) return;
-  farewell = lost;
-  actions.gone.push_back(lost);
-  if (is_coordinator()) spread(lost, lost.rank, actions);
+// It died in the middle of its goodbye, or this rank was cut off meanwhile. Those who have heard it
+// would wait for this rank, whose calls have failed.
+void Membership::contest(const wire::Lost& lost, Actions& actions) {
+  Peer& entry = peer(lost.rank);
+  if (!lost.has_left || entry.farewell.has_left || entry.goodbye) return;
+  entry.goodbye = lost;
+  actions.contested.push_back(lost.rank);
+  if (is_coordinator()) spread(lost, lost.rank, actions);  // For others who have lost it.
 }
 
 // Who came here before this rank knew that it leads has not heard what it has heard since.
 void Membership::take_over(Actions& actions) {
+  spread(wire::Heartbeat{}, -1, actions);
   for (const Peer& other : peers_)
     if (!other.is_alive) spread(other.farewell, -1, actions);
   for (const auto& [communicator, abort] : aborts_) spread(abort, -1, actions);

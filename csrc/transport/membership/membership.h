@@ -38,6 +38,8 @@ class Membership {
                                   // or on_refused. Asked for again in each tick until then.
     std::vector<wire::Lost>
         gone;  // For the user: these ranks died or left. May name this rank itself.
+    std::vector<Rank> contested;  // These left for others, but were lost for this rank: to abort
+                                  // what it has failed for that.
     std::vector<wire::Abort> aborted;       // For the user: these communicators are over.
     std::vector<wire::ShrinkReply> shrunk;  // For the user: these groups agreed on their survivors.
     std::vector<wire::ShrinkWait> awaited;  // For the user: whom its shrinks wait for.
@@ -70,9 +72,10 @@ class Membership {
   struct Peer {
     bool is_alive = true;
     bool is_connected = false;
-    bool has_spoken = true;  // Since the last change of coordinators.
+    bool has_spoken = true;  // Has beaten since the last change of coordinators.
     Time last_heard{};
     wire::Lost farewell;                 // Why it is not alive.
+    std::optional<wire::Lost> goodbye;   // It was lost for this rank, but left for another one.
     std::optional<Time> told_at;         // Its loss, if this rank did not find it itself.
     std::vector<wire::CallState> calls;  // Coordinator: its last heartbeat.
   };
@@ -84,10 +87,13 @@ class Membership {
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
   void hear_doubt(Rank doubter, const std::string& text, Time now, Actions& actions);
-  void step_down_if_doubted(Actions& actions);
-  void amend(const wire::Lost& lost, Actions& actions);
+  void settle_doubts(Time now, Actions& actions);
+  void step_down(const std::string& why, Actions& actions);
+  void believe_goodbyes(Time now, Actions& actions);
+  void contest(const wire::Lost& lost, Actions& actions);
   bool was_away(Time now) const;
   void forgive_own_pause(Time now);
+  void note_sign_of_life(Rank from, bool is_beat, Time now);
   void watch_followers(Time now, Actions& actions);
   bool is_silent(Rank rank, Time now) const;
   Millis time_to_agree() const;
@@ -131,8 +137,8 @@ class Membership {
   Time term_began_{};  // When the coordinator before was lost.
   // When this rank last found that it had not run, or that it leads and hears less than half.
   std::optional<Time> away_at_;
-  // Who has given this rank up while it was away, and why.
-  std::map<Rank, std::string> doubts_;
+  std::map<Rank, std::string> doubts_;      // Who has given this rank up, and why.
+  std::optional<Time> last_doubt_at_;       // When it gave somebody up for that.
   std::optional<wire::Lost> stepped_down_;  // Told to all who come to it as to the coordinator.
   std::size_t next_idle_ = 0;  // Of the communicators in no call: the first to tell of next.
   bool is_leaving_ = false;

@@ -9,6 +9,14 @@
 
 namespace gradring::transport {
 
+// Only a beat shows that the next coordinator leads. Until then it may be one that others have
+// given up, or are about to, and that lets in whoever comes.
+void Membership::note_sign_of_life(Rank from, bool is_beat, Time now) {
+  Peer& entry = peer(from);
+  if (is_beat) entry.has_spoken = true;
+  if (entry.has_spoken || from != coordinator()) entry.last_heard = now;
+}
+
 // Where nobody at all is heard it is rather this rank that is cut off. It waits for a sign of life
 // of one of them, and then or in the end acts, but tells nobody about the others any more: what it
 // sent now would be believed by whoever hears it before giving this rank up.
@@ -39,16 +47,16 @@ bool Membership::is_silent(Rank rank, Time now) const {
          (entry.has_spoken ? settings_.heartbeat_timeout : time_to_agree());
 }
 
-// Of what a coordinator told just before it was lost itself, only some may have heard. The others
-// look for the next one where these know that nobody is, and come here, or begin to lead, once they
-// have given that rank up.
+// Others may have to find by its silence that the coordinator before is lost, at their next beat.
+// And of what it told just before only some may have heard: the others look for the next one where
+// these know that nobody is, and come here, or begin to lead, once they have given that rank up.
 Millis Membership::time_to_agree() const {
-  Millis time = settings_.heartbeat_timeout;
+  const Millis to_find = settings_.heartbeat_timeout + 2 * beat_interval();
+  Millis time = to_find;
   for (Rank rank = 0; rank < coordinator(); ++rank) {
     const Peer& lost = peers_[static_cast<std::size_t>(rank)];
     if (lost.farewell.has_left || !lost.told_at) continue;  // Who knocks there is refused at once.
-    if (*lost.told_at + 2 * settings_.heartbeat_timeout >= term_began_)
-      time += settings_.heartbeat_timeout + 2 * beat_interval();
+    if (*lost.told_at + 2 * settings_.heartbeat_timeout >= term_began_) time += to_find;
   }
   return time;
 }
@@ -76,37 +84,57 @@ void Membership::forgive_own_pause(Time now) {
   for (Peer& entry : peers_) entry.last_heard = std::min(now, entry.last_heard + pause);
 }
 
+// A coordinator that has just begun to lead was late for some: they may have been here before.
 bool Membership::was_away(Time now) const {
   const auto timeout = settings_.heartbeat_timeout;
+  if (term_began_ != Time{} && now - term_began_ <= timeout) return true;
   return now - last_tick_ >= timeout / 2 || (away_at_ && now - *away_at_ <= timeout);
 }
 
-// `doubter` has lost this rank. Which of the two is it that was frozen or cut off?
+// `doubter` has lost this rank, and says so itself or to another one. Which of the two is it that
+// was frozen or cut off?
 void Membership::hear_doubt(Rank doubter, const std::string& text, Time now, Actions& actions) {
   if (!is_alive(doubter)) return;
-  if (was_away(now)) {
-    doubts_.try_emplace(doubter, text);
-    if (is_coordinator()) step_down_if_doubted(actions);
-  } else if (is_coordinator()) {
-    const wire::Lost lost{
-        doubter, false,
-        str(describe_rank(doubter), " had lost ", describe_rank(settings_.rank),
-            ", which others had not: it was frozen, or the network to it was down")};
-    if (peer(doubter).is_connected) actions.send.emplace_back(doubter, lost);
-    actions.disconnect.push_back(doubter);
-    lose(lost, now, actions);
-  }
+  doubts_.try_emplace(doubter, text);
+  if (is_coordinator() && was_away(now)) step_down(text, actions);
 }
 
-// Those that have left this rank behind while it was away, and are there: all must follow them to
-// the next coordinator, or there would be two.
-void Membership::step_down_if_doubted(Actions& actions) {
-  const auto doubt = std::find_if(doubts_.begin(), doubts_.end(),
-                                  [&](const auto& each) { return is_alive(each.first); });
-  if (doubt == doubts_.end() || stepped_down_) return;
-  stepped_down_ = wire::Lost{settings_.rank, false, doubt->second};
+// A coordinator that was not away gives up who doubts it. But if a second one does it was heard by
+// few, however well it hears: then, and if it was away, all must follow the others to the next
+// coordinator, or there would be two.
+void Membership::settle_doubts(Time now, Actions& actions) {
+  std::erase_if(doubts_, [&](const auto& doubt) { return !is_alive(doubt.first); });
+  if (doubts_.empty() || stepped_down_) return;
+  const auto& [doubter, text] = *doubts_.begin();
+  const bool is_second = doubts_.size() > 1 ||
+                         (last_doubt_at_ && now - *last_doubt_at_ <= settings_.heartbeat_timeout);
+  if (is_second || was_away(now)) return step_down(text, actions);
+  last_doubt_at_ = now;
+  const wire::Lost lost{
+      doubter, false,
+      str(describe_rank(doubter), " had lost ", describe_rank(settings_.rank),
+          ", which others had not: it was frozen, or the network to it was down")};
+  if (peer(doubter).is_connected) actions.send.emplace_back(doubter, lost);
+  actions.disconnect.push_back(doubter);
+  lose(lost, now, actions);
+}
+
+void Membership::step_down(const std::string& why, Actions& actions) {
+  if (stepped_down_) return;
+  stepped_down_ = wire::Lost{settings_.rank, false, why};
   actions.gone.push_back(*stepped_down_);
   spread(*stepped_down_, -1, actions);
+}
+
+// What others say of a goodbye that this rank has not heard, though it seems to be connected: true
+// if it hears nothing else either.
+void Membership::believe_goodbyes(Time now, Actions& actions) {
+  const Rank leader = coordinator();
+  if (leader == settings_.rank || now - peer(leader).last_heard <= 2 * beat_interval()) return;
+  const auto goodbye = std::find_if(hearsay_.begin(), hearsay_.end(), [&](const auto& heard) {
+    return heard.second.rank == leader && heard.second.has_left && is_alive(heard.first);
+  });
+  if (goodbye != hearsay_.end()) lose(wire::Lost(goodbye->second), now, actions);
 }
 
 }  // namespace gradring::transport

@@ -145,6 +145,8 @@ void Monitor::carry_out(Membership::Actions& actions) {
       out.insert(out.end(), payload.begin(), payload.end());
     }
     Membership::Actions more;
+    for (const Rank rank : actions.contested)
+      for (const wire::Abort& abort : failed_by(rank)) membership_.abort(abort, more);
     flush_controls(more);
     for (const Rank rank : actions.disconnect) controls_.erase(rank);
     if (actions.connect) {

@@ -62,6 +62,7 @@ class Monitor {
   void wait();
   void carry_out(Membership::Actions& actions);
   void tell_groups(const Membership::Actions& actions);
+  std::vector<wire::Abort> failed_by(Rank lost) const;  // What is over here for that.
   Failure told_by(const wire::Abort& abort) const;
   void hand_over(Arrival arrival);
   void deliver(Group& group, Arrival arrival);

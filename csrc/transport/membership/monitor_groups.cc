@@ -97,6 +97,18 @@ void Monitor::tell_groups(const Membership::Actions& actions) {
   });
 }
 
+std::vector<wire::Abort> Monitor::failed_by(Rank lost) const {
+  return groups_.with([&](const Groups& groups) {
+    std::vector<wire::Abort> aborts;
+    for (const auto& [id, group] : groups.by_id) {
+      const Failure failure = group->failure();
+      if (failure.kind == ErrorKind::kPeerLost && failure.rank == lost)
+        aborts.push_back({id, group->call().seq, rank_, failure});
+    }
+    return aborts;
+  });
+}
+
 Failure Monitor::told_by(const wire::Abort& abort) const {
   Failure failure = abort.failure;
   if (abort.origin != rank_) failure.text += str(" (reported by rank ", abort.origin, ")");

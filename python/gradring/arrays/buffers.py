@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gradring import _core
 from gradring.arrays import device_arrays, dlpack
 from gradring.arrays.device_arrays import DeviceView, is_torch
+from gradring.arrays.strides import lies_upon_itself
 from gradring.dtypes import BFLOAT16, DTYPE_CODES, code_of, stored_as
 from gradring.errors import DeviceError, InvalidArgument
 
@@ -124,6 +125,11 @@ def _view(x: Any, name: str, *, writes: bool) -> View:
         raise InvalidArgument(f"{name} is read-only, but the operation writes it")
     if array.flags.c_contiguous:
         return View(array, code, array.shape)
+    if writes and array.size and lies_upon_itself(array):
+        raise InvalidArgument(
+            f"{name} has elements that share memory, as a broadcast array has, but the operation "
+            "writes it; give a copy"
+        )
     return View(np.empty(array.shape, array.dtype), code, array.shape, memory=array)
 
 
@@ -170,9 +176,12 @@ def _listed_ids(x: Any, name: str) -> Array:
         return listed
     # Numbers beyond int64 beside smaller ones make NumPy choose floats.
     whole = np.asarray(x, object)
-    if all(_is_whole(one) and 0 <= one < 1 << 64 for one in whole.flat):
+    if not all(_is_whole(one) for one in whole.flat):
+        return listed
+    if all(0 <= one < 1 << 64 for one in whole.flat):
         return whole.astype(np.uint64)
-    return listed
+    lowest, highest = min(whole.flat), max(whole.flat)
+    raise InvalidArgument(f"{name}: no int64 or uint64 holds {lowest} as well as {highest}")
 
 
 def _is_whole(x: Any) -> bool:
@@ -187,18 +196,23 @@ def as_float32(x: Any, name: str) -> Array:
         DeviceError: It lives on a device.
     """
     if isinstance(x, (list, tuple)):
-        try:
-            return np.asarray(x, np.float32)
-        except (TypeError, ValueError) as error:
-            what = f"{name} is a {type(x).__name__} that makes no array of float32"
-            raise InvalidArgument(f"{what}: {error}") from error
+        listed = as_reals(x, name)
+        if listed.dtype.kind not in "fiu":
+            raise InvalidArgument(f"{name} is a {type(x).__name__} of {listed.dtype}; use numbers")
+        return np.asarray(listed, np.float32)
+    if isinstance(x, np.ndarray) and code_of(x.dtype) is None:
+        _refuse_as_float32(x.dtype, name)
     array, code = _as_numpy(x, name)
     if code == BFLOAT16:
         return _widened(array)
     if array.dtype.kind != "f":
-        raise InvalidArgument(f"{name} has dtype {array.dtype}; use float32, float16 or bfloat16")
+        _refuse_as_float32(array.dtype, name)
     # Not ascontiguousarray: that makes a number an array of one.
     return np.asarray(array, np.float32, order="C")
+
+
+def _refuse_as_float32(dtype: np.dtype[Any], name: str) -> NoReturn:
+    raise InvalidArgument(f"{name} has dtype {dtype}; use float32, float16, bfloat16 or float64")
 
 
 def as_reals(x: Any, name: str) -> Array:

@@ -227,7 +227,8 @@ class Exchanges(calling.Caller):
                 multiple of the world size.
             out: Array for the parts; ``None`` allocates, like ``x`` or flat with counts. Not ``x``.
             send_counts: Elements for each rank; with ``recv_counts``.
-            recv_counts: Elements from each rank; what that rank sends here.
+            recv_counts: Elements from each rank; what that rank sends here, so this rank's own is
+                the same in both.
             async_op: As for `all_reduce`.
             timeout: As for `all_reduce`.
             stream: As for `all_reduce`.
@@ -256,6 +257,11 @@ class Exchanges(calling.Caller):
         else:
             sent = self._parts("all_to_all", send_counts, source.count)
             received = self._parts("all_to_all", recv_counts, None)
+            if sent[self.rank] != received[self.rank]:
+                raise InvalidArgument(
+                    f"all_to_all: send_counts[{self.rank}] is {sent[self.rank]}, but recv_counts"
+                    f"[{self.rank}] is {received[self.rank]}: what a rank sends to itself it gets"
+                )
             shape = (sum(received),)
         out, target = calling.result_array(out, x, shape, stream)
         if buffers.overlap(source, target):

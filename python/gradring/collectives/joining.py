@@ -188,7 +188,9 @@ def _copy_of_launchers(listen_fd: int) -> int:
         return os.dup(listen_fd)
     except OSError as error:
         raise InvalidArgument(
-            f"GRADRING_LISTEN_FD={listen_fd} is no open socket: {error.strerror}"
+            f"GRADRING_LISTEN_FD={listen_fd} is no open socket: {error.strerror}; a child process "
+            "of rank 0, whose job has begun, guards its script by `if __name__ == '__main__':`, or "
+            "is started without the variables GRADRING_*"
         ) from None
 
 

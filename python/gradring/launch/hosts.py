@@ -92,7 +92,7 @@ def _line(words: list[str]) -> Line | None:
             return None
         numbers[key] = int(value)
     # A name that starts with a dash would be an option to ssh.
-    is_name = not name.startswith(("-", "@")) and not name.endswith("@")
+    is_name = name.isprintable() and not name.startswith(("-", "@")) and not name.endswith("@")
     return Line(_without_brackets(name), **numbers) if is_name else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring.core_arguments import OwnName
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.parameters.tables import Prefetched, RowGradients
@@ -82,7 +83,9 @@ class BoundedOptimizer(ModeOptimizer):
         self._counted = np.ones(self.workers, np.bool_)
         self._left_at = np.zeros(self.workers, np.int64)  # Clocks of those that do not count.
         self._pending: Pending | None = None
-        self._table = self.store.sparse_table(f"gradring/clocks/{self.name}", len(_PLACES), Sum())
+        self._table = self.store.sparse_table(
+            OwnName(f"gradring/clocks/{self.name}"), len(_PLACES), Sum()
+        )
         self._row: Array | None = None  # What this worker's has, where that is known.
         self.store.push([self._clock_push(self.clock)]).result()
         self._row = _row(self.clock)

@@ -57,7 +57,7 @@ class CoreRule:
                 _require_sense(name, field.name, value)
             except InvalidArgument:  # A ValueError too, which says what is wrong with the number.
                 raise
-            except (TypeError, ValueError):  # An array of several is neither true nor false.
+            except (TypeError, ValueError, OverflowError):
                 raise InvalidArgument(f"{name}: {field.name} is no number: {value!r}") from None
         for zero in (field for field in self._positive if getattr(self, field) == 0):
             raise InvalidArgument(f"{name}: {zero} must be positive")
@@ -146,7 +146,11 @@ def require_rule(rule: Any, method: str = "update") -> None:
 
 
 def _require_sense(name: str, field: str, value: Any) -> None:
-    """Refuse one number of a rule; raises TypeError if it is none."""
+    """Refuse one number of a rule; raises TypeError if it is none, OverflowError if it is huge."""
+    for number in value if field == "betas" else () if value is None else (value,):
+        if np.ndim(number) != 0:
+            raise TypeError
+        float(number)
     if field == "betas":
         if not (len(value) == 2 and all(0 <= beta < 1 for beta in value)):
             raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")

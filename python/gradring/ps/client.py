@@ -68,7 +68,7 @@ class ParameterServer:
         Every worker calls this with the same settings; the first call makes the table.
 
         Args:
-            name: Of the table.
+            name: Of the table; those that begin with ``gradring/`` are the library's own.
             dim: Floats a row.
             optimizer: A rule of `gradring.optim`; the servers apply it to each row, with a state
                 and a number of steps of its own (as if each row were a parameter of torch.optim).

@@ -5,8 +5,9 @@ It is counted in a dense table that `shrink` and whoever keeps replicas (GEO) ma
 
 from __future__ import annotations
 
+from gradring.core_arguments import OwnName
 from gradring.optim import Sum
 
-NAME = "gradring/removals"
+NAME = OwnName("gradring/removals")
 SHAPE = (1,)
 RULE = Sum()

@@ -253,7 +253,7 @@ class DistributedOptimizer(ChangingParameters):
 
         Args:
             batches: This rank's; a `torch.utils.data.DataLoader`, for instance.
-            weight: Returns the number of examples in a batch; ``None`` counts each batch as 1.
+            weight: Returns the number of examples in a batch; without it each counts as 1.
 
         Yields:
             Each batch, then ``None`` until all ranks have run out.
@@ -263,7 +263,7 @@ class DistributedOptimizer(ChangingParameters):
             for batch in self._turns.until_all_end(batches, self.synchronize):
                 count = None
                 if batch is not None:
-                    count = 1 if weight is None else weight(batch)
+                    count = 1 if weight is None else require_weight(weight(batch))
                 if self._averager is None:
                     self.set_weight(0 if count is None else count)
                 else:

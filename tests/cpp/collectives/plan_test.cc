@@ -215,6 +215,14 @@ TEST_CASE("make_plan: ranks, roots and lists of counts that do not fit the world
   request = request_of(OpKind::kAllToAll, Order::kRing);
   request.counts = {1, 2, 3, 4};
   CHECK_THROWS_AS(make_plan(request, Algorithm::kDirect), InvalidArgument);
+  request.recv_counts = {2, 5, 6, 7};  // Rank 0 sends itself 1 and takes 2: over the end of what?
+  CHECK_THROWS_AS(make_plan(request, Algorithm::kDirect), InvalidArgument);
+  request.recv_counts[0] = 1;
+  CHECK_NOTHROW(make_plan(request, Algorithm::kDirect));
+  request.world_size = 1;
+  request.counts = {4};
+  request.recv_counts = {1};
+  CHECK_THROWS_AS(make_plan(request, Algorithm::kDirect), InvalidArgument);
 }
 
 TEST_CASE(

@@ -270,6 +270,32 @@ TEST_CASE("a rule with numbers that make no sense is refused by name") {
   CHECK_THROWS_AS(require_valid(rule), InvalidArgument);
 }
 
+TEST_CASE("a rule for float32 has no numbers that are infinite there, or none") {
+  const auto fits = [](RuleKind kind, double Rule::* number, double value) {
+    Rule rule;
+    rule.kind = kind;
+    rule.*number = value;
+    CHECK_NOTHROW(require_valid(rule));
+    try {
+      require_float32(rule);
+    } catch (const InvalidArgument& error) {
+      CHECK(std::string(error.what()).find("does not fit into float32") != std::string::npos);
+      return false;
+    }
+    return true;
+  };
+  CHECK(fits(RuleKind::kSgd, &Rule::lr, 3e38));
+  CHECK_FALSE(fits(RuleKind::kSgd, &Rule::lr, 1e39));
+  CHECK(fits(RuleKind::kSgd, &Rule::lr, 1e-60));
+  CHECK(fits(RuleKind::kAdam, &Rule::lr, 3e37));
+  CHECK_FALSE(fits(RuleKind::kAdam, &Rule::lr, 1e38));  // Its first step is ten times as long.
+  CHECK_FALSE(fits(RuleKind::kSgd, &Rule::weight_decay, 1e39));
+  CHECK_FALSE(fits(RuleKind::kSum, &Rule::clip_value, 1e-46));
+  CHECK(fits(RuleKind::kSum, &Rule::clip_value, 1e-30));
+  CHECK(fits(RuleKind::kSum, &Rule::clip_norm, 1e-300));  // Compared in double.
+  CHECK_FALSE(fits(RuleKind::kFtrl, &Rule::lr, 1e-40));
+}
+
 TEST_CASE("a value that is not finite is found wherever it is") {
   const float bad[] = {
       std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),

@@ -89,8 +89,8 @@ TEST_CASE("two ranks that go home one after the other are not taken for dead") {
   CHECK(cluster.seat(2).gone[1].has_left);
 }
 
-TEST_CASE("a rank that died in the middle of its goodbye is lost for all, whoever heard that") {
-  for (const Rank missed : {1, 2, 3}) {  // Of which rank 1 leads next.
+TEST_CASE("who has lost a rank that left for others is told so, and nobody else") {
+  for (const Rank missed : {1, 2, 3}) {  // Rank 0 dies in the middle of its goodbye; rank 1 leads.
     CAPTURE(missed);
     Cluster cluster(4);
     cluster.seat(0).is_dead = true;
@@ -99,14 +99,21 @@ TEST_CASE("a rank that died in the middle of its goodbye is lost for all, whoeve
     cluster.kill(0);
     for (const Rank rank : {1, 2, 3}) {
       CAPTURE(rank);
-      const std::vector<wire::Lost>& gone = cluster.seat(rank).gone;
-      CHECK(gone.size() == (rank == missed ? 1 : 2));
-      REQUIRE_FALSE(gone.empty());
-      CHECK(gone.back().rank == 0);
-      CHECK_FALSE(gone.back().has_left);
-      CHECK(contains(gone.back().text, "closed its control connection"));
+      REQUIRE(cluster.gone(rank) == Ranks{0});
+      CHECK(cluster.seat(rank).gone[0].has_left == (rank != missed));
+      CHECK(cluster.seat(rank).contested == (rank == missed ? Ranks{0} : Ranks{}));
     }
   }
+}
+
+TEST_CASE("two that have lost a rank that left for the coordinator are both told so") {
+  Cluster cluster(4);
+  cluster.seat(0).is_dead = true;
+  cluster.say(0, 3, wire::Bye{});  // Of those that follow it next only one has heard it.
+  cluster.kill(0);
+  CHECK(cluster.seat(1).contested == Ranks{0});
+  CHECK(cluster.seat(2).contested == Ranks{0});
+  CHECK(cluster.seat(3).contested.empty());
 }
 
 TEST_CASE("a loss that died with the coordinator reaches everybody through the next one") {

@@ -35,6 +35,16 @@ class Several:
 
 # Each with three float32.
 WRONG: dict[str, tuple[str, Call]] = {
+    "all_to_all, more to itself than from itself": (
+        "send_counts",
+        lambda comm, x: comm.all_to_all(
+            x, send_counts=[1] * SIZE, recv_counts=[2 if r == comm.rank else 1 for r in range(SIZE)]
+        ),
+    ),
+    "all_reduce of rows that are one": (
+        "x has elements that share memory",
+        lambda comm, x: comm.all_reduce(np.lib.stride_tricks.as_strided(x, (2, 3), (0, 4))),
+    ),
     "broadcast from None": ("root", lambda comm, x: comm.broadcast(x, None)),
     "broadcast from 0.0": ("root", lambda comm, x: comm.broadcast(x, 0.0)),
     "broadcast from far": ("root", lambda comm, x: comm.broadcast(x, 1 << 70)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 import gradring as gr
 from exporters import OnDevice, OnlyDlpack
 from gradring.arrays import buffers
+from gradring.core_arguments import OwnName
 from gradring.errors import DeviceError, InvalidArgument
-from gradring.ps.arguments import specs
+from gradring.ps.arguments import checks, specs
 from gradring.ps.arguments.entries import Count, Probability, Slot, Slots
 from gradring.ps.arguments.requests import pull_request, push_request
 from gradring.settings import server_addresses
@@ -57,7 +59,7 @@ def test_no_ids_are_ids() -> None:
         ("abc", "pass an array of ids"),
         ({1, 2}, "is a set"),
         ([[1], [2, 3]], "is a list that makes no array"),
-        ([2**64], "dtype object"),
+        ([2**64], "no int64 or uint64 holds"),
         ([1, True, 2**63, -1], "dtype"),
     ],
 )
@@ -115,9 +117,43 @@ def test_gradients_become_float32() -> None:
     assert buffers.as_float32(np.array([1.5], ml_dtypes.bfloat16), "grads").tolist() == [1.5]
     with pytest.raises(InvalidArgument, match="grads has dtype int64; use float32"):
         buffers.as_float32(np.array([1, 2]), "grads")
-    for listed in ([["a"]], [[1.0], [1.0, 2.0]], [None, {}]):
-        with pytest.raises(InvalidArgument, match="grads is a list that makes no array of float32"):
-            buffers.as_float32(listed, "grads")
+    assert buffers.as_float32([[1, 2.5]], "grads").tolist() == [[1, 2.5]]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([["1", "2"]], "grads is a list of <U1"),
+        ([[None, None]], "grads is a list of object"),
+        ([None, {}], "grads is a list of object"),
+        ([[1.0], [1.0, 2.0]], "grads makes no array"),
+        ([[10**400, 1]], "grads is a list of object"),
+        ([[True, False]], "grads is a list of bool"),
+        (np.ones(2, np.int64), "dtype int64; use float32, float16, bfloat16 or float64"),
+        (np.ones(2, np.uint16), "dtype uint16; use float32"),
+        (np.ones(2, np.complex64), "dtype complex64; use float32"),
+        (np.ones(2, ">f4"), "dtype >f4; use float32"),
+    ],
+)
+def test_what_is_no_gradient_is_refused(given: object, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        buffers.as_float32(given, "grads")
+
+
+def test_ids_of_both_signs_that_need_64_bits_are_refused() -> None:
+    with pytest.raises(
+        InvalidArgument, match="ids: no int64 or uint64 holds -1 as well as 9223372036854775808"
+    ):
+        buffers.as_ids([2**63, -1])
+
+
+def test_names_of_the_librarys_own_tables_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="are the library's own"):
+        specs.dense_spec("gradring/x", 2, gr.optim.Sum())
+    with pytest.raises(InvalidArgument, match="are the library's own"):
+        checks.table_name("gradring/removals")
+    assert checks.table_name(OwnName("gradring/x")) == "gradring/x"
+    assert checks.table_name("gradrings/x") == "gradrings/x"
 
 
 def test_a_pull_fits_its_ids() -> None:
@@ -214,9 +250,28 @@ def test_initializers_and_entry_rules_refuse_nonsense() -> None:
         lambda: specs.codec_number("zip"),
         lambda: specs.sparse_extras(None, -1, 1, None),
         lambda: specs.sparse_extras(None, 1, 1.5, None),
+        lambda: gr.optim.SGD(lr=np.array([0.1])),
     ):
         with pytest.raises(InvalidArgument):
             make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        gr.init.Constant,
+        gr.init.Uniform,
+        lambda huge: gr.init.Normal(0, huge),
+        specs.initializer_spec,
+        Probability,
+        lambda huge: Slot(lr_scale=huge),
+        gr.optim.SGD,
+        lambda huge: gr.optim.Adam(betas=(huge, 0.5)),
+    ],
+)
+def test_numbers_that_no_float_holds_are_refused(make: Callable[[int], Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        make(10**400)
 
 
 def test_settings_of_other_types_are_refused_by_name() -> None:

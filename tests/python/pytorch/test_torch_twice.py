@@ -138,3 +138,29 @@ def test_two_parameters_in_one_memory_are_refused_by_name_where_servers_are(
         gt.distributed(sgd(model), mode, model=model, comm=comm, ps=ExactServer().client(0))
     model[2].weight = model[1].weight  # One parameter in two modules is trained once.
     gt.distributed(sgd(model), mode, model=model, comm=comm, ps=ExactServer().client(0)).close()
+
+
+@pytest.mark.parametrize("mode", SERVED, ids=str)
+def test_rows_of_a_layer_are_trained_by_one_optimizer_at_a_time(comm: Any, mode: Any) -> None:
+    ps = ExactServer().client(0)
+    rows = gt.Embedding("rows", 2, optimizer=gr.optim.SGD(lr=1))
+    model = nn.Sequential(rows, nn.Linear(2, 2), nn.Linear(2, 1))
+
+    def train(layer: int, name: str) -> Any:
+        return gt.distributed(sgd(model[layer]), mode, model=model, comm=comm, ps=ps, name=name)
+
+    first = train(1, "first")
+    with pytest.raises(gr.InvalidArgument, match=r"'rows' is trained by optimizer 'first"):
+        train(2, "second")
+    first.close()
+    train(2, "second").close()
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), *SERVED], ids=str)
+def test_a_weight_that_is_no_number_of_examples_is_refused(comm: Any, mode: Any) -> None:
+    model = nn.Linear(1, 1)
+    ps = None if mode == gr.Sync() else ExactServer().client(0)
+    optimizer = gt.distributed(sgd(model), mode, model=model, comm=comm, ps=ps)
+    with pytest.raises(gr.InvalidArgument, match="weight None is no number of examples"):
+        list(optimizer.uneven([torch.ones(1, 1)], weight=lambda _: None))
+    optimizer.close()

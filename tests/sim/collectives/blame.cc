@@ -53,6 +53,13 @@ void Blame::cut(Rank a, Rank b) {
   is_cut_[index(b)] = true;
 }
 
+void Blame::part(Rank a, Rank b) {
+  anything_happened_ = true;
+  are_any_parted_ = true;
+  is_hit_[index(a)] = true;
+  is_hit_[index(b)] = true;
+}
+
 bool Blame::may_be_split() const {
   return std::any_of(splits_.begin(), splits_.end(), [&](const auto& split) {
     return is_hit_[index(split.second)] || may_have_left(split.second);
@@ -67,7 +74,7 @@ std::string Blame::objection(Rank rank, const Failure& failure) const {
       const bool is_short_time = scenario_.operation_timeout < scenario_.heartbeat_timeout * 2;
       // A wrong call may leave ranks waiting in different operations, where nothing can be
       // compared.
-      if (is_short_time || scenario_.wrong_call || is_impaired(rank)) return "";
+      if (is_short_time || scenario_.wrong_call || is_impaired(rank) || are_any_parted_) return "";
       return "it timed out before the heartbeat spoke";
     }
     case ErrorKind::kPeerLost: {

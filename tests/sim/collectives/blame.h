@@ -19,6 +19,9 @@ class Blame {
   void hit(Rank rank, Time now, bool is_for_good);
   void leave(Rank rank, Time now);  // In good order, though others may still need it.
   void cut(Rank a, Rank b);         // A data connection between them broke.
+  // The network between these two is down, and for nobody else: where they wait for each other's
+  // data no heartbeat is missing.
+  void part(Rank a, Rank b);
   // `follower` alone lost its coordinator. If that goes too before everybody has heard which of the
   // two to believe, there may be two halves, each sure of itself; only a majority could tell, and
   // there is none in a world of two.
@@ -49,6 +52,7 @@ class Blame {
   const Scenario& scenario_;
   bool short_faults_add_up_ = false;
   bool anything_happened_ = false;
+  bool are_any_parted_ = false;
   std::vector<bool> is_hit_;
   std::vector<bool> is_gone_;
   std::vector<bool> has_left_;

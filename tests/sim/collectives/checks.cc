@@ -1,8 +1,17 @@
 // The half of Simulation that holds what happens against the promises.
+#include <algorithm>
+
 #include "base/error.h"
 #include "sim/collectives/simulation.h"
 
 namespace gradring::sim {
+
+// Once it was told that a rank left in good order.
+bool Simulation::has_heard_goodbye(const Host& each, Rank rank) {
+  const std::vector<wire::Lost>& gone = each.monitor->gone();
+  return std::any_of(gone.begin(), gone.begin() + static_cast<std::ptrdiff_t>(each.gone_seen),
+                     [&](const wire::Lost& lost) { return lost.rank == rank && lost.has_left; });
+}
 
 // Nobody who is alive and connected is ever given up.
 void Simulation::check_gone(Rank rank) {
@@ -11,6 +20,9 @@ void Simulation::check_gone(Rank rank) {
   for (; each.gone_seen < gone.size(); ++each.gone_seen) {
     const wire::Lost& lost = gone[each.gone_seen];
     if (blame_.is_impaired(rank) || blame_.may_be_split()) continue;
+    const bool has_left = blame_.may_have_left(lost.rank) && !blame_.is_impaired(lost.rank);
+    if (!lost.has_left && has_left && has_heard_goodbye(each, lost.rank))
+      complain(rank, str("takes back that rank ", lost.rank, " has left: ", lost.text));
     const bool is_true =
         blame_.may_be_given_up(lost.rank) || (lost.has_left && blame_.may_have_left(lost.rank));
     if (!is_true)

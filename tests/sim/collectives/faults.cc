@@ -42,7 +42,8 @@ void Simulation::start(Planned& planned) {
   const bool is_lasting = fault.kind == FaultKind::kFreeze || fault.kind == FaultKind::kCutOff;
   if (is_lasting && !blame_.is_unnoticed(fault))
     blame_.hit(fault.rank, network_.now(), !fault.duration);
-  if (fault.duration && (is_lasting || fault.kind == FaultKind::kStorm)) {
+  if (fault.duration &&
+      (is_lasting || fault.kind == FaultKind::kStorm || fault.kind == FaultKind::kCutPair)) {
     planned.state = Planned::State::kOn;
     planned.at = network_.now() + *fault.duration;
   }
@@ -60,6 +61,10 @@ void Simulation::start(Planned& planned) {
       break;
     case FaultKind::kDropControl: drop_control(fault.rank, fault.other); break;
     case FaultKind::kStorm: start_storm(); break;
+    case FaultKind::kCutPair:
+      blame_.part(fault.rank, fault.other);
+      network_.cut_pair(fault.rank, fault.other, 1);
+      break;
     case FaultKind::kDropData: break;
   }
 }
@@ -70,6 +75,7 @@ void Simulation::stop(Planned& planned) {
   trace_.note(network_.now(), fault.rank, str("the end of: ", name(fault.kind)));
   if (fault.kind == FaultKind::kFreeze) --network_.process(fault.rank).freezes;
   if (fault.kind == FaultKind::kCutOff) network_.cut_off(fault.rank, -1);
+  if (fault.kind == FaultKind::kCutPair) network_.cut_pair(fault.rank, fault.other, -1);
   if (fault.kind == FaultKind::kStorm && --storms_ == 0)
     network_.weather.max_delay = scenario_.max_delay;
 }
@@ -80,7 +86,7 @@ void Simulation::cut_off(const Fault& fault) {
   std::vector<Rank> others;
   for (Rank rank = 0; rank < scenario_.world_size; ++rank) {
     const Process& process = network_.process(rank);
-    if (rank != fault.rank && process.runs() && !process.is_cut_off()) others.push_back(rank);
+    if (rank != fault.rank && process.runs() && process.cuts == 0) others.push_back(rank);
   }
   if (others.size() == 1 && !blame_.is_unnoticed(fault))
     blame_.hit(others.front(), network_.now(), false);

@@ -138,6 +138,10 @@ void Monitor::carry_out(Actions& actions) {
     out.insert(out.end(), payload.begin(), payload.end());
   }
   flush_controls();
+  for (const Rank rank : actions.contested)
+    for (const auto& [id, group] : groups_)
+      if (group->failure().kind == ErrorKind::kPeerLost && group->failure().rank == rank)
+        report({id, group->call().seq, rank_, group->failure()});
   for (const Rank peer : actions.disconnect) part_from(peer);
   if (!actions.connect || (attempt_ != nullptr && attempt_->to == *actions.connect)) return;
   if (attempt_ != nullptr) network_.give_up(attempt_);

@@ -19,7 +19,7 @@ Attempt* Network::connect(Rank from, Rank to, std::uint64_t communicator,
   attempt.near = std::move(near);
   attempt.far = std::move(far);
   // The kernel of a host that is there answers for a process that is not.
-  if (process(to).has_ended && !process(to).is_cut_off() && !process(from).is_cut_off()) {
+  if (process(to).has_ended && reach_each_other(to, from)) {
     attempt.state = Attempt::State::kRefused;
     attempt.answered = attempt.arrives;
   }
@@ -38,7 +38,7 @@ void Network::give_up(Attempt* attempt) {
 std::vector<Attempt*> Network::arrived(Rank at) {
   std::vector<Attempt*> found;
   for (Attempt& attempt : attempts_) {
-    const bool is_reachable = !process(at).is_cut_off() && !process(attempt.from).is_cut_off();
+    const bool is_reachable = reach_each_other(at, attempt.from);
     if (attempt.to == at && attempt.state == Attempt::State::kWaiting && attempt.arrives <= now() &&
         is_reachable && !process(attempt.from).has_ended)
       found.push_back(&attempt);
@@ -56,7 +56,7 @@ std::pair<std::unique_ptr<MemoryLink>, std::unique_ptr<MemoryLink>> Network::joi
     Rank a, Rank b, std::uint64_t communicator, MemoryScript script) {
   script.seed = dice_.any();
   auto wire = std::make_shared<MemoryWire>(weather, script);
-  wire->set_silent(process(a).is_cut_off() || process(b).is_cut_off());
+  wire->set_silent(!reach_each_other(a, b));
   cables_.push_back({a, b, communicator, wire});
   return {std::make_unique<MemoryLink>(wire, 0), std::make_unique<MemoryLink>(wire, 1)};
 }
@@ -69,19 +69,38 @@ void Network::end(Rank rank, bool is_killed) {
     if (is_killed && dice_.percent(50)) cable.wire->break_off(true);
     cable.wire->close(cable.a == rank ? 0 : 1);
   }
-  for (Attempt& attempt : attempts_) {
-    if (attempt.to != rank || attempt.state != Attempt::State::kWaiting) continue;
-    if (process(rank).is_cut_off() || process(attempt.from).is_cut_off()) continue;
-    attempt.state = Attempt::State::kRefused;
-    attempt.answered = after_a_delay();
-  }
+  refuse_at_ended();
 }
 
 void Network::cut_off(Rank rank, int cuts) {
   process(rank).cuts += cuts;
-  for (Cable& cable : cables_)
-    if (cable.a == rank || cable.b == rank)
-      cable.wire->set_silent(process(cable.a).is_cut_off() || process(cable.b).is_cut_off());
+  refresh();
+}
+
+void Network::cut_pair(Rank a, Rank b, int cuts) {
+  pair_cuts_[std::minmax(a, b)] += cuts;
+  refresh();
+}
+
+bool Network::reach_each_other(Rank a, Rank b) const {
+  for (const Rank rank : {a, b})
+    if (processes_[static_cast<std::size_t>(rank)].cuts > 0) return false;
+  const auto pair = pair_cuts_.find(std::minmax(a, b));
+  return pair == pair_cuts_.end() || pair->second == 0;
+}
+
+void Network::refresh() {
+  for (Cable& cable : cables_) cable.wire->set_silent(!reach_each_other(cable.a, cable.b));
+  refuse_at_ended();
+}
+
+void Network::refuse_at_ended() {
+  for (Attempt& attempt : attempts_) {
+    if (attempt.state != Attempt::State::kWaiting || !process(attempt.to).has_ended) continue;
+    if (!reach_each_other(attempt.to, attempt.from)) continue;
+    attempt.state = Attempt::State::kRefused;
+    attempt.answered = after_a_delay();
+  }
 }
 
 void Network::reset(Rank a, Rank b, std::uint64_t communicator) {

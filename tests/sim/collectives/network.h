@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -21,7 +22,6 @@ struct Process {
   int freezes = 0;  // Several faults may overlap.
   int cuts = 0;
   bool runs() const { return !has_ended && freezes == 0; }
-  bool is_cut_off() const { return cuts > 0; }
 };
 
 inline constexpr std::uint64_t kControl = 0;  // As a communicator id.
@@ -63,7 +63,8 @@ class Network {
       Rank a, Rank b, std::uint64_t communicator, transport::MemoryScript script);
 
   void end(Rank rank, bool is_killed);  // Its connections close, or are reset.
-  void cut_off(Rank rank, int cuts);    // 1: one more, -1: one less.
+  void cut_off(Rank rank, int cuts);    // 1: one more, -1: one less; as the next.
+  void cut_pair(Rank a, Rank b, int cuts);
   void reset(Rank a, Rank b, std::uint64_t communicator);
   bool is_broken(Rank a, Rank b, std::uint64_t communicator) const;
 
@@ -82,11 +83,15 @@ class Network {
   };
 
   Time after_a_delay();
+  bool reach_each_other(Rank a, Rank b) const;
+  void refresh();
+  void refuse_at_ended();  // The kernel of a host that is there answers for a process that is not.
 
   Dice dice_;
   std::vector<Process> processes_;
   std::vector<Cable> cables_;
   std::list<Attempt> attempts_;
+  std::map<std::pair<Rank, Rank>, int> pair_cuts_;
 };
 
 }  // namespace gradring::sim

@@ -85,10 +85,12 @@ PlanCase draw_wrong_case(Dice& dice, const PlanCase& right) {
 Fault draw_fault(Dice& dice, const Scenario& scenario) {
   const auto world = static_cast<std::uint64_t>(scenario.world_size);
   Fault fault;
-  fault.kind = static_cast<FaultKind>(dice.below(7));
+  fault.kind = static_cast<FaultKind>(dice.below(kFaultKinds));
   // The coordinator is where the protocol is hardest.
   fault.rank = dice.percent(30) ? 0 : static_cast<Rank>(dice.below(world));
   fault.other = static_cast<Rank>(dice.below(world));
+  if (fault.kind == FaultKind::kCutPair && fault.other == fault.rank)
+    fault.other = (fault.rank + 1) % scenario.world_size;
   fault.byte = dice.percent(30) ? dice.below(80) : dice.below(60'000);
   fault.operation = dice.below(scenario.operations.size());
   fault.after = dice.any_magnitude(Micros{2'000'000});
@@ -121,6 +123,7 @@ std::string_view name(FaultKind kind) {
     case FaultKind::kDropData: return "drop data connection";
     case FaultKind::kDropControl: return "drop control connection";
     case FaultKind::kStorm: return "storm";
+    case FaultKind::kCutPair: return "cut pair";
   }
   return "unknown";
 }
@@ -175,6 +178,7 @@ std::string Scenario::text() const {
                 wrong_call->operation, ": ", wrong_call->called.text());
   for (const Fault& fault : faults) {
     text += str("\n  ", name(fault.kind), ": rank ", fault.rank);
+    if (fault.kind == FaultKind::kCutPair) text += str(" - rank ", fault.other);
     if (fault.kind == FaultKind::kDropData)
       text += str(" - rank ", fault.other, " at byte ", fault.byte);
     else

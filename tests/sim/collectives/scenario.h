@@ -22,13 +22,15 @@ enum class FaultKind : std::uint8_t {
   kDropData,     // Its data connection to `other` breaks at byte `byte`.
   kDropControl,  // Its connection to the coordinator is reset.
   kStorm,        // Everybody's bytes are late for a while.
+  kCutPair,      // The network between it and `other` is silent, for a while or for good.
 };
+inline constexpr std::uint64_t kFaultKinds = 8;
 std::string_view name(FaultKind kind);
 
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   Rank rank = 0;   // World rank.
-  Rank other = 0;  // kDropData.
+  Rank other = 0;  // kDropData, kDropControl, kCutPair.
   std::uint64_t byte = 0;
   std::size_t operation = 0;  // It happens `after` this rank has begun this operation.
   Micros after{0};

@@ -61,6 +61,7 @@ class Simulation {
   bool all_are_over() const;
 
   void check_gone(Rank rank);
+  static bool has_heard_goodbye(const Host& each, Rank rank);
   void judge(Rank rank);
   void check_calls(Rank rank);
   void check_progress();

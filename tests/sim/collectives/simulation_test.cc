@@ -47,7 +47,7 @@ TEST_CASE("the simulation draws every kind of fault and of wrong call") {
     for (const Fault& fault : scenario.faults) kinds.insert(fault.kind);
     if (scenario.wrong_call) wrong.insert(scenario.wrong_call->called.op);
   }
-  CHECK(kinds.size() == 7);
+  CHECK(kinds.size() == kFaultKinds);
   CHECK(wrong.size() == 9);
 }
 

@@ -232,6 +232,11 @@ void Worker::fail(const Failure& failure) {
 
 bool Worker::shrink() {
   if (const auto survivors = group_->survivors()) {
+    if (std::find(survivors->begin(), survivors->end(), rank_) == survivors->end()) {
+      failure_ = {ErrorKind::kPeerLost, rank_, "the others have gone on without this rank"};
+      move_on(State::kFailed, "was not waited for");
+      return true;
+    }
     survivors_ = *survivors;
     PlanCase c{.world_size = static_cast<Rank>(survivors_.size()), .count = 100};
     last_exercise_.emplace(c, scenario_.seed);

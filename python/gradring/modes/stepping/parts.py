@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gradring.core_arguments import OwnName
 from gradring.errors import Mismatch
 from gradring.modes.stores.store import Push, Store
 from gradring.optim import Sum
@@ -28,7 +29,7 @@ class Parts:
     def __init__(self, store: Store, model: str) -> None:
         """Make or find the table ``gradring/parts/MODEL``; that name keeps it from `shrink`."""
         self._store = store
-        self._table: Any = store.sparse_table(f"gradring/parts/{model}", 3, Sum())
+        self._table: Any = store.sparse_table(OwnName(f"gradring/parts/{model}"), 3, Sum())
 
     def take(self, name: str, count: int) -> Iterator[int]:
         """Take one after the other until all ``count`` are gone.

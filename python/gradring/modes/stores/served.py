@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradring.core_arguments import OwnName
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.stores.store import (
     Array,
@@ -182,7 +183,7 @@ class ServedStore:
                 pass  # A checkpoint from before the table was made may have been loaded.
         shards = self._core.shards
         # Named by its size: a checkpoint may be loaded by another number of servers.
-        name = f"gradring/gate/{shards}"
+        name = OwnName(f"gradring/gate/{shards}")
         self._gate_table = self._ps.dense_table(name, (_GATE_FLOATS * shards,), Sum())
         self._wait(gate)
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from gradring.core_arguments import is_plain_text
+from gradring.core_arguments import OwnName, is_plain_text
 from gradring.errors import InvalidArgument
 
 U32 = (1 << 32) - 1
@@ -49,7 +49,7 @@ def real(what: str, value: Any) -> float:
     try:
         if not isinstance(value, (str, bytes)):  # float() reads them.
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidArgument(f"{what} is a number, got {value!r}")
 
@@ -58,10 +58,15 @@ def table_name(value: Any) -> str:
     """Return a table's name.
 
     Raises:
-        InvalidArgument: It is no string, or holds half a character (a lone surrogate).
+        InvalidArgument: It is no string, holds half a character (a lone surrogate), or is one of
+            the library's own.
     """
     if not isinstance(value, str):
         raise InvalidArgument(f"a table's name is a string, got {value!r}")
+    if value.startswith(OwnName.PREFIX) and not isinstance(value, OwnName):
+        raise InvalidArgument(
+            f"table {value!r}: names that begin with {OwnName.PREFIX!r} are the library's own"
+        )
     if not is_plain_text(value):
         raise InvalidArgument(f"a table's name is UTF-8 text, got {value!r}")
     return value

@@ -20,6 +20,7 @@ Spec = dict[str, Any]
 CODECS = {None: 0, "bf16": 1, "fp16": 2, "int8": 3}
 
 _NO_SLOTS = 64
+_MOST_DIM = 1 << 16  # The core's own limit.
 
 
 def sparse_spec(  # noqa: PLR0913 - a table's settings
@@ -43,7 +44,7 @@ def sparse_spec(  # noqa: PLR0913 - a table's settings
     return {
         "name": named,
         "kind": "sparse",
-        "dim": whole(f"table {named!r}: dim", dim, 1),
+        "dim": whole(f"table {named!r}: dim", dim, 1, _MOST_DIM),
         "rule": rule_spec(optimizer),
         "init": initializer_spec(init),
         "seed": whole(f"table {named!r}: seed", seed, 0, U64),
@@ -107,7 +108,7 @@ def initializer_spec(init: Initializer | float | None) -> tuple[int, float, floa
         case None:
             return 0, 0.0, 0.0
         case numbers.Real():  # NumPy's too.
-            return 0, Constant(float(init)).value, 0.0
+            return 0, Constant(real("init", init)).value, 0.0
         case Constant(value):
             return 0, value, 0.0
         case Uniform():

@@ -102,7 +102,7 @@ def read(url: str) -> Manifest:
             base_cut=body["base_cut"],
             created=body["created"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"{where.url}/{NAME} is damaged: {error!r}") from error
 
 

@@ -36,6 +36,7 @@ _META = np.dtype(
 )  # fmt: skip
 # Of a row's meta, what a state dictionary holds besides the id.
 _KEPT = ("step", "version", "tick", "score")
+_ROW_KEYS = ("ids", "rows", "state", *_KEPT, "updates")
 
 _ROWS_AT_ONCE = 1 << 14
 
@@ -124,6 +125,12 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
             not keep, or an id is there twice; nothing was sent.
     """
     _require_keys(saved, table.name, ("ids", "rows"))
+    unknown = [key for key in saved if key not in _ROW_KEYS]
+    if unknown:
+        raise InvalidArgument(
+            f"load_state_dict of table {table.name!r}: {unknown[0]!r} is nothing that rows have; "
+            f"there is {', '.join(_ROW_KEYS)}"
+        )
     ids = buffers.as_ids(saved["ids"])
     if ids.ndim != 1:
         raise InvalidArgument(f"ids has shape {ids.shape}; give a list of them")

@@ -136,12 +136,17 @@ class Embedding(torch.nn.Module):
 
         Raises:
             InvalidArgument: It does not allow rows as old as the cache may have them, or a setting
-                of the table; or this is a copy, which only reads.
+                of the table; this is a copy, which only reads; or another optimizer trains it.
         """
         if self._is_reader:
             raise InvalidArgument(
                 f"Embedding {self.name!r} is a copy of a layer that trains its rows; copy a model "
                 "before distributed() to train both"
+            )
+        if self._driver is not None and not self._driver.is_closed:
+            raise InvalidArgument(
+                f"Embedding {self.name!r} is trained by optimizer {self._driver.name!r} already; "
+                "give model= to one optimizer only"
             )
         require_allowed(self.name, self._cache_age, self._settings, mode)
 

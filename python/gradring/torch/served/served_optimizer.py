@@ -20,6 +20,7 @@ from gradring.modes.geo.optimizer import GeoOptimizer
 from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
+from gradring.optim.averaging import require_weight
 from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
@@ -288,7 +289,9 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
                 self._weight_now()  # Those of the turn that ends.
                 if rounds:
                     self._watch.listen()
-                count = None if batch is None else 1 if weight is None else weight(batch)
+                count = None
+                if batch is not None:
+                    count = 1 if weight is None else require_weight(weight(batch))
                 self._weights.tell(count)
                 yield batch
 
