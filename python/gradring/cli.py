@@ -222,7 +222,7 @@ def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
         dest="sizes",
         type=_sizes,
         metavar="LIST",
-        help="of messages, as 64K,1MiB (some from 64 to 256M)",
+        help="of messages, as 64K,1MiB (default: some from 64 to 256M)",
     )
     choice("--op", metavar="OP", help="default: all_reduce")
     choice("--ranks", type=int, metavar="N", help="default: 4, at most 16384")

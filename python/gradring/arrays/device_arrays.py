@@ -187,11 +187,13 @@ def require_dense(x: Any, name: str) -> None:
     Raises:
         InvalidArgument: It is sparse, say.
     """
+    if x.is_nested:
+        raise InvalidArgument(f"{name} is a nested tensor; give x.values(), or its parts")
     if str(x.layout) != "torch.strided":
-        raise InvalidArgument(
-            f"{name} is a {x.layout} tensor; of one in COO format give x.coalesce().indices() and "
-            ".values()"
-        )
+        advice = "give its numbers as a dense tensor"
+        if str(x.layout) == "torch.sparse_coo":
+            advice = "give x.coalesce().indices() and .values()"
+        raise InvalidArgument(f"{name} is a {x.layout} tensor; {advice}")
 
 
 def require_memory(x: Any, name: str) -> None:

@@ -6,7 +6,9 @@ under that name.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -185,6 +187,7 @@ def _require_left(place: Place) -> None:
 def _copy_of_launchers(listen_fd: int) -> int:
     try:
         os.set_inheritable(listen_fd, False)
+        _require_listening(listen_fd)
         return os.dup(listen_fd)
     except OSError as error:
         raise InvalidArgument(
@@ -192,6 +195,19 @@ def _copy_of_launchers(listen_fd: int) -> int:
             "of rank 0, whose job has begun, guards its script by `if __name__ == '__main__':`, or "
             "is started without the variables GRADRING_*"
         ) from None
+
+
+def _require_listening(listen_fd: int) -> None:
+    # Here, as the core would name the copy's number.
+    try:
+        with socket.socket(fileno=os.dup(listen_fd)) as copy:
+            is_listening = bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError as error:
+        if error.errno != errno.ENOTSOCK:
+            raise
+        is_listening = False
+    if not is_listening:
+        raise InvalidArgument(f"GRADRING_LISTEN_FD={listen_fd} is not a listening socket")
 
 
 def join(place: Place, settings: config.Settings, *, listen_fd: int | None = None) -> Communicator:

@@ -167,11 +167,20 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
     program = options.command[0]
     if program.endswith(".py"):
         if is_all_here and not Path(program).is_file():
-            raise InvalidArgument(f"{program}: no such file (looked in {Path.cwd()})")
+            what = "a folder, no file" if Path(program).is_dir() else "no such file"
+            raise InvalidArgument(f"{program}: {what} (looked in {Path.cwd()})")
         return (options.python, *options.command)
     if is_all_here and shutil.which(program, path=agent.search_path(os.environ)) is None:
-        raise InvalidArgument(f"{program}: no such command")
+        raise InvalidArgument(f"{program}: {_why_no_command(Path(program))}")
     return options.command
+
+
+def _why_no_command(program: Path) -> str:
+    if program.is_dir():
+        return "a folder; a package is run by `python -m NAME`, a folder by `python FOLDER`"
+    if program.is_file() and len(program.parts) > 1:
+        return f"not executable; `chmod +x {program}`, or name what runs it"
+    return "no such command"
 
 
 def _server_argv(options: Options) -> tuple[str, ...]:

@@ -226,3 +226,19 @@ def test_ranks_know_who_shares_their_host(transport: str) -> None:
         (0, 3), (1, 3), (2, 3),
     ]  # fmt: skip
     world.close()
+
+
+def test_a_launchers_socket_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_pipe, other_end = os.pipe()
+    with socket.socket() as deaf:
+        for listen_fd in (of_pipe, deaf.fileno()):
+            for name, value in {
+                "RANK": 0, "WORLD_SIZE": 2, "RENDEZVOUS": "127.0.0.1:7", "SECRET": "s" * 16,
+                "LISTEN_FD": listen_fd,
+            }.items():  # fmt: skip
+                monkeypatch.setenv(f"GRADRING_{name}", str(value))
+            words = f"GRADRING_LISTEN_FD={listen_fd} is not a listening socket"
+            with pytest.raises(gr.InvalidArgument, match=words):
+                gr.init(timeout=2)
+    os.close(of_pipe)
+    os.close(other_end)

@@ -120,6 +120,16 @@ def test_a_job_needs_the_working_directory_it_is_started_in(
         plan_of(tmp_path, count=1)
 
 
+def test_a_program_that_may_not_be_executed_is_not_called_missing(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/sh\n")
+    with pytest.raises(InvalidArgument, match=r"train\.sh: not executable; `chmod \+x"):
+        plan_of(tmp_path, count=1, command=(str(script),))
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(InvalidArgument, match=r"folder\.py: a folder, no file"):
+        plan_of(tmp_path, count=1, command=(str(tmp_path / "folder.py"),))
+
+
 def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "a\nb\n", rendezvous="[fd00::5]:7000")
     assert (plan.listen_host, plan.listen_port) == ("fd00::5", 7000)
@@ -135,6 +145,7 @@ def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path)
         ({"count": 2, "command": ()}, "say what to run"),
         ({"count": 2, "command": ("missing.py",)}, "missing.py: no such file"),
         ({"count": 2, "command": ("no-such-program",)}, "no-such-program: no such command"),
+        ({"count": 2, "command": ("/tmp",)}, "/tmp: a folder"),
         ({"count": 2, "transport": "rdma"}, "transport='rdma' is not one of auto, shm, tcp"),
         ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
         ({"count": 2, "interface": "10.0.0.0/99"}, "interface='10.0.0.0/99' is no network"),
@@ -145,6 +156,7 @@ def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path)
         ({"hosts": "a mbit=999999999\n"}, "hosts:1:"),
         ({"hosts": "a rate=5\n"}, "hosts:1:"),
         ({"hosts": "alice@\n"}, "hosts:1:"),
+        ({"hosts": "a\0b\n"}, "hosts:1:"),
         ({"hosts": "a mbit=5\nb\nc\n"}, "no mbit= for b, c: say it for every host"),
         ({"hosts": "a mbit=5\nb mbit=5\na mbit=6\n"}, "mbit=5 and mbit=6 for a"),
         ({"hosts": "a\nb slots=0\n"}, "hosts:2:"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -72,11 +73,14 @@ def test_what_looks_like_an_array_and_is_none_is_refused_by_name() -> None:
     torch = pytest.importorskip("torch")
     masked = np.ma.masked_array([1, 2], [False, True])
     sparse = torch.sparse_coo_tensor([[1, 2]], torch.ones(2, 4), (9, 4), check_invariants=True)
+    with warnings.catch_warnings(action="ignore"):  # That it is a prototype.
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     for call, words in (
         (lambda: buffers.as_ids(b"abc"), "ids is bytes"),
         (lambda: buffers.as_ids(masked), "ids is a masked array"),
         (lambda: buffers.as_float32(masked.astype(np.float32), "g"), "g is a masked array"),
-        (lambda: buffers.as_float32(sparse, "g"), "sparse_coo tensor"),
+        (lambda: buffers.as_float32(sparse, "g"), "sparse_coo tensor; give x.coalesce"),
+        (lambda: buffers.as_float32(nested, "g"), "g is a nested tensor"),
         (lambda: gr.ps.connect(5), "not int"),  # type: ignore[arg-type]
         (lambda: gr.ps.connect([1]), "server 0 is a int"),  # type: ignore[list-item]
         (lambda: gr.ps.connect(b"a:1"), "not bytes"),  # type: ignore[arg-type]
