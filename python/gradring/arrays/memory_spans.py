@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,3 +40,20 @@ def share_memory(one: buffers.Operand, other: buffers.Operand) -> bool:
     if isinstance(one, buffers.View) and isinstance(other, buffers.View):
         return bool(np.shares_memory(one.array, other.array))
     return buffers.overlap(one, other)
+
+
+def first_shared(views: Sequence[buffers.Operand]) -> tuple[int, int] | None:
+    """Return which two of several arrays have an element in common, if any; the earlier first."""
+    # By address, so that it costs little: `open_spans` are those before that reach beyond where
+    # this one begins.
+    open_spans: list[tuple[Span, int]] = []
+    for own, index in sorted(
+        ((span(view), index) for index, view in enumerate(views) if view.count),
+        key=lambda pair: pair[0],
+    ):
+        open_spans = [pair for pair in open_spans if pair[0].reaches(own)]
+        for _, other in open_spans:
+            if share_memory(views[other], views[index]):
+                return min(other, index), max(other, index)
+        open_spans.append((own, index))
+    return None

@@ -97,22 +97,12 @@ def reduce_many(
 
 
 def _require_apart(views: Sequence[buffers.Operand]) -> None:
-    # What two of them share would get two results, one over the other. By address, so that it costs
-    # little: `open_spans` are those before that reach beyond where this one begins.
-    open_spans: list[tuple[memory_spans.Span, int]] = []
-    for span, index in sorted(
-        ((memory_spans.span(view), index) for index, view in enumerate(views) if view.count),
-        key=lambda pair: pair[0],
-    ):
-        open_spans = [pair for pair in open_spans if pair[0].reaches(span)]
-        for _, other in open_spans:
-            if memory_spans.share_memory(views[other], views[index]):
-                first, second = sorted((other, index))
-                raise InvalidArgument(
-                    f"xs[{first}] and xs[{second}] overlap: each array is written in place, so "
-                    "none may share memory with another"
-                )
-        open_spans.append((span, index))
+    # What two of them share would get two results, one over the other.
+    if (pair := memory_spans.first_shared(views)) is not None:
+        raise InvalidArgument(
+            f"xs[{pair[0]}] and xs[{pair[1]}] overlap: each array is written in place, so "
+            "none may share memory with another"
+        )
 
 
 def _kind(view: buffers.Operand) -> tuple[int, int | None]:

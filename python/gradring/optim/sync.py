@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gradring.arrays import buffers, memory_spans
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.joining import current, require_ranks
 from gradring.collectives.same_shapes import require_same_shapes
@@ -72,8 +73,8 @@ class SyncOptimizer:
             bucket_bytes: Most bytes of gradients in one operation.
 
         Raises:
-            InvalidArgument: A parameter cannot be trained, ``rule`` is none, or ``bucket_bytes`` is
-                not positive.
+            InvalidArgument: A parameter cannot be trained, two share memory, ``rule`` is none, or
+                ``bucket_bytes`` is not positive.
             Mismatch: The parameters' number, shapes or dtypes differ between ranks.
         """
         require_ranks(comm)
@@ -85,6 +86,7 @@ class SyncOptimizer:
         self._state: list[State] = [{} for _ in self.params]
         for index, param in enumerate(self.params):
             _require_trainable(index, param)
+        _require_apart(self.params)
         self._averager = Averager(self.params, self.comm, bucket_bytes)
         if self.comm.world_size > 1:
             require_same_shapes(
@@ -225,6 +227,18 @@ def _parts_of(saved: Any) -> tuple[str, Sequence[Mapping[str, Any]]]:
     if not isinstance(states, (list, tuple)) or not all(isinstance(s, Mapping) for s in states):
         raise InvalidArgument("'state' of a saved state is a list: a dict for each parameter")
     return rule, states
+
+
+def _require_apart(params: Sequence[Array]) -> None:
+    views = [
+        buffers.operand(param, f"parameter {index}", writes=True)
+        for index, param in enumerate(params)
+    ]
+    if (pair := memory_spans.first_shared(views)) is not None:
+        raise InvalidArgument(
+            f"parameter {pair[0]} and parameter {pair[1]} share memory: what both have would be "
+            "stepped twice; give an array once"
+        )
 
 
 def _require_trainable(index: int, param: Any) -> None:

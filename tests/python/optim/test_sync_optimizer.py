@@ -319,3 +319,16 @@ def test_a_weight_that_is_no_number_is_refused(world: GetWorld) -> None:
     for weight in (None, "x", [1, 2]):
         with pytest.raises(gr.InvalidArgument, match="weight"):
             optimizer.step([np.zeros(2)], weight=weight)
+
+
+def test_arrays_that_share_memory_are_refused(world: GetWorld) -> None:
+    comm = world(1, "shm").comms[0]
+    whole = np.zeros((4, 2), np.float32)
+    for params, words in (
+        ([whole, np.zeros(2, np.float32), whole], "parameter 0 and parameter 2 share memory"),
+        ([whole[:3], whole[2:]], "parameter 0 and parameter 1 share memory"),
+        ([np.lib.stride_tricks.as_strided(whole, (2, 2), (0, 4))], "parameter 0 has elements"),
+    ):
+        with pytest.raises(gr.InvalidArgument, match=words):
+            gr.SyncOptimizer(params, gr.optim.SGD(lr=1), comm)
+    gr.SyncOptimizer([whole[::2], whole[1::2]], gr.optim.SGD(lr=1), comm)
