@@ -174,12 +174,12 @@ TEST_CASE("settings that a slot's rate makes senseless are refused, and all slot
   ps::TableSpec spec = sum_table("m", 1);
   spec.rule = {.kind = kernels::RuleKind::kSgd, .lr = 1};
   spec.slot_shift = 32;
-  spec.slots = {{1, 2, {}, 0}, {2, 1e300, {}, 0}};
+  spec.slots = {{1, 2, {}, 0}, {2, 1e30, {}, 0}};
   rig.ask(guest, make_table(spec));
   const kernels::Rule large{.kind = kernels::RuleKind::kSgd, .lr = 1e20};
   const ps::Frame answer = rig.ask(guest, set_rule("m", large));
   CHECK(error_of(answer) == ErrorKind::kInvalidArgument);
-  CHECK(text_of(answer).find("slot 2 with lr_scale 1e+300") != std::string::npos);
+  CHECK(text_of(answer).find("slot 2 with lr_scale 1e+30") != std::string::npos);
   const Ids ids{5, (std::uint64_t{1} << 32) + 5};
   rig.ask(guest, push("m", ids, {1, 1}));
   const ps::Frame rows = rig.ask(guest, pull("m", ids));
