@@ -80,6 +80,8 @@ def seen(x: Any, **options: Any) -> DeviceView:
 class OnCuda:
     """What a tensor on a CUDA device says of itself."""
 
+    is_nested = False
+
     def __init__(
         self, is_neg: bool = False, layout: torch.layout = torch.strided, address: int = ADDRESS
     ) -> None:

@@ -206,7 +206,8 @@ def test_different_models_are_a_mismatch_on_every_rank_that_names_the_parameter(
         gr.SyncOptimizer([np.zeros(2), np.zeros(odd)], gr.optim.SGD(lr=1), comm)
 
     def numbers(comm: Any) -> None:
-        gr.SyncOptimizer([np.zeros(2)] * (1 + comm.rank // 2), gr.optim.SGD(lr=1), comm)
+        params = [np.zeros(2) for _ in range(1 + comm.rank // 2)]
+        gr.SyncOptimizer(params, gr.optim.SGD(lr=1), comm)
 
     text = r"parameter 1 is float64\[3\] on rank 0, float64\[4\] on rank 2"
     for call, pattern in ((shapes, text), (numbers, "rank 0 has 1 parameters, rank 2 has 2")):

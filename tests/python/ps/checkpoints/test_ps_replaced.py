@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradring as gr
+from gradring.core_arguments import OwnName
 from gradring.errors import InvalidArgument, Mismatch
 from gradring.ps import ParameterServer
 from ps_servers import connected
@@ -46,7 +47,7 @@ def test_a_handle_of_a_table_that_is_gone_makes_none(tmp_path: Path) -> None:
         ps.save(tmp_path / "empty")
         table = ps.sparse_table("t", 4, gr.optim.Sum())
         ps.load(tmp_path / "empty")
-        own = ps.dense_table("gradring/own", 1, gr.optim.Sum())
+        own = ps.dense_table(OwnName("gradring/own"), 1, gr.optim.Sum())
         ps.load(tmp_path / "empty")
         for call in (
             lambda: table.pull([1]),
