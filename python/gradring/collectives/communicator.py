@@ -276,6 +276,7 @@ class Communicator(Reductions, Exchanges, Messages):
 
         Raises:
             InvalidArgument: This is a world of one, or ``timeout`` is not positive.
+            PeerLost: Names this rank: the others had given it up and have gone on without it.
             TimedOut: Some survivors did not call it in time; names them. It may be called again.
         """
         is_kept = any(other is self for other in kept)
