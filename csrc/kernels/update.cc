@@ -2,6 +2,7 @@
 #include "kernels/update.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -18,6 +19,28 @@ void require_in_float32(bool holds, const Rule& rule, const char* what, double v
   if (!holds)
     throw InvalidArgument(
         str(name(rule.kind), ": ", what, " ", value, " does not fit into float32"));
+}
+
+struct Number {
+  const char* what;
+  double value;
+  bool is_float = true;  // In tables of float32; a few are used in double there too.
+};
+
+// Those that may not be negative.
+std::array<Number, 12> numbers_of(const Rule& rule) {
+  return {{{"learning rate", rule.lr},
+           {"momentum value", rule.momentum},
+           {"weight_decay value", rule.weight_decay},
+           {"lr_decay value", rule.lr_decay, false},
+           {"initial_accumulator_value value", rule.initial_accumulator},
+           {"alpha value", rule.alpha},
+           {"epsilon value", rule.eps},
+           {"l1 value", rule.l1},
+           {"l2 value", rule.l2},
+           {"beta value", rule.beta},
+           {"clip_value", rule.clip_value},
+           {"clip_norm", rule.clip_norm, false}}};
 }
 
 }  // namespace
@@ -41,24 +64,7 @@ std::string_view name(RuleKind kind) {
 void require_valid(const Rule& rule) {
   if (static_cast<std::size_t>(rule.kind) >= kRuleKindCount)
     throw InvalidArgument(str("unknown update rule ", static_cast<int>(rule.kind)));
-  struct {
-    const char* what;
-    double value;
-  } const at_least_zero[] = {
-      {"learning rate", rule.lr},
-      {"momentum value", rule.momentum},
-      {"weight_decay value", rule.weight_decay},
-      {"lr_decay value", rule.lr_decay},
-      {"initial_accumulator_value value", rule.initial_accumulator},
-      {"alpha value", rule.alpha},
-      {"epsilon value", rule.eps},
-      {"l1 value", rule.l1},
-      {"l2 value", rule.l2},
-      {"beta value", rule.beta},
-      {"clip_value", rule.clip_value},
-      {"clip_norm", rule.clip_norm},
-  };
-  for (const auto& [what, value] : at_least_zero)
+  for (const auto& [what, value, is_float] : numbers_of(rule))
     require(value >= 0 && std::isfinite(value), rule, what, value);
   require(std::isfinite(rule.dampening), rule, "dampening value", rule.dampening);
   require(rule.beta1 >= 0 && rule.beta1 < 1, rule, "beta parameter at index 0", rule.beta1);
@@ -71,29 +77,12 @@ void require_valid(const Rule& rule) {
 
 void require_float32(const Rule& rule) {
   constexpr double kLargest = std::numeric_limits<float>::max();
+  for (const auto& [what, value, is_float] : numbers_of(rule))
+    require_in_float32(!is_float || value <= kLargest, rule, what, value);
+  require_in_float32(std::abs(rule.dampening) <= kLargest, rule, "dampening value", rule.dampening);
   // Adam's first step is lr / (1 - beta1) long before anything shortens it.
-  const bool is_adam = rule.kind == RuleKind::kAdam || rule.kind == RuleKind::kAdamW ||
-                       rule.kind == RuleKind::kSparseAdam || rule.kind == RuleKind::kRowWiseAdam;
-  struct {
-    const char* what;
-    double value;
-  } const finite[] = {
-      {"learning rate", rule.lr},
-      {"momentum value", rule.momentum},
-      {"dampening value", rule.dampening},
-      {"weight_decay value", rule.weight_decay},
-      {"initial_accumulator_value value", rule.initial_accumulator},
-      {"alpha value", rule.alpha},
-      {"epsilon value", rule.eps},
-      {"l1 value", rule.l1},
-      {"l2 value", rule.l2},
-      {"beta value", rule.beta},
-      {"clip_value", rule.clip_value},
-  };
-  for (const auto& [what, value] : finite)
-    require_in_float32(std::abs(value) <= kLargest, rule, what, value);
-  require_in_float32(!is_adam || rule.lr / (1 - rule.beta1) <= kLargest, rule, "learning rate",
-                     rule.lr);
+  require_in_float32(!is_adam(rule.kind) || rule.lr / (1 - rule.beta1) <= kLargest, rule,
+                     "learning rate", rule.lr);
   constexpr double kSmallest = std::numeric_limits<float>::min();  // Of those with all digits.
   require_in_float32(rule.clip_value == 0 || rule.clip_value >= kSmallest, rule, "clip_value",
                      rule.clip_value);

@@ -53,6 +53,12 @@ struct Rule {
   friend bool operator==(const Rule&, const Rule&) = default;
 };
 
+// One of that family: its first steps are corrected for bias.
+inline bool is_adam(RuleKind kind) {
+  return kind == RuleKind::kAdam || kind == RuleKind::kAdamW || kind == RuleKind::kSparseAdam ||
+         kind == RuleKind::kRowWiseAdam;
+}
+
 // Throws InvalidArgument that names the rule and the value, in the words of torch.optim's checks.
 void require_valid(const Rule& rule);
 

@@ -54,11 +54,6 @@ void correct_bias(const Rule& rule, std::uint64_t step, Float& descent, Float& r
   }
 }
 
-bool is_adam(RuleKind kind) {
-  return kind == RuleKind::kAdam || kind == RuleKind::kAdamW || kind == RuleKind::kSparseAdam ||
-         kind == RuleKind::kRowWiseAdam;
-}
-
 template <typename Float>
 void of_step(const Rule& rule, std::uint64_t step, Float& descent, Float& root_correction) {
   const auto number = static_cast<double>(step);

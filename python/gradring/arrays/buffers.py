@@ -181,7 +181,7 @@ def _listed_ids(x: Any, name: str) -> Array:
     if all(0 <= one < 1 << 64 for one in whole.flat):
         return whole.astype(np.uint64)
     lowest, highest = min(whole.flat), max(whole.flat)
-    raise InvalidArgument(f"{name}: no int64 or uint64 holds {lowest} as well as {highest}")
+    raise InvalidArgument(f"{name} go from {lowest} to {highest}; ids are int64 or uint64")
 
 
 def _is_whole(x: Any) -> bool:

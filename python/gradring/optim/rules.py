@@ -147,10 +147,11 @@ def require_rule(rule: Any, method: str = "update") -> None:
 
 def _require_sense(name: str, field: str, value: Any) -> None:
     """Refuse one number of a rule; raises TypeError if it is none, OverflowError if it is huge."""
-    for number in value if field == "betas" else () if value is None else (value,):
-        if np.ndim(number) != 0:
+    for number in value if field == "betas" else (value,):
+        if np.ndim(number) != 0:  # An array of several is neither true nor false.
             raise TypeError
-        float(number)
+        if number is not None:
+            float(number)
     if field == "betas":
         if not (len(value) == 2 and all(0 <= beta < 1 for beta in value)):
             raise InvalidArgument(f"{name}: betas are two numbers in [0, 1), got {value}")

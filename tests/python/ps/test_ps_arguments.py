@@ -60,7 +60,7 @@ def test_no_ids_are_ids() -> None:
         ("abc", "pass an array of ids"),
         ({1, 2}, "is a set"),
         ([[1], [2, 3]], "is a list that makes no array"),
-        ([2**64], "no int64 or uint64 holds"),
+        ([2**64], "ids are int64 or uint64"),
         ([1, True, 2**63, -1], "dtype"),
     ],
 )
@@ -146,7 +146,7 @@ def test_what_is_no_gradient_is_refused(given: object, words: str) -> None:
 
 def test_ids_of_both_signs_that_need_64_bits_are_refused() -> None:
     with pytest.raises(
-        InvalidArgument, match="ids: no int64 or uint64 holds -1 as well as 9223372036854775808"
+        InvalidArgument, match="ids go from -1 to 9223372036854775808; ids are int64"
     ):
         buffers.as_ids([2**63, -1])
 

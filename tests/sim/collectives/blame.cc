@@ -55,7 +55,11 @@ void Blame::cut(Rank a, Rank b) {
 
 void Blame::part(Rank a, Rank b) {
   anything_happened_ = true;
-  are_any_parted_ = true;
+  const auto& members = scenario_.members;
+  const auto is_member = [&](Rank rank) {
+    return std::find(members.begin(), members.end(), rank) != members.end();
+  };
+  are_members_parted_ |= is_member(a) && is_member(b);
   is_hit_[index(a)] = true;
   is_hit_[index(b)] = true;
 }
@@ -74,7 +78,8 @@ std::string Blame::objection(Rank rank, const Failure& failure) const {
       const bool is_short_time = scenario_.operation_timeout < scenario_.heartbeat_timeout * 2;
       // A wrong call may leave ranks waiting in different operations, where nothing can be
       // compared.
-      if (is_short_time || scenario_.wrong_call || is_impaired(rank) || are_any_parted_) return "";
+      if (is_short_time || scenario_.wrong_call || is_impaired(rank) || are_members_parted_)
+        return "";
       return "it timed out before the heartbeat spoke";
     }
     case ErrorKind::kPeerLost: {

@@ -52,7 +52,7 @@ class Blame {
   const Scenario& scenario_;
   bool short_faults_add_up_ = false;
   bool anything_happened_ = false;
-  bool are_any_parted_ = false;
+  bool are_members_parted_ = false;
   std::vector<bool> is_hit_;
   std::vector<bool> is_gone_;
   std::vector<bool> has_left_;

@@ -15,7 +15,7 @@ constexpr Millis kGoodbyeTime{200};
 bool is_empty(const transport::Membership::Actions& actions) {
   return actions.send.empty() && actions.disconnect.empty() && !actions.connect &&
          actions.gone.empty() && actions.aborted.empty() && actions.shrunk.empty() &&
-         actions.left.empty();
+         actions.left.empty() && actions.contested.empty();
 }
 
 Failure to_failure(const wire::Lost& lost, Rank self) {
