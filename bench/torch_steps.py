@@ -5,8 +5,8 @@
 Every rank is one process that holds both: a model under DDP over Gloo, and the same model under
 `gradring.torch.distributed`. They take turns, block of steps by block of steps (A B B A ...), so
 that whatever else the machine does hits both. Same initial values, same batches, same optimizer,
-one compute thread a rank. Ratios are taken round by round; after the rounds the two models must
-agree, or the run fails.
+one compute thread a rank; with `--device cuda` ranks share the GPUs that there are. Ratios are
+taken round by round; after the rounds the two models must agree, or the run fails.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(1)
     comm = gr.init()
+    if options.device == "cuda":
+        torch.cuda.set_device(comm.local_rank % torch.cuda.device_count())
     join_gloo(comm)
     cases = [case for case in CASES if options.only is None or case.name in options.only]
     results = [measure(case, comm, options) for case in cases]
@@ -118,6 +120,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one block of steps")
     parser.add_argument("--only", nargs="*", help="names of cases")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bucket-mb", type=float, default=None, help="ours; default: its own")
     return parser.parse_args()
@@ -140,12 +143,13 @@ def join_gloo(comm: Any) -> None:
 def measure(case: Case, comm: Any, options: argparse.Namespace) -> Result:
     """Let both take turns on one case."""
     torch.manual_seed(0)
-    theirs, ours, alone = case.make(), case.make(), case.make()
+    theirs, ours, alone = (case.make().to(options.device) for _ in range(3))
     for model in (ours, alone):
         model.load_state_dict(theirs.state_dict())
-    generator = torch.Generator().manual_seed(1 + comm.rank)
-    x = torch.randn(case.batch, *case.shape, generator=generator)
-    y = torch.randint(10, (case.batch,), generator=generator)
+    generator = torch.Generator(options.device).manual_seed(1 + comm.rank)
+    drawn = {"generator": generator, "device": options.device}
+    x = torch.randn(case.batch, *case.shape, **drawn)
+    y = torch.randint(10, (case.batch,), **drawn)
 
     ddp = DistributedDataParallel(theirs, gradient_as_bucket_view=True, broadcast_buffers=False)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.01)
@@ -185,12 +189,20 @@ def stepper(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) 
 
 def seconds_of(step: Step, count: int, comm: Any) -> float:
     """Return the seconds of a step, on the rank that took longest."""
+    finish()
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(count):
         step()
+    finish()
     seconds = torch.tensor([(time.perf_counter() - begin) / count])
     return float(comm.all_reduce(seconds, "max"))
+
+
+def finish() -> None:
+    """Wait for what is on the device."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def agree(theirs: nn.Module, ours: nn.Module, case: Case) -> None:
@@ -230,6 +242,7 @@ def document(results: list[Result], options: argparse.Namespace) -> dict[str, An
         "measured": records.stamp() | {"command": command},
         "machine": machine_facts(),
         "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else "cpu",
         "rounds": options.rounds,
         "results": [{**asdict(result), "ratios": result.ratios} for result in results],
     }

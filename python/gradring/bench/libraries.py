@@ -42,20 +42,22 @@ def start_ranks(
     )
 
 
-def start_peer(name: str, ranks: int, python: str, socket: Path) -> Start:
-    """Return how to start a peer's ranks.
+def start_peer(name: str, ranks: int, python: str, socket: Path, device: str = "cpu") -> Start:
+    """Return how to start a peer's ranks; their arrays are on a device only where it is Gloo.
 
     Raises:
         Missing: Its launcher or its Python package is not here.
     """
+    if name == "gloo":
+        return _gloo(ranks, python, socket, device)
     return PEERS[name](ranks, python, socket)
 
 
-def _gloo(ranks: int, python: str, socket: Path) -> Start:
+def _gloo(ranks: int, python: str, socket: Path, device: str = "cpu") -> Start:
     require_module("gloo", python, "torch", _TORCH)
     store = socket.with_suffix(".store")
     # `gradring run` hands out the ranks; torch meets through the file.
-    script = f'exec "$0" -m peers.gloo "$1" "$2" "$GRADRING_RANK" {ranks}'
+    script = f'exec "$0" -m peers.gloo "$1" "$2" "$GRADRING_RANK" {ranks} {device}'
     program = ("sh", "-c", script, python, str(socket), str(store))
     environ = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
     return Start(

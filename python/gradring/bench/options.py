@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         default="cpu",
         choices=("cpu", "cuda"),
-        help="where gradring's arrays are; peers' stay on the CPU (cpu)",
+        help="where gradring's and Gloo's arrays are; other peers' stay on the CPU (cpu)",
     )
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
     add("--algorithm", default="auto", choices=ALGORITHMS, help="instead of the one chosen by size")

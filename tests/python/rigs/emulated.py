@@ -43,8 +43,11 @@ def _run(*command: str) -> None:
 def emulated_plugin() -> Path:
     """Return the plugin's path: of the C++ tests' build if it is current, else of one made now.
 
-    Set ``GRADRING_GPU_PLUGIN`` to it before a process first asks for a GPU.
+    ``$GRADRING_EMULATED_PLUGIN`` names one that was made elsewhere. Set ``GRADRING_GPU_PLUGIN`` to
+    it before a process first asks for a GPU.
     """
+    if made_elsewhere := os.environ.get("GRADRING_EMULATED_PLUGIN"):
+        return Path(made_elsewhere)
     newest = _newest_source()
     for built in (ROOT / "build").glob(f"*/tests/emulator/{NAME}"):
         if built.stat().st_mtime >= newest and "san" not in built.parts[-4]:

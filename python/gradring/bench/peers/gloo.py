@@ -1,4 +1,4 @@
-"""A rank of torch.distributed on Gloo: `python -m peers.gloo SOCKET STORE RANK SIZE`."""
+"""A rank of torch.distributed on Gloo: `python -m peers.gloo SOCKET STORE RANK SIZE DEVICE`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ _REDUCE_OPS = {
 class Gloo:
     """The library as the bench sees it."""
 
-    def __init__(self, store: str, rank: int, size: int) -> None:
-        """Join the others through a file."""
+    def __init__(self, store: str, rank: int, size: int, device: str) -> None:
+        """Join the others through a file; tensors will be on ``cpu`` or ``cuda``."""
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
         self.rank = rank
         self.size = size
+        self._is_on_cuda = device == "cuda"
+        if self._is_on_cuda:
+            torch.cuda.set_device(rank % torch.cuda.device_count())
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -43,8 +46,25 @@ class Gloo:
         if is_reduction and case.reduce_op not in _REDUCE_OPS:
             raise Unsupported(f"Gloo has no {case.reduce_op}")
         in_place = case.op in ("all_reduce", "broadcast", "reduce")
-        call = self._call(case, _tensor(x, case.dtype), _tensor(y, case.dtype))
-        return Bound(call, x if in_place else y)
+        result = x if in_place else y
+        here, there = _tensor(x, case.dtype), _tensor(y, case.dtype)
+        if not self._is_on_cuda:
+            return Bound(self._call(case, here, there), result)
+        above = here.cuda(), there.cuda()
+        call = self._call(case, *above)
+
+        def whole_call() -> None:
+            call()
+            torch.cuda.current_stream().synchronize()  # Gloo's calls let the stream wait, not us.
+
+        def put() -> None:
+            for to, source in zip(above, (here, there), strict=True):
+                to.copy_(source)
+
+        def get() -> None:
+            (here if in_place else there).copy_(above[0 if in_place else 1])
+
+        return Bound(whole_call, result, put=put, get=get)
 
     def _call(self, case: Case, x: torch.Tensor, y: torch.Tensor) -> Call:
         op = _REDUCE_OPS.get(case.reduce_op)
@@ -84,9 +104,9 @@ def _tensor(x: Array, dtype: str) -> torch.Tensor:
     return torch.from_numpy(x)
 
 
-def main(path: str, store: str, rank: str, size: str) -> None:
+def main(path: str, store: str, rank: str, size: str, device: str = "cpu") -> None:
     """Join and obey."""
-    library = Gloo(store, int(rank), int(size))
+    library = Gloo(store, int(rank), int(size), device)
     control.serve(path, library.rank, Rank(library))
     dist.destroy_process_group()
 
