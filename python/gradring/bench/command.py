@@ -77,9 +77,7 @@ def _measure_here(options: Options, argv: Sequence[str]) -> int:
             _say("", f"starting {ranks} ranks of {name}")
             path = sockets / f"{name}.sock"
             try:
-                start = libraries.start_peer(
-                    name, ranks, options.peer_python, path, options.device
-                )
+                start = libraries.start_peer(name, ranks, options.peer_python, path, options.device)
                 groups.append(LaunchedGroup(start, ranks, path))
             except (Missing, GroupFailed) as failure:
                 missing[name] = str(failure)
