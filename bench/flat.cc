@@ -1,7 +1,8 @@
 // How long the collectives of one shared-memory segment take: median microseconds a call by size,
-// with ranks as forked processes, in place where the operation allows it, or with --apart from an
-// input of its own. The answers are checked before they are timed. Run: bench_flat [--apart]
-// [op [ranks...]], default all_reduce 2 4; float32 sums.
+// with ranks as forked processes, each on a processor in turn, in place where the operation allows
+// it, or with --apart from an input of its own. The answers are checked before they are timed. Run:
+// bench_flat [--apart] [op [ranks...]], default all_reduce 2 4; float32 sums.
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ namespace {
 
 constexpr std::size_t kLargest = std::size_t{256} << 20;
 constexpr double kSecondsPerSize = 0.25;
+constexpr double kSecondsPerRound = 2e-3;
 
 struct Bench {
   OpKind op;
@@ -119,17 +121,19 @@ class Runner {
     std::fill(input().begin(), input().end(), 1.0f);
   }
 
-  // The calls of a round follow each other, as in training; every round starts together.
+  // The calls of a round follow each other, as in training; every round starts together, and ends
+  // when the last rank is done, as a root may be before the others.
   double median_seconds(std::size_t count) {
     const Request timed = request(bench_.op, count);
     const double guess = 1e-6 + static_cast<double>(count) * 4 / 4e9;
-    const int calls = std::max(1, static_cast<int>(200e-6 / guess));
+    const int calls = std::max(1, static_cast<int>(kSecondsPerRound / guess));
     const int rounds = std::clamp(static_cast<int>(kSecondsPerSize / (guess * calls)), 7, 300);
     std::vector<double> seconds;
     for (int round = 0; round < rounds; ++round) {
       call(request(OpKind::kBarrier, 0));
       const auto start = std::chrono::steady_clock::now();
       for (int i = 0; i < calls; ++i) call(timed);
+      call(request(OpKind::kBarrier, 0));
       const auto end = std::chrono::steady_clock::now();
       seconds.push_back(std::chrono::duration<double>(end - start).count() / calls);
     }
@@ -146,6 +150,16 @@ class Runner {
   std::uint64_t seq_ = 0;
 };
 
+// Before its memory is taken. Without a right to it, it stays where the kernel has it.
+void bind_to_processor(Rank rank) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(
+      static_cast<std::size_t>(rank) % static_cast<std::size_t>(::sysconf(_SC_NPROCESSORS_ONLN)),
+      &one);
+  static_cast<void>(::sched_setaffinity(0, sizeof one, &one));
+}
+
 int run(const Bench& bench) {
   const std::size_t bytes = Flat::memory_bytes(bench.ranks);
   const auto memory = transport::SharedMemory::create(bytes);
@@ -154,6 +168,7 @@ int run(const Bench& bench) {
   std::fflush(stdout);
   for (Rank rank = 0; rank < bench.ranks; ++rank) {
     if (::fork() != 0) continue;
+    bind_to_processor(rank);
     Runner(bench, transport::SharedMemory::attach(transport::Fd(::dup(memory.fd())), bytes), rank)
         .run_all();
     std::exit(0);

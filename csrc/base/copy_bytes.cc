@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/processor.h"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -10,6 +12,10 @@
 namespace gradring {
 
 void copy_from_core(void* to_place, const void* from_place, std::size_t bytes) {
+  if (copies_between_cores_by_itself()) {
+    if (bytes > 0) std::memcpy(to_place, from_place, bytes);
+    return;
+  }
   constexpr std::size_t kAheadBytes = 2048;   // 1 KiB comes too late, more gains nothing (Zen 4).
   constexpr std::size_t kStretchBytes = 512;  // Of which C libraries copy in vectors.
   auto* const dst = static_cast<std::byte*>(to_place);

@@ -39,7 +39,8 @@ inline void copy_bytes(void* dst, const void* src, std::size_t bytes) {
 // The same from memory that another core has written, whose lines may still lie changed in that
 // core's own cache. A processor's prefetcher waits for each of those; asked for by name they come
 // at the rate of the third-level cache
-// (docs/decisions/0019-lines-of-another-core-are-asked-for.md).
+// (docs/decisions/0019-lines-of-another-core-are-asked-for.md). Not on every processor:
+// processor.h.
 void copy_from_core(void* dst, const void* src, std::size_t bytes);
 
 // Past the caches: what is written does not push out what lies there, and lines are not read before

@@ -10,4 +10,10 @@ namespace gradring {
 // whatever was not measured as the former.
 bool core_lines_are_slow();
 
+// Whether its own copy instruction (`rep movsb`, which is what C libraries take from a few KiB on)
+// is the fastest copy between cores, out of lines that another core has written and into lines that
+// it has read: on AMD's family 26 (Zen 5) it is, on what came before and on Intel's it is not
+// (docs/decisions/0025-zen-5-copies-between-cores-by-itself.md).
+bool copies_between_cores_by_itself();
+
 }  // namespace gradring

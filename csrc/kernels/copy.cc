@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/copy_bytes.h"
+#include "base/processor.h"
 #include "kernels/reduce.h"
 
 namespace gradring::kernels {
@@ -92,7 +93,7 @@ Copy* copy_into_caches() {
 }
 
 Copy* copy_between_caches() {
-  return vectors;
+  return copies_between_cores_by_itself() ? plain_from_core : vectors;
 }
 
 Copy* copy_from_core_for(std::size_t bytes, std::size_t ranks) {
