@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -179,6 +180,21 @@ def test_an_index_of_ids_finds_what_was_added_and_nothing_else() -> None:
         known.update(zip(fresh.tolist(), index.add(fresh).tolist(), strict=True))
     assert index.ids.tolist() == list(known)
     assert list(known.values()) == list(range(len(index)))
+
+
+def test_ids_that_are_asked_for_again_are_found_where_they_have_come_since() -> None:
+    random = np.random.default_rng(1)
+    index = IdIndex()
+    batches = [random.integers(0, 2000, 300).astype(np.uint64) for _ in range(12)]
+    for now, coming in itertools.pairwise(batches):
+        for ids in (now, coming, now, coming, coming):
+            slots = index.find_again(ids)
+            np.testing.assert_array_equal(slots, index.find(ids))
+            slots[:] = 7  # The caller's.
+            missing = np.unique(ids[index.find(ids) < 0])
+            index.add(missing[: len(missing) // 2])
+        now[:] = 0  # As it reuses the memory.
+    assert len(index) > 1000
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -157,7 +157,10 @@ class GeoOptimizer(ModeOptimizer):
         """Return local rows."""
         replica = self._sparse[table.name]
         slots = replica.slots(ids)  # May move the weights.
-        return replica.weights[slots]
+        rows: Array = np.take(
+            replica.weights, slots, axis=0
+        )  # weights[slots] takes thrice as long.
+        return rows
 
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows that the replica does not have yet; they are put there after the step."""

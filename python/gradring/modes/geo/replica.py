@@ -220,14 +220,14 @@ class SparseReplica:
             DeviceError: They are on a device.
         """
         ids = as_ids(ids).reshape(-1)
-        found = self._index.find(ids)
+        found = self._index.find_again(ids)
         is_new = found < 0
         if is_new.any():
             # In the order of first appearance, so that ids 0, 1, 2, ... get these very slots.
             fresh, first = np.unique(ids[is_new], return_index=True)
             fresh = fresh[np.argsort(first)]
             self.insert(fresh, self._pull(fresh))
-            found = self._index.find(ids)
+            found = self._index.find_again(ids)
         return found
 
     def insert(self, ids: Any, rows: Array) -> None:
@@ -351,7 +351,7 @@ class SparseReplica:
 
     def find(self, ids: Any) -> Slots:
         """Return the slot of each id, flat; -1 where this worker has none."""
-        return self._index.find(as_ids(ids).reshape(-1))
+        return self._index.find_again(as_ids(ids).reshape(-1))
 
     def progress(self) -> Array:
         """Return a copy of what was not offered yet."""

@@ -5,6 +5,7 @@ Whole arrays at a time, no loop over ids in Python. Used by one thread.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class IdIndex:
     def __init__(self) -> None:
         """Begin empty."""
         self._count = 0
+        self._asked: deque[tuple[Ids, Slots]] = deque(maxlen=2)  # A step's, and the next one's.
         self._allocate(2 * _FEWEST)
 
     def __len__(self) -> int:
@@ -71,6 +73,21 @@ class IdIndex:
         slots = np.empty(len(ids), np.int64)
         _core.find_ids(self._slots, self._ids, np.ascontiguousarray(ids, np.uint64), slots)
         return slots
+
+    def find_again(self, ids: Ids) -> Slots:
+        """Do the same where the same ids come several times: before, in and after their step.
+
+        An id keeps its slot, so that only those are looked up again that had none.
+        """
+        for asked, known in self._asked:
+            if np.array_equal(asked, ids):
+                is_unknown = known < 0
+                if is_unknown.any():
+                    known[is_unknown] = self.find(ids[is_unknown])
+                return np.array(known)
+        slots = self.find(ids)
+        self._asked.append((np.array(ids), slots))
+        return np.array(slots)
 
     def add(self, ids: Ids) -> Slots:
         """Give slots to ids that are distinct and have none; return them."""
