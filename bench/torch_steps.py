@@ -103,6 +103,8 @@ def main() -> None:
     comm = gr.init()
     if options.device == "cuda":
         torch.cuda.set_device(comm.local_rank % torch.cuda.device_count())
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)  # The models must agree.
+        torch.backends.cudnn.allow_tf32 = False
     join_gloo(comm)
     cases = [case for case in CASES if options.only is None or case.name in options.only]
     results = [measure(case, comm, options) for case in cases]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a GPU and without network: builds, tests, sanitizes and measures.
 #   OUT=results tools/gpu_check.sh [PART...]      what it finds goes into $OUT (default: build/gpu_check); without names all parts
-# Needs nvcc, and Python with numpy, pybind11, scikit-build-core, cmake, ninja, pytest, pytest-timeout, hypothesis and ml_dtypes;
+# Needs nvcc, OpenSSL's headers ($OPENSSL_ROOT_DIR can name them), and Python with numpy, pybind11, scikit-build-core, cmake, ninja, pytest, pytest-timeout, hypothesis and ml_dtypes;
 # torch, CuPy, JAX, Numba and NCCL are used where they are. What is only right or wrong runs side by side, what is measured alone. Every part
 # has a time limit; one that fails does not stop the others. The exit code is the number of parts that failed, and $OUT/summary.txt says which.
 #   GRADRING_CHECK_TESTS       the C++ tests' executable, which this machine may lack the means to build
@@ -31,7 +31,7 @@ part() {
     return 0
   fi
   # A shell of its own has the functions below; timeout knows commands alone.
-  timeout --kill-after=10 "$limit" bash -c '"$@"' part "$@" >"$OUT/$name.log" 2>&1
+  timeout --signal=INT --kill-after=20 "$limit" bash -c '"$@"' part "$@" >"$OUT/$name.log" 2>&1
   status=$?
   echo "$name: exit $status after $((SECONDS - start)) s" | tee -a "$OUT/summary.txt"
   tail -n "$([ "$status" -eq 0 ] && echo 3 || echo 25)" "$OUT/$name.log" | cut -c 1-300 | sed 's/^/   /'
@@ -108,14 +108,16 @@ if [ ! -d "$site/gradring" ]; then
 fi
 export PYTHONPATH="$site"
 check info 30 "$python" -m gradring doctor
-check tests 150 "$python" -m pytest -q -m gpu --numprocesses 4 --dist loadfile -p no:cacheprovider --override-ini=timeout=60 tests/python
+check tests 150 env CUDA_MODULE_LOADING=EAGER "$python" -m pytest -v -m gpu --numprocesses 4 --dist loadfile -p no:cacheprovider --override-ini=timeout=60 tests/python
 check kernel_tests 120 kernel_tests
 check memcheck 120 sanitize memcheck
 check racecheck 120 sanitize racecheck
 end_of_checks
-measure kernels 90 "$python" -m gradring bench kernels --size 256M --json "$OUT/kernels.json"
+measure kernels 60 "$python" -m gradring bench kernels --size 256M --no-peers --json "$OUT/kernels.json"
 measure all_reduce_shm 60 "$python" -m gradring bench all_reduce --device cuda --compare gloo --sizes 4,64K,1M,16M,64M,256M --transport shm --json "$OUT/all_reduce_shm.json"
+measure all_reduce_waits 45 env GRADRING_GPU_STREAM_WAITS=1 "$python" -m gradring bench all_reduce --device cuda --sizes 1M,64M --transport shm --json "$OUT/all_reduce_waits.json"
 measure all_reduce_tcp 60 "$python" -m gradring bench all_reduce --device cuda --compare gloo --sizes 1M,16M,64M --transport tcp --json "$OUT/all_reduce_tcp.json"
 measure torch_steps 90 "$python" -m gradring run -n 2 "$python" bench/torch_steps.py --device cuda --rounds 5 --seconds 0.3 --json "$OUT/torch_steps.json"
+measure kernels_beside 150 "$python" -m gradring bench kernels --size 256M --json "$OUT/kernels_beside.json"
 echo "all: $((SECONDS - began)) s, $failed failed" | tee -a "$OUT/summary.txt"
 exit "$failed"

@@ -258,7 +258,10 @@ void NcclCommunicator::start(const NcclCall& call, gradring_stream stream) {
   try {
     reduce(call, scaled, stream);
   } catch (...) {
-    free_operator();
+    try {
+      free_operator();
+    } catch (const Error&) {  // Given up meanwhile. What went wrong first is told.
+    }
     throw;
   }
   free_operator();

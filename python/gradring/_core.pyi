@@ -167,7 +167,11 @@ class StagedWork:
 
 class Staged:
     def __init__(
-        self, communicator: Communicator, slot_bytes: int = 4194304, slots: int = 6
+        self,
+        communicator: Communicator,
+        slot_bytes: int = 4194304,
+        slots: int = 6,
+        streams_may_wait: bool = False,
     ) -> None: ...
     def submit(
         self,

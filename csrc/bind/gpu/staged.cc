@@ -136,15 +136,16 @@ void register_gpu_staged(py::module_& module) {
   register_choice(module);
   py::class_<PyStaged>(module, "Staged")
       .def(py::init([](const std::shared_ptr<Communicator>& communicator, std::size_t slot_bytes,
-                       std::uint32_t slots) {
+                       std::uint32_t slots, bool streams_may_wait) {
              if (slots == 0 || slot_bytes < 4096)
                throw InvalidArgument("a staging needs one slot at least, of 4096 bytes at least");
-             return PyStaged{communicator,
-                             std::make_unique<Staged>(communicator, gpu::devices(),
-                                                      Staged::Options{slot_bytes, slots})};
+             return PyStaged{
+                 communicator,
+                 std::make_unique<Staged>(communicator, gpu::devices(),
+                                          Staged::Options{slot_bytes, slots, streams_may_wait})};
            }),
            py::arg("communicator"), py::arg("slot_bytes") = Staged::Options{}.slot_bytes,
-           py::arg("slots") = Staged::Options{}.slots)
+           py::arg("slots") = Staged::Options{}.slots, py::arg("streams_may_wait") = false)
       .def(
           "submit",
           [](PyStaged& self, std::uint8_t op, std::uint64_t source, std::uint64_t source_count,

@@ -3,9 +3,10 @@
 // machine without I/O, clock or memory: it says what to put into streams and what to write into
 // words, in this order, and is told what has happened. Two ways, by what the device can do:
 //   waits on memory: all of a work's steps are put into the streams at once, and wait there for
-//     words. After that nobody needs the driver to get on: not while a stream is stuck, not in a
-//     user's cudaFree. When something fails, the words get the values that are waited for, and a
-//     stop word makes what would be written nothing.
+//     words. After that no staged work needs the driver to get on: not while a stream is stuck, not
+//     in a user's cudaFree. (What else is under way may: decision 26.) When something fails, the
+//     words get the values that are waited for, and a stop word makes what would be written
+//     nothing.
 //   does not: a round's steps are issued when its turn has come, and never those that would wait.
 // Rounds have tickets, counted through from work to work; ticket t uses slot t % slots. Used by
 // StagedLane under its lock, and by the simulation.

@@ -63,7 +63,8 @@ class StagedLane {
     std::uint32_t slots = 6;
     // What fills the slots may wait for words in memory, where the device can: all steps of a job
     // are put into the streams by begin(), which blocks where they are full. Not for who writes
-    // those words: it would block for ever.
+    // those words: it would block for ever. Users have to ask for it
+    // (docs/decisions/0026-the-host-feeds-streams.md).
     bool may_wait = true;
   };
 

@@ -273,6 +273,9 @@ def _from_interface(
         raise InvalidArgument(
             f"{name}: version {exported['version']} of __cuda_array_interface__ is too old"
         )
+    if "stream" not in exported and hasattr(x, "__dlpack__") and is_on_cuda(x):
+        # JAX's: it says nothing of the stream on which the array is made still.
+        return _from_dlpack(x, name, writes=writes, stream=stream)
     code = _code_of_typestr(x, exported["typestr"])
     if code is None:
         if exported["typestr"][1:] == "V2" and is_on_cuda(x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from gradring.arrays.device_arrays import DeviceView, require_same_device
 from gradring.collectives.work import Work
 from gradring.errors import InvalidArgument
 from gradring.operations import BROADCAST
+from gradring.settings.config import gpu_streams_wait
 from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
@@ -105,7 +107,8 @@ class Caller:
         if not self._devices:
             from gradring.gpu.calls import DeviceCalls
 
-            self._devices.append(DeviceCalls(self._core))
+            may_wait = gpu_streams_wait(os.environ)
+            self._devices.append(DeviceCalls(self._core, streams_may_wait=may_wait))
         return self._devices[0]
 
     def _parts(self, name: str, counts: Iterable[int] | None, total: int | None) -> list[int]:

@@ -39,9 +39,15 @@ class DeviceCalls:
         hosts: The same of each host's ranks; ``None``: all_reduce does not go by hosts.
     """
 
-    def __init__(self, core: _core.Communicator) -> None:
-        """Belong to a communicator; nothing is loaded yet."""
+    def __init__(self, core: _core.Communicator, *, streams_may_wait: bool = False) -> None:
+        """Belong to a communicator; nothing is loaded yet.
+
+        Args:
+            core: The communicator.
+            streams_may_wait: For what the network brings; else the host feeds them part by part.
+        """
         self._core = core
+        self._streams_may_wait = streams_may_wait
         self._copied = CopiedCalls(core)
         self._staged: _core.Staged | None = None
         self._compressed: _core.GpuCompressed | None = None
@@ -69,7 +75,8 @@ class DeviceCalls:
     def staged(self) -> _core.Staged:
         """The pipeline through pinned memory."""
         if self._staged is None:
-            self._staged = _core.Staged(self._core)
+            may_wait = self._streams_may_wait
+            self._staged = _core.Staged(self._core, streams_may_wait=may_wait)
         return self._staged
 
     @property

@@ -47,6 +47,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_LINK_MBIT": "what this host may send, in Mbit/s; set on all hosts, spares slow ones",
     "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
     "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
+    "GRADRING_GPU_STREAM_WAITS": "1: a GPU's streams wait for the network, and the host does not",
     "GRADRING_DATA": "folder of the examples' data sets",
 }
 
@@ -114,6 +115,18 @@ class Settings:
             profile=_absolute(profile_text) if profile_text else None,
             link_mbit=_count("GRADRING_LINK_MBIT", environ, 0, MOST_LINK_MBIT),
         )
+
+
+def gpu_streams_wait(environ: Mapping[str, str]) -> bool:
+    """Tell whether streams may wait for what the network brings (docs/gpu.md).
+
+    Raises:
+        InvalidArgument: The variable is neither 0 nor 1.
+    """
+    text = environ.get("GRADRING_GPU_STREAM_WAITS") or "0"
+    if text not in ("0", "1"):
+        raise InvalidArgument(f"GRADRING_GPU_STREAM_WAITS='{text}' is neither 0 nor 1")
+    return text == "1"
 
 
 def timeout_in_force(environ: Mapping[str, str], asked: float | None = None) -> float:

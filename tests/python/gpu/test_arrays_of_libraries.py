@@ -16,7 +16,11 @@ import gradring as gr
 from conftest import GetWorld
 from gpu_places import why_no_gpu
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_gpu")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("_gpu"),
+    pytest.mark.filterwarnings("default"),  # Other libraries' are theirs.
+]
 
 LARGE = 1 << 22  # Elements: of several slots, and long enough to be under way for a while.
 
@@ -130,9 +134,9 @@ def test_one_rank_s_torch_tensor_meets_another_s_numpy_array(
     world(2, "shm").run(run)
 
 
-@pytest.mark.parametrize("is_waited_on_the_host", [True, False], ids=["host", "stream"])
+@pytest.mark.parametrize("is_on_host", [True, False], ids=["host", "stream"])
 def test_a_call_comes_after_torch_s_stream_and_before_what_is_put_there_later(
-    world: GetWorld, monkeypatch: pytest.MonkeyPatch, is_waited_on_the_host: bool
+    world: GetWorld, monkeypatch: pytest.MonkeyPatch, is_on_host: bool
 ) -> None:
     torch = library("torch", monkeypatch)
 
@@ -143,7 +147,7 @@ def test_a_call_comes_after_torch_s_stream_and_before_what_is_put_there_later(
                 torch.cuda._sleep(20_000_000)  # About 10 ms, in which the call is made.
                 x += comm.rank + turn
                 work = comm.all_reduce(x, async_op=True)
-                work.wait() if is_waited_on_the_host else work.wait(torch.cuda.current_stream())
+                work.wait() if is_on_host else work.wait(stream=torch.cuda.current_stream())
                 x *= 2
                 assert x.eq(2 * (1 + 2 * turn)).all()
 

@@ -162,10 +162,16 @@ def test_host_and_device_calls_in_one_order(world: GetWorld, transport: str) -> 
     world(SIZE, transport).run(run)
 
 
+@pytest.mark.parametrize("streams_wait", ["0", "1"])
 def test_the_call_comes_after_what_its_stream_holds_and_before_what_comes_next(
-    world: GetWorld, transport: str
+    fresh_world: Callable[..., ThreadWorld],
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
+    streams_wait: str,
 ) -> None:
     from gradring import gpu
+
+    monkeypatch.setenv("GRADRING_GPU_STREAM_WAITS", streams_wait)
 
     def run(comm: Any) -> None:
         mine, other = gpu.Stream(), gpu.Stream()
@@ -178,7 +184,19 @@ def test_the_call_comes_after_what_its_stream_holds_and_before_what_comes_next(
         late.copy_on_device(x, other)
         assert (late.to_numpy(other) == 6).all()
 
-    world(SIZE, transport).run(run)
+    fresh_world(SIZE, transport).run(run)
+
+
+def test_whether_streams_wait_is_said_by_0_or_1(
+    fresh_world: Callable[..., ThreadWorld], transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = to_device(np.ones(3, np.float32))
+    (comm,) = fresh_world(1, transport).comms
+    monkeypatch.setenv("GRADRING_GPU_STREAM_WAITS", "yes")
+    with pytest.raises(gr.InvalidArgument, match="GRADRING_GPU_STREAM_WAITS='yes' is neither"):
+        comm.all_reduce(x)
+    monkeypatch.delenv("GRADRING_GPU_STREAM_WAITS")
+    assert comm.all_reduce(x) is x
 
 
 class Late:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gradring import DeviceError, _core
-from rank_job import StartJob
+from rank_job import Job, StartJob
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("emulated_gpu")]
 
@@ -14,7 +16,7 @@ from emulated import EmulatedDevice
 from gradring import _core
 gpu = EmulatedDevice()
 stream = gpu.stream()
-staged = _core.Staged(comm._core, slot_bytes=65536, slots=3)
+staged = _core.Staged(comm._core, slot_bytes=65536, slots=3, streams_may_wait=STREAMS_WAIT)
 
 def all_reduce(address, count, **options):
     return staged.submit(
@@ -23,10 +25,18 @@ def all_reduce(address, count, **options):
 """
 
 
+def prepare(job: StartJob, size: int, *, streams_wait: bool = True, **options: Any) -> Job:
+    ranks = job(size, **options)
+    ranks.call(f"STREAMS_WAIT = {streams_wait}\n{PREPARE}")
+    return ranks
+
+
+@pytest.mark.parametrize("streams_wait", [False, True])
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_staged_sums_have_the_bits_of_host_memory(job: StartJob, transport: str) -> None:
-    ranks = job(3, transport=transport)
-    ranks.call(PREPARE)
+def test_staged_sums_have_the_bits_of_host_memory(
+    job: StartJob, transport: str, streams_wait: bool
+) -> None:
+    ranks = prepare(job, 3, streams_wait=streams_wait, transport=transport)
     assert (
         ranks.call("""
 values = np.random.default_rng(comm.rank).standard_normal(300_001).astype(np.float32)
@@ -43,9 +53,11 @@ result = [bool((view.view(np.uint32) == host.view(np.uint32)).all()), work.done(
     )
 
 
-def test_a_killed_peer_ends_staged_work_by_name_and_frees_the_stream(job: StartJob) -> None:
-    ranks = job(3)
-    ranks.call(PREPARE)
+@pytest.mark.parametrize("streams_wait", [False, True])
+def test_a_killed_peer_ends_staged_work_by_name_and_frees_the_stream(
+    job: StartJob, streams_wait: bool
+) -> None:
+    ranks = prepare(job, 3, streams_wait=streams_wait)
     ranks.begin("""
 address, view = gpu.upload(np.ones(4_000_000, np.float32))
 for turn in range(10**9):
@@ -70,8 +82,7 @@ result = bool((view == before).all())
 
 
 def test_wrong_calls_are_refused_before_anything_is_sent(job: StartJob) -> None:
-    ranks = job(2)
-    ranks.call(PREPARE)
+    ranks = prepare(job, 2)
     ranks.begin(
         "staged.submit(1, source=1, source_count=3, target=1, target_count=4, count=4,"
         " dtype=1, device=0, stream=stream)"
@@ -87,8 +98,7 @@ def test_wrong_calls_are_refused_before_anything_is_sent(job: StartJob) -> None:
 
 
 def test_measuring_gives_each_stage_and_the_whole(job: StartJob) -> None:
-    ranks = job(2)
-    ranks.call(PREPARE)
+    ranks = prepare(job, 2)
     for stages in ranks.call("""
 address, view = gpu.upload(np.ones(100_000, np.float32))
 result = staged.measure(address, view.size, 0)

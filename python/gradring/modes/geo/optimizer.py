@@ -157,9 +157,7 @@ class GeoOptimizer(ModeOptimizer):
         """Return local rows."""
         replica = self._sparse[table.name]
         slots = replica.slots(ids)  # May move the weights.
-        rows: Array = np.take(
-            replica.weights, slots, axis=0
-        )  # weights[slots] takes thrice as long.
+        rows: Array = np.take(replica.weights, slots, axis=0)  # Thrice as fast as [slots].
         return rows
 
     def begin_prefetch(self, coming: Prefetched) -> None:

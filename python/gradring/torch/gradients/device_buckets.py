@@ -86,7 +86,7 @@ class Packer:
 
     def __init__(self) -> None:
         """Remember no layout yet."""
-        self._layout: tuple[tuple[int, int], ...] = ()
+        self._layout: tuple[object, ...] = ()
         self._table: Any = None
 
     def pack(
@@ -125,8 +125,12 @@ class Packer:
 
         device = slots[0].device.index or 0
         first = min(slot.data_ptr() for slot in slots)
-        layout = tuple(
-            (slot.data_ptr(), grad.data_ptr()) for slot, grad in zip(slots, grads, strict=True)
+        layout = (
+            grads[0].dtype,
+            *(
+                (slot.data_ptr(), grad.data_ptr(), grad.numel())
+                for slot, grad in zip(slots, grads, strict=True)
+            ),
         )
         if layout != self._layout:  # The allocator mostly gives the same addresses again.
             self._table = kernels.ChunkTable(

@@ -106,4 +106,4 @@ def test_ddp_trains_on_cuda_as_on_the_cpu(codec: str | None) -> None:
     on_cpu, _ = on_ranks(2, trained, "cpu", codec)
     for one, other, host in zip(first, second, on_cpu, strict=True):
         np.testing.assert_array_equal(one, other)
-        np.testing.assert_allclose(one, host, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(one, host, rtol=1e-3, atol=1e-4)
