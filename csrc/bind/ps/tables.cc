@@ -14,6 +14,7 @@
 #include "bind/rules.h"
 #include "ps/client/changed_call.h"
 #include "ps/client/plain_call.h"
+#include "ps/tables/partition.h"
 
 namespace gradring::bind {
 namespace {
@@ -118,8 +119,14 @@ std::size_t make_table(PsClient& self, const py::dict& from, std::int64_t timeou
   ps::require_valid(spec);
   Bytes head;
   ps::put(head, spec);
-  ask_all(self, str("making table '", spec.name, "'"), header_of(PsType::kMakeTable), head,
-          timeout_ms);
+  const std::string what = str("making table '", spec.name, "'");
+  const std::uint32_t shards = self.client->shards();
+  // First on the shard that its name chooses: of two workers that make it differently at once, one
+  // is refused before any other shard has its table.
+  const auto first = std::make_shared<PlainCall>(what);
+  first->add(ps::shard_of(ps::table_id(spec.name), shards), header_of(PsType::kMakeTable), head);
+  run(self, first, timeout_ms);
+  if (shards > 1) ask_all(self, what, header_of(PsType::kMakeTable), head, timeout_ms);
   const auto known = std::find_if(self.tables.begin(), self.tables.end(),
                                   [&](const auto& table) { return table->spec == spec; });
   if (known != self.tables.end()) return static_cast<std::size_t>(known - self.tables.begin());

@@ -128,9 +128,9 @@ void DenseTable::load_piece(std::span<const std::byte> piece) {
                               ", or is another table's"));
     const std::uint64_t begin = std::max(head.begin, range_.begin);
     const std::uint64_t end = std::min(head.begin + taken, range_.end);
-    steps_ = std::max(least_steps_, head.steps);
     stamp_ = std::max(stamp_, head.stamp);
     if (begin >= end) continue;
+    steps_ = std::max(least_steps_, head.steps);
     const std::byte* from = record.body.data() + sizeof head + (begin - head.begin) * sizeof(float);
     const std::size_t bytes = (end - begin) * sizeof(float);
     copy_bytes(weights_.data() + (begin - range_.begin), from, bytes);

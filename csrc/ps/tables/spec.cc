@@ -1,6 +1,8 @@
 #include "ps/tables/spec.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <span>
 #include <unordered_set>
@@ -117,13 +119,20 @@ constexpr Member kRuleMembers[] = {
     {"clip_norm", &kernels::Rule::clip_norm},
 };
 
+// With as many digits as tell it from every other number: two that differ must not look alike.
+template <typename Float>
+std::string exact(Float value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
 std::string difference(const kernels::Rule& there, const kernels::Rule& here) {
   if (there.kind != here.kind)
     return str("optimizer: ", name(there.kind), " there, ", name(here.kind), " here");
   for (const auto& [text, value] : kRuleMembers)
     if (there.*value != here.*value)
-      return str("optimizer: ", name(there.kind), " with ", text, "=", there.*value, " there, ",
-                 here.*value, " here");
+      return str("optimizer: ", name(there.kind), " with ", text, "=", exact(there.*value),
+                 " there, ", exact(here.*value), " here");
   return str("optimizer: ", name(there.kind),
              there.nesterov || there.centered ? " with" : " without",
              there.nesterov != here.nesterov ? " nesterov" : " centered", " there");
@@ -203,17 +212,23 @@ std::string difference(const TableSpec& there, const TableSpec& here) {
   if (there.init != here.init)
     return there.init.kind != here.init.kind
                ? std::string("kind of initial values")
-               : both("initial values", str(there.init.a, " and ", there.init.b),
-                      str(here.init.a, " and ", here.init.b));
+               : both("initial values", str(exact(there.init.a), " and ", exact(there.init.b)),
+                      str(exact(here.init.a), " and ", exact(here.init.b)));
   if (there.seed != here.seed) return both("seed", there.seed, here.seed);
   if (there.entry != here.entry)
-    return both("entry", str("count ", there.entry.count, ", p ", there.entry.probability),
-                str("count ", here.entry.count, ", p ", here.entry.probability));
+    return both("entry", str("count ", there.entry.count, ", p ", exact(there.entry.probability)),
+                str("count ", here.entry.count, ", p ", exact(here.entry.probability)));
   if (there.unseen_ticks != here.unseen_ticks)
     return both("expire_after", there.unseen_ticks, here.unseen_ticks);
   if (there.score_decay != here.score_decay)
-    return both("score_decay", there.score_decay, here.score_decay);
-  return "slots";
+    return both("score_decay", exact(there.score_decay), exact(here.score_decay));
+  if (there.slots.size() != here.slots.size())
+    return both("number of slots with settings", there.slots.size(), here.slots.size());
+  const auto [theirs, ours] =
+      std::mismatch(there.slots.begin(), there.slots.end(), here.slots.begin());
+  if (theirs == there.slots.end()) return both("slot_shift", there.slot_shift, here.slot_shift);
+  return theirs->slot == ours->slot ? str("settings of slot ", ours->slot)
+                                    : both("slots with settings", theirs->slot, ours->slot);
 }
 
 }  // namespace gradring::ps

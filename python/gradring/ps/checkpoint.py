@@ -93,6 +93,8 @@ def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
         return None
     chain = manifest.read_chain(files.absolute(base))  # All of it: loading will need that.
     below = chain[-1]
+    for step in chain:
+        _require_there(step)
     if len(chain) >= manifest.LONGEST_CHAIN:
         raise InvalidArgument(
             f"{below.url} and what it builds on are {len(chain)} checkpoints, as many as may build "
@@ -103,6 +105,18 @@ def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
             f"{below.url} is of {below.shards} shards, there are {core.shards}: save in full"
         )
     return below
+
+
+def _require_there(step: Manifest) -> None:
+    where = files.folder(step.url)
+    for file in step.files:
+        found = where.bytes_of(file.name)
+        if found != file.bytes:
+            raise InvalidArgument(
+                f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there "
+                f"{'is no such file' if found is None else f'are {found}'}: nothing can build on "
+                "it; save in full"
+            )
 
 
 def _write(core: Any, url: str, below: Manifest | None, timeout: float) -> Manifest:

@@ -286,6 +286,30 @@ def test_other_settings_for_a_name_are_a_mismatch_that_shows_both(ps: ParameterS
         ps.dense_table("t", 4, gr.optim.SGD(lr=0.5))
 
 
+def test_of_workers_that_make_a_table_differently_at_once_one_has_its_way_on_all_servers() -> None:
+    rules = [gr.optim.SGD(lr=0.1), gr.optim.SGD(lr=0.1 + 1e-9)]
+    with serving(3) as addresses, join(addresses, client=0) as a, join(addresses, client=1) as b:
+
+        def make(ps: ParameterServer, rule: object, name: str) -> str:
+            try:
+                ps.sparse_table(name, 2, rule)
+            except Mismatch as error:
+                return str(error)
+            return ""
+
+        for number in range(40):
+            name = f"t{number}"
+            said = together(
+                [lambda ps=ps, rule=rule, name=name: make(ps, rule, name)
+                 for ps, rule in zip((a, b), rules, strict=True)]
+            )  # fmt: skip
+            assert sorted(map(bool, said)) == [False, True]
+            assert "lr=0.1 " in max(said)
+            assert "0.100000001" in max(said)
+            winner = rules[said.index("")]
+            assert make(a, winner, name) == make(b, winner, name) == ""
+
+
 def test_other_settings_of_a_rule_hold_for_everybody_from_the_next_push_on() -> None:
     slots = gr.ps.Slots(48, {1: gr.ps.Slot(lr_scale=0.5)})
     rule = gr.optim.SGD(lr=1.0)

@@ -90,7 +90,7 @@ def read(url: str) -> Manifest:
             )
         if body.pop("crc32c") != _crc(body):
             raise ProtocolError(f"{where.url}/{NAME} is damaged: its checksum is wrong")
-        return Manifest(
+        found = Manifest(
             url=where.url,
             cut=body["cut"],
             shards=body["shards"],
@@ -102,8 +102,25 @@ def read(url: str) -> Manifest:
             base_cut=body["base_cut"],
             created=body["created"],
         )
+        _require_whole(found)
+        return found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"{where.url}/{NAME} is damaged: {error!r}") from error
+
+
+def _require_whole(found: Manifest) -> None:
+    """Refuse what no save writes, whatever its checksum says: with one file for each shard."""
+    numbers = [found.cut, found.shards, found.base_cut]
+    numbers += [number for file in found.files for number in (file.shard, file.bytes, file.crc32c)]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a number is none")
+    if not isinstance(found.base, (str, type(None))):
+        raise ValueError("what it builds on is no path")
+    parts = (found.files, found.lineages, found.stamps)
+    if not 1 <= found.shards == len(parts[0]) == len(parts[1]) == len(parts[2]):
+        raise ValueError(f"it is of {found.shards} shards, but has {len(found.files)} files")
+    if sorted(file.shard for file in found.files) != list(range(found.shards)):
+        raise ValueError("a shard has two files, or none")
 
 
 def read_chain(url: str) -> list[Manifest]:

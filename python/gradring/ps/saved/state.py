@@ -37,6 +37,7 @@ _META = np.dtype(
 # Of a row's meta, what a state dictionary holds besides the id.
 _KEPT = ("step", "version", "tick", "score")
 _ROW_KEYS = ("ids", "rows", "state", *_KEPT, "updates")
+_ARRAY_KEYS = ("weights", "state", "step")
 
 _ROWS_AT_ONCE = 1 << 14
 
@@ -52,30 +53,43 @@ def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array
 
     Raises:
         Mismatch: The table was replaced by one with other settings.
-        PeerLost: A server was started again, or loaded a checkpoint, between two pages of its
-            rows: they lie elsewhere by then.
+        PeerLost: A server was started again, or loaded a checkpoint, while the table was read:
+            what comes from there belongs to another state than what was read before.
     """
     core = table.calls.core
+    lineages = _lineages(table)
     width = table.dim + sum(floats for _, floats in _fields(table.optimizer, table.dim))
     for shard in range(core.shards):
-        cursor, more, read, lineage = 0, True, ReadIds(), None
+        cursor, more, read = 0, True, ReadIds()
         while more:
             with table.calls.explaining([table]):
                 heads, values, cursor, more, of_page = core.read_rows(
                     table.number, shard, cursor, most
                 )
-                lineage = of_page if lineage is None else lineage
-                if of_page != lineage:
-                    raise PeerLost(
-                        f"the server of shard {shard} was started again, or loaded a checkpoint, "
-                        f"while table {table.name!r} was read, and has its rows in other places "
-                        "since: read it again"
-                    )
+                _require_lineage(table, shard, of_page, lineages)
                 meta, floats = np.frombuffer(heads, _META), np.frombuffer(values, np.float32)
                 _require_floats(table.name, floats.size, len(meta) * width)
             wide = floats.reshape(len(meta), width)
             is_new = read.take(meta["id"], meta["stamp"])
             yield (meta, wide) if is_new.all() else (meta[is_new], wide[is_new])
+    for shard, now in enumerate(_lineages(table)):  # After the last page of the first shards.
+        _require_lineage(table, shard, now, lineages)
+
+
+def _lineages(table: SparseTable) -> list[Any]:
+    """Ask each shard which life, and which checkpoint, its rows are of: all begin as one state."""
+    core = table.calls.core
+    with table.calls.explaining([table]):
+        return [core.read_rows(table.number, shard, 0, 1)[4] for shard in range(core.shards)]
+
+
+def _require_lineage(table: SparseTable, shard: int, now: Any, before: Sequence[Any]) -> None:
+    if now != before[shard]:
+        raise PeerLost(
+            f"the server of shard {shard} was started again, or loaded a checkpoint, while table "
+            f"{table.name!r} was read, and has other rows, or has them in other places, since: "
+            "read it again"
+        )
 
 
 def read_rows(table: SparseTable) -> dict[str, Any]:
@@ -125,12 +139,7 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
             not keep, or an id is there twice; nothing was sent.
     """
     _require_keys(saved, table.name, ("ids", "rows"))
-    unknown = [key for key in saved if key not in _ROW_KEYS]
-    if unknown:
-        raise InvalidArgument(
-            f"load_state_dict of table {table.name!r}: {unknown[0]!r} is nothing that rows have; "
-            f"there is {', '.join(_ROW_KEYS)}"
-        )
+    _require_known(saved, table.name, _ROW_KEYS, "rows have")
     ids = buffers.as_ids(saved["ids"])
     if ids.ndim != 1:
         raise InvalidArgument(f"ids has shape {ids.shape}; give a list of them")
@@ -188,7 +197,10 @@ def read_array(table: DenseTable) -> dict[str, Any]:
     return {
         "weights": weights,
         "state": dict(zip(names, state, strict=True)),
-        "step": max(step for step, _ in read),
+        # A shard without any of its floats counts nothing.
+        "step": max(
+            (step for (step, _), flat in zip(read, flats, strict=True) if flat.size), default=0
+        ),
     }
 
 
@@ -205,6 +217,7 @@ def write_array(table: DenseTable, saved: Mapping[str, Any]) -> None:
             not keep; nothing was sent.
     """
     _require_keys(saved, table.name, ("weights",))
+    _require_known(saved, table.name, _ARRAY_KEYS, "a dense table has")
     parts = [_fitting(saved["weights"], table.shape, "weights")]
     for name, _, initial in _core.state_fields(table.optimizer.to_core(), table.size):
         given = _state_of(saved, name)
@@ -263,6 +276,15 @@ def _require_keys(saved: Any, name: str, keys: Sequence[str]) -> None:
     state = saved.get("state")
     if state is not None and not isinstance(state, Mapping):
         raise InvalidArgument(f"{what}: the state is a {type(state).__name__}, no dictionary")
+
+
+def _require_known(saved: Mapping[str, Any], name: str, known: Sequence[str], whose: str) -> None:
+    unknown = [key for key in saved if key not in known]
+    if unknown:
+        raise InvalidArgument(
+            f"load_state_dict of table {name!r}: {unknown[0]!r} is nothing that {whose}; there is "
+            f"{', '.join(known)}"
+        )
 
 
 def _require_no_more(saved: Mapping[str, Any], table: SparseTable | DenseTable, dim: int) -> None:

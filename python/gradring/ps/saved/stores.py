@@ -38,6 +38,16 @@ class _RemoteSink:
                 self._file.write(part)
 
 
+def _require_chain(url: str, fsspec: Any) -> None:
+    """Refuse `::` in a name: fsspec would take what is before it, and save somewhere else."""
+    known = {*fsspec.available_protocols(), *fsspec.registry}  # Also what programs registered.
+    for part in url.split("::")[1:]:
+        if part.partition("://")[0] not in known:
+            raise InvalidArgument(
+                f"{url!r}: '::' joins two stores of fsspec, and {part!r} is none: use another name"
+            )
+
+
 class RemoteFolder:
     """A `gradring.ps.saved.files.Folder` behind fsspec."""
 
@@ -56,6 +66,7 @@ class RemoteFolder:
                 f"{url!r}: URLs other than paths and file:// go through fsspec: "
                 f"pip install gradring[fs]{_and_package(protocol)}"
             ) from error
+        _require_chain(url, fsspec)
         try:
             self._files, self._path = fsspec.core.url_to_fs(url)  # Without slashes at its end.
         except ImportError as error:

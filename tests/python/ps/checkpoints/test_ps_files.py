@@ -210,6 +210,35 @@ def test_a_manifest_of_another_format_is_refused_by_its_number(tmp_path: Path, n
         manifest.read(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shards": 10**9},
+        {"files": []},
+        {"shards": 2, "lineages": [1, 2], "stamps": [{}, {}], "files": [["a", 0], ["b", 0]]},
+        {"shards": "1"},
+        {"cut": -1},
+        {"base": 5},
+        {"lineages": []},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_no_save_writes_is_refused_whatever_its_checksum_says(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    put(a_manifest(str(tmp_path)))
+    path = tmp_path / manifest.NAME
+    body = json.loads(path.read_text()) | change
+    body["files"] = [
+        {"name": each[0], "shard": each[1], "bytes": 1, "crc32c": 2} if len(each) == 2 else each
+        for each in body["files"]
+    ]
+    body.pop("crc32c")
+    path.write_text(json.dumps(body | {"crc32c": manifest._crc(body)}))
+    with pytest.raises(ProtocolError, match="is damaged"):
+        manifest.read(str(tmp_path))
+
+
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     put(a_manifest(str(tmp_path)))
     path = tmp_path / manifest.NAME
@@ -306,8 +335,9 @@ def test_a_name_that_the_system_finds_too_long_is_named(tmp_path: Path) -> None:
 
 def test_verify_reads_every_file_of_the_whole_chain(tmp_path: Path) -> None:
     url = str(tmp_path / "1")
+    parts = (written(url, "a.grps", PIECES, 0, 2), written(url, "b.grps", PIECES, 1, 2))
     made = dataclasses.replace(
-        a_manifest(url), files=(written(url, "a.grps", PIECES), written(url, "b.grps", PIECES))
+        a_manifest(url), shards=2, files=parts, lineages=(5, 6), stamps=({}, {})
     )
     put(made)
     assert checkpoint.verify(url) == made

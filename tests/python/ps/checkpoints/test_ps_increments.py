@@ -66,6 +66,24 @@ def test_nothing_is_built_on_a_base_that_cannot_be_loaded(tmp_path: Path) -> Non
         assert not (tmp_path / "3").exists()
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_nothing_is_built_on_a_base_with_a_file_that_is_gone_or_cut_short(
+    tmp_path: Path, is_there: bool
+) -> None:
+    with connected() as ps:
+        step(ps)
+        ps.save(tmp_path / "1")
+        ps.save(tmp_path / "2", base=tmp_path / "1")
+        (file,) = (tmp_path / "1").glob("*.grps")
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size // 2)
+        if not is_there:
+            file.unlink()
+        with pytest.raises(InvalidArgument, match=rf"1/{file.name} has \d+ bytes as it was"):
+            ps.save(tmp_path / "3", base=tmp_path / "2")
+        assert not (tmp_path / "3").exists()
+
+
 def test_a_chain_ends_while_all_of_it_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

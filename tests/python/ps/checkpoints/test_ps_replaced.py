@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 import gradring as gr
 from gradring.core_arguments import OwnName
-from gradring.errors import InvalidArgument, Mismatch
+from gradring.errors import InvalidArgument, Mismatch, PeerLost
 from gradring.ps import ParameterServer
+from gradring.ps.saved import export, state
 from ps_servers import connected
 
 
@@ -40,6 +42,30 @@ def test_a_handle_of_a_table_that_was_replaced_says_so(tmp_path: Path) -> None:
                 call()
         assert not (tmp_path / "rows.npz").exists()
         assert ps.sparse_table("t", 4, rule).pull([1]).tolist() == [[-0.5] * 4]
+
+
+@pytest.mark.parametrize("pages_before", [0, 1, 2])
+def test_rows_of_two_states_are_in_no_file_and_no_dictionary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages_before: int
+) -> None:
+    real = state.pages
+    with connected(3) as ps:
+        table = ps.sparse_table("t", 1, gr.optim.Sum())
+        table.push(np.arange(90), np.ones((90, 1)))
+        ps.save(tmp_path / "one")
+
+        def interrupted(*arguments: Any) -> Iterator[Any]:
+            for number, page in enumerate(real(*arguments)):
+                yield page
+                if number == pages_before:
+                    ps.load(tmp_path / "one")
+
+        for module in (state, export):
+            monkeypatch.setattr(module, "pages", interrupted)
+        for read in (table.state_dict, lambda: table.export(tmp_path / "rows.npz")):
+            with pytest.raises(PeerLost, match=r"shard \d was started again, or loaded a check"):
+                read()
+        assert not (tmp_path / "rows.npz").exists()
 
 
 def test_a_handle_of_a_table_that_is_gone_makes_none(tmp_path: Path) -> None:

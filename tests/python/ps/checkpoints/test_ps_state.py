@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,26 @@ def test_an_embedding_moves_from_sparse_adam_to_servers_and_back(servers: int) -
         np.testing.assert_allclose(table.pull(every), layer.weight.detach(), rtol=1e-5, atol=1e-7)
 
 
+def test_the_step_of_a_dense_table_is_that_of_the_servers_that_have_some_of_it(
+    tmp_path: Path,
+) -> None:
+    zeros = np.zeros(5, np.float32)
+    with connected() as ps:
+        table = ps.dense_table("d", 5, gr.optim.Adam(lr=0.1))
+        for _ in range(8):
+            table.push(zeros + 1)
+        ps.save(tmp_path / "1")
+    with connected(3) as ps:
+        table = ps.dense_table("d", 5, gr.optim.Adam(lr=0.1))
+        state = {"exp_avg": zeros, "exp_avg_sq": zeros}
+        table.load_state_dict({"weights": zeros, "state": state, "step": 100})
+        for begin in (lambda: None, lambda: ps.load(tmp_path / "1")):
+            begin()
+            table.load_state_dict({"weights": zeros})
+            table.push(zeros + 1)
+            assert table.state_dict()["step"] == 1
+
+
 def test_weights_alone_begin_a_table() -> None:
     with connected() as ps:
         words = ps.sparse_table("words", 2, gr.optim.Adagrad(lr=1, initial_accumulator_value=3))
@@ -321,7 +342,9 @@ def test_what_is_no_saved_table_is_refused_before_anything_is_sent() -> None:
             (rows, {**two, "updates": [1, 2]}, "updates has shape .* one number"),
             (rows, {**two, "state": [np.ones((2, 2))]}, "the state is a list, no dictionary"),
             (rows, {**two, "state": {"sum": np.ones((2, 2)), "step": -1}}, "step is whole numbers"),
+            (rows, {**two, "steps": 1}, "'steps' is nothing that rows have; there is ids"),
             (array, {}, "'weights' is missing"),
+            (array, {**one, "steps": 7}, "'steps' is nothing that a dense table has; there is"),
             (array, {**one, "step": -1}, "step is whole numbers"),
             (array, {**one, "step": [1, 2]}, "step has shape"),
         ):

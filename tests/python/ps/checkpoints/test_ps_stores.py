@@ -141,6 +141,13 @@ def test_a_failure_while_bytes_move_is_a_device_error_that_names_the_file(
             attempt(store, "a", b"data")
 
 
+def test_a_name_that_fsspec_would_take_for_two_stores_is_refused() -> None:
+    for url in ("memory://ckpt/a::b", "memory://ckpt/a::b/c", "memory://ckpt::"):
+        with pytest.raises(InvalidArgument, match="'::' joins two stores of fsspec"):
+            files.folder(url)
+    assert files.folder("simplecache::memory://ckpt/a").bytes_of("none") is None
+
+
 def test_a_store_that_cannot_be_reached_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Far(toy_stores.Disk):
         protocol = "toyfar"
