@@ -16,19 +16,47 @@ from emulated import emulated_plugin
 from fake_nccl import compile_library
 from mode_servers import KINDS, RealServers, Servers, make_servers
 from rank_job import Job
-from thread_ranks import ThreadWorld
+from thread_ranks import TRANSPORTS, ThreadWorld
 
 GetWorld = Callable[[int, str], ThreadWorld]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-transport", action="store_true",
+        help="also tests that mean the same over each of them run over each (else over one)",
+    )  # fmt: skip
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes test, mix the files, by a checksum of their names.
+    """Choose a transport where one is enough.
+
+    Where several processes test, mix the files, by a checksum of their names.
 
     In the alphabet's order those that start the most ranks (test_torch_...) come together, and
     ranks that have too few cores beside the spinning of others take many times as long.
     """
+    if not config.getoption("every_transport"):
+        left_out = [item for item in items if _has_another_transport(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
         items.sort(key=lambda item: zlib.crc32(item.path.name.encode()))
+
+
+def _has_another_transport(item: pytest.Item) -> bool:
+    """Tell whether a test of modes, or one marked so, is made over a transport that is not its.
+
+    Its name chooses, so that half of the tests are made over each.
+    """
+    params: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+    used = params.get("servers")
+    if used is None and item.get_closest_marker("one_transport") is not None:
+        used = params.get("transport")
+    if used not in TRANSPORTS:
+        return False
+    name = item.nodeid.replace(str(used), "")
+    return used != TRANSPORTS[zlib.crc32(name.encode()) % len(TRANSPORTS)]
 
 
 def pytest_sessionstart() -> None:

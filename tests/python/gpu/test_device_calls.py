@@ -22,6 +22,7 @@ from thread_ranks import ThreadWorld
 pytestmark = [
     pytest.mark.usefixtures("_place"),
     pytest.mark.parametrize("transport", ["tcp", "shm"]),
+    pytest.mark.one_transport,
 ]
 
 SIZE = 3
