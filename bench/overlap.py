@@ -25,11 +25,15 @@ import gradring as gr
 import gradring.torch as gt
 
 STEPS = 12
-FOLDER = Path(os.environ["GRADRING_RECORD"])
 
 
 def main() -> None:
     """Train some steps, and let rank 0 draw the last."""
+    if "GRADRING_RECORD" not in os.environ or len(sys.argv) != 2:
+        sys.exit(
+            "say where operations are recorded, and which picture to draw: "
+            "GRADRING_RECORD=/tmp/overlap gradring run -n 2 bench/overlap.py overlap.png"
+        )
     torch.set_num_threads(1)
     comm = gr.init()
     model = nn.Sequential(
@@ -56,11 +60,12 @@ def main() -> None:
 
 def operations(spans: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the operations of the last step from this rank's record."""
-    path = FOLDER / "rank-0.json"
+    folder = Path(os.environ["GRADRING_RECORD"])
+    path = folder / "rank-0.json"
     deadline = time.monotonic() + 10
     while not path.exists():  # A thread of its own writes it.
         if time.monotonic() > deadline:
-            sys.exit(f"no record in {FOLDER}")
+            sys.exit(f"no record in {folder}")
         time.sleep(0.05)
     record = json.loads(path.read_text())
     found = [op for group in record["communicators"] for op in group["operations"]]

@@ -14,15 +14,26 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from ctr_models import CtrDnn, DeepFM
 from curves import Recorder
-from datasets import ROWS, Floats, Table, are_alike, auc, run_number, table, with_next
-from options import at_least
+from datasets import (
+    FOLDERS,
+    ROWS,
+    Floats,
+    Table,
+    are_alike,
+    auc,
+    folders,
+    part_batches,
+    run_number,
+    table,
+    with_next,
+)
+from options import at_least, new_file
 from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -34,7 +45,7 @@ from gradring.progress import Progress
 HAS_FUSED_ADAM = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
 POINTS = 20  # On the curve.
-PART_BATCHES = 8  # That a worker takes at a time where nobody waits for anybody.
+PART_BATCHES = (1, 8)  # Least and most that a worker takes at a time where nobody waits.
 
 
 def parse() -> argparse.Namespace:
@@ -54,7 +65,7 @@ def parse() -> argparse.Namespace:
     add("--examples", type=at_least(1), default=102_400, help="synthetic: so many for training")
     add("--threads", type=at_least(1), default=1, help="of a worker")
     add("--seed", type=at_least(0), default=0)
-    add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
+    add("--out", type=new_file, help="write the curve and the outcome there, as JSON lines")
     return parser.parse_args()
 
 
@@ -66,6 +77,9 @@ def main() -> None:
         raise SystemExit("--mode local is for one process; with several choose another")
     options.run = run_number(comm)
     data = table(options.data, examples=options.examples, seed=options.seed)
+    if comm.rank == 0 and data.name != options.data:
+        places = ", ".join(map(str, folders(FOLDERS[options.data])))
+        print(f"no {options.data} (or not all of it) in {places}: training on made clicks")
     if data.train < options.batch * comm.world_size:
         raise SystemExit(
             f"--batch {options.batch} on {comm.world_size} workers is more than the {data.train:,} "
@@ -81,8 +95,7 @@ def main() -> None:
     talk = Talk()
     if options.mode != "local":
         talk.count(model.embedding)
-    seconds = train(options, comm, (model, optimizers), data, (recorder, talk))
-    total = data.train * options.epochs
+    seconds, total = train(options, comm, (model, optimizers), data, (recorder, talk))
     outcome = {"examples": total, "seconds": seconds, "examples/s": total / seconds}
     outcome["talking"] = 0 if options.mode == "local" else talk.seconds / seconds
     flush(optimizers)  # Again: of the others what came after the flush of this worker.
@@ -140,8 +153,8 @@ def train(
     parts: tuple[nn.Module, list[Any]],
     data: Table,
     told: tuple[Recorder, Talk],
-) -> float:
-    """Train all epochs, and return the seconds that it took until every worker was through.
+) -> tuple[float, int]:
+    """Train all epochs: seconds until every worker was through, and examples that all trained on.
 
     A point of the curve has the loss and the AUC of the examples since the last one, as they were
     predicted before they were trained on; no AUC where all of them have one label. Time for others
@@ -150,7 +163,7 @@ def train(
     """
     (model, optimizers), (recorder, talk) = parts, told
     comm.barrier()
-    begin, next_point = time.perf_counter(), 0.0
+    begin, next_point, trained = time.perf_counter(), 0.0, 0
     total = data.train * options.epochs
     losses: list[float] = []
     seen: list[tuple[Floats, Floats]] = []
@@ -170,6 +183,7 @@ def train(
                 with talk:
                     for optimizer in optimizers:
                         optimizer.step()
+                trained += len(labels)
                 losses.append(loss.item())
                 seen.append((labels.numpy(), logits.detach().numpy()))
                 if done >= next_point + total / POINTS:
@@ -182,7 +196,8 @@ def train(
     with talk:
         flush(optimizers)
     comm.barrier()
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    return seconds, int(comm.all_reduce(np.array([trained]))[0])
 
 
 def flush(optimizers: list[Any]) -> None:
@@ -206,7 +221,7 @@ def batches(
                   for i in range(0, len(mine) - size + 1, size))  # fmt: skip
     else:
         order = np.random.default_rng([options.seed, epoch]).permutation(data.train)
-        part = size * PART_BATCHES
+        part = size * part_batches(data.train // size, comm.world_size, *PART_BATCHES)
         parts = -(-data.train // part)
         places = ((order[i : i + size], i + size)
                   for number in optimizer.hand_out(f"run {options.run}, epoch {epoch}", parts)

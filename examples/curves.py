@@ -96,6 +96,13 @@ def main() -> None:
             runs.append(read(path))
         except (OSError, ValueError) as error:
             parser.error(f"{path}: {error}")
+    for path, (what, _, _) in zip(options.runs, runs, strict=True):
+        for key in ("title", "unit"):
+            if what.get(key) != runs[0][0].get(key):
+                parser.error(
+                    f"{path}: its {key} is {what.get(key)}, and that of {options.runs[0]} is "
+                    f"{runs[0][0].get(key)}: they are no runs of the same training"
+                )
     print(table(runs))
     if options.png is not None:
         for path, (_, points, _) in zip(options.runs, runs, strict=True):

@@ -29,15 +29,25 @@ Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 ROWS = 1_000_000  # Rows that the tables' sparse columns are hashed to.
-TEXTS = ("gutenberg_books", "world_factbook", "enwiki_sample")
+# Files of text, and what a run that read them is called.
+TEXTS = {
+    "gutenberg_books": "books", "world_factbook": "Factbook", "enwiki_sample": "Wikipedia sample",
+}  # fmt: skip
+FOLDERS = {"flights": "nycflights13", "adult": "adult"}  # Of the tables' files.
+PARTS = 4  # That each worker may have of an epoch at least, where nobody waits for anybody.
 
 
 def find(folder: str, name: str) -> Path | None:
     """A data file, or None."""
+    places = (place / name for place in folders(folder))
+    return next((place for place in places if place.exists()), None)
+
+
+def folders(name: str) -> tuple[Path, Path]:
+    """Where the files of a data set are looked for."""
     given = os.environ.get("GRADRING_DATA")
     root = Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
-    places = (root / folder / name, root / name)
-    return next((place for place in places if place.exists()), None)
+    return root / name, root
 
 
 @dataclass(frozen=True)
@@ -61,10 +71,9 @@ class Corpus:
 
 def corpus(least: int = 5) -> Corpus:
     """Read the text; words that occur fewer than `least` times are left out."""
-    paths = [find("text", f"{name}.txt.gz") for name in TEXTS]
-    found = [path for path in paths if path is not None]
-    name = "books, Factbook, Wikipedia sample" if found else "Python's help texts"
-    lines = [re.findall(r"[a-z']+", line.lower()) for line in _lines(found)]
+    found = {name: path for name in TEXTS if (path := find("text", f"{name}.txt.gz"))}
+    name = ", ".join(TEXTS[name] for name in found) or "Python's help texts"
+    lines = [re.findall(r"[a-z']+", line.lower()) for line in _lines(list(found.values()))]
     counts = Counter(word for line in lines for word in line)
     vocabulary = [word for word, count in counts.most_common() if count >= least]
     number = {word: place for place, word in enumerate(vocabulary)}
@@ -167,10 +176,10 @@ def table(name: str, *, examples: int = 102_400, seed: int = 0) -> Table:
     The made ones are `examples` for training and a fifth as many for testing. Where a file is
     missing, they stand in.
     """
-    if name == "flights" and (path := find("nycflights13", "nycflights13.npz")):
+    if name == "flights" and (path := find(FOLDERS[name], "nycflights13.npz")):
         return _flights(path)
     if name == "adult":
-        parts = [find("adult", file) for file in ("adult.data.gz", "adult.test.gz")]
+        parts = [find(FOLDERS[name], file) for file in ("adult.data.gz", "adult.test.gz")]
         if parts[0] and parts[1]:
             return _adult(parts[0], parts[1])
     return synthetic_table(examples, seed=seed)
@@ -286,6 +295,14 @@ def are_alike(comm: gr.Communicator, arrays: Iterable[npt.NDArray[np.generic]]) 
     """Whether all workers have the same bits in these; every worker asks."""
     sums = [zlib.crc32(np.ascontiguousarray(array)) for array in arrays]
     return bool((comm.all_gather(np.array(sums)) == sums).all())
+
+
+def part_batches(batches: int, workers: int, least: int, most: int) -> int:
+    """Batches in a part of an epoch that has so many: few enough that every worker has several.
+
+    From `least` to `most`; the first counts where both cannot be.
+    """
+    return max(least, min(most, batches // (PARTS * workers)))
 
 
 def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:

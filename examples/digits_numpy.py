@@ -8,6 +8,7 @@ part in the others' last step with weight zero.
 """
 
 import argparse
+import sys
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -15,7 +16,9 @@ from sklearn.datasets import load_digits
 import gradring as gr
 from gradring.progress import Progress
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--global-batch", type=int, default=48, help="over all ranks")
 options = parser.parse_args()
@@ -23,6 +26,8 @@ if options.epochs < 1 or options.global_batch < 1:
     parser.error("--epochs and --global-batch are at least 1")
 
 comm = gr.init()
+if options.global_batch % comm.world_size:
+    sys.exit(f"--global-batch must be a multiple of the {comm.world_size} ranks")
 X, y = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(X))
 X, y = (X[order] / 16).astype(np.float32), y[order]
@@ -50,18 +55,20 @@ def gradients(x, labels):
 
 
 steps = -(-len(X_train) // options.global_batch)
-each = max(1, options.global_batch // comm.world_size)
+each = options.global_batch // comm.world_size
 with Progress(options.epochs * steps, rank=comm.rank, label="digits") as progress:
     for epoch in range(options.epochs):
         mine = gr.shard(len(X_train), comm, epoch=epoch)
-        for rows in optimizer.uneven(np.split(mine, range(each, len(mine), each))):
+        batches = np.split(mine, range(each, len(mine), each))
+        for step, rows in enumerate(optimizer.uneven(batches)):
             if rows is None:
                 optimizer.step(None)
                 loss = None
             else:
                 loss, grads = gradients(X_train[rows], y_train[rows])
                 optimizer.step(grads, weight=len(rows))
-            progress.advance(examples=options.global_batch, loss=loss)
+            done = min(options.global_batch, len(X_train) - step * options.global_batch)
+            progress.advance(examples=done, loss=loss)
 
 if comm.rank == 0:
     guesses = (np.tanh(X_test @ W1 + b1) @ W2 + b2).argmax(axis=1)

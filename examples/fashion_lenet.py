@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from options import new_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -116,7 +117,7 @@ def parse() -> argparse.Namespace:
     add("--epochs", type=int, default=3)
     add("--global-batch", type=int, default=64, help="examples in a step, over all ranks")
     add("--seed", type=int, default=0)
-    add("--json", type=Path, help="write losses, accuracies and throughput there")
+    add("--json", type=new_file, help="write losses, accuracies and throughput there")
     add("--baseline-seconds", type=float, default=2.0, help="time one process first; 0: do not")
     options = parser.parse_args()
     if options.epochs < 1 or options.global_batch < 1 or options.seed < 0:
@@ -169,16 +170,22 @@ def load(is_talking: bool) -> tuple[Examples, Examples, str]:
     data = Path(given) if given else root.parent / "shared" / "data"
     places = [data / "fashion-mnist", data]
     for place in places:
-        if (place / "train-images-idx3-ubyte.gz").exists():
+        if all((place / name).exists() for part in ("train", "t10k") for name in names(part)):
             return read(place, "train"), read(place, "t10k"), "Fashion-MNIST"
     if is_talking:
-        print(f"no Fashion-MNIST in {', '.join(map(str, places))}: using scikit-learn's digits")
+        where = ", ".join(map(str, places))
+        print(f"no Fashion-MNIST, all four files, in {where}: using scikit-learn's digits")
     return (*digits(), "digits")
 
 
+def names(part: str) -> tuple[str, str]:
+    """The files of a part's pictures and labels."""
+    return f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
+
+
 def read(place: Path, part: str) -> Examples:
-    pictures = gzip.decompress((place / f"{part}-images-idx3-ubyte.gz").read_bytes())[16:]
-    labels = gzip.decompress((place / f"{part}-labels-idx1-ubyte.gz").read_bytes())[8:]
+    pictures, labels = (gzip.decompress((place / name).read_bytes()) for name in names(part))
+    pictures, labels = pictures[16:], labels[8:]  # Behind their headers.
     x = np.frombuffer(pictures, np.uint8).reshape(-1, 1, 28, 28).astype(np.float32)
     y = np.frombuffer(labels, np.uint8).astype(np.int64)
     return torch.from_numpy((x - 73) / 90), torch.from_numpy(y)  # Mean 0, deviation 1.

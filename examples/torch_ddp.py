@@ -19,7 +19,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=at_least(1), default=7500)
     parser.add_argument("--epochs", type=at_least(1), default=3)
     parser.add_argument("--global-batch", type=at_least(1), default=64)

@@ -27,7 +27,9 @@ def confusion(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=at_least(1), default=2000)
     parser.add_argument("--steps", type=at_least(1), default=100)
     options = parser.parse_args()

@@ -17,7 +17,9 @@ from torch.distributed.fsdp import fully_shard
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=at_least(1), default=2000)
     parser.add_argument("--steps", type=at_least(1), default=60)
     parser.add_argument("--global-batch", type=at_least(1), default=64)

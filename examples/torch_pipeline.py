@@ -32,13 +32,14 @@ def first_stage(stage: nn.Module, parts: tuple[Tensor, ...]) -> None:
 
 
 def last_stage(stage: nn.Module, labels: tuple[Tensor, ...], shape: torch.Size) -> float:
-    """Forward and backward of each micro-batch as it comes; the mean loss."""
+    """Forward and backward of each micro-batch as it comes; the mean loss of all examples."""
     total, works = 0.0, []
+    batch = sum(map(len, labels))  # The last micro-batch may be a shorter one.
     for index, wanted in enumerate(labels):
         x = torch.empty(len(wanted), *shape)
         dist.recv(x, 0, tag=index)
         x.requires_grad_()
-        loss = nn.functional.cross_entropy(stage(x), wanted) / len(labels)
+        loss = nn.functional.cross_entropy(stage(x), wanted) * len(wanted) / batch
         loss.backward()
         works.append(dist.isend(x.grad, 0, tag=index))
         total += loss.item()
@@ -48,7 +49,9 @@ def last_stage(stage: nn.Module, labels: tuple[Tensor, ...], shape: torch.Size) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=at_least(1), default=2000)
     parser.add_argument("--steps", type=at_least(1), default=60)
     parser.add_argument("--batch", type=at_least(1), default=64)

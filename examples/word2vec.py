@@ -15,14 +15,25 @@ import argparse
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from curves import Recorder
-from datasets import Corpus, Pairs, analogies, are_alike, corpus, run_number, with_next, zipf_pairs
-from options import at_least
+from datasets import (
+    Corpus,
+    Pairs,
+    analogies,
+    are_alike,
+    corpus,
+    find,
+    folders,
+    part_batches,
+    run_number,
+    with_next,
+    zipf_pairs,
+)
+from options import at_least, new_file
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
@@ -31,9 +42,9 @@ from gradring.progress import Progress
 
 MODES = ("local", "apart", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
 POINTS = 200  # On the curve.
-# What a worker takes at a time, where nobody waits for anybody. Of a part of the text up to a batch
-# is left over: half a percent.
-PART_BATCHES = {"words": 190, "pairs": 8}
+# What a worker takes at a time, least and most, where nobody waits for anybody. Of a part of the
+# text up to a batch is left over: half a percent of the longest.
+PART_BATCHES = {"words": (8, 190), "pairs": (1, 8)}
 UNSEEN = 20_480  # Pairs of the stream that are for testing.
 
 
@@ -55,8 +66,11 @@ def parse() -> argparse.Namespace:
     add("--examples", type=at_least(1), default=1_024_000, help="stream: pairs, over all workers")
     add("--batch", type=at_least(1), default=1024, help="stream: pairs in a step")
     add("--seed", type=at_least(0), default=0)
-    add("--out", type=Path, help="write the curve and the outcome there, as JSON lines")
-    return parser.parse_args()
+    add("--out", type=new_file, help="write the curve and the outcome there, as JSON lines")
+    options = parser.parse_args()
+    if options.mode == "geo" and options.outer == "nesterov" and options.rare_every > 1:
+        parser.error("--outer nesterov makes all replicas equal each time: --rare-every stays 1")
+    return options
 
 
 class Work:
@@ -93,7 +107,10 @@ class Work:
         """
         rank, workers = self.comm.rank, self.comm.world_size
         if optimizer is not None and not optimizer.is_in_step:
-            part_size = PART_BATCHES[self.unit] * self.examples.batch
+            batches = self.size // self.examples.batch
+            part_size = self.examples.batch * part_batches(
+                batches, workers, *PART_BATCHES[self.unit]
+            )
             parts, name = -(-self.size // part_size), f"run {self.run}, epoch {epoch}"
             for part in optimizer.hand_out(name, parts):
                 begin = part * part_size
@@ -137,6 +154,19 @@ class Work:
             return {}
         return {"analogies": accuracy(inputs, questions), "questions": len(questions)}
 
+    def tell(self) -> None:
+        """Say which text is trained on, and why no analogies will be asked."""
+        if not isinstance(self.data, Corpus):
+            return
+        print(f"text: {self.data.name}, {self.size:,} words of a vocabulary of {self.words:,}")
+        places = ", ".join(map(str, folders("text")))
+        if self.data.name == "Python's help texts":
+            print(f"no other text in {places}")
+        if find("text", "questions-words.txt.gz") is None:
+            print(f"no analogies are asked: no questions-words.txt.gz in {places}")
+        elif not len(analogies(self.data.vocabulary)):
+            print("no analogies are asked: of none are all four words in the text")
+
 
 def main() -> None:
     options = parse()
@@ -145,6 +175,8 @@ def main() -> None:
     if options.mode == "local" and comm.world_size > 1:
         raise SystemExit("--mode local is for one process; with several choose another")
     work = Work(options, comm)
+    if comm.rank == 0:
+        work.tell()
     model = make_model(options, comm, work.examples, work.words)
     what = {
         "mode": options.mode, "workers": comm.world_size, "unit": work.unit, "title": work.title,

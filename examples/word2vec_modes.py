@@ -227,6 +227,20 @@ def tables_of(optimizer: Any, options: argparse.Namespace) -> list[Any]:
     ]
 
 
+def mode_of(options: argparse.Namespace) -> Any:
+    """The mode of --mode, from those of its options alone."""
+    if options.mode == "geo":
+        outer = {"sum": gr.Sum(), "mean": gr.Mean(), "nesterov": gr.Nesterov()}[options.outer]
+        return gr.Geo(options.k_steps, outer, options.rare_every)
+    return {
+        "sync-ps": gr.Sync(via="ps"),
+        "bounded": gr.BoundedStaleness(options.staleness),
+        "async": gr.Async(),
+        # Nothing here is dense: rows go as in async, and all workers have equally many steps.
+        "hybrid": gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
+    }[options.mode]
+
+
 def make_model(
     options: argparse.Namespace, comm: gr.Communicator, examples: Any, words: int
 ) -> Model:
@@ -235,14 +249,6 @@ def make_model(
         return Local(examples, words, options)
     if options.mode == "sync":
         return Gathered(comm, examples, words, options)
-    outer = {"sum": gr.Sum(), "mean": gr.Mean(), "nesterov": gr.Nesterov()}[options.outer]
-    mode = {
-        "sync-ps": gr.Sync(via="ps"),
-        "bounded": gr.BoundedStaleness(options.staleness),
-        "async": gr.Async(),
-        "geo": gr.Geo(options.k_steps, outer, options.rare_every),
-        # Nothing here is dense: rows go as in async, and all workers have equally many steps.
-        "hybrid": gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
-    }[options.mode]
+    mode = mode_of(options)
     optimizer = gr.distributed([], None, mode=mode, name="word2vec", comm=comm)
     return (Replica if options.mode == "geo" else Served)(optimizer, examples, words, options)

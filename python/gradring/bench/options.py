@@ -174,7 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         "--bind",
         default="none",
         choices=("none", "core"),
-        help="core: keep every rank on one core, as some launchers do by themselves (none)",
+        help="core: keep every rank on one core, also where ranks are more than cores (none: as "
+        "they were started; our launcher gives ranks cores of their own where there are enough)",
     )
     add(
         "--peer-python",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gradring import errors
 from gradring.errors import DeviceError, InternalError, InvalidArgument
 from gradring.ps.saved import files, manifest, snapshot_files
-from gradring.ps.saved.checkpoint_jobs import carry_out, stage
+from gradring.ps.saved.checkpoint_jobs import stage
 from gradring.ps.saved.export import export_checkpoint, export_table
 from gradring.ps.saved.manifest import File, Manifest
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from gradring.ps.client import ParameterServer
 
 __all__ = [
-    "carry_out",
     "export_checkpoint",
     "export_table",
     "load",
-    "load_server",
     "save",
     "verify",
 ]

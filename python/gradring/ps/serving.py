@@ -81,7 +81,7 @@ class Serving:
             if job is None:
                 continue
             if carry_out is None:
-                from gradring.ps import checkpoint
+                from gradring.ps.saved import checkpoint_jobs
 
-                carry_out = checkpoint.carry_out
+                carry_out = checkpoint_jobs.carry_out
             carry_out(self.core, job)

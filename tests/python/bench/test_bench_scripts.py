@@ -104,6 +104,18 @@ def test_one_step_is_drawn_with_its_operations(tmp_path: Path) -> None:
     assert (records / "rank-0.json").exists()
 
 
+def test_a_drawing_that_has_nothing_to_go_by_says_how_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("GRADRING_RECORD", raising=False)
+    command = [sys.executable, BENCH / "overlap.py", "overlap.png"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 1
+    assert "GRADRING_RECORD=/tmp/overlap gradring run -n 2 bench/overlap.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_was_simulated_is_written_and_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run(BENCH / "scale.py", BENCH / "results" / "scale.json", "--to", tmp_path)

@@ -21,6 +21,7 @@ from datasets import (
     auc,
     corpus,
     hashed,
+    part_batches,
     synthetic_table,
     table,
 )
@@ -55,7 +56,7 @@ def test_text_of_files_is_read_in_their_order(files: Path) -> None:
     pack(files / "text" / "world_factbook.txt.gz", TEXT)
     pack(files / "gutenberg_books.txt.gz", "Lies, lies. It's rare.\n" * 3)
     data = corpus()
-    assert "Factbook" in data.name
+    assert data.name == "books, Factbook", "of what is there"
     assert data.vocabulary[:2] == ["lies", "in"]
     assert set(data.vocabulary) == {"lies", "in", "athens", "greece", "as", "oslo", "norway"}
     assert data.counts[0] == 2 * 30 + 2 * 3
@@ -157,6 +158,16 @@ def test_made_clicks_stand_in_where_a_part_is_missing(files: Path, missing: str)
         pack(files / "adult" / name, people(30, ""))
     assert table("adult", examples=100).name == "synthetic"
     assert table("flights", examples=100).name == "synthetic"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("batches", [64, 100, 20_000])
+def test_every_worker_may_have_several_parts(batches: int, workers: int) -> None:
+    size = part_batches(batches, workers, 1, 190)
+    assert 1 <= size <= 190
+    assert -(-batches // size) >= 4 * workers or size == 1
+    assert part_batches(batches, workers, 1, 8) == min(size, 8)
+    assert part_batches(3, workers, 8, 190) == 8, "of a shorter part too little is left"
 
 
 def test_auc_counts_pairs_and_ties_half() -> None:

@@ -66,6 +66,35 @@ def test_digits_are_recognised_on_any_number_of_ranks(ranks: int | None) -> None
     assert float(found[2]) >= 0.95
 
 
+def test_a_global_batch_that_ranks_cannot_share_is_refused() -> None:
+    command = [sys.executable, *RANKS, "2", str(EXAMPLES / "digits_numpy.py")]
+    done = subprocess.run(
+        [*command, "--global-batch", "7"], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 1
+    assert "--global-batch must be a multiple of the 2 ranks" in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_says_what_an_example_does() -> None:
+    assert "A small network in NumPy" in run_example("digits_numpy.py", "--help")[0]
+
+
+def test_digits_stand_in_where_one_of_the_four_files_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import fashion_lenet
+
+    monkeypatch.setenv("GRADRING_DATA", str(tmp_path))
+    (tmp_path / "fashion-mnist").mkdir()
+    for name in (*fashion_lenet.names("train"), fashion_lenet.names("t10k")[0]):
+        (tmp_path / "fashion-mnist" / name).touch()
+    assert fashion_lenet.load(is_talking=True)[2] == "digits"
+    assert "no Fashion-MNIST, all four files, in " in capsys.readouterr().out
+
+
 def test_lenet_has_the_same_loss_curve_on_one_two_and_four_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

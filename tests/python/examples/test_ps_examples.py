@@ -23,12 +23,14 @@ EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import ctr  # noqa: E402
+import fashion_lenet  # noqa: E402
 import word2vec  # noqa: E402
 from curves import read  # noqa: E402
 from datasets import zipf_pairs  # noqa: E402
 from skipgram import Batch, Stream, Windows, accuracy  # noqa: E402
-from word2vec_modes import Rows  # noqa: E402
+from word2vec_modes import Rows, mode_of  # noqa: E402
 
+import gradring as gr  # noqa: E402
 from torch_ranks import script_on_our_ranks  # noqa: E402
 
 MODES = ("sync", "sync-ps", "bounded", "async", "geo", "hybrid")
@@ -148,6 +150,54 @@ def test_numbers_that_make_no_sense_are_refused_by_name(
     assert f"argument {option}: it is at least 1, got {number}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("example", "option"), [(word2vec, "--out"), (ctr, "--out"), (fashion_lenet, "--json")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    example: Any, option: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    for place, why in (
+        (tmp_path / "none" / "run", f"no folder {tmp_path}"),
+        (tmp_path, "a folder"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["example", option, str(place)])
+        with pytest.raises(SystemExit):
+            example.parse()
+        said = capsys.readouterr().err
+        assert f"argument {option}: " in said
+        assert why in said
+    monkeypatch.setattr(sys, "argv", ["example", option, str(tmp_path / "run")])
+    example.parse()
+
+
+def test_options_that_a_mode_does_not_use_do_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["example", "--outer", "nesterov", "--rare-every", "4", "--mode"]
+    monkeypatch.setattr(sys, "argv", [*options, "async"])
+    assert mode_of(word2vec.parse()) == gr.Async()
+    monkeypatch.setattr(sys, "argv", [*options, "geo"])
+    with pytest.raises(SystemExit):
+        word2vec.parse()
+    assert "error: --outer nesterov" in capsys.readouterr().err
+
+
+def test_a_run_says_what_it_trains_on_where_files_are_missing() -> None:
+    options = ("--epochs", "1", "--dim", "4", "--words", "3000")
+    ((said, _),) = script_on_our_ranks(1, EXAMPLES / "word2vec.py", *options)
+    assert "text: Python's help texts, 3,000 words" in said
+    assert "no analogies are asked: no questions-words.txt.gz in " in said
+    options = ("--data", "flights", "--examples", "50", "--batch", "10", "--dim", "4")
+    ((said, _),) = script_on_our_ranks(1, EXAMPLES / "ctr.py", *options)
+    assert said.startswith("no flights (or not all of it) in ")
+
+
+def test_examples_that_fill_no_batch_are_not_counted(tmp_path: Path) -> None:
+    options = ("--examples", "100", "--batch", "30", "--dim", "4", "--epochs", "2")
+    assert run("ctr.py", *options, out=tmp_path / "run")[2]["examples"] == 2 * 90
+
+
 @pytest.mark.parametrize("name", ["ctr.py", "word2vec.py --synthetic"])
 def test_fewer_examples_than_a_step_takes_are_refused(name: str) -> None:
     command = [sys.executable, *f"{EXAMPLES}/{name} --batch 512 --examples 500".split()]
@@ -246,6 +296,20 @@ def test_a_run_that_is_none_or_has_not_ended_is_named(tmp_path: Path, text: str 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert f"error: {run}: " in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("key", ["title", "unit"])
+def test_runs_of_different_trainings_are_not_compared(tmp_path: Path, key: str) -> None:
+    for name in ("one", "other"):
+        what = {"mode": "geo", "workers": 1, "title": "t", "unit": "words", key: name}
+        (tmp_path / name).write_text(json.dumps(what) + '\n{"words/s": 1.5}\n')
+    command = [sys.executable, EXAMPLES / "curves.py", tmp_path / "one", tmp_path / "other"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'other'}: its {key} is other, and that of {tmp_path / 'one'} is one" in (
+        done.stderr
+    )
     assert done.stdout == ""
 
 

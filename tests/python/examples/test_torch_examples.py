@@ -59,6 +59,13 @@ def test_the_pipeline_learns() -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
+def test_micro_batches_of_different_sizes_count_by_their_examples() -> None:
+    options = ("--steps", "2", "--batch", "10", "--images", "100", "--micro-batches")
+    assert run("torch_pipeline.py", *options, "4", ranks=2) == run(
+        "torch_pipeline.py", *options, "1", ranks=2
+    )
+
+
 def test_metrics_do_not_depend_on_the_number_of_ranks() -> None:
     alone = run("torch_evaluate.py", "--steps", "40", ranks=1)
     together = run("torch_evaluate.py", "--steps", "40", ranks=2)

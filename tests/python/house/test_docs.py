@@ -100,12 +100,12 @@ BEFORE = {
     "docs/modes.md": [
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.
-        "def batches_of(part): return batches",
+        "def batches_of(part): return batches\nrun = 1",
         WRITTEN,
     ],
     "docs/checkpoints.md": [MODEL + TABLE],
     "docs/torch.md": [MODEL + GROUP],
-    "docs/training.md": [MODEL + SCALED, ""],
+    "docs/training.md": [MODEL, SCALED, ""],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],

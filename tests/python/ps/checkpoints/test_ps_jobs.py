@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradring.errors import InternalError
-from gradring.ps import checkpoint
+from gradring.ps.saved import checkpoint_jobs
 from ps_servers import join, start_server
 
 
@@ -25,7 +25,7 @@ def test_a_server_whose_jobs_end_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     def breaks(core: Any, job: Any) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(checkpoint, "carry_out", breaks)
+    monkeypatch.setattr(checkpoint_jobs, "carry_out", breaks)
     with start_server() as server, join([server.address]) as ps:
         ps.calls.core.begin_load(["{}"])
         server._thread.join(20)
