@@ -49,7 +49,9 @@ _CANNOT_LISTEN = {
 def _listener(host: str, port: int) -> socket.socket:
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        # Resolved, or the link that `%` names would be left out.
+        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
+        return socket.create_server(address, family=family, backlog=1024)
     if socket.has_dualstack_ipv6():
         return socket.create_server(
             ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
@@ -145,14 +147,16 @@ class Agent:
 
     def _obey(self, command: dict[str, Any]) -> None:
         try:
-            if command["do"] == "listen":
+            if command["do"] == "stop":
+                self._stop(command["signal"], servers=command["servers"])
+            elif self._is_ending:
+                return  # Whoever is started now is seen by no stop that has begun.
+            elif command["do"] == "listen":
                 self._listen(command["number"], command["host"], command["port"])
             elif command["do"] == "start":
                 self._start(command)
-            elif command["do"] == "restart" and not self._is_ending:
+            elif command["do"] == "restart":
                 self._spawn_server(command["number"])
-            elif command["do"] == "stop":
-                self._stop(command["signal"], servers=command["servers"])
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="refused", text=f"cannot {command['do']}: {error}")
             self._stop(signal.SIGTERM, servers=True)
@@ -378,7 +382,8 @@ class Agent:
             # A group that its leader still leads is told as one, and once; strays one by one.
             targets[(os.kill, pid) if leader is None else (os.killpg, group)] = None
         for send, target in targets:
-            with contextlib.suppress(ProcessLookupError):
+            # One of another user (a rank may start sudo) is told of as what would not die.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(target, number)
                 if number != signal.SIGKILL:
                     send(target, signal.SIGCONT)  # A stopped process could not hear us.

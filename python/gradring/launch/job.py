@@ -112,6 +112,7 @@ class Job:
                 self._fail(Failure(f"cannot start anything on {host.name}: {error}", 1))
                 return
             self._links.append(link)
+            self._watch.add_commands(link)
             self._watch.add(link.frames, functools.partial(self._read_frames, link))
             self._watch.add(link.complaints, functools.partial(self._read_complaints, link))
         plan = self._plan
@@ -123,7 +124,7 @@ class Job:
 
     def _note_port(self, number: int, port: int) -> None:
         self._ports[number] = port
-        if len(self._ports) == 1 + self._plan.servers:
+        if len(self._ports) == 1 + self._plan.servers and not self._is_stopping:
             servers = {server_index(n): port for n, port in self._ports.items() if is_server(n)}
             self._start_processes(self._plan.environ_at(self._ports[0], servers))
 
@@ -342,8 +343,7 @@ class Job:
             self._stop(self._outcome.interrupt_by(number))
         else:
             self._screen.say(f"{name}: killing all ranks")
-            self._is_stopping = False
-            self._is_killing = True
+            self._is_stopping, self._is_killing = False, True
             self._stop(signal.SIGKILL)
             if not any(link.is_open for link in self._links):
                 self._screen.outlets.drop()
