@@ -59,15 +59,17 @@ def _listener(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=1024)
 
 
-def search_path(environ: Mapping[str, str]) -> str:
-    """Return the PATH of ranks: ours, in which our interpreter's folder is if it was not.
+def search_path(environ: Mapping[str, str], programs: str) -> str:
+    """Return the PATH of ranks: ours, in which their interpreter's folder is if it was not.
+
+    Its folder is ``programs``, or where that is empty, our own interpreter's.
 
     A virtual environment that nobody has activated is in no PATH, least of all in that of sshd:
     `python` and `gradring` would be others than here, or none.
     """
     path = environ.get("PATH", os.defpath)
-    folder = str(Path(sys.executable).parent)
-    is_known = not sys.executable or folder in path.split(os.pathsep)
+    folder = programs or str(Path(sys.executable).parent)
+    is_known = not (programs or sys.executable) or folder in path.split(os.pathsep)
     return path if is_known else f"{folder}{os.pathsep}{path}"
 
 
@@ -228,7 +230,7 @@ class Agent:
             self._spawn_server(server)
         ranks = command["ranks"]
         environ = {**os.environ, **command["environ"]}
-        environ["PATH"] = search_path(environ)
+        environ["PATH"] = search_path(environ, command["programs"])
         environ.pop("GRADRING_LISTEN_FD", None)
         threads = max(1, len(os.sched_getaffinity(0)) // len(ranks))
         is_set = "OMP_NUM_THREADS" in environ

@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from gradring.errors import ProtocolError
@@ -133,12 +132,7 @@ class Job:
         for link in self._links:
             link.send(
                 do="start",
-                ranks=link.host.ranks,
-                servers=[server_number(index) for index in link.host.servers],
-                argv=self._plan.argv,
-                server_argv=self._plan.server_argv,
-                cwd=str(Path.cwd()),
-                environ={**environ, **link.host.environ},
+                **self._plan.start_of(link.host, environ),
                 grace=self._options.grace,
                 bind=self._options.bind,
             )
