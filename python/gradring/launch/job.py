@@ -356,7 +356,8 @@ class Job:
         self._stop_reading(link)
         for line in link.last_complaints():
             self._screen.say(f"{link.host.name}: {line}")
-        ending = describe(link.close(timeout=_TEARDOWN_SECONDS))
+        # An ssh may linger; signals are heard all the same.
+        ending = describe(link.close(_TEARDOWN_SECONDS, lambda: bool(self._watch.caught)))
         if not link.is_done:
             self._end_orphans(link)
             what = "lost" if link.reader.has_greeted else "could not start anything on"

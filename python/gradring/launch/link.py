@@ -12,7 +12,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,8 @@ from gradring.launch.options import Options
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16
 _FRAME_BYTES_MAX = 1 << 24
+# How often it is asked whether an end is urgent.
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -165,15 +168,24 @@ class AgentLink:
                 lines += self.complain(data)
         return [*lines, *(self.complain(b"\n") if self._complaint else [])]
 
-    def close(self, timeout: float) -> int:
-        """Let the agent go, if need be by force, and return how it (or ssh) ended."""
+    def close(self, timeout: float, is_urgent: Callable[[], bool] = lambda: False) -> int:
+        """Let the agent go, if need be by force, and return how it (or ssh) ended.
+
+        Args:
+            timeout: Seconds that it has.
+            is_urgent: Asked meanwhile: whether it has hardly any.
+        """
         self.is_open = False
         self.commands.close()
+        until = time.monotonic() + timeout
         try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            while True:
+                try:
+                    return self._process.wait(min(timeout, _LOOK_SECONDS))
+                except subprocess.TimeoutExpired:
+                    if is_urgent() or time.monotonic() >= until:
+                        self._process.kill()
+                        return self._process.wait()
         finally:
             self.frames.close()
             self.complaints.close()

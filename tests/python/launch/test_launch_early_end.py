@@ -15,7 +15,7 @@ import pytest
 
 from gradring.launch import processes
 from gradring.launch.agent import Agent
-from launcher_runs import LIVE, Start, launching, run_patched, wait_for_end
+from launcher_runs import LIVE, Start, launching, patched, run_patched, wait_for_end
 
 # Says on standard error what agents are told.
 TELL_COMMANDS = (
@@ -111,6 +111,26 @@ def test_a_command_longer_than_a_pipe_reaches_a_host_once_it_reads(
     run = start(program, *options, environ={"LONG": "x" * 100_000})
     code, lines, err = run.finish()
     assert (code, sorted(lines), err) == (0, ["[0] 100000", "[1] 100000"], "")
+
+
+def test_an_ssh_that_lingers_keeps_nobody_from_hearing_signals(tmp_path: Path) -> None:
+    ssh = tmp_path / "fake-ssh"
+    ssh.write_text(
+        "#!/bin/sh\n"
+        f'cd {tmp_path}; shift; setsid --wait sh -c "$*"\n'
+        "exec >&- 2>&-; echo $$ > lingers; exec sleep infinity\n"
+    )
+    ssh.chmod(0o755)
+    os.mkfifo(tmp_path / "lingers")
+    (tmp_path / "hosts").write_text("red\n")
+    patch = "from gradring.launch import job\njob._TEARDOWN_SECONDS = 1000.0\n"
+    options = ["--hosts", str(tmp_path / "hosts"), "--ssh", str(ssh)]
+    with subprocess.Popen(patched(patch, *options, "true"), stderr=subprocess.PIPE) as run:
+        lingers = int((tmp_path / "lingers").read_text())
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate()
+    assert b"Traceback" not in err
+    wait_for_end(lingers)
 
 
 def not_ours(*_: int) -> None:
