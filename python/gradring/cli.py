@@ -18,7 +18,7 @@ from typing import Any
 from gradring.commands import endings
 from gradring.commands.output_files import CannotWrite
 from gradring.errors import InvalidArgument
-from gradring.settings.config import TRANSPORTS, folder
+from gradring.settings.config import TRANSPORTS, absolute_program, folder
 
 # For these, everything after the name belongs to the subcommand's own parser.
 _DELEGATED = {  # Name -> the module that has its `main`, and a line of help.
@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
             interface=options.interface,
             rendezvous=options.rendezvous,
             ssh=options.ssh,
-            python=options.python,
+            python=absolute_program(options.python),
             forward=tuple(options.env),
             grace=options.grace,
             start_timeout=options.start_timeout,

@@ -18,6 +18,7 @@ from typing import Any
 
 from gradring.commands.input_files import cannot_read, files_in
 from gradring.commands.output_files import require_writable, write_whole, writing
+from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
 
 Event = dict[str, Any]
@@ -135,14 +136,15 @@ def merge_folder(folder: Path, output: Path) -> str:
     traces = read(folder)
     try:
         merged = merge(traces)
-        missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = json.dumps(merged, allow_nan=False)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{folder}: a trace lacks what belongs in it: {error!r}") from error
+    missing = set(range(traces[0].other["world_size"])) - {trace.rank for trace in traces}
     if str(output) == "-":
-        print(json.dumps(merged))
+        print(text)
     else:
         with writing(output) as file:
-            write_whole(file, json.dumps(merged))
+            write_whole(file, text)
     gone = f"; no trace of rank {', '.join(map(str, sorted(missing)))}" if missing else ""
     worst = max(merged["otherData"]["clock_error_us"].values())
     return (
@@ -216,6 +218,8 @@ def _read_one(path: Path) -> tuple[int, RankTrace]:
         if (other["format"], other["version"]) == ("gradring-trace", 1):
             if not isinstance(text["traceEvents"], list) or "job" not in other:
                 raise ValueError("no list of events, or no job")
+            if not 0 <= other["rank"] < other["world_size"] <= MOST_RANKS:
+                raise ValueError("no rank of a world")
             return written, RankTrace(other["rank"], text["traceEvents"], other)
     except OSError as error:
         raise cannot_read(path, error) from None

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -64,6 +64,21 @@ def folder_for_sockets(prefix: str) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp" if is_long else None)
 
 
+def _started(start: Start, log: BinaryIO) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            start.argv,
+            cwd=start.cwd,
+            env={**os.environ, **start.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise GroupFailed(f"{start.name}: could not start {start.argv[0]}: {error}") from error
+
+
 class LaunchedGroup:
     """Ranks that this process has started. Between commands they sleep in a read."""
 
@@ -91,15 +106,7 @@ class LaunchedGroup:
             listener.bind(str(path))
             listener.listen(size)
             with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    start.argv,
-                    cwd=start.cwd,
-                    env={**os.environ, **start.environ},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
+                self._process = _started(start, log)
             try:
                 self._welcome(listener)
             except BaseException:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gradring.bench import cases, libraries
 from gradring.core_arguments import MOST_RANKS, whole_number
 from gradring.errors import InvalidArgument
-from gradring.settings.config import TRANSPORTS
+from gradring.settings.config import TRANSPORTS, absolute_program
 from gradring.timeouts import is_timeout
 
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
@@ -83,7 +83,7 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
         plot=given.plot,
         compare=_names(given.compare),
         is_bound=given.bind == "core",
-        peer_python=given.peer_python,
+        peer_python=absolute_program(given.peer_python),  # Peers start elsewhere.
         device=given.device,
     )
 

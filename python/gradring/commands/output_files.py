@@ -29,6 +29,9 @@ def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
     file = Path(path)
     try:
         is_new = not file.exists()
+        if is_new:
+            # A link may lead to nothing yet: what is made here, and removed, is not the link.
+            file = Path(os.path.realpath(path))
         if not is_new and not file.is_file() and not file.is_dir():
             return  # A pipe: its reader would take our looking for the end.
         with file.open("ab"):
@@ -36,7 +39,9 @@ def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
         if is_new:
             file.unlink(missing_ok=True)  # Who else looked may have been faster.
     except OSError as error:
-        raise InvalidArgument(f"{option} {file}: cannot be written: {error.strerror}") from None
+        raise InvalidArgument(
+            f"{option} {os.fspath(path)}: cannot be written: {error.strerror}"
+        ) from None
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:

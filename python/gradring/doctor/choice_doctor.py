@@ -8,6 +8,7 @@ where.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,17 @@ def main(asked: Asked, *, as_json: bool, environ: Mapping[str, str] | None = Non
         InvalidArgument: The question or the profile makes no sense.
     """
     found = report(asked, os.environ if environ is None else environ)
-    print(json.dumps(found, indent=2) if as_json else render(found))
+    print(json.dumps(_finite(found), indent=2, allow_nan=False) if as_json else render(found))
     return 0
+
+
+def _finite(found: Any) -> Any:
+    """Return plain values with ``None`` for estimates beyond any number: JSON knows no infinity."""
+    if isinstance(found, dict):
+        return {name: _finite(each) for name, each in found.items()}
+    if isinstance(found, list):
+        return [_finite(each) for each in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def report(asked: Asked, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -35,10 +35,10 @@ def main(job: str, *, as_json: bool = False, environ: Mapping[str, str] | None =
         found = findings(reports)
         if as_json:
             ranks = [vars(report) for report in reports]
-            text = json.dumps({"ranks": ranks, "findings": found})
+            text = json.dumps({"ranks": ranks, "findings": found}, allow_nan=False)
         else:
             text = render(reports, found)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{job}: a record lacks what belongs in it: {error!r}") from error
     print(text)
     return 1 if found else 0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradring.commands.input_files import cannot_read, files_in
-from gradring.core_arguments import plain_text, secret_bytes
+from gradring.core_arguments import MOST_RANKS, plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
 from gradring.launchers import job_secret, roles
 
@@ -67,6 +67,8 @@ def reports_of(job: str, environ: Mapping[str, str]) -> list[Report]:
     Raises:
         InvalidArgument: There is no such job or folder, no secret, or the secret is wrong.
     """
+    if not job:
+        raise InvalidArgument("--job is empty: say an address, a process id or a folder")
     if _is_folder(Path(job)):
         return read_folder(Path(job))
     return ask(_find(job, environ))
@@ -228,6 +230,7 @@ def _parse(text: bytes, source: str) -> Record:
         record: Record = json.loads(text)
         is_ours = record["format"] == "gradring-record" and record["version"] == 1
         is_ours = is_ours and all(isinstance(record[name], int) for name in _NUMBERS)
+        is_ours = is_ours and 0 <= record["rank"] < record["world_size"] <= MOST_RANKS
         is_ours = is_ours and all(name in record for name in ("job", "communicators", "failure"))
     except (ValueError, KeyError, TypeError, RecursionError):
         is_ours = False

@@ -73,7 +73,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "gpu": _gpu_facts(core),
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
-        "planner": _planner(settings, core, problems),
+        "planner": _planner(role, settings, core, problems),
         "servers": _servers(environ, core, problems),
         "network": _network(role, settings, problems),
         "cpus": host_facts.cpus(),
@@ -224,10 +224,14 @@ def _network(
 
 
 def _planner(
-    settings: config.Settings | None, core: dict[str, Any], problems: list[str]
+    role: Role | None,
+    settings: config.Settings | None,
+    core: dict[str, Any],
+    problems: list[str],
 ) -> dict[str, str]:
-    """Say by which costs algorithms are chosen, if this is rank 0."""
-    if settings is None or "missing" in core:
+    """Say by which costs algorithms are chosen, where the profile is read: by rank 0."""
+    reads_it = role is None or role.rank == 0
+    if settings is None or "missing" in core or not reads_it:
         return {}
     from gradring.doctor.choice_doctor import planner_facts  # Needs the core.
 

@@ -49,7 +49,9 @@ _CANNOT_LISTEN = {
 def _listener(host: str, port: int) -> socket.socket:
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        # Resolved, or the link that `%` names would be left out.
+        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
+        return socket.create_server(address, family=family, backlog=1024)
     if socket.has_dualstack_ipv6():
         return socket.create_server(
             ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
@@ -57,15 +59,17 @@ def _listener(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=1024)
 
 
-def search_path(environ: Mapping[str, str]) -> str:
-    """Return the PATH of ranks: ours, in which our interpreter's folder is if it was not.
+def search_path(environ: Mapping[str, str], programs: str) -> str:
+    """Return the PATH of ranks: ours, in which their interpreter's folder is if it was not.
+
+    Its folder is ``programs``, or where that is empty, our own interpreter's.
 
     A virtual environment that nobody has activated is in no PATH, least of all in that of sshd:
     `python` and `gradring` would be others than here, or none.
     """
     path = environ.get("PATH", os.defpath)
-    folder = str(Path(sys.executable).parent)
-    is_known = not sys.executable or folder in path.split(os.pathsep)
+    folder = programs or str(Path(sys.executable).parent)
+    is_known = not (programs or sys.executable) or folder in path.split(os.pathsep)
     return path if is_known else f"{folder}{os.pathsep}{path}"
 
 
@@ -145,14 +149,16 @@ class Agent:
 
     def _obey(self, command: dict[str, Any]) -> None:
         try:
-            if command["do"] == "listen":
+            if command["do"] == "stop":
+                self._stop(command["signal"], servers=command["servers"])
+            elif self._is_ending:
+                return  # Whoever is started now is seen by no stop that has begun.
+            elif command["do"] == "listen":
                 self._listen(command["number"], command["host"], command["port"])
             elif command["do"] == "start":
                 self._start(command)
-            elif command["do"] == "restart" and not self._is_ending:
+            elif command["do"] == "restart":
                 self._spawn_server(command["number"])
-            elif command["do"] == "stop":
-                self._stop(command["signal"], servers=command["servers"])
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="refused", text=f"cannot {command['do']}: {error}")
             self._stop(signal.SIGTERM, servers=True)
@@ -224,7 +230,7 @@ class Agent:
             self._spawn_server(server)
         ranks = command["ranks"]
         environ = {**os.environ, **command["environ"]}
-        environ["PATH"] = search_path(environ)
+        environ["PATH"] = search_path(environ, command["programs"])
         environ.pop("GRADRING_LISTEN_FD", None)
         threads = max(1, len(os.sched_getaffinity(0)) // len(ranks))
         is_set = "OMP_NUM_THREADS" in environ
@@ -378,7 +384,8 @@ class Agent:
             # A group that its leader still leads is told as one, and once; strays one by one.
             targets[(os.kill, pid) if leader is None else (os.killpg, group)] = None
         for send, target in targets:
-            with contextlib.suppress(ProcessLookupError):
+            # One of another user (a rank may start sudo) is told of as what would not die.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(target, number)
                 if number != signal.SIGKILL:
                     send(target, signal.SIGCONT)  # A stopped process could not hear us.

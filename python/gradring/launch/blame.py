@@ -15,7 +15,7 @@ from gradring.launch.outcome import Failure, Outcome
 
 # What errors of the core say of a rank that left or died, and servers of a worker.
 _LOST = re.compile(
-    rb"\b(?:rank|worker) (\d+)(?: \(\S+\))? "
+    rb"\b(?:rank|worker) (\d{1,9})(?: \(\S+\))? "
     rb"(?:has left[:,] |closed (?:its control|the) connection\b|was lost after |left after )"
 )
 

@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from gradring.errors import ProtocolError
@@ -112,6 +111,7 @@ class Job:
                 self._fail(Failure(f"cannot start anything on {host.name}: {error}", 1))
                 return
             self._links.append(link)
+            self._watch.add_commands(link)
             self._watch.add(link.frames, functools.partial(self._read_frames, link))
             self._watch.add(link.complaints, functools.partial(self._read_complaints, link))
         plan = self._plan
@@ -123,7 +123,7 @@ class Job:
 
     def _note_port(self, number: int, port: int) -> None:
         self._ports[number] = port
-        if len(self._ports) == 1 + self._plan.servers:
+        if len(self._ports) == 1 + self._plan.servers and not self._is_stopping:
             servers = {server_index(n): port for n, port in self._ports.items() if is_server(n)}
             self._start_processes(self._plan.environ_at(self._ports[0], servers))
 
@@ -132,12 +132,7 @@ class Job:
         for link in self._links:
             link.send(
                 do="start",
-                ranks=link.host.ranks,
-                servers=[server_number(index) for index in link.host.servers],
-                argv=self._plan.argv,
-                server_argv=self._plan.server_argv,
-                cwd=str(Path.cwd()),
-                environ={**environ, **link.host.environ},
+                **self._plan.start_of(link.host, environ),
                 grace=self._options.grace,
                 bind=self._options.bind,
             )
@@ -342,8 +337,7 @@ class Job:
             self._stop(self._outcome.interrupt_by(number))
         else:
             self._screen.say(f"{name}: killing all ranks")
-            self._is_stopping = False
-            self._is_killing = True
+            self._is_stopping, self._is_killing = False, True
             self._stop(signal.SIGKILL)
             if not any(link.is_open for link in self._links):
                 self._screen.outlets.drop()
@@ -362,7 +356,8 @@ class Job:
         self._stop_reading(link)
         for line in link.last_complaints():
             self._screen.say(f"{link.host.name}: {line}")
-        ending = describe(link.close(timeout=_TEARDOWN_SECONDS))
+        # An ssh may linger; signals are heard all the same.
+        ending = describe(link.close(_TEARDOWN_SECONDS, lambda: bool(self._watch.caught)))
         if not link.is_done:
             self._end_orphans(link)
             what = "lost" if link.reader.has_greeted else "could not start anything on"

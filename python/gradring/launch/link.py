@@ -12,7 +12,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,8 @@ from gradring.launch.options import Options
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16
 _FRAME_BYTES_MAX = 1 << 24
+# How often it is asked whether an end is urgent.
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class AgentLink:
         self.is_done = False  # Its last event has come.
         self.is_open = True  # Its output has not ended.
         self._complaint = b""  # A line that has not ended.
+        self._unsent = b""  # Of commands.
         self._process = subprocess.Popen(
             _argv(host, options),
             stdin=subprocess.PIPE,
@@ -96,11 +100,19 @@ class AgentLink:
             start_new_session=True,
             bufsize=0,
         )
+        # An ssh that still connects reads nothing, and a pipe holds less than a long command line.
+        os.set_blocking(self.commands.fileno(), False)
 
     @property
     def pid(self) -> int:
         """Its process, or that of its ssh; it leads a session."""
         return self._process.pid
+
+    @property
+    def commands(self) -> IO[bytes]:
+        """What the agent is told through; does not block."""
+        assert self._process.stdin is not None
+        return self._process.stdin
 
     @property
     def frames(self) -> IO[bytes]:
@@ -115,15 +127,25 @@ class AgentLink:
         return self._process.stderr
 
     def send(self, **command: object) -> None:
-        """Tell the agent something; one that is gone is noticed by the end of its output."""
-        if not self.is_open:
-            return
-        assert self._process.stdin is not None
-        # Written at once: a buffer would try again, and fail again, when it is closed.
-        data = memoryview(json.dumps(command).encode() + b"\n")
-        with contextlib.suppress(BrokenPipeError):
-            while data:
-                data = data[self._process.stdin.write(data) :]
+        """Tell the agent something, without waiting for room; `write_on` writes the rest."""
+        if self.is_open:
+            self._unsent += json.dumps(command).encode() + b"\n"
+            self.write_on()
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether something waits to be written."""
+        return self.is_open and bool(self._unsent)
+
+    def write_on(self) -> None:
+        """Write what fits; an agent that is gone is noticed by the end of its output."""
+        try:
+            while self.wants_room:
+                self._unsent = self._unsent[os.write(self.commands.fileno(), self._unsent) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._unsent = b""
 
     def read(self) -> bytes:
         """Return what has arrived; empty at the end."""
@@ -146,16 +168,24 @@ class AgentLink:
                 lines += self.complain(data)
         return [*lines, *(self.complain(b"\n") if self._complaint else [])]
 
-    def close(self, timeout: float) -> int:
-        """Let the agent go, if need be by force, and return how it (or ssh) ended."""
+    def close(self, timeout: float, is_urgent: Callable[[], bool] = lambda: False) -> int:
+        """Let the agent go, if need be by force, and return how it (or ssh) ended.
+
+        Args:
+            timeout: Seconds that it has.
+            is_urgent: Asked meanwhile: whether it has hardly any.
+        """
         self.is_open = False
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self.commands.close()
+        until = time.monotonic() + timeout
         try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            while True:
+                try:
+                    return self._process.wait(min(timeout, _LOOK_SECONDS))
+                except subprocess.TimeoutExpired:
+                    if is_urgent() or time.monotonic() >= until:
+                        self._process.kill()
+                        return self._process.wait()
         finally:
             self.frames.close()
             self.complaints.close()

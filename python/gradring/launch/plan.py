@@ -19,6 +19,7 @@ from gradring.commands.own_modules import module_command
 from gradring.errors import InvalidArgument
 from gradring.launch import agent
 from gradring.launch.hosts import HostPlan, Line, deal_servers, place, read_hosts
+from gradring.launch.numbers import server_number
 from gradring.launch.options import Options
 from gradring.launchers.known import LOOPBACK
 from gradring.settings.address import format_address, is_loopback, parse_address
@@ -38,6 +39,7 @@ class Plan:
         listen_port: Its port; 0 picks one.
         rendezvous_host: The name under which the ranks reach it.
         server_argv: What every server runs; the agent adds which one it is, and its socket.
+        programs: Folder of the interpreter on this machine, for the ranks' PATH; empty: unknown.
     """
 
     hosts: tuple[HostPlan, ...]
@@ -47,6 +49,7 @@ class Plan:
     listen_port: int
     rendezvous_host: str
     server_argv: tuple[str, ...] = ()
+    programs: str = ""
 
     @property
     def world_size(self) -> int:
@@ -76,6 +79,19 @@ class Plan:
                 for index in sorted(server_ports)
             )
         return environ
+
+    def start_of(self, host: HostPlan, environ: Mapping[str, str]) -> dict[str, object]:
+        """Return what an agent is told to start; ``environ`` as from `environ_at`."""
+        return {
+            "ranks": host.ranks,
+            "servers": [server_number(index) for index in host.servers],
+            "argv": self.argv,
+            "server_argv": self.server_argv,
+            "cwd": str(Path.cwd()),
+            # Elsewhere the agent runs in that interpreter, and knows better where it is.
+            "programs": self.programs if host.is_here else "",
+            "environ": {**environ, **host.environ},
+        }
 
     def _server_host(self, host: HostPlan) -> str:
         # Where the ranks meet is a name that every host knows the first one by.
@@ -115,6 +131,7 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
         listen_port=port,
         rendezvous_host=host,
         server_argv=_server_argv(options),
+        programs=_programs(options),
     )
 
 
@@ -170,9 +187,15 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
             what = "a folder, no file" if Path(program).is_dir() else "no such file"
             raise InvalidArgument(f"{program}: {what} (looked in {Path.cwd()})")
         return (options.python, *options.command)
-    if is_all_here and shutil.which(program, path=agent.search_path(os.environ)) is None:
+    path = agent.search_path(os.environ, _programs(options))
+    if is_all_here and shutil.which(program, path=path) is None:
         raise InvalidArgument(f"{program}: {_why_no_command(Path(program))}")
     return options.command
+
+
+def _programs(options: Options) -> str:
+    found = shutil.which(options.python)
+    return str(Path(found).parent) if found else ""
 
 
 def _why_no_command(program: Path) -> str:
@@ -217,7 +240,12 @@ def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) ->
     if sys.stderr.isatty() and "COLUMNS" not in environ:
         result["COLUMNS"] = str(max(20, os.get_terminal_size(2).columns - len("[999] ")))
     # Servers that somebody else has started know a secret already.
-    theirs = environ.get("GRADRING_SECRET") if environ.get("GRADRING_SERVERS") else None
-    is_ours = options.servers > 0 or not theirs
-    result["GRADRING_SECRET"] = secrets.token_hex(32) if is_ours else theirs or ""
+    is_theirs = bool(environ.get("GRADRING_SERVERS")) and not options.servers
+    theirs = environ.get("GRADRING_SECRET", "")
+    if is_theirs and not theirs.strip():
+        raise InvalidArgument(
+            "GRADRING_SERVERS is set, but not GRADRING_SECRET: set it to the secret of these "
+            "servers, or leave out GRADRING_SERVERS and have --servers S start some"
+        )
+    result["GRADRING_SECRET"] = theirs if is_theirs else secrets.token_hex(32)
     return result

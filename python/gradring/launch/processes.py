@@ -47,9 +47,9 @@ class Orphans:
         kept = self.before.union(except_for)
         while found := [pid for pid in _children() if pid not in kept and _is_in(pid, session)]:
             for pid in (*found, *(below for top in found for below in descendants(top))):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            # One that is stuck in the kernel is left alone: nothing helps.
+            # One that is stuck in the kernel, or another user's, is left alone: nothing helps.
             kept |= {pid for pid in found if not _is_gone(pid)}
 
 

@@ -1,4 +1,4 @@
-"""What the launcher waits for: agents, signals, and room in an output of its own that is stalled.
+"""What the launcher waits for: agents, signals, and room in a pipe that is full.
 
 Signals arrive through a wake-up pipe. While too much waits to be written, agents are not read, so
 that they, and in turn their ranks, wait as well. Launcher's thread only.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from gradring.launch import agent
+from gradring.launch.link import AgentLink
 from gradring.launch.outlets import Outlets
 
 
@@ -27,6 +28,7 @@ class Watch:
         self.is_holding = False  # Whether the last wait was one without reading.
         self._outlets = outlets
         self._readers: dict[object, tuple[IO[bytes], Callable[[], object]]] = {}
+        self._links: list[AgentLink] = []
         self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
@@ -38,6 +40,10 @@ class Watch:
         self._readers[stream] = (stream, read)
         if not self.is_holding:
             self._selector.register(stream, selectors.EVENT_READ, read)
+
+    def add_commands(self, link: AgentLink) -> None:
+        """Have what the agent is told written on whenever there is room."""
+        self._links.append(link)
 
     def remove(self, stream: IO[bytes]) -> None:
         """Read it no more, if it was read."""
@@ -53,12 +59,14 @@ class Watch:
         """
         self._hold(is_held=may_hold and self._outlets.are_full)
         # Watched for one wait only: what fails is replaced under the same number.
-        stalled = self._outlets.stalled
-        if stalled is not None:
-            self._selector.register(stalled, selectors.EVENT_WRITE, self._outlets.go_on)
+        full = {link.commands.fileno(): link.write_on for link in self._links if link.wants_room}
+        if self._outlets.stalled is not None:
+            full[self._outlets.stalled] = self._outlets.go_on
+        for descriptor, write in full.items():
+            self._selector.register(descriptor, selectors.EVENT_WRITE, write)
         ready = self._selector.select(0.0 if self.caught else seconds)
-        if stalled is not None:
-            self._selector.unregister(stalled)
+        for descriptor in full:
+            self._selector.unregister(descriptor)
         for key, _ in ready:
             is_agent = not isinstance(key.fileobj, int)
             is_full = may_hold and self._outlets.are_full

@@ -199,6 +199,15 @@ def _absolute(text: str) -> str:
     return str(absolute_path(Path(text)))
 
 
+def absolute_program(name: str) -> str:
+    """Return a program's name as it means the same from any folder; one without a slash stays.
+
+    Raises:
+        InvalidArgument: The working directory was removed.
+    """
+    return str(absolute_path(Path(name))) if os.sep in name else name
+
+
 def absolute_path(path: Path) -> Path:
     """Return where a path leads from the working directory.
 

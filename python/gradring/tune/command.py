@@ -65,10 +65,10 @@ def _tune_here(options: Options) -> list[Found]:
 
 
 def _take_part(options: Options) -> int:
-    from gradring.tune.worker import program
+    from gradring.tune.worker import NO_PROFILE, program
 
     transport = options.transports[0] if options.transports else None
-    with gr.init(transport=transport) as comm:
+    with gr.init(transport=transport, profile=NO_PROFILE) as comm:
         if comm.world_size < MIN_RANKS:
             raise InvalidArgument(f"a job of {comm.world_size} rank has no links to measure")
         group = JoinedGroup(comm, program(comm))

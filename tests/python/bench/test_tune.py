@@ -232,11 +232,26 @@ def test_the_doctor_tells_algorithm_estimate_and_source(
     assert choice_doctor.report(Asked((64,), "gather", 5), {})["ranks"] == 5
 
 
+def test_the_doctors_json_is_json_whatever_a_profile_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "profile.json", Costs(1.0, 1e-320, 1e-320, 1.0))
+    monkeypatch.setenv("GRADRING_PROFILE", str(path))
+    assert main(["doctor", "--size", "1M", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["transports"]["tcp"]["choices"][0]["estimate_us"] is None
+
+
 def test_a_broken_profile_is_a_problem_of_the_doctors_report(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"version": 7}')
     found = machine_doctor.report({"GRADRING_PROFILE": str(path)})
     assert any(f"{path}: version is 7" in text for text in found["problems"])
+    # Of the ranks of a job only the first one reads it.
+    job = {"GRADRING_WORLD_SIZE": "2", "GRADRING_RENDEZVOUS": "127.0.0.1:9"}
+    for rank in (0, 1):
+        found = machine_doctor.report({**job, "GRADRING_RANK": str(rank), "GRADRING_PROFILE": "x"})
+        assert any("the profile" in text for text in found["problems"]) == (rank == 0)
     assert set(machine_doctor.report({})["planner"]) == {"tcp", "shm"}
 
 
@@ -301,6 +316,21 @@ def test_local_ranks_are_measured_over_tcp_and_shared_memory(tmp_path: Path) -> 
         assert told["quality"]["error"] == measured.error, "what the profile says is what is told"
     assert found["transports"]["tcp"]["crossovers"]["all_reduce"]["defaults"][0][0] == "4"
     assert found["transports"]["shm"]["flat"]["cases"] == 12
+
+
+def test_the_profile_that_is_to_be_replaced_may_be_broken_or_missing(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    tune = ["tune", "--quick", "--json", "--transport", "shm", "--out", str(path)]
+    gradring = [sys.executable, "-m", "gradring"]
+    for before, ranks in ((None, [*tune, "-n", "2"]), ("{}", ["run", "-n", "2", *gradring, *tune])):
+        if before is not None:
+            path.write_text(before)
+        ended = subprocess.run(
+            [*gradring, *ranks], capture_output=True, text=True, check=False, timeout=100,
+            env={**os.environ, "GRADRING_PROFILE": str(path)},
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        assert list(cost_profile.load(path).transports) == ["shm"]
 
 
 def test_ranks_that_a_launcher_started_are_measured_as_they_are(tmp_path: Path) -> None:

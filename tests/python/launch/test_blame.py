@@ -30,6 +30,7 @@ def test_the_lost_rank_is_read_out_of_the_last_words() -> None:
     assert blame.lost_rank([chain]) == 1
     assert blame.lost_rank([b"worker 3 left after 4 steps; round 5 waits for it"]) == 3
     assert blame.lost_rank([b"rank 1 (10.0.0.3:41822) sent no heartbeat for 10 s"]) is None
+    assert blame.lost_rank([b"rank " + b"9" * 5000 + b" has left: no number of a rank"]) is None
     assert blame.lost_rank([]) is None
 
 

@@ -151,10 +151,20 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
 def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("before")
-    for file in (kept, tmp_path / "new.json"):
+    link = tmp_path / "link.json"
+    link.symlink_to("not-yet.json")
+    for file in (kept, tmp_path / "new.json", link):
         require_writable(file, "--out")
     assert kept.read_text() == "before"
-    assert sorted(tmp_path.iterdir()) == [kept]
+    assert sorted(tmp_path.iterdir()) == [kept, link]
+
+
+def test_a_pipe_may_be_named_by_its_number() -> None:
+    read, write = os.pipe()
+    require_writable(f"/dev/fd/{write}", "--json")
+    os.close(write)
+    assert os.read(read, 1) == b""
+    os.close(read)
 
 
 def test_two_processes_may_look_whether_one_file_can_be_written(
@@ -211,6 +221,7 @@ def test_only_the_rank_that_writes_a_file_looks_whether_it_can(
         (["demo", "--seed", "-1"], "--seed -1: not a number from 0"),
         (["doctor", "--ranks", "99999999999999999999"], "not a whole number from 1 to 16384"),
         (["doctor", "--job", "²"], "no such folder"),
+        (["doctor", "--job", ""], "--job is empty"),
         (["doctor", "--job", "9" * 5000], "no such folder"),
         (["run", "-n", "1", "--timeout", "nan", "true"], "not a positive number of seconds"),
         (["run", "-n", "1", "--grace", "inf", "true"], "--grace inf: not a number of seconds"),
@@ -237,6 +248,65 @@ def test_sizes_beyond_any_memory_are_a_usage_error(capsys: pytest.CaptureFixture
         main(["doctor", "--size", "9" * 30])
     assert ended.value.code == 2
     assert "is no size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"world_size": 10**18},
+        {"world_size": -1},
+        {"rank": -1},
+        {"rank": 2},
+        {"now": 10**400},
+        {"communicators": [{"id": "01"}]},
+    ],
+)
+def test_a_damaged_record_is_refused_in_one_line(
+    damage: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = {"op": "barrier", "seq": 1, "state": "finished", "begin": 1, "end": 2}
+    group = {"id": "01", "ranks": [0, 1], "is_closed": False, "failure": None}
+    record = {
+        "format": "gradring-record", "version": 1, "wall": 0, "now": 3, "rank": 0, "world_size": 2,
+        "job": "x", "failure": None, "spans": [],
+        "communicators": [{**group, "operations": [ended], "messages": []}],
+    }  # fmt: skip
+    (tmp_path / "rank-0.json").write_text(json.dumps(record))
+    assert main(["doctor", "--job", str(tmp_path), "--json"]) == 1
+    assert "left no record" in capsys.readouterr().out
+    (tmp_path / "rank-0.json").write_text(json.dumps({**record, **damage}))
+    assert main(["doctor", "--job", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    (tmp_path / "rank-0.json").write_text(json.dumps({**record, "failure": float("inf")}))
+    assert main(["doctor", "--job", str(tmp_path), "--json"]) == 2  # It would not be JSON.
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"world_size": 10**18},
+        {"rank": [0]},
+        {"rank": 2},
+        {"clock": 7},
+        {"clock": [{"at": 10**400, "offset": 0, "error": 0}]},
+        {"clock": [{"at": 0, "offset": float("inf"), "error": 0}]},
+    ],
+)
+def test_a_damaged_trace_is_refused_in_one_line(
+    damage: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"format": "gradring-trace", "version": 1, "rank": 0, "world_size": 2, "job": "x",
+             "lost": 0, "clock": []}  # fmt: skip
+    event = {"ph": "X", "name": "barrier", "ts": 1.0, "dur": 1.0, "pid": 0, "tid": 0}
+    merge = ["trace", "merge", str(tmp_path), "-o", str(tmp_path / "merged")]
+    for extra, code in (({}, 0), (damage, 2)):
+        (tmp_path / "merged").unlink(missing_ok=True)
+        text = json.dumps({"otherData": {**other, **extra}, "traceEvents": [event]})
+        (tmp_path / "rank-0.trace.json").write_text(text)
+        assert main(merge) == code
+        assert (tmp_path / "merged").exists() == (code == 0)
+        assert capsys.readouterr().err.count("\n") <= 1
 
 
 def test_records_and_traces_that_lack_fields_are_refused_by_name(

@@ -147,6 +147,21 @@ def test_programs_beside_the_interpreter_are_found_on_every_host_without_activat
             assert (code, sorted(lines), err) == (0, seen, "")
 
 
+def test_an_interpreter_may_be_named_by_a_relative_path_and_what_is_beside_it_comes_first(
+    start: Start, fake_ssh: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    program = LIVE + "import shutil; print(shutil.which('python'))\n"
+    run = start(program, "-n", "1", "--python", "bin/python")
+    assert run.finish() == (0, [f"[0] {python}"], "")
+    hosts = ["--hosts", hosts_file(tmp_path, "red\n"), "--ssh", fake_ssh]
+    assert start(program, *hosts, "--python", "bin/python").finish()[0] == 0
+    assert f" {python} -" in (tmp_path / "ssh-calls").read_text()
+
+
 def test_a_failure_on_one_host_ends_the_others(start: Start, fake_ssh: str, tmp_path: Path) -> None:
     hosts = hosts_file(tmp_path, "red\nblue\n")
     os.mkfifo(tmp_path / "gate")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradring.errors import InvalidArgument
+from gradring.launch import agent
 from gradring.launch.hosts import place, read_hosts
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
@@ -47,6 +48,18 @@ def test_the_secret_is_new_for_every_job_and_in_no_ones_text(tmp_path: Path) -> 
     found = {plan.environ["GRADRING_SECRET"] for plan in plans}
     assert len(found) == 2
     assert all(len(secret) == 64 and secret not in repr(plans) for secret in found)
+
+
+def test_servers_that_somebody_has_started_need_the_secret_that_they_know() -> None:
+    options = Options(command=("true",), count=1)
+    theirs = {"GRADRING_SERVERS": "a:1"}
+    for unsaid in ({}, {"GRADRING_SECRET": " "}):
+        with pytest.raises(InvalidArgument, match="not GRADRING_SECRET: set it to the secret of"):
+            make_plan(options, {**theirs, **unsaid})
+    plan = make_plan(options, {**theirs, "GRADRING_SECRET": "known"})
+    assert plan.environ["GRADRING_SECRET"] == "known"
+    ours = make_plan(Options(command=("true",), count=1, servers=1), theirs)
+    assert len(ours.environ["GRADRING_SECRET"]) == 64
 
 
 def test_hosts_are_filled_in_order_and_the_first_one_is_where_ranks_meet(tmp_path: Path) -> None:
@@ -135,6 +148,16 @@ def test_a_rendezvous_that_was_asked_for_is_where_rank_0_listens(tmp_path: Path)
     assert (plan.listen_host, plan.listen_port) == ("fd00::5", 7000)
     assert plan.environ_at(7000, {})["GRADRING_RENDEZVOUS"] == "[fd00::5]:7000"
     assert plan_of(tmp_path, "a\nb\n", rendezvous="a.example:0").listen_host == ""
+
+
+def test_a_link_local_address_is_bound_on_the_link_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(tmp_path, "a\nb\n", rendezvous="[fe80::1%lo]:7000")
+    bound: list[tuple[object, ...]] = []
+    monkeypatch.setattr(socket, "create_server", lambda address, **_: bound.append(address))
+    agent._listener(plan.listen_host, plan.listen_port)
+    assert [address[1:] for address in bound] == [(7000, 0, socket.if_nametoindex("lo"))]
 
 
 @pytest.mark.parametrize(

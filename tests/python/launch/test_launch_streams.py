@@ -15,7 +15,7 @@ import pytest
 
 from gradring.launch.output import LINE_BYTES_MAX, Passage, RankOutput
 from gradring.launch.screen import Screen
-from launcher_runs import LIVE, WITH_GRANDCHILDREN, is_alive
+from launcher_runs import LIVE, WITH_GRANDCHILDREN, is_alive, patched, run_patched
 from waiting import freeze, readable
 
 RUN = [sys.executable, "-m", "gradring", "run", "-n", "1"]
@@ -174,17 +174,6 @@ def read_all(reader: int) -> bytes:
         found += data
     os.close(reader)
     return found
-
-
-def run_patched(patch: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the launcher after some Python has changed it."""
-    numbered = arguments if "-n" in arguments else ("-n", "1", *arguments)
-    return subprocess.run(patched(patch, *numbered), capture_output=True, text=True, check=False)
-
-
-def patched(patch: str, *arguments: str) -> list[str]:
-    program = f"import os, sys\nfrom gradring import cli\n{patch}sys.exit(cli.main(sys.argv[1:]))\n"
-    return [sys.executable, "-c", program, "run", *arguments]
 
 
 def test_nothing_outlives_an_agent_that_is_given_up(tmp_path: Path) -> None:
