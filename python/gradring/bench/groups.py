@@ -69,7 +69,8 @@ def _started(start: Start, log: BinaryIO) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             start.argv,
             cwd=start.cwd,
-            env={**os.environ, **start.environ},
+            # What is measured has nothing to do with servers that this shell knows.
+            env={**os.environ, "GRADRING_SERVERS": "", **start.environ},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
