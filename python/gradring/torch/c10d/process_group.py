@@ -6,6 +6,7 @@ has both the names of torch 2.13 and those before. Callable from any thread, als
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -53,6 +54,22 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         self._sparse = SparseReducer(comm, "group")
         self._monitored = MonitoredBarrier(comm, "group")
         self._completion = Completion()
+        # Here and not in the process: members of a later group have other histories.
+        self._made: Counter[str] = Counter()
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
+        """Make the communicator of some ranks; nobody is asked.
+
+        Args:
+            ranks: Of this group, this rank's among them.
+            name: torch's. It may come again for the same ranks, once their group is destroyed.
+
+        Raises:
+            Closed: The group has failed.
+        """
+        nth = self._made[name]
+        self._made[name] += 1
+        return self.comm.subgroup(ranks, f"{name} {nth}")
 
     def _call(self, options: Any, result: Any) -> Call:
         return Call(options, result, timeout=self._timeout, watcher=self._completion.in_order)
