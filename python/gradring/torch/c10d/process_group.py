@@ -29,7 +29,7 @@ from gradring.torch.c10d.operations.sparse import SparseReducer
 from gradring.torch.c10d.untraced import leave_untraced
 
 
-class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):
     """A group of ranks under torch.distributed.
 
     Attributes:
@@ -109,6 +109,13 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long calls from now on may take without progress."""
         self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:  # type: ignore[override]
+        # torch's own group has a backend for each kind of device; this one is all of its own.
+        del device
+        return self
 
     def abort(self) -> None:
         """Close at once; operations that run or wait fail, here and on the other ranks."""

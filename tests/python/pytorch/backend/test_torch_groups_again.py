@@ -1,4 +1,4 @@
-"""Groups of torch.distributed made again: what ranks did before, each for itself, does not matter."""
+"""Groups of torch.distributed made again: what each rank did before does not matter."""
 
 from __future__ import annotations
 
