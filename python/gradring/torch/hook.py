@@ -4,7 +4,6 @@ DDP compares the hook's annotations with its own classes, so they must be no tex
 imported from ``__future__``.
 """
 
-import itertools
 import queue
 import threading
 from typing import Any
@@ -22,8 +21,6 @@ from gradring.torch.c10d.rendezvous import meet
 
 # The operation has a deadline of its own.
 _FOR_GOOD = 365 * 24 * 3600.0
-
-_count = itertools.count()  # Of communicators made through the store; alike on every rank.
 
 
 class CompressedGradients:
@@ -125,9 +122,8 @@ def compressed_gradients(
 
 def _meet() -> Communicator:
     store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-    key = f"gradring/compressed/{next(_count)}"
-    seconds = timeout_of_default_group()
-    return meet(store, key, dist.get_rank(), dist.get_world_size(), seconds)
+    members, seconds = range(dist.get_world_size()), timeout_of_default_group()
+    return meet(store, "gradring/compressed", members, dist.get_rank(), seconds)
 
 
 def _tell(waiting: queue.SimpleQueue[Any]) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from typing import Any
 
 import torch.distributed as dist
 
-from gradring.collectives.communicator import Communicator
 from gradring.errors import Error
 from gradring.settings import config
 from gradring.torch.c10d.calls.errors import for_torch
 from gradring.torch.c10d.process_group import ProcessGroup
 from gradring.torch.c10d.rendezvous import meet
-
-# How often this process has made a group of that name: torch uses names again once a group is
-# destroyed. Every member counts alike, since all make the same groups.
-_made: Counter[str] = Counter()
 
 
 def create(options: Any) -> ProcessGroup:
@@ -37,27 +31,24 @@ def create(options: Any) -> ProcessGroup:
         PeerLost: As `gradring.init`.
     """
     ranks = [int(rank) for rank in options.global_ranks_in_group]
-    nth = _made[options.group_id]
-    _made[options.group_id] += 1
     try:
         timeout = _timeout(options.timeout.total_seconds())
-        parent = _default_communicator() if ranks else None
+        parent = _default_group() if ranks else None
+        members = ranks or range(options.group_size)
         if parent is not None:
-            comm = parent.subgroup(ranks, f"{options.group_id} {nth}")
+            comm = parent.subgroup(ranks, options.group_id)
         else:
-            comm = meet(
-                options.store, f"gradring/{nth}", options.group_rank, options.group_size, timeout
-            )
+            comm = meet(options.store, "gradring/group", members, options.group_rank, timeout)
     except Error as error:
         raise for_torch(error) from error.__cause__
-    return ProcessGroup(comm, ranks or range(options.group_size), timeout)
+    return ProcessGroup(comm, members, timeout)
 
 
-def _default_communicator() -> Communicator | None:
+def _default_group() -> ProcessGroup | None:
     if not dist.is_initialized():
         return None
     default = dist.group.WORLD
-    return default.comm if isinstance(default, ProcessGroup) else None
+    return default if isinstance(default, ProcessGroup) else None
 
 
 def timeout_of_default_group() -> float:

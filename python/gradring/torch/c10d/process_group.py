@@ -6,6 +6,7 @@ has both the names of torch 2.13 and those before. Callable from any thread, als
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,7 @@ from gradring.torch.c10d.operations.sparse import SparseReducer
 from gradring.torch.c10d.untraced import leave_untraced
 
 
-class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):
     """A group of ranks under torch.distributed.
 
     Attributes:
@@ -53,6 +54,22 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
         self._sparse = SparseReducer(comm, "group")
         self._monitored = MonitoredBarrier(comm, "group")
         self._completion = Completion()
+        # Here and not in the process: members of a later group have other histories.
+        self._made: Counter[str] = Counter()
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> Communicator:
+        """Make the communicator of some ranks; nobody is asked.
+
+        Args:
+            ranks: Of this group, this rank's among them.
+            name: torch's. It may come again for the same ranks, once their group is destroyed.
+
+        Raises:
+            Closed: The group has failed.
+        """
+        nth = self._made[name]
+        self._made[name] += 1
+        return self.comm.subgroup(ranks, f"{name} {nth}")
 
     def _call(self, options: Any, result: Any) -> Call:
         return Call(options, result, timeout=self._timeout, watcher=self._completion.in_order)
@@ -92,6 +109,13 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):  # type
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long calls from now on may take without progress."""
         self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:  # type: ignore[override]
+        # torch's own group has a backend for each kind of device; this one is all of its own.
+        del device
+        return self
 
     def abort(self) -> None:
         """Close at once; operations that run or wait fail, here and on the other ranks."""

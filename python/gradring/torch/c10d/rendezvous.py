@@ -7,6 +7,7 @@ job's secret. The secret itself goes through the store only where nothing better
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -14,6 +15,7 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch.distributed as dist
 
 from gradring.collectives import joining
 from gradring.collectives.communicator import Communicator
-from gradring.errors import InvalidArgument, TimedOut
+from gradring.errors import Error, InvalidArgument, TimedOut
 from gradring.launchers import job_secret
 from gradring.machine import host_facts
 from gradring.settings import config
@@ -36,14 +38,14 @@ _USER = "the user's own secret"
 _STORE = "the store"
 
 
-def meet(store: Any, key: str, rank: int, world_size: int, timeout: float) -> Communicator:
+def meet(store: Any, name: str, members: Sequence[int], rank: int, timeout: float) -> Communicator:
     """Join the group's other ranks; blocks until all have come.
 
     Args:
-        store: torch's, of this group.
-        key: Nobody has used it in this store before.
+        store: torch's. It may outlive groups: what these members left in it does not matter.
+        name: Of the meeting, alike on all ranks; may come again in the same store.
+        members: Ranks in the job of all ranks of the group.
         rank: In the group.
-        world_size: Of the group.
         timeout: Seconds; later also that of the communicator's calls.
 
     Raises:
@@ -51,17 +53,39 @@ def meet(store: Any, key: str, rank: int, world_size: int, timeout: float) -> Co
         InvalidArgument: The ranks do not agree about the secret, or a variable makes no sense.
     """
     settings = config.Settings.from_environ(os.environ, timeout=timeout)
+    world_size = len(members)
     if world_size == 1:
         return joining.join(joining.Place(0, 1, "", secrets.token_hex(16)), settings)
-    if rank == 0:
-        return _host(store, key, world_size, settings)
+    # How often just these members have met here is what all of them know; a process's own count of
+    # groups is not.
+    name += f"/{hashlib.sha256(str(list(members)).encode()).hexdigest()[:16]}"
+    count = f"{name}/met by {rank}"
+    key = f"{name}/{store.add(count, 1)}"
     try:
-        store.wait([key], timedelta(seconds=timeout))
+        if rank == 0:
+            return _host(store, key, world_size, settings)
+        return _follow(store, key, rank, world_size, settings)
+    except Error:
+        # Who tries again meets ranks that have not tried yet, and where it listens then.
+        with contextlib.suppress(dist.DistError):
+            store.add(count, -1)
+            if rank == 0:
+                store.delete_key(key)
+        raise
+
+
+def _follow(
+    store: Any, key: str, rank: int, world_size: int, settings: config.Settings
+) -> Communicator:
+    try:
+        store.wait([key], timedelta(seconds=settings.timeout))
         told = json.loads(store.get(key))
-    except dist.DistStoreError as error:
+    except dist.DistNetworkError:
+        raise
+    except RuntimeError as error:  # A DistStoreError from a TCPStore only.
         raise TimedOut(
             f"rank {rank} of {world_size}: rank 0 left no address in the store within "
-            f"{timeout:g} s; is it running? ({error})"
+            f"{settings.timeout:g} s; is it running? ({error})"
         ) from None
     secret = _secret(told["secret_from"], told["word"])
     return joining.join(joining.Place(rank, world_size, told["address"], secret), settings)

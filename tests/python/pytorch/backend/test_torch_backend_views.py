@@ -134,3 +134,59 @@ def test_a_tensor_without_memory_of_its_own_is_refused() -> None:
 
 def test_an_expanded_tensor_takes_results_that_are_one_where_its_memory_is() -> None:
     on_ranks(2, expanded)
+
+
+def on_their_own_input() -> None:
+    rank = dist.get_rank()
+
+    def whole() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        buffer = torch.arange(4.0) + 10 * rank
+        return buffer, list(buffer.chunk(2))
+
+    # The first part is rank 0's place, so that it alone may work in place; the middle is nobody's.
+    for begin in range(3):
+        buffer, parts = whole()
+        dist.reduce_scatter(out := buffer[begin : begin + 2], parts)
+        assert out.tolist() == [10 + 4 * rank, 12 + 4 * rank]
+        buffer, _ = whole()
+        dist.reduce_scatter_single(out := buffer[begin : begin + 2], buffer)
+        assert out.tolist() == [10 + 4 * rank, 12 + 4 * rank]
+        gathered = [begin, begin + 1, begin + 10, begin + 11]
+        buffer, parts = whole()
+        dist.all_gather(parts, buffer[begin : begin + 2])
+        assert buffer.tolist() == gathered
+        buffer, _ = whole()
+        dist.all_gather_single(buffer, buffer[begin : begin + 2])
+        assert buffer.tolist() == gathered
+        buffer, parts = whole()
+        dist.gather(buffer[begin : begin + 2], parts if rank == 1 else None, dst=1)
+        assert rank == 0 or buffer.tolist() == gathered
+        buffer, parts = whole()
+        dist.scatter(out := buffer[begin : begin + 2], parts if rank == 1 else None, src=1)
+        assert out.tolist() == [10 + 2 * rank, 11 + 2 * rank]
+    buffer, parts = whole()
+    dist.all_to_all(parts, parts)
+    assert buffer.tolist() == [2 * rank, 2 * rank + 1, 2 * rank + 10, 2 * rank + 11]
+    buffer, _ = whole()
+    dist.all_to_all_single(buffer, buffer)
+    assert buffer.tolist() == [2 * rank, 2 * rank + 1, 2 * rank + 10, 2 * rank + 11]
+
+
+def test_a_result_may_lie_on_what_is_read_wherever_that_is() -> None:
+    on_ranks(2, on_their_own_input)
+
+
+def places() -> list[bool]:
+    rank = dist.get_rank()
+    group: Any = dist.group.WORLD
+    buffer = torch.zeros(4)
+    staged = []
+    for begin in (2 * rank, 2 - 2 * rank):
+        call = group._call(None, None)
+        out = call.output(buffer[begin : begin + 2], beside=buffer, shift=2 * rank)
+        staged.append(out.data_ptr() != buffer[begin:].data_ptr())
+    return staged
+
+
+def test_a_result_in_its_rank_s_own_place_is_not_copied() -> None:
+    assert on_ranks(2, places) == [[False, True]] * 2

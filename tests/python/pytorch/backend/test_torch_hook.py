@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,40 @@ def test_a_hook_waits_as_long_as_the_group_or_where_that_is_another_s_as_variabl
     assert on_ranks(2, timeouts, "77", backend="gloo") == [77, 77]
     assert on_ranks(2, timeouts, "", backend="gloo") == [1800, 1800]
     assert on_ranks(2, timeouts, "77") == [GROUP_SECONDS] * 2
+
+
+def after_one_alone(store: Path) -> None:
+    os.environ["GRADRING_TIMEOUT"] = "5"
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank == 0:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        gt.CompressedGradients("bf16").close()
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    gt.CompressedGradients("bf16").close()
+
+
+def test_a_rank_that_had_a_hook_in_a_job_of_its_own_meets_the_others(tmp_path: Path) -> None:
+    on_ranks(2, after_one_alone, tmp_path / "store", backend="gloo")
+
+
+def once_more(too_early: int) -> str:
+    text = ""
+    if dist.get_rank() == too_early:
+        os.environ["GRADRING_TIMEOUT"] = "0.3"
+        with pytest.raises(gr.TimedOut) as caught:
+            gt.CompressedGradients("bf16")
+        text = str(caught.value)
+    os.environ["GRADRING_TIMEOUT"] = "5"
+    dist.barrier()
+    gt.CompressedGradients("bf16").close()
+    return text
+
+
+def test_a_rank_that_nobody_joined_in_time_may_try_again() -> None:
+    assert "rank 1" in on_ranks(2, once_more, 0, backend="gloo")[0]
+    assert "rank 0 left no address" in on_ranks(2, once_more, 1, backend="gloo")[1]
 
 
 def refuse() -> str:

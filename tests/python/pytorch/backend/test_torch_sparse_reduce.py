@@ -83,3 +83,19 @@ def test_ddp_with_sparse_gradients_trains_as_one_process() -> None:
     for params in on_ranks(2, ddp):
         for ours, theirs in zip(params, alone, strict=True):
             np.testing.assert_array_equal(ours, theirs.detach().numpy())
+
+
+def repeats(dtype: torch.dtype) -> list[Any]:
+    # 2048 + 1 is 2048 in float16, however often; so is 256 + 1 in bfloat16.
+    full = 2048.0 if dtype == torch.float16 else 256.0
+    ids = [[1] * 9, [0] * 9] if dist.get_rank() == 0 else [[1], [0]]
+    values = [full, *[1.0] * 8] if dist.get_rank() == 0 else [0.0]
+    x = torch.sparse_coo_tensor(torch.tensor(ids), torch.tensor(values, dtype=dtype), (2, 1))
+    dist.all_reduce(x)
+    assert x.dtype == dtype
+    return [float(x.to_dense()[1, 0]) - full]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_repeated_indices_of_16_bit_floats_are_added_in_float32_too(dtype: torch.dtype) -> None:
+    assert on_ranks(2, repeats, dtype) == [[8.0]] * 2

@@ -101,10 +101,25 @@ class Call:
         self._see([tensor])
         return tensors.stage(tensor, reads=True, writes=False, reduces=reduces, copies=copies).flat
 
-    def output(self, tensor: Tensor, *, reduces: bool = False) -> Tensor:
-        """Stage a tensor that is only written."""
+    def output(
+        self, tensor: Tensor, *, reduces: bool = False,
+        beside: Tensor | None = None, shift: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Stage a tensor that is only written.
+
+        Args:
+            tensor: The user's.
+            reduces: As for `tensors.stage`.
+            beside: What the operation reads, staged: the result gets memory of its own where the
+                two overlap, as each rank for itself may pass them.
+            shift: How many elements behind the beginning of `beside` it may begin all the same,
+                for an operation in place.
+        """
         self._see([tensor])
-        return self._take(tensors.stage(tensor, reads=False, writes=True, reduces=reduces))
+        staged = tensors.stage(tensor, reads=False, writes=True, reduces=reduces)
+        if beside is not None and tensors.collide(staged.flat, beside, shift):
+            staged = tensors.stage(tensor, reads=False, writes=True, reduces=reduces, copies=True)
+        return self._take(staged)
 
     def both(self, tensor: Tensor, *, reduces: bool = False, copies: bool = False) -> Tensor:
         """Stage a tensor that is read and written."""
@@ -120,10 +135,15 @@ class Call:
         self._see(parts)
         return tensors.packed(parts, reads=True, writes=False, reduces=reduces, copies=copies).flat
 
-    def outputs(self, parts: Sequence[Tensor], *, reduces: bool = False) -> Tensor:
-        """Stage tensors that are only written, as one."""
+    def outputs(
+        self, parts: Sequence[Tensor], *, beside: Tensor, shift: int | None = None
+    ) -> Tensor:
+        """Stage tensors that are only written, as one; `beside` and `shift` as for `output`."""
         self._see(parts)
-        return self._take(tensors.packed(parts, reads=False, writes=True, reduces=reduces))
+        staged = tensors.packed(parts, reads=False, writes=True, reduces=False)
+        if tensors.collide(staged.flat, beside, shift):
+            staged = tensors.packed(parts, reads=False, writes=True, reduces=False, copies=True)
+        return self._take(staged)
 
     def boths(
         self, parts: Sequence[Tensor], *, reduces: bool = False, copies: bool = False

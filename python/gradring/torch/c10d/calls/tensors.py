@@ -119,6 +119,23 @@ def units(tensor: Tensor) -> int:
     return 2 if tensor.dtype.is_complex else tensor.element_size()
 
 
+def collide(target: Tensor, source: Tensor, shift: int | None) -> bool:
+    """Tell whether two staged tensors share memory in a way that the core refuses.
+
+    Args:
+        target: Written.
+        source: Read; of the dtype of `target`.
+        shift: Where an operation in place has `target`: as many elements behind `source`'s
+            beginning. ``None``: nowhere.
+    """
+    if target.device != source.device:
+        return False
+    begin, other = target.data_ptr(), source.data_ptr()
+    if shift is not None and begin == other + shift * source.element_size():
+        return False
+    return begin < other + source.nbytes and other < begin + target.nbytes
+
+
 def _own(tensor: Tensor) -> Tensor:
     # What functional collectives return is waited for at its first use, which this is.
     if isinstance(tensor, AsyncCollectiveTensor):

@@ -18,6 +18,7 @@ from gradring.errors import InvalidArgument
 from gradring.torch.c10d.calls.call import Call
 from gradring.torch.c10d.calls.work import Work
 from gradring.torch.c10d.operations.operators import Operator
+from gradring.torch.c10d.operations.short_forms import also_short
 from gradring.torch.c10d.operations.sparse import SparseReducer
 
 Tensors = Sequence[Tensor]
@@ -32,6 +33,7 @@ class Collectives:
     def _call(self, options: Any, result: Any) -> Call:
         raise NotImplementedError
 
+    @also_short("AllreduceOptions", "op", "timeout", one="tensors")
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine each tensor over all ranks, in place; sparse COO tensors too.
 
@@ -66,15 +68,17 @@ class Collectives:
                 call.started(self.comm.all_reduce(op.prepared(x), op.name, **call.options))
         return call.work
 
+    @also_short("BroadcastOptions", "root", "timeout", one="tensors")
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """Give every rank the root's tensors."""
-        root = 0 if opts is None else opts.rootRank
+        root = opts.rootRank
         with self._call(opts, list(tensors)) as call:
             for tensor in tensors:
                 x = call.input(tensor) if self.comm.rank == root else call.both(tensor)
                 call.started(self.comm.broadcast(x, root, **call.options))
         return call.work
 
+    @also_short("ReduceOptions", "root", "op", "timeout", one="tensors")
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine tensors over all ranks; only the root's are written."""
         root = opts.rootRank
@@ -101,7 +105,8 @@ class Collectives:
             for output, source in zip(outputs, inputs, strict=True):
                 _check_fit("all_gather", output, source, self.comm.world_size)
                 x = call.input(source)
-                call.started(self.comm.all_gather(x, call.output(output), **call.options))
+                out = call.output(output, beside=x, shift=-self.comm.rank * x.numel())
+                call.started(self.comm.all_gather(x, out, **call.options))
         return call.work
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:  # noqa: A002
@@ -117,10 +122,12 @@ class Collectives:
                 _check_fit("reduce_scatter", source, output, self.comm.world_size)
                 op = Operator(_op(opts), source.dtype)
                 x = op.prepared(call.input(source, reduces=True, copies=op.factor is not None))
-                out = call.output(output, reduces=True)
+                mine = self.comm.rank * (x.numel() // self.comm.world_size)
+                out = call.output(output, reduces=True, beside=x, shift=mine)
                 call.started(self.comm.reduce_scatter(x, out, op.name, **call.options))
         return call.work
 
+    @also_short("BarrierOptions", "timeout")
     def barrier(self, opts: Any = None) -> Work:
         """Wait until every rank has come here."""
         with self._call(opts, []) as call:

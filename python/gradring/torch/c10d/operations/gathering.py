@@ -18,6 +18,7 @@ from gradring.torch.c10d.calls.call import Call
 from gradring.torch.c10d.calls.work import Work
 from gradring.torch.c10d.operations.collectives import Tensors
 from gradring.torch.c10d.operations.operators import Operator
+from gradring.torch.c10d.operations.short_forms import also_short
 
 
 class Gathering:
@@ -28,6 +29,7 @@ class Gathering:
     def _call(self, options: Any, result: Any) -> Call:
         raise NotImplementedError
 
+    @also_short("AllgatherOptions", "timeout", one="input_tensors", per_rank="output_tensors")
     def allgather(
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> Work:
@@ -47,38 +49,45 @@ class Gathering:
                 self._gather_into(call, [outputs[index] for outputs in output_lists], source)
         return call.work
 
+    @also_short("GatherOptions", "root", "timeout", one="input_tensors", per_rank="output_tensors")
     def gather(
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> Work:
         """Give the root everybody's tensor, all of one size."""
         with self._call(opts, output_tensors) as call:
             for index, source in enumerate(input_tensors):
+                x = call.input(source)
                 out = None
                 if self.comm.rank == opts.rootRank:
-                    self._check_parts("gather", output_tensors[index])
-                    _check_dtypes("gather", source, output_tensors[index])
-                    _check_sizes("gather", source, output_tensors[index])
-                    out = call.outputs(output_tensors[index])
-                x = call.input(source)
+                    parts = output_tensors[index]
+                    self._check_parts("gather", parts)
+                    _check_dtypes("gather", source, parts)
+                    _check_sizes("gather", source, parts)
+                    out = call.outputs(parts, beside=x, shift=-self.comm.rank * x.numel())
                 call.started(self.comm.gather(x, opts.rootRank, out=out, **call.options))
         return call.work
 
+    @also_short("ScatterOptions", "root", "timeout", one="output_tensors", per_rank="input_tensors")
     def scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> Work:
         """Give each rank its one of the root's tensors, all of one size."""
         with self._call(opts, list(output_tensors)) as call:
             for index, output in enumerate(output_tensors):
-                x = None
+                x, mine = None, 0
                 if self.comm.rank == opts.rootRank:
                     self._check_parts("scatter", input_tensors[index])
                     _check_dtypes("scatter", output, input_tensors[index])
                     _check_sizes("scatter", output, input_tensors[index])
                     x = call.inputs(input_tensors[index])
-                out = call.output(output)
+                    mine = self.comm.rank * (x.numel() // self.comm.world_size)
+                out = call.output(output, beside=x, shift=mine)
                 call.started(self.comm.scatter(x, opts.rootRank, out=out, **call.options))
         return call.work
 
+    @also_short(
+        "ReduceScatterOptions", "op", "timeout", one="output_tensors", per_rank="input_tensors"
+    )
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> Work:
@@ -89,10 +98,12 @@ class Gathering:
                 _check_dtypes("reduce_scatter", output, inputs)
                 op = Operator(opts.reduceOp, output.dtype)
                 x = call.inputs(inputs, reduces=True, copies=op.factor is not None)
-                out = call.output(output, reduces=True)
+                counts = _counts(inputs)
+                mine = sum(counts[: self.comm.rank])
+                out = call.output(output, reduces=True, beside=x, shift=mine)
                 call.started(
                     self.comm.reduce_scatter(
-                        op.prepared(x), out, op.name, counts=_counts(inputs), **call.options
+                        op.prepared(x), out, op.name, counts=counts, **call.options
                     )
                 )
         return call.work
@@ -103,7 +114,7 @@ class Gathering:
             self._check_parts("all_to_all", input_tensors)
             self._check_parts("all_to_all", output_tensors)
             x = call.inputs(input_tensors)
-            out = call.outputs(output_tensors)
+            out = call.outputs(output_tensors, beside=x)
             call.started(
                 self.comm.all_to_all(
                     x, out, send_counts=_counts(input_tensors),
@@ -112,6 +123,7 @@ class Gathering:
             )  # fmt: skip
         return call.work
 
+    @also_short("AllToAllOptions", "timeout")
     def all_to_all_single(
         self,
         output: Tensor,
@@ -133,7 +145,7 @@ class Gathering:
             sent = self._row_counts("input", input, input_split_sizes)
             received = self._row_counts("output", output, output_split_sizes)
             x = call.input(input)
-            out = call.output(output)
+            out = call.output(output, beside=x)
             call.started(
                 self.comm.all_to_all(x, out, send_counts=sent, recv_counts=received, **call.options)
             )
@@ -147,7 +159,7 @@ class Gathering:
         _check_dtypes("all_gather", source, outputs)
         counts = _counts(outputs)
         x = call.input(source)
-        out = call.outputs(outputs)
+        out = call.outputs(outputs, beside=x, shift=-sum(counts[: self.comm.rank]))
         is_even = len(set(counts)) == 1 and counts[0] == x.numel()
         call.started(
             self.comm.all_gather(x, out, counts=None if is_even else counts, **call.options)

@@ -61,7 +61,7 @@ class SparseReducer:
         side = self._side
         # Here, on the stream that has made it; the lane's thread has another.
         stream = stream_of([tensor])
-        mine = tensor.detach().coalesce().cpu()
+        mine = tensor.detach().to(_WIDER.get(tensor.dtype, tensor.dtype)).coalesce().cpu()
 
         def carry_out() -> None:
             _write(tensor, _reduced(side, mine, operator, call.timeout), stream)
@@ -82,8 +82,7 @@ class SparseReducer:
 def _reduced(comm: Communicator, mine: Tensor, op: Operator, timeout: float) -> Tensor:
     counts = _agree(comm, mine, timeout)
     indices = _gather_rows(comm, mine.indices().t(), counts, timeout)
-    values = op.prepared(mine.values().clone())
-    values = _gather_rows(comm, values.to(_WIDER.get(values.dtype, values.dtype)), counts, timeout)
+    values = _gather_rows(comm, op.prepared(mine.values().clone()), counts, timeout)
     total = torch.sparse_coo_tensor(indices.t(), values, mine.shape, check_invariants=False)
     total = total.coalesce()
     if op.name == "avg":
