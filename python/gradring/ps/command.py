@@ -134,6 +134,7 @@ def _greeting(options: argparse.Namespace, address: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,  # The launcher looks for whole names in what users give servers.
         prog="gradring serve",
         description="Holds tables of a parameter server. Its clients need GRADRING_SERVERS with "
         "the addresses of all servers, in the order of --index, and the same GRADRING_SECRET.",

@@ -271,6 +271,14 @@ def test_options_that_make_no_sense_are_told_in_one_line(
     assert shown.count("\n") == 1
 
 
+def test_options_are_given_in_full_as_the_launcher_looks_for_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--por", "99"])
+    assert "unrecognized arguments: --por" in capsys.readouterr().err
+
+
 def test_a_log_needs_a_working_directory_or_a_path_from_the_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
