@@ -302,3 +302,22 @@ def test_ranks_that_have_left_a_loop_while_one_was_out_meet_no_more(
         return weight.item(), len(meetings)
 
     assert world(2, "shm").run(train) == [(-4, 0)] * 2
+
+
+@pytest.mark.parametrize("compress", [gr.TopK(0.25), "int8"], ids=str)
+def test_what_compression_has_kept_waits_for_a_parameter_that_steps_do_not_use(
+    world: GetWorld, compress: Any
+) -> None:
+    def train(comm: Any) -> list[float]:
+        used, unused = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        optimizer = sgd([used, unused], comm, compress=compress)
+        for step in range(24):
+            gradient = torch.tensor([1.0, 2.0, 3.0, 4.25]) if step == 0 else torch.zeros(4)
+            optimizer.zero_grad()
+            ((used + (0 if 1 <= step < 12 else unused)) * gradient).sum().backward()
+            assert (unused.grad is None) == (1 <= step < 12)
+            optimizer.step()
+        return unused.tolist()
+
+    for values in world(2, "shm").run(train):
+        assert values == pytest.approx([-1, -2, -3, -4.25], abs=1e-4)

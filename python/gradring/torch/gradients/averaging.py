@@ -239,7 +239,7 @@ class GradientAverager:
             is_divided = self._compress is not None or (is_whole and not bucket.is_apart)
             if not is_divided:
                 bucket.values.div_(total)
-            self._given += bucket.give(self._params)
+            self._given += bucket.give(self._params, total / self.comm.world_size)
         self._reset_buckets()
         self.is_done = True
 
