@@ -52,10 +52,13 @@ def require_bucket_bytes(bucket_bytes: Any) -> None:
     """Refuse what is no size of a bucket.
 
     Raises:
-        InvalidArgument: It is no number, or not positive.
+        InvalidArgument: It is no whole number, or not positive.
     """
-    if not isinstance(bucket_bytes, (int, float, np.integer, np.floating)) or not bucket_bytes > 0:
+    is_number = isinstance(bucket_bytes, (int, float, np.integer, np.floating))
+    if not is_number or isinstance(bucket_bytes, bool) or not bucket_bytes > 0:
         raise InvalidArgument(f"bucket_bytes must be positive, got {bucket_bytes!r}")
+    if bucket_bytes % 1 != 0:
+        raise InvalidArgument(f"bucket_bytes must be a whole number, got {bucket_bytes!r}")
 
 
 def reduce_many(

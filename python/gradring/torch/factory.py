@@ -27,6 +27,7 @@ from gradring.torch.embeddings.rows import embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.other_averaging import require_no_other_averaging
 from gradring.torch.gradients.same_rules import require_same_rule
+from gradring.torch.gradients.trained_once import require_untrained
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.served.served_optimizer import ServedOptimizer
 
@@ -91,7 +92,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
 
     Raises:
         InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense;
-            or with `gradring.Sync()` DistributedDataParallel or FSDP average the same gradients.
+            or another open optimizer trains one of its parameters; or with `gradring.Sync()`
+            DistributedDataParallel or FSDP average the same gradients.
         DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
             servers between them.
         Mismatch: The ranks have different models, or the same in another order, or with
@@ -102,7 +104,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     require_ranks(comm)
     require_name(name)
     _require_ready(optimizer, mode, bucket_bytes)
-    _require_usable(model, compress, clip_norm)
+    _require_usable(model, compress, clip_norm, overlap, ps)
     is_averaged = mode is None or _is_all_reduce(mode)
     for layer in embeddings_of(model):
         layer.require_trainable(_rows_mode(mode))
@@ -111,6 +113,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     timeout = config.timeout_in_force(os.environ, timeout)
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)
+    require_untrained(named)
     if is_averaged:
         require_no_other_averaging(named, model)
     if compress is not None:
@@ -221,7 +224,16 @@ def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
     require_bucket_bytes(bucket_bytes)
 
 
-def _require_usable(model: Any, compress: Compression | None, clip_norm: float | None) -> None:
+def _require_usable(
+    model: Any, compress: Compression | None, clip_norm: float | None, overlap: Any, ps: Any
+) -> None:
+    if not isinstance(overlap, bool):
+        raise InvalidArgument(f"overlap must be True or False, got {overlap!r}")
+    if ps is not None and not hasattr(ps, "dense_table"):
+        raise InvalidArgument(
+            f"ps is a {type(ps).__name__}; give what gr.ps.connect(...) returned, or None to have "
+            "it connect"
+        )
     if model is not None and not isinstance(model, torch.nn.Module):
         raise InvalidArgument(f"model is a {type(model).__name__}, not a torch.nn.Module")
     if compress is not None:

@@ -74,14 +74,16 @@ class DistributedOptimizer(ChangingParameters):
             overflow, and no rank steps.
 
         Raises:
-            InvalidArgument: The weight comes too late, or all weights are 0; or a GradScaler was
-                called with a closure, or has unscaled a rank's own gradients, or some while the
-                model has embeddings.
+            InvalidArgument: The weight comes too late, or all weights are 0; or ``param_groups``
+                has other parameters than it had (`refresh`); or a GradScaler was called with a
+                closure, or has unscaled a rank's own gradients, or some while the model has
+                embeddings.
             PeerLost: A rank died, froze or left; also out of backward.
             Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed.
             TimedOut: Also where embeddings' rows came too late; where it says that the step is
                 done, this is so for everything.
         """
+        self._require_listed()
         late: StepTimedOut | None = None
         with self._scaling.told_to(self) as told, self._said(weight):
             if self.rows is not None:
@@ -182,7 +184,7 @@ class DistributedOptimizer(ChangingParameters):
             self._averager.begin()
         self._scaling.end_step()
         self._forget_rows()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*(() if set_to_none else (False,)))  # A class may have none to set.
 
     @property
     def _step_supports_amp_scaling(self) -> Asked:

@@ -110,6 +110,53 @@ def test_optimizers_that_ranks_reach_in_different_orders_do_not_wait_for_each_ot
     assert fresh_world(2, "shm", timeout=10).run(train) == [[-1, -1]] * 2
 
 
+class BackwardInside(torch.autograd.Function):
+    """x times a parameter, whose gradient comes of a backward pass inside the function's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, param: list[nn.Parameter]) -> torch.Tensor:
+        ctx.param, ctx.x = param[0], x.detach()
+        return x * param[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            (ctx.x * ctx.param).backward(grad)
+        return grad * ctx.param.detach(), None
+
+
+def in_checkpoint(param: nn.Parameter, x: torch.Tensor) -> Any:
+    return checkpoint(lambda x: x * param, x, use_reentrant=True)
+
+
+def in_two_checkpoints(param: nn.Parameter, x: torch.Tensor) -> Any:
+    return checkpoint(lambda x: in_checkpoint(param, x), x, use_reentrant=True)
+
+
+def in_function(param: nn.Parameter, x: torch.Tensor) -> Any:
+    return BackwardInside.apply(x, [param])
+
+
+@pytest.mark.parametrize("run", [in_checkpoint, in_two_checkpoints, in_function])
+def test_gradients_that_all_come_out_of_inner_passes_are_averages_when_backward_returns(
+    world: GetWorld, run: Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
+) -> None:
+    def train(comm: Any) -> list[Any]:
+        inner, outer, unused = (nn.Parameter(torch.ones(1)) for _ in range(3))
+        first, second = sgd([inner, unused], comm), sgd([outer], comm)
+        seen: list[Any] = []
+        for _ in range(2):
+            first.zero_grad()
+            second.zero_grad()
+            x = torch.full((1,), 2.0 * comm.rank, requires_grad=True)
+            (run(inner, x) + outer).backward()
+            assert inner.grad is not None
+            seen += [inner.grad.item(), unused.grad]
+        return seen
+
+    assert world(2, "shm").run(train) == [[1, None] * 2] * 2
+
+
 def test_a_parameter_in_two_reentrant_checkpoints_is_refused_with_the_way_out(
     world: GetWorld,
 ) -> None:

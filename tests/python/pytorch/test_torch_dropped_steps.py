@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,3 +257,67 @@ def test_a_model_whose_parameters_are_all_frozen_steps_without_effect(world: Get
         return model.weight.item(), model.bias.item()
 
     assert world(2, "shm").run(train) == [(-1, -1)] * 2
+
+
+def leave_by_break(optimizer: Any, batches: list[float], step: Callable[[Any], None]) -> None:
+    for turn, batch in enumerate(optimizer.uneven(batches)):
+        step(batch)
+        if turn == 2:
+            break
+
+
+def leave_by_error(optimizer: Any, batches: list[float], step: Callable[[Any], None]) -> None:
+    def loop() -> None:
+        for turn, batch in enumerate(optimizer.uneven(batches)):
+            step(batch)
+            list(optimizer.uneven([1.0]))  # An evaluation, in which none is out.
+            if turn == 2:
+                raise KeyError(turn)
+
+    with pytest.raises(KeyError):
+        loop()
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error])
+def test_ranks_that_have_left_a_loop_while_one_was_out_meet_no_more(
+    world: GetWorld, leave: Callable[[Any, list[float], Callable[[Any], None]], None]
+) -> None:
+    def train(comm: Any) -> tuple[float, int]:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(torch.optim.SGD([weight], lr=1.0), comm=comm)
+
+        def step(batch: float | None) -> None:
+            optimizer.zero_grad()
+            if batch is not None:
+                (weight * batch).backward()
+            optimizer.step()
+
+        leave(optimizer, [1.0] * (1 + 4 * comm.rank), step)
+        meetings: list[Any] = []
+        comm_of_turns = optimizer._turns._comm
+        optimizer._turns._comm = SimpleNamespace(
+            all_reduce=lambda *given: (meetings.append(given), comm_of_turns.all_reduce(*given))
+        )
+        step(1.0)
+        return weight.item(), len(meetings)
+
+    assert world(2, "shm").run(train) == [(-4, 0)] * 2
+
+
+@pytest.mark.parametrize("compress", [gr.TopK(0.25), "int8"], ids=str)
+def test_what_compression_has_kept_waits_for_a_parameter_that_steps_do_not_use(
+    world: GetWorld, compress: Any
+) -> None:
+    def train(comm: Any) -> list[float]:
+        used, unused = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        optimizer = sgd([used, unused], comm, compress=compress)
+        for step in range(24):
+            gradient = torch.tensor([1.0, 2.0, 3.0, 4.25]) if step == 0 else torch.zeros(4)
+            optimizer.zero_grad()
+            ((used + (0 if 1 <= step < 12 else unused)) * gradient).sum().backward()
+            assert (unused.grad is None) == (1 <= step < 12)
+            optimizer.step()
+        return unused.tolist()
+
+    for values in world(2, "shm").run(train):
+        assert values == pytest.approx([-1, -2, -3, -4.25], abs=1e-4)

@@ -46,7 +46,7 @@ def test_gradients_come_into_the_bucket_together(dtype: torch.dtype, weight: flo
         expected = expected * np.tile([1.0, 0.0], len(expected) // 2)
     np.testing.assert_array_equal(bucket.values.numpy(), expected)
     assert bucket.missing == 0
-    bucket.give(params)
+    bucket.give(params, 1)
     for index, param in enumerate(params):
         assert param.grad is not None
         assert (param.grad == (index + 1) * weight).all()
@@ -61,7 +61,7 @@ def test_absent_gradients_stay_absent_and_count_as_zero() -> None:
         bucket.put(index, param, 1.0)
     assert bucket.marks.tolist() == [0, 1, 0, 0]
     assert bucket.values.sum() == params[1].numel()
-    bucket.give(params)
+    bucket.give(params, 1)
     assert [param.grad is None for param in params] == [True, False, True, True]
 
 

@@ -90,6 +90,80 @@ def test_a_tensor_of_the_model_that_ranks_cannot_share_is_named(world: GetWorld)
     world(2, "shm").run(train)
 
 
+def test_a_tensor_whose_elements_share_memory_is_named_on_all_ranks_before_anything_is_sent(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> None:
+        model = nn.Linear(1, 1)
+        model.register_buffer("mask", torch.full((1, 3), float(comm.rank)).expand(4, 3))
+        with pytest.raises(gr.InvalidArgument, match=r"^mask has elements that share.*\.clone"):
+            sgd(model.parameters(), comm, model=model)
+
+    ranks = world(2, "shm")
+    ranks.run(train)
+    assert ranks.is_usable
+
+
+def exchange(optimizer: Any, new: nn.Parameter) -> None:
+    optimizer.param_groups[0]["params"][0] = new
+
+
+def append(optimizer: Any, new: nn.Parameter) -> None:
+    optimizer.param_groups[0]["params"].append(new)
+
+
+def append_group(optimizer: Any, new: nn.Parameter) -> None:
+    optimizer.param_groups.append({**optimizer.param_groups[0], "params": [new]})
+
+
+@pytest.mark.parametrize("change", [exchange, append, append_group])
+def test_parameters_that_came_into_the_groups_by_hand_are_refused_until_a_refresh_shares_them(
+    world: GetWorld, change: Any
+) -> None:
+    def train(comm: Any) -> list[float]:
+        param, new = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((1,), 5.0 + comm.rank))
+        optimizer = sgd([param], comm)
+        change(optimizer, new)
+        (param + new * 2 * comm.rank).backward()
+        with pytest.raises(gr.InvalidArgument, match=r"by hand; call optimizer\.refresh\(\)"):
+            optimizer.step()
+        optimizer.refresh()
+        optimizer.zero_grad()
+        (param + new * 2 * comm.rank).backward()
+        optimizer.step()
+        return [param.item() if change is not exchange else -1, new.item()]
+
+    assert world(2, "shm").run(train) == [[-1, 4]] * 2
+
+
+def test_parameters_that_are_new_on_some_ranks_only_are_a_mismatch_and_keep_their_values(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> float:
+        params = [nn.Parameter(torch.full((1,), float(comm.rank))) for _ in range(2)]
+        optimizer = sgd(params[:1], comm)
+        exchange(optimizer, params[comm.rank])
+        with pytest.raises(gr.Mismatch):
+            optimizer.refresh()
+        return params[1].item()
+
+    assert world(2, "shm").run(train) == [0, 1]
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(via="ps"), gr.Async(), gr.Geo(k_steps=1)], ids=str)
+@pytest.mark.parametrize("change", [exchange, append, append_group])
+def test_parameters_that_came_by_hand_are_refused_where_servers_are(
+    world: GetWorld, mode: Any, change: Any
+) -> None:
+    param, server = nn.Parameter(torch.zeros(1)), ExactServer()
+    comm = world(1, "tcp").comms[0]
+    optimizer = sgd([param], comm, mode=mode, ps=server.client(0))
+    change(optimizer, nn.Parameter(torch.zeros(1)))
+    with pytest.raises(gr.InvalidArgument, match="other parameters than servers have tables for"):
+        optimizer.step()
+    optimizer.close()
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -119,6 +193,24 @@ def test_a_class_may_have_an_attribute_of_any_name(world: GetWorld) -> None:
     param.backward()
     optimizer.step()
     assert param.item() == -1
+
+
+@pytest.mark.parametrize("mode", [gr.Sync(), gr.Async()], ids=str)
+def test_a_class_whose_zero_grad_takes_nothing_is_trained(world: GetWorld, mode: Any) -> None:
+    class Old(torch.optim.SGD):
+        def zero_grad(self) -> None:  # type: ignore[override]
+            super().zero_grad()
+
+    param = nn.Parameter(torch.zeros(1))
+    optimizer: Any = gt.distributed(
+        Old([param], lr=1), mode, comm=world(1, "tcp").comms[0], ps=ExactServer().client(0)
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        param.backward()
+        optimizer.step()
+    optimizer.close()
+    assert param.item() == -2
 
 
 @pytest.mark.parametrize("name", [5, "", None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -129,24 +130,94 @@ def test_gradients_are_averaged_after_their_model_went_to_channels_last(world: G
     require_trained_as_one(results, train(None, image_model(), nothing, move))
 
 
-def test_backward_averages_by_itself_after_a_model_went_to_another_dtype_and_back(
-    world: GetWorld,
+def to_double_and_back(param: nn.Parameter) -> None:
+    param.data = param.data.double()
+    param.data = param.data.float()
+
+
+def in_bfloat16_for_a_while(param: nn.Parameter) -> None:
+    kept = param.data
+    param.data = kept.bfloat16()
+    param.data = kept
+
+
+@pytest.mark.parametrize("move", [to_double_and_back, in_bfloat16_for_a_while])
+@pytest.mark.parametrize("when", ["before the first backward", "after zero_grad", "after step"])
+def test_backward_averages_by_itself_after_a_model_went_to_another_dtype_and_back_on_a_rank(
+    world: GetWorld, move: Callable[[nn.Parameter], None], when: str
 ) -> None:
     def averages(comm: Any) -> list[float]:
         param = nn.Parameter(torch.zeros(1))
         optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
         seen = []
-        for _ in range(2):
-            optimizer.zero_grad()
+        for step in range(3):
+            if (
+                comm.rank == 0
+                and when == ("before the first backward", "after zero_grad")[step > 0]
+            ):
+                move(param)
             (param * 2 * comm.rank).backward()
             assert param.grad is not None
             seen.append(param.grad.item())
             optimizer.step()
-            param.data = param.data.double()
-            param.data = param.data.float()
+            if comm.rank == 0 and when == "after step":
+                move(param)
+            optimizer.zero_grad()
+        return seen
+
+    assert world(2, "shm").run(averages) == [[1, 1, 1]] * 2
+
+
+def test_backward_averages_through_a_graph_that_is_older_than_a_move_and_a_step(
+    world: GetWorld,
+) -> None:
+    def averages(comm: Any) -> list[float]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+        older, seen = param * 2 * comm.rank, []
+        to_double_and_back(param)
+        for loss in (param * 2 * comm.rank, older):
+            loss.backward()
+            assert param.grad is not None
+            seen.append(param.grad.item())
+            optimizer.step()
+            optimizer.zero_grad()
         return seen
 
     assert world(2, "shm").run(averages) == [[1, 1]] * 2
+
+
+def test_gradients_that_autograd_only_computes_are_taken_for_no_step_also_after_a_move(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> list[float]:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+        for _ in range(2):
+            to_double_and_back(param)
+            (param * 2 * comm.rank).backward()
+            (computed,) = torch.autograd.grad(param * 3, param)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [computed.item(), param.item()]
+
+    assert world(2, "shm").run(train) == [[3, -2]] * 2
+
+
+def test_a_parameter_whose_optimizer_is_gone_is_left_alone(world: GetWorld) -> None:
+    def hooks(comm: Any) -> list[int]:
+        param, counts = nn.Parameter(torch.zeros(1)), []
+        for end in (lambda optimizer: optimizer.close(), lambda _: None):
+            optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+            end(optimizer)
+            del optimizer
+            gc.collect()
+            comm.barrier()
+            param.backward()
+            counts.append(len(param._backward_hooks or ()))
+        return counts
+
+    assert world(2, "shm").run(hooks) == [[0, 0]] * 2
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -158,10 +229,11 @@ def test_a_model_of_another_dtype_is_refused_until_it_is_looked_at_again(
         options: Any = {"comm": comm, "overlap": overlap}
         optimizer = gt.distributed(torch.optim.SGD([param], lr=1), **options)
         param.data = param.data.double()
-        (param * 2 * comm.rank).backward()
-        with pytest.raises(gr.InvalidArgument, match=r"float64.* now; call optimizer\.refresh\(\)"):
-            optimizer.step()
+        for refused in ((param * 2 * comm.rank).backward, optimizer.step):
+            with pytest.raises(gr.InvalidArgument, match=r"float64.* now; call optimizer\.refresh"):
+                refused()
         optimizer.refresh()
+        (param * 2 * comm.rank).backward()
         optimizer.step()
         return param.item(), param.dtype
 

@@ -312,6 +312,10 @@ def test_what_cannot_be_distributed_is_refused(world: GetWorld) -> None:
         ({"optimizer": model}, "not a torch.optim.Optimizer"),
         ({"optimizer": optimizer, "mode": "sync"}, "mode 'sync'"),
         ({"optimizer": optimizer, "bucket_bytes": 0}, "bucket_bytes"),
+        ({"optimizer": optimizer, "bucket_bytes": 1.5}, "bucket_bytes must be a whole number"),
+        ({"optimizer": optimizer, "bucket_bytes": True}, "bucket_bytes must be positive, got True"),
+        ({"optimizer": optimizer, "overlap": "no"}, "overlap must be True or False, got 'no'"),
+        ({"optimizer": optimizer, "ps": 3}, "ps is a int; give what"),
         ({"optimizer": torch.optim.SGD(mlp().to("meta").parameters(), lr=1)}, "is on meta"),
     ):
         with pytest.raises(gr.Error, match=text):

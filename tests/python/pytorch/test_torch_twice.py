@@ -17,6 +17,7 @@ import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
 from mode_servers import RealServers
+from thread_ranks import ThreadWorld
 
 SERVED = [gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(k_steps=1)]
 
@@ -154,6 +155,72 @@ def test_rows_of_a_layer_are_trained_by_one_optimizer_at_a_time(comm: Any, mode:
         train(2, "second")
     first.close()
     train(2, "second").close()
+
+
+def test_a_parameter_is_averaged_for_one_open_optimizer_and_others_are_refused_by_name_on_all_ranks(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> list[float]:
+        shared, other, frozen = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+        frozen.requires_grad_(False)
+
+        def make(*params: nn.Parameter) -> Any:
+            return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm)
+
+        first, second = make(shared, frozen), make(other, frozen)  # Of frozen ones none is trained.
+        with pytest.raises(gr.InvalidArgument, match="0 of group 0 is trained by another"):
+            make(shared)
+        with pytest.raises(gr.InvalidArgument, match="0 of group 1 is trained by another"):
+            second.add_param_group({"params": [shared]})
+        frozen.requires_grad_(True)
+        first.refresh()
+        with pytest.raises(gr.InvalidArgument, match=r"1 of group 0 is trained by.* close"):
+            second.refresh()
+        frozen.requires_grad_(False)
+        first.close()
+        second.add_param_group({"params": [shared]})
+        (shared * 2 * comm.rank + other).backward()
+        second.step()
+        return [shared.item(), other.item()]
+
+    ranks = world(2, "shm")
+    assert ranks.run(train) == [[-1, -1]] * 2
+    assert ranks.is_usable
+
+
+def test_a_parameter_is_free_when_nobody_has_its_optimizer_any_more_or_its_ranks_are_lost(
+    fresh_world: Callable[..., ThreadWorld],
+) -> None:
+    def train(comm: Any) -> None:
+        param = nn.Parameter(torch.zeros(1))
+        for _ in range(2):
+            optimizer = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+            param.backward()
+            optimizer.step()
+            del optimizer
+        failed = gt.distributed(torch.optim.SGD([param], lr=1), comm=comm)
+        if comm.rank == 1:
+            comm.close()
+            return
+        with pytest.raises(gr.PeerLost):
+            param.backward()
+        gt.distributed(torch.optim.SGD([param], lr=1), comm=comm.shrink())
+        del failed
+
+    fresh_world(2, "shm").run(train)
+
+
+@pytest.mark.parametrize("mode", SERVED, ids=str)
+def test_a_parameter_that_servers_have_is_refused_to_another_open_optimizer(
+    comm: Any, mode: Any
+) -> None:
+    model, ps = nn.Linear(2, 1), ExactServer().client(0)
+    first = gt.distributed(sgd(model), mode, comm=comm, ps=ps, name="first")
+    with pytest.raises(gr.InvalidArgument, match="0 of group 0 is trained by another"):
+        gt.distributed(sgd(model), mode, comm=comm, ps=ps, name="second")
+    first.close()
+    gt.distributed(sgd(model), mode, comm=comm, ps=ps, name="second").abandon()
+    gt.distributed(sgd(model), mode, comm=comm, ps=ps, name="third").close()
 
 
 @pytest.mark.parametrize("mode", [gr.Sync(), *SERVED], ids=str)

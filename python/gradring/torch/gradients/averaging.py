@@ -27,7 +27,7 @@ from gradring.torch.gradients.backward import (
     GradientListener,
     after_all_others,
     at_the_end_of_backward,
-    is_outermost_backward,
+    leave_to_outer_backward,
 )
 from gradring.torch.gradients.backward_watch import BackwardWatch
 from gradring.torch.gradients.buckets import Bucket, lay_out, make_buckets
@@ -191,7 +191,7 @@ class GradientAverager:
         before any waits, since other ranks may have begun with another one.
         """
         with self._lock:
-            if self.is_open and (all(self._is_ready) or is_outermost_backward()):
+            if self.is_open and (all(self._is_ready) or not leave_to_outer_backward(self)):
                 self._require_all_listed()
                 self._send_rest()
                 after_all_others(self.finish)
@@ -239,7 +239,7 @@ class GradientAverager:
             is_divided = self._compress is not None or (is_whole and not bucket.is_apart)
             if not is_divided:
                 bucket.values.div_(total)
-            self._given += bucket.give(self._params)
+            self._given += bucket.give(self._params, total / self.comm.world_size)
         self._reset_buckets()
         self.is_done = True
 
@@ -253,8 +253,6 @@ class GradientAverager:
                 self._end_round()
                 self._reset_buckets()
             self._forget_round()
-            for listener in self._listeners:
-                listener.follow()
             order = self._order.take_learned()
             if order is not None:
                 self._lay_out(order)

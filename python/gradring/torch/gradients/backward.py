@@ -22,6 +22,9 @@ class _Taker(Protocol):
     def take_gradient(self, index: int) -> None: ...
 
 
+# Asked for each gradient.
+_running_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
+
 _waiting: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -57,7 +60,35 @@ def current_backward() -> int:
 
 def is_outermost_backward() -> bool:
     """Tell whether no other backward pass waits for the end of this one."""
-    return torch._C._current_autograd_node() is None  # noqa: SLF001
+    return _running_node() is None
+
+
+def leave_to_outer_backward(listener: _Listener) -> bool:
+    """Have the pass that waits for the end of this one call ``listener.end_backward()`` in its end.
+
+    It may bring no gradient of its own. A pass can only be told by what runs in it: here by what
+    comes after the function in which this one has run.
+
+    Returns:
+        Whether there is such a pass; of a hook on a leaf, behind which nothing comes, it is told by
+        the listener's own gradients alone.
+    """
+    around = _running_node()
+    if around is None:
+        return False
+    reference = weakref.ref(listener)
+    handles: list[Any] = []
+
+    def tell(_gradients: Any) -> None:
+        while handles:
+            handles.pop().remove()
+        target = reference()
+        if target is not None:
+            at_the_end_of_backward(target)
+
+    nodes = [node for node, _ in around.next_functions if node is not None]
+    handles.extend(node.register_prehook(tell) for node in nodes)
+    return True
 
 
 class GradientListener:
@@ -65,7 +96,8 @@ class GradientListener:
 
     It stands before and behind the node that adds gradients up; behind as DistributedDataParallel
     does, so whatever hooks of the user's do to a gradient has been done, whenever they were
-    registered.
+    registered. PyTorch gives a parameter another node where ``.data`` gets another dtype or device,
+    back and forth too; a hook of the parameter's own outlives that, and follows.
     """
 
     def __init__(self, param: torch.Tensor, taker: _Taker, index: int) -> None:
@@ -82,9 +114,14 @@ class GradientListener:
         self._param = param
         self._index = index
         self._taker = weakref.ref(taker)
-        self._listen()
+        self._handles: list[Any] = []
+        # Of the node, since the parameter must not hold that; it is ours, so nothing else has it.
+        self._known = [0]
+        # The parameter itself holds its node weakly.
+        self._listen(torch.autograd.graph.get_gradient_edge(param).node)
+        self._own = self._follow()
 
-    def _listen(self) -> None:
+    def _listen(self, node: Any) -> None:
         reference, index = self._taker, self._index
 
         # A function may give no gradient: then nothing is added.
@@ -98,24 +135,33 @@ class GradientListener:
             if taker is not None and gradients[0] is not None:
                 taker.take_gradient(index)
 
-        # The parameter itself holds its node weakly.
-        self._node: Any = torch.autograd.graph.get_gradient_edge(self._param).node
-        self._handles = [self._node.register_prehook(expect), self._node.register_hook(take)]
-        self._address = self._param.data_ptr()
-        self._storage = self._param.untyped_storage()  # So that nothing else gets its address.
+        for handle in self._handles:
+            handle.remove()
+        self._handles = [node.register_prehook(expect), node.register_hook(take)]
+        self._node, self._known[0] = node, id(node)
 
-    def follow(self) -> None:
-        """Listen where PyTorch has given the parameter another node.
+    def _follow(self) -> Any:
+        reference, known = weakref.ref(self), self._known
 
-        It does so where ``.data`` gets another dtype or device, back and forth too.
-        """
-        if self._param.data_ptr() != self._address and self._param.requires_grad:
-            self.stop()
-            self._listen()
+        def look(_gradient: Any) -> None:
+            # It runs before the node's own, so these come in time for this gradient.
+            node = _running_node()
+            if id(node) != known[0]:
+                listener = reference()
+                if listener is None:
+                    own.remove()
+                else:
+                    listener._listen(node)  # noqa: SLF001
+
+        # No types.
+        param: Any = self._param
+        unserializable: Any = torch.utils.hooks.unserializable_hook
+        own = param.register_hook(unserializable(look))
+        return own
 
     def stop(self) -> None:
         """Leave the parameter alone from now on."""
-        for handle in self._handles:
+        for handle in [self._own, *self._handles]:
             handle.remove()
 
 

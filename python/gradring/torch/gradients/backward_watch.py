@@ -36,9 +36,7 @@ class BackwardWatch:
     def listen(self) -> None:
         """Listen to every parameter that is trained now; may be called again."""
         for index, param in enumerate(self._params):
-            if index in self._listeners:
-                self._listeners[index].follow()
-            elif param.requires_grad:
+            if index not in self._listeners and param.requires_grad:
                 self._listeners[index] = GradientListener(param, self, index)
 
     def expect_gradient(self, _index: int) -> None:

@@ -162,8 +162,13 @@ class Bucket:
     def _is_filled(self) -> None:
         """Do what is left to do once every gradient has come."""
 
-    def give(self, params: Sequence[torch.Tensor]) -> int:
+    def give(self, params: Sequence[torch.Tensor], share: float) -> int:
         """Let every ``.grad`` be the average, or ``None`` where no counted rank had a gradient.
+
+        Args:
+            params: The optimizer's list.
+            share: Of a rank in what arrived, as a multiple of the average: what compression had
+                kept for a parameter that nobody has trained now is kept on.
 
         Returns:
             The number of averages.
@@ -174,6 +179,7 @@ class Bucket:
             param = params[index]
             if index in is_absent:
                 param.grad = None  # A rank of weight 0 may have one of its own.
+                self._keep_on(index, share)
             elif self._is_grad[index] and grad_dtype_of(param) == self.values.dtype:
                 if param.grad is None or not self._is_in_slot(index, param.grad):
                     self._hand_out(index, param)
@@ -183,6 +189,10 @@ class Bucket:
                     param.grad = torch.empty_like(param, dtype=grad_dtype_of(param))
                 _as_real(param.grad).copy_(self._slots[index])
         return len(self.members) - len(absent)
+
+    def _keep_on(self, index: int, share: float) -> None:
+        if self.residual is not None:
+            self.residuals()[index] += self._slots[index].reshape(-1) * share
 
     def reset(self) -> None:
         """Wait for every gradient anew."""

@@ -16,6 +16,7 @@ from gradring.torch.gradients import parameters
 from gradring.torch.gradients.averaging import GradientAverager
 from gradring.torch.gradients.same_rules import require_same_rule
 from gradring.torch.gradients.step_weight import StepWeight
+from gradring.torch.gradients.trained_once import Training, require_untrained
 from gradring.torch.gradients.turns import Turns
 
 
@@ -26,6 +27,8 @@ class ChangingParameters(torch.optim.Optimizer):
     _model: torch.nn.Module | None
     _averager: GradientAverager | None  # None in a world of one.
     _options: dict[str, Any]
+    _training: Training | None = None
+    _listed: list[list[torch.Tensor]]  # Of each group: what is averaged, or was frozen.
     _weights: StepWeight
     _turns: Turns
 
@@ -33,7 +36,8 @@ class ChangingParameters(torch.optim.Optimizer):
         """Add parameters, with rank 0's values for every rank; a collective call.
 
         Raises:
-            InvalidArgument: They cannot be averaged, or a step has begun; and as in `torch.optim`.
+            InvalidArgument: They cannot be averaged, another optimizer trains one, or a step has
+                begun; and as in `torch.optim`.
             DeviceError: One is neither on the CPU nor on CUDA.
             Mismatch: The ranks add different ones, or by now have other settings or state; names
                 the first that differs. After this error, as after the others, there is no such
@@ -43,12 +47,7 @@ class ChangingParameters(torch.optim.Optimizer):
         super().add_param_group(param_group)
         try:
             named = self._checked_parameters()
-            if self._averager is not None:
-                added = {id(param) for param in self.param_groups[-1]["params"]}
-                new = {name: param for name, param in named.items() if id(param) in added}
-                compare = partial(require_same_rule, self._comm, self, named, {})
-                parameters.share(self._comm, new, averaged=new, compare_more=compare)
-                self.refresh()
+            self._look_again(named)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -56,19 +55,40 @@ class ChangingParameters(torch.optim.Optimizer):
     def refresh(self) -> None:
         """Look at the parameters again, after freezing or unfreezing some; a collective call.
 
+        Of parameters that were put into ``param_groups`` by hand every rank gets rank 0's values.
+
         Raises:
-            InvalidArgument: A step has begun, or a parameter cannot be averaged, or compressed.
-            Mismatch: A parameter is frozen on some ranks only; names it. Nothing has changed.
+            InvalidArgument: A step has begun; or a parameter cannot be averaged, or compressed, or
+                another optimizer trains it.
+            Mismatch: A parameter is frozen on some ranks only, or new; names it. Or new ones would
+                be stepped differently. Nothing has changed.
         """
         self._require_between_steps()
-        named = self._checked_parameters()
-        if self._averager is None:
-            return
+        self._look_again(self._checked_parameters())
+
+    def _look_again(self, named: parameters.Named) -> None:
         before = self._averager
+        if before is None:
+            return
+        known = {id(param) for params in self._listed for param in params}
+        new = {name: param for name, param in named.items() if id(param) not in known}
+        parameters.require_shareable(new)
         parameters.require_same(before.comm, named, averaged=named)
+        compare = partial(require_same_rule, before.comm, self, named, {}) if new else None
+        parameters.share(before.comm, new, averaged=new, compare_more=compare)
         before.stop_listening()
         self._averager = self._listening(before.comm)
         self._averager.take_over(before)
+
+    def _require_listed(self) -> None:
+        if self._averager is not None and not parameters.are_listed(
+            self.param_groups, self._listed
+        ):
+            raise InvalidArgument(
+                "param_groups has other parameters than the optimizer averages: some were "
+                "exchanged or added by hand; call optimizer.refresh() on every rank after that, or "
+                "add them with add_param_group()"
+            )
 
     def _require_between_steps(self) -> None:
         if self._averager is not None and self._averager.is_open:
@@ -77,11 +97,16 @@ class ChangingParameters(torch.optim.Optimizer):
     def _checked_parameters(self) -> parameters.Named:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
         parameters.require_averageable(named)
+        require_untrained(named, besides=self._training)
         if self._options["compress"] is not None:
             parameters.require_compressible(named)
         return named
 
     def _listening(self, gradients_comm: Communicator) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
+        # Closed with what carries the gradients; refresh() goes on with that.
+        self._training = self._training or Training(gradients_comm)
+        self._training.params = [param for param in named.values() if param.requires_grad]
+        self._listed = parameters.lists_of(self.param_groups)
         meet = self._turns.meet_before_a_round_ends
         return GradientAverager(named, gradients_comm, self._weights, meet, **self._options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping
+import operator
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,19 @@ def optimizer_parameters(
             name = known.get(id(param)) or own_name or place
             named[f"{name} ({place})" if name in named else name] = param
     return named
+
+
+def lists_of(groups: Iterable[Mapping[str, Any]]) -> list[list[torch.Tensor]]:
+    """Return each group's parameters, to know them again."""
+    return [list(group["params"]) for group in groups]
+
+
+def are_listed(groups: Sequence[Mapping[str, Any]], known: Sequence[list[torch.Tensor]]) -> bool:
+    """Tell whether `lists_of` would still return the same tensors; cheap, for every step."""
+    return len(groups) == len(known) and all(
+        len(group["params"]) == len(params) and all(map(operator.is_, group["params"], params))
+        for group, params in zip(groups, known, strict=True)
+    )
 
 
 def shared_tensors(named: Named, model: torch.nn.Module | None) -> Named:
@@ -108,6 +122,41 @@ def _label(name: str, tensor: torch.Tensor, is_averaged: bool) -> str:
     return f"{label}, frozen" if is_averaged and not tensor.requires_grad else label
 
 
+def require_shareable(named: Named) -> None:
+    """Refuse tensors that cannot take rank 0's values.
+
+    Raises:
+        DeviceError: One is neither on the CPU nor on CUDA.
+        InvalidArgument: One is lazy, of an unknown layout, or has elements that share memory.
+    """
+    for name, tensor in named.items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise InvalidArgument(
+                f"{name} has no shape yet, as its layer is a lazy one; run a batch through the "
+                "model before gradring.torch.distributed()"
+            )
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise DeviceError(
+                f"{name} is on {tensor.device}; ranks share tensors on the CPU and on CUDA"
+            )
+        if tensor.layout not in (torch.strided, torch.sparse_coo):
+            raise InvalidArgument(
+                f"{name} is a {tensor.layout} tensor, which ranks cannot share; keep it in "
+                "torch.sparse_coo format, or outside of the model's parameters and buffers"
+            )
+        if tensor.layout == torch.strided and _is_expanded(tensor):
+            raise InvalidArgument(
+                f"{name} has elements that share memory, as expand() makes them, and cannot take "
+                "rank 0's values; give the model a copy of its own, expanded.clone()"
+            )
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
 def share(
     comm: Communicator,
     named: Named,
@@ -128,21 +177,7 @@ def share(
         InvalidArgument: A tensor cannot be sent; nothing was.
         Mismatch: As `require_same`; nothing was written.
     """
-    for name, tensor in named.items():
-        if torch.nn.parameter.is_lazy(tensor):
-            raise InvalidArgument(
-                f"{name} has no shape yet, as its layer is a lazy one; run a batch through the "
-                "model before gradring.torch.distributed()"
-            )
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise DeviceError(
-                f"{name} is on {tensor.device}; ranks share tensors on the CPU and on CUDA"
-            )
-        if tensor.layout not in (torch.strided, torch.sparse_coo):
-            raise InvalidArgument(
-                f"{name} is a {tensor.layout} tensor, which ranks cannot share; keep it in "
-                "torch.sparse_coo format, or outside of the model's parameters and buffers"
-            )
+    require_shareable(named)
     require_same(comm, named, averaged)
     if compare_more is not None:
         compare_more()

@@ -23,6 +23,11 @@ Batch = TypeVar("Batch")
 _IS_OUT, _HAS_BATCH, _ENDS_ROUND = range(3)
 
 
+class _Loop:
+    def __init__(self, is_one_out: bool) -> None:
+        self.is_one_out = is_one_out
+
+
 class Turns:
     """The turns of one optimizer's loops.
 
@@ -35,12 +40,14 @@ class Turns:
     def __init__(self, comm: Communicator) -> None:
         """Begin outside of any loop; ``comm`` are the ranks."""
         self._comm = comm
-        self._is_one_out = False  # As of the last turn, so the same on every rank.
+        # Of each loop that goes on, the inner ones last: whether a rank is out, as of its last
+        # turn, so the same on every rank.
+        self._loops: list[_Loop] = []
         self._has_met = False
 
     def meet_before_a_round_ends(self) -> None:
         """Have every rank end the round; a collective call where one is out."""
-        if self._is_one_out and not self._has_met:
+        if self._loops and self._loops[-1].is_one_out and not self._has_met:
             self._meet(_ENDS_ROUND)
 
     def until_all_end(
@@ -55,8 +62,17 @@ class Turns:
         if self._comm.world_size == 1:
             yield from batches
             return
-        source = iter(batches)
-        was_one_out = self._is_one_out  # Of a loop in which this one is.
+        loop = _Loop(bool(self._loops) and self._loops[-1].is_one_out)
+        self._loops.append(loop)
+        try:
+            yield from self._turns_of(loop, iter(batches), end_round)
+        finally:
+            # Also where the loop is left early; one that nobody closes may outlive the next.
+            self._loops.remove(loop)
+
+    def _turns_of(
+        self, loop: _Loop, source: Iterator[Batch], end_round: Callable[[], None]
+    ) -> Iterator[Batch | None]:
         while True:
             batch: Batch | None = None
             mark = _HAS_BATCH
@@ -73,9 +89,8 @@ class Turns:
                     self._has_met = False
                 found, is_one_out = self._meet(mark)
             if found == _IS_OUT:
-                self._is_one_out = was_one_out
                 return
-            self._is_one_out = is_one_out
+            loop.is_one_out = is_one_out
             yield batch
 
     def _meet(self, mark: int) -> tuple[int, bool]:

@@ -27,6 +27,7 @@ from gradring.torch.gradients import parameters
 from gradring.torch.gradients.backward_watch import BackwardWatch
 from gradring.torch.gradients.scaling import Asked, Scaling, Told
 from gradring.torch.gradients.step_weight import StepWeight
+from gradring.torch.gradients.trained_once import Training
 from gradring.torch.served.between_steps import BetweenSteps
 from gradring.torch.served.served_parameters import ServedParameters
 from gradring.torch.served.server_rules import rules_of, settings_of
@@ -81,6 +82,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
         named = parameters.optimizer_parameters(self.param_groups, model)
         self._parameters = served = ServedParameters(named, is_local=self._is_local)
         self._params = served.params
+        self._listed = parameters.lists_of(self.param_groups)
         self._watch = BackwardWatch(self._params, self._weights)
         self.driver = over_servers(
             dense_mode,
@@ -95,6 +97,8 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
             self.rows = make_rows(sparse_mode, model, ps, **options)
         elif embeddings_of(model):
             self.rows = Rows(embeddings_of(model), self.driver)
+        self._training = Training(self.driver)
+        self._training.params = [param for param in self._params if param.requires_grad]
         for driver in self._drivers():
             driver.comm = comm
         if not self._is_local:
@@ -118,13 +122,15 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
         Raises:
             InvalidArgument: A setting has changed to what the servers' rule cannot be; or a
                 GradScaler was called with a closure, or has unscaled for workers in rounds; or a
-                parameter has other memory than when `distributed` was called: it is named.
+                parameter has other memory than when `distributed` was called: it is named; or
+                ``param_groups`` has other parameters.
             PeerLost: A server or, with `gradring.Sync`, a worker was lost.
             TimedOut: As in the mode's own step. Where it says that the step is done, all of it is.
         """
         closures = () if closure is None else (closure,)
         with self._scaling.told_to(self) as told, self._weights.said_for_a_step(weight):
             self.driver.require_open()
+            self._require_listed()
             self._follow_memory()
             self._parameters.require_in_place()
             for driver in self._drivers():
@@ -257,7 +263,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
             self.rows.forget()
         self._weights.drop()
         self._scaling.end_step()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*(() if set_to_none else (False,)))  # A class may have none to set.
 
     def set_weight(self, weight: float) -> None:
         """Say how many examples stand behind the next step; see `DistributedOptimizer.set_weight`.
@@ -325,6 +331,14 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
     def abandon(self) -> None:
         """Take no further part, without waiting for anybody; see `DistributedOptimizer.abandon`."""
         for_all(self._drivers(), lambda driver: driver.abandon())
+
+    def _require_listed(self) -> None:
+        if not parameters.are_listed(self.param_groups, self._listed):
+            raise InvalidArgument(
+                "param_groups has other parameters than servers have tables for: some were "
+                "exchanged or added by hand; close() this optimizer, and give distributed() a new "
+                "one with the parameters that there are now"
+            )
 
     def _follow_memory(self) -> None:
         if self._parameters.follow():

@@ -112,6 +112,8 @@ def test_state_that_servers_have_is_neither_kept_nor_loaded_beside_them(comm: An
 class _NoServers:
     """What a connection is when nothing can be reached."""
 
+    dense_table: Any = None
+
     @property
     def calls(self) -> Any:
         raise gr.TimedOut("no server answers")
