@@ -210,7 +210,9 @@ void PsSimulation::start(Planned& planned) {
     case PsFaultKind::kCrashClient:
       if (!place.client || place.program->is_over()) return;
       world_.ledger.note_process_ended(place.client->process());
-      place.comes_back = scenario_.work != PsWork::kRounds;
+      // Of who has done its steps, and waits, nobody is waited for: it would push what is too late.
+      place.comes_back =
+          scenario_.work != PsWork::kRounds && world_.still_going.contains(fault.client);
       if (!place.comes_back) world_.still_going.erase(fault.client);
       place.program.reset();
       place.client.reset();
