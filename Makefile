@@ -3,7 +3,7 @@
 #   make test      linters, C++ tests (ASan+UBSan, TSan; arithmetic also as shipped), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: two, with every test)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)
-#   make test-slow Python tests that take minutes or many GiB: servers killed at 50 points, very large messages
+#   make test-slow Python tests that take minutes or many GiB (servers killed at 50 points, very large messages), and tests of modes over every transport
 #   make scale     collectives of 64 to 4,096 ranks and their start-up, simulated, into bench/results
 #   make bench     gradring bench (BENCH="all_reduce --json")
 #   make bench-compare   beside every peer, into bench/results (BENCH_COMPARE="collectives --quick")
@@ -85,8 +85,11 @@ conformance: setup wheel
 	@$(BIN)/pip install --quiet --disable-pip-version-check expecttest==0.3.0
 	$(BIN)/python tests/conformance/run.py $(CONFORMANCE)
 
+# What `make test` makes over one transport each is made over both here.
 test-slow: setup wheel
 	$(BIN)/pytest -m slow --numprocesses $(JOBS) --timeout 1800 $(PYTEST_ARGS)
+	$(BIN)/pytest --every-transport --numprocesses $$(( $(JOBS) + 2 )) --dist loadfile --no-loadscope-reorder \
+	  $(PYTEST_ARGS) tests/python/modes tests/python/pytorch/modes tests/python/gpu
 
 soak: setup
 	$(CMAKE) --preset release

@@ -15,7 +15,7 @@ readonly architectures="${GRADRING_CHECK_ARCHITECTURES:-90-real}"
 OUT="${OUT:-build/gpu_check}"
 mkdir -p "$OUT"
 OUT="$(cd "$OUT" && pwd)"
-readonly site="$PWD/build/gpu-site" # Kept: a second run builds nothing.
+readonly site="$PWD/build/gpu-site" # Kept, like build/gpu: a second run compiles what has changed.
 export PYTHONUNBUFFERED=1 CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 export CUDACXX="${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}"
 
@@ -68,11 +68,7 @@ facts() {
 }
 
 build() {
-  if [ -d "$site/gradring" ]; then
-    echo "as it was built before"
-    return 0
-  fi
-  "$python" -m pip install -q --no-index --no-build-isolation --no-deps --no-compile --target "$site" . \
+  "$python" -m pip install -q --upgrade --no-index --no-build-isolation --no-deps --no-compile --target "$site" . \
     -C cmake.define.GRADRING_CUDA=ON -C "cmake.define.CMAKE_CUDA_ARCHITECTURES=$architectures" -C build-dir=build/gpu
 }
 

@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ranks that have too few cores beside the spinning of others take many times as long.
     """
     if not config.getoption("every_transport"):
-        left_out = [item for item in items if _has_another_transport(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        left_out = {item for item in items if _has_another_transport(item)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     if config.getoption("numprocesses", None) is not None or hasattr(config, "workerinput"):
         items.sort(key=lambda item: zlib.crc32(item.path.name.encode()))
 

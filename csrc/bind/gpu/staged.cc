@@ -145,7 +145,8 @@ void register_gpu_staged(py::module_& module) {
                                           Staged::Options{slot_bytes, slots, streams_may_wait})};
            }),
            py::arg("communicator"), py::arg("slot_bytes") = Staged::Options{}.slot_bytes,
-           py::arg("slots") = Staged::Options{}.slots, py::arg("streams_may_wait") = false)
+           py::arg("slots") = Staged::Options{}.slots,
+           py::arg("streams_may_wait") = Staged::Options{}.may_wait)
       .def(
           "submit",
           [](PyStaged& self, std::uint8_t op, std::uint64_t source, std::uint64_t source_count,

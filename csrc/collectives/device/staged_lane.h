@@ -65,7 +65,7 @@ class StagedLane {
     // are put into the streams by begin(), which blocks where they are full. Not for who writes
     // those words: it would block for ever. Users have to ask for it
     // (docs/decisions/0026-the-host-feeds-streams.md).
-    bool may_wait = true;
+    bool may_wait = false;
   };
 
   StagedLane(const gradring_gpu_api& api, int device, const Options& options);

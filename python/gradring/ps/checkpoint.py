@@ -92,7 +92,12 @@ def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
     chain = manifest.read_chain(files.absolute(base))  # All of it: loading will need that.
     below = chain[-1]
     for step in chain:
-        _require_there(step)
+        if missing := _missing(files.folder(step.url), step.files):
+            file, found = missing
+            raise InvalidArgument(
+                f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there is "
+                f"{found} now: nothing can build on it; save in full"
+            )
     if len(chain) >= manifest.LONGEST_CHAIN:
         raise InvalidArgument(
             f"{below.url} and what it builds on are {len(chain)} checkpoints, as many as may build "
@@ -105,16 +110,13 @@ def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
     return below
 
 
-def _require_there(step: Manifest) -> None:
-    where = files.folder(step.url)
-    for file in step.files:
+def _missing(where: files.Folder, written: Sequence[File]) -> tuple[File, str] | None:
+    """Return the first file that is not there as it was written, and what is there instead."""
+    for file in written:
         found = where.bytes_of(file.name)
         if found != file.bytes:
-            raise InvalidArgument(
-                f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there "
-                f"{'is no such file' if found is None else f'are {found}'}: nothing can build on "
-                "it; save in full"
-            )
+            return file, "no such file" if found is None else f"{found} bytes"
+    return None
 
 
 def _write(core: Any, url: str, below: Manifest | None, timeout: float) -> Manifest:
@@ -153,14 +155,12 @@ def _write(core: Any, url: str, below: Manifest | None, timeout: float) -> Manif
 
 
 def _require_visible(where: files.Folder, written: Sequence[File]) -> None:
-    for file in written:
-        found = where.bytes_of(file.name)
-        if found != file.bytes:
-            raise DeviceError(
-                f"shard {file.shard} wrote {file.bytes} bytes to {where.url}/{file.name}, but here "
-                f"it has {'no such file' if found is None else f'{found} bytes'}: all servers and "
-                "the saver must reach the same folder"
-            )
+    if missing := _missing(where, written):
+        file, found = missing
+        raise DeviceError(
+            f"shard {file.shard} wrote {file.bytes} bytes to {where.url}/{file.name}, but here "
+            f"it has {found}: all servers and the saver must reach the same folder"
+        )
 
 
 def load(

@@ -21,7 +21,7 @@ using collectives::StagedJob;
 using collectives::StagedLane;
 using collectives::StagedWork;
 
-constexpr Staged::Options kSmallSlots{.slot_bytes = 4096, .slots = 3};
+constexpr Staged::Options kSmallSlots{.slot_bytes = 4096, .slots = 3, .may_wait = true};
 constexpr std::chrono::seconds kLongest{5};  // Then nothing will come of it.
 
 TEST_CASE("a stream from which a graph is captured is refused, and the capture is left alone") {

@@ -21,7 +21,7 @@ using collectives::Communicator;
 using collectives::Staged;
 using collectives::StagedWork;
 
-constexpr Staged::Options kSmallSlots{.slot_bytes = 4096, .slots = 3};
+constexpr Staged::Options kSmallSlots{.slot_bytes = 4096, .slots = 3, .may_wait = true};
 
 const gradring_gpu_api* const kGpus[] = {&emulated_gpu(), &emulated_gpu_without_waits()};
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from gradring import _core, gpu
 from gradring.arrays.device_arrays import LEGACY_STREAM
+from gradring.bench.kernels.streaming import STEP_SCALARS
 from gradring.dtypes import BFLOAT16, DTYPE_CODES
 from gradring.gpu.kernels import ChunkTable, launch, scratch
 
@@ -27,12 +28,6 @@ F32, F16, F64 = (DTYPE_CODES[name] for name in ("float32", "float16", "float64")
 DTYPES = {F32: np.float32, F16: np.float16, F64: np.float64, BFLOAT16: ml_dtypes.bfloat16}
 FLOATS = [np.dtype(dtype) for dtype in DTYPES.values()]
 SUM, AVG, PROD, MIN, MAX = range(5)  # csrc/base/types.h
-SCALARS = np.dtype(
-    [(name, "<f4") for name in (
-        "descent", "root_correction", "clip_value", "weight_decay", "shrink", "momentum",
-        "undampened", "mean_weight", "square_decay", "square_weight", "eps",
-    )] + [("is_first_step", "<u4"), ("is_nesterov", "<u4"), ("unused", "<u4", 3)]
-)  # fmt: skip
 Case = tuple[str, Callable[[], list[Any]]]
 
 random = np.random.default_rng(20)
@@ -168,7 +163,7 @@ def checks() -> Iterator[Case]:
 
 def step(kind: str, code: int, k: int, first: int, size: Any) -> list[Any]:
     count, shift = size
-    values = np.zeros(1, SCALARS)
+    values = np.zeros(1, STEP_SCALARS)
     for name, value in (
         ("descent", -1e-2), ("root_correction", 0.3), ("shrink", 0.99), ("momentum", 0.9),
         ("undampened", 0.8), ("mean_weight", 0.1), ("square_decay", 0.999),

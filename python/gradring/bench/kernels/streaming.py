@@ -16,7 +16,7 @@ F32 = DTYPE_CODES["float32"]
 _SOME = 0x3C  # Each byte of a vector: 0x3C3C3C3C and 0x3C3C are small numbers as floats.
 
 # csrc/gpu/stream_calls.h, gradring_step_scalars.
-_SCALARS = np.dtype(
+STEP_SCALARS = np.dtype(
     [(name, "<f4") for name in (
         "descent", "root_correction", "clip_value", "weight_decay", "shrink", "momentum",
         "undampened", "mean_weight", "square_decay", "square_weight", "eps",
@@ -128,14 +128,14 @@ def _step(bench: Bench, options: Options, n: int, kind: str) -> Case:
     weights = [bench.array(n, fill=_SOME) for _ in range(sets)]
     fields = [[bench.array(n) for _ in range(states)] for _ in range(sets)]
     copy = bench.array(n, np.int16)
-    values = np.zeros(1, _SCALARS)
+    values = np.zeros(1, STEP_SCALARS)
     for name, value in (
         ("descent", 1e-3), ("root_correction", 1.0), ("shrink", 1.0),
         ("momentum", 0.9), ("undampened", 1.0), ("mean_weight", 0.1), ("square_decay", 0.999),
         ("square_weight", 0.001), ("eps", 1e-8),
     ):  # fmt: skip
         values[name] = value
-    scalars = Array(_SCALARS.itemsize, np.uint8, bench.device).copy_from(values.view(np.uint8))
+    scalars = Array(STEP_SCALARS.itemsize, np.uint8, bench.device).copy_from(values.view(np.uint8))
 
     def step(index: int) -> None:
         launch(

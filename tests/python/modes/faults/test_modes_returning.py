@@ -69,7 +69,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("mode", "library"),
-    [*((mode, NUMPY) for mode in MODES), (MODES[0], TORCH)],
+    [
+        *((mode, NUMPY) for mode in MODES),
+        (MODES[0], TORCH),
+        *(pytest.param(mode, TORCH, marks=pytest.mark.slow) for mode in MODES[1:]),
+    ],
     ids=lambda value: value if isinstance(value, str) else "torch" if value is TORCH else "numpy",
 )
 def test_a_killed_worker_comes_back_without_joining_the_ranks(
