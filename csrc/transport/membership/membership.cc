@@ -186,8 +186,9 @@ wire::Heartbeat Membership::beat(const std::vector<wire::CallState>& calls) {
   return told;
 }
 
-// The coordinator's word counts. Anybody else's may come from a rank that is itself cut off, but
-// for a goodbye: nobody takes silence for one.
+// The coordinator's word counts, and a coordinator's before it, which its followers bring to the
+// next one: they have left that rank behind, so all must. Anybody else's may come from a rank that
+// is itself cut off, but for a goodbye: nobody takes silence for one.
 void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
   if (lost.rank == settings_.rank) {
     if (from == coordinator())
@@ -200,7 +201,13 @@ void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions&
   if (from == coordinator() || (!is_here && (is_coordinator() || lost.has_left))) {
     if (is_alive(lost.rank)) peer(lost.rank).told_at = now;
     lose(lost, now, actions);
-  } else if (!is_coordinator()) {
+  } else if (is_coordinator()) {
+    const bool had_leader = term_began_ != Time{};
+    if (!had_leader || lost.has_left || !is_alive(lost.rank) || doubts_.contains(from)) return;
+    actions.send.emplace_back(lost.rank, lost);
+    actions.disconnect.push_back(lost.rank);
+    lose(lost, now, actions);
+  } else {
     hearsay_.emplace_back(from, lost);  // Unless `from` turns out to lead.
     if (lost.rank == coordinator() && is_here)
       actions.send.emplace_back(lost.rank, wire::Doubt{from, lost.text});

@@ -92,6 +92,7 @@ class Membership {
   void believe_goodbyes(Time now, Actions& actions);
   void contest(const wire::Lost& lost, Actions& actions);
   bool was_away(Time now) const;
+  bool is_followed_by_most() const;
   void forgive_own_pause(Time now);
   void note_sign_of_life(Rank from, bool is_beat, Time now);
   void watch_followers(Time now, Actions& actions);

@@ -84,11 +84,27 @@ void Membership::forgive_own_pause(Time now) {
   for (Peer& entry : peers_) entry.last_heard = std::min(now, entry.last_heard + pause);
 }
 
-// A coordinator that has just begun to lead was late for some: they may have been here before.
+// A coordinator that has just begun to lead was late for some: for those that had left it behind
+// before, and those that come while most have not come yet. What it was away for may be long ago
+// then, as they have waited for it to lead since.
 bool Membership::was_away(Time now) const {
   const auto timeout = settings_.heartbeat_timeout;
-  if (term_began_ != Time{} && now - term_began_ <= timeout) return true;
-  return now - last_tick_ >= timeout / 2 || (away_at_ && now - *away_at_ <= timeout);
+  const bool has_just_begun = term_began_ != Time{} && now - term_began_ <= timeout;
+  if (has_just_begun && (now == term_began_ || !is_followed_by_most())) return true;
+  const Millis ago = has_just_begun ? timeout + time_to_agree() : timeout;
+  return now - last_tick_ >= timeout / 2 || (away_at_ && now - *away_at_ <= ago);
+}
+
+bool Membership::is_followed_by_most() const {
+  std::size_t living = 0;
+  std::size_t following = 0;  // This rank too.
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    const Peer& entry = peers_[static_cast<std::size_t>(rank)];
+    if (!entry.is_alive) continue;
+    ++living;
+    if (entry.is_connected && !doubts_.contains(rank)) ++following;
+  }
+  return 2 * following > living;
 }
 
 // `doubter` has lost this rank, and says so itself or to another one. Which of the two is it that

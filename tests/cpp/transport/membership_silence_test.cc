@@ -243,6 +243,21 @@ TEST_CASE("a rank that was frozen when others left it behind does not lead them 
   }
 }
 
+TEST_CASE(
+    "one rank that was cut off does not depose a coordinator that the others have just come to") {
+  Cluster cluster(6);
+  cluster.kill(0);
+  cluster.pass(kBeat);
+  cluster.connect(5, 2);
+  cluster.say(5, 2, wire::Lost{1, false, "rank 1 was silent"});
+  cluster.pass(kBeat);
+  for (const Rank rank : {1, 2, 3, 4}) {
+    CAPTURE(rank);
+    CHECK(cluster.gone(rank) == Ranks{0, 5});
+    CHECK(cluster.seat(rank).membership.coordinator() == 1);
+  }
+}
+
 TEST_CASE("who had left it behind and is lost itself since does not count") {
   Cluster cluster(5);
   cluster.freeze(1);

@@ -132,6 +132,22 @@ TEST_CASE("a loss that died with the coordinator reaches everybody through the n
   }
 }
 
+TEST_CASE(
+    "whom a coordinator gave up before it died is given up by the next one too, though it lives") {
+  Cluster cluster(5);
+  cluster.say(0, 2, wire::Lost{4, false, "rank 4 closed its control connection"});
+  cluster.connect(4, 1);  // It has lost rank 0 as well, and is let in.
+  cluster.kill(0);        // Before the others have heard of its loss.
+  for (const Rank rank : {1, 2, 3}) {
+    CAPTURE(rank);
+    Ranks gone = cluster.gone(rank);
+    std::sort(gone.begin(), gone.end());
+    CHECK(gone == Ranks{0, 4});
+  }
+  const Ranks told = cluster.gone(4);
+  CHECK(std::find(told.begin(), told.end(), 4) != told.end());
+}
+
 TEST_CASE("an abort reaches everybody, and only the first cause does") {
   Cluster cluster(4);
   cluster.abort(2, 7, {ErrorKind::kTimedOut, -1, "not finished"});
