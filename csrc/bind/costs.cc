@@ -32,8 +32,8 @@ std::array<double, 4> figures_of(const LinkCosts& costs) {
   return {costs.latency_us, costs.bandwidth_gb_s, costs.reduce_gb_s, costs.further_link};
 }
 
-Costs default_costs() {
-  return {{"tcp", figures_of(collectives::loopback_costs())},
+Costs default_costs(double path_us) {
+  return {{"tcp", figures_of(collectives::costs_at(collectives::loopback_costs(), path_us))},
           {"shm", figures_of(collectives::shared_memory_costs())}};
 }
 
@@ -113,7 +113,7 @@ CostProfile profile_of(const Costs& costs) {
 }
 
 void register_costs(py::module_& module) {
-  module.def("default_costs", &default_costs);
+  module.def("default_costs", &default_costs, py::arg("path_us") = 0.0);
   module.def("choose", &choose, py::arg("op"), py::arg("dtype"), py::arg("count"), py::arg("ranks"),
              py::arg("shares_memory"), py::arg("costs"));
   module.def("estimates", &estimates, py::arg("op"), py::arg("dtype"), py::arg("count"),

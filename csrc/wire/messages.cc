@@ -16,6 +16,7 @@ void put(Writer& out, const Member& member) {
   out.put_text(member.unix_name);
   out.put_text(member.host_key);
   out.put(member.link_mbit);
+  out.put(member.path_us);
 }
 
 Member get_member(Reader& in) {
@@ -25,6 +26,7 @@ Member get_member(Reader& in) {
   member.unix_name = in.get_text();
   member.host_key = in.get_text();
   member.link_mbit = in.get<std::uint32_t>();
+  member.path_us = in.get<std::uint32_t>();
   return member;
 }
 

@@ -26,6 +26,7 @@ struct Member {
   std::string unix_name;        // Abstract Unix socket, without the leading zero byte.
   std::string host_key;         // Equal keys: shared memory and that Unix socket are within reach.
   std::uint32_t link_mbit = 0;  // What its host may send a second, as it was told; 0: not told.
+  std::uint32_t path_us = 0;    // One way between it and rank 0, as rank 0 measures; 0: one host.
 };
 
 // One operation a rank is in, or the last it was in.

@@ -140,7 +140,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.job is not None:
         return job_doctor.main(options.job, as_json=options.json)
-    asked = {name: getattr(options, name) for name in ("sizes", "op", "ranks")}
+    asked = {name: getattr(options, name) for name in ("sizes", "op", "ranks", "path_ms")}
     if any(value is not None for value in asked.values()):
         from gradring.doctor import choice_doctor
 
@@ -226,6 +226,9 @@ def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     )
     choice("--op", metavar="OP", help="default: all_reduce")
     choice("--ranks", type=int, metavar="N", help="default: 4, at most 16384")
+    choice(
+        "--path-ms", type=float, metavar="MS", help="one way between their hosts (default: a room)"
+    )
     doctor.set_defaults(action=_doctor)
 
 

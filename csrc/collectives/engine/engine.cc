@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 #include <set>
@@ -51,6 +52,17 @@ std::vector<double> link_rates(const transport::World& world, const transport::G
   return rates.size() <= kMostRanks ? rates : std::vector<double>{};
 }
 
+// The profile's; else the defaults, for hosts that are at least as far apart as their ways to rank
+// 0 differ.
+LinkCosts costs_between(const transport::World& world, const transport::Group& group,
+                        bool has_shared_memory) {
+  const LinkCosts costs = costs_of(world.costs(), has_shared_memory);
+  if (has_shared_memory || world.costs().tcp) return costs;
+  const auto path_us = [&](Rank rank) { return world.member(rank).path_us; };
+  const auto [nearest, farthest] = std::ranges::minmax_element(group.members, {}, path_us);
+  return costs_at(costs, path_us(*farthest) - path_us(*nearest));
+}
+
 // What Operation::divisor_at says now.
 std::uint32_t whole_divisor(double divisor) {
   constexpr double kMost = 1 << 24;
@@ -66,6 +78,7 @@ Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transpor
     : world_(world), group_(group), rank_(rank), has_shared_memory_(true), mesh_(world, group, 0) {
   for (const Rank member : group->members)
     if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
+  costs_ = costs_between(*world, *group, has_shared_memory_);
   link_rates_ = link_rates(*world, *group);
   hierarchy_ = Hierarchy::make(world, *group, rank);
   spans_hosts_ = world->spans_hosts(*group);
@@ -111,7 +124,7 @@ Algorithm Engine::decide(const Request& request, Algorithm wanted) const {
     return Algorithm::kHierarchical;
   if (wanted != Algorithm::kAuto) return wanted;
   if (request.op == OpKind::kAllReduce && !request.counts.empty()) return Algorithm::kDirect;
-  return choose(request, costs_of(world_->costs(), has_shared_memory_));
+  return choose(request, costs_);
 }
 
 void Engine::execute(const Operation& asked, const Call& call, std::uint64_t seq, Idle& idle) {

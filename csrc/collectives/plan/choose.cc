@@ -155,6 +155,20 @@ LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory) {
   return profile.tcp.value_or(loopback_costs());
 }
 
+LinkCosts costs_at(const LinkCosts& near, double path_us) {
+  constexpr double kFarUs = 500;
+  // A gigabit a second, which nobody has measured. Too little costs at most what one step takes, as
+  // more bytes are then spared than is worth a step; too much costs the bytes.
+  constexpr double kFarGbS = 0.118;
+  if (path_us < kFarUs) return near;
+  LinkCosts far = near;
+  far.latency_us += path_us;
+  // What a further link costs is this rank's own work; the way takes no longer for it.
+  far.further_link *= near.latency_us / far.latency_us;
+  far.bandwidth_gb_s = std::min(near.bandwidth_gb_s, kFarGbS);
+  return far;
+}
+
 // steps * latency (more for each further link) + bytes moved / bandwidth (more if not streamed) +
 // bytes added / rate + short pieces * what each takes.
 double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts& costs) {

@@ -16,6 +16,10 @@ LinkCosts shared_memory_costs();
 // What the profile says of the transport, else the defaults.
 LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory);
 
+// The defaults for ranks of hosts that are at least so far from each other, one way. Near ones, as
+// those of a room, are what the defaults are for.
+LinkCosts costs_at(const LinkCosts& near, double path_us);
+
 // The cheapest of algorithms_for(request). Throws InvalidArgument when there is none.
 Algorithm choose(const Request& request, const LinkCosts& costs);
 

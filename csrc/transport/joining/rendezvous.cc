@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "transport/joining/host.h"
+#include "transport/links/path.h"
 #include "transport/links/resolve.h"
 
 namespace gradring::transport {
@@ -141,6 +142,8 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     }
     wire::Member member = join->member;
     member.tcp_address = seen_over(link_of(here.host), member.tcp_address);
+    const bool is_here = member.host_key == meeting.members[0].host_key;
+    member.path_us = is_here ? 0 : path_us(arrival.fd.get());
     meeting.members[static_cast<std::size_t>(join->member.rank)] = std::move(member);
     meeting.modes[static_cast<std::size_t>(join->member.rank)] = join->mode;
     meeting.controls[join->member.rank] = std::move(arrival.fd);

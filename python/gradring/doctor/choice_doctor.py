@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradring.bench.table import number, plain, size_text
+from gradring.errors import InvalidArgument
 from gradring.settings import config, cost_profile
 from gradring.tune import choices
 from gradring.tune.choices import Question
 
 DEFAULT_SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 DEFAULT_RANKS = 4
+_MOST_PATH_MS = 1e6
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,22 @@ class Asked:
         sizes: Bytes of the whole message.
         op: An operation's name.
         ranks: How many.
+        path_ms: Milliseconds one way between their hosts, as ranks measure when they join.
     """
 
     sizes: Sequence[int] = DEFAULT_SIZES
     op: str = "all_reduce"
     ranks: int = DEFAULT_RANKS
+    path_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a way that is none.
+
+        Raises:
+            InvalidArgument: It is negative or no number.
+        """
+        if not 0 <= self.path_ms <= _MOST_PATH_MS:
+            raise InvalidArgument(f"--path-ms {self.path_ms:g}: not from 0 to {_MOST_PATH_MS:g}")
 
 
 def main(asked: Asked, *, as_json: bool, environ: Mapping[str, str] | None = None) -> int:
@@ -61,10 +74,11 @@ def _finite(found: Any) -> Any:
 def report(asked: Asked, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the choices of both transports as plain values; times in microseconds."""
     path = config.Settings.from_environ(environ).profile
-    costs = _costs(path)
+    costs = _costs(path, asked.path_ms)
     return {
         "op": asked.op,
         "ranks": asked.ranks,
+        "path_ms": asked.path_ms,
         "dtype": "float32",
         "profile": path,
         "transports": {
@@ -108,9 +122,10 @@ def planner_facts(profile: str | None) -> dict[str, str]:
     }
 
 
-def _costs(path: str | None) -> dict[str, tuple[cost_profile.Costs, str]]:
+def _costs(path: str | None, path_ms: float = 0.0) -> dict[str, tuple[cost_profile.Costs, str]]:
     given = {} if path is None else cost_profile.load(path).transports
-    return choices.costs_in_force({name: measured.costs for name, measured in given.items()})
+    measured = {name: each.costs for name, each in given.items()}
+    return choices.costs_in_force(measured, path_ms * 1e3)
 
 
 def _source_text(source: str, path: str | None) -> str:

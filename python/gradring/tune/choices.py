@@ -64,16 +64,27 @@ class Choice:
     estimate_us: float | None
 
 
-def default_costs() -> dict[str, Costs]:
-    """Return what the planner goes by without a profile, by transport."""
-    return {name: Costs(*figures) for name, figures in _core.default_costs().items()}
+def default_costs(path_us: float = 0.0) -> dict[str, Costs]:
+    """Return what the planner goes by without a profile, by transport.
+
+    Args:
+        path_us: Microseconds one way between the hosts that are farthest apart.
+    """
+    return {name: Costs(*figures) for name, figures in _core.default_costs(path_us).items()}
 
 
-def costs_in_force(profile: Mapping[str, Costs]) -> dict[str, tuple[Costs, str]]:
-    """Return each transport's costs and whether they are of the ``profile`` or the ``defaults``."""
+def costs_in_force(
+    profile: Mapping[str, Costs], path_us: float = 0.0
+) -> dict[str, tuple[Costs, str]]:
+    """Return each transport's costs and whether they are of the ``profile`` or the ``defaults``.
+
+    Args:
+        profile: What it has, by transport.
+        path_us: As for `default_costs`.
+    """
     return {
         name: (profile[name], "profile") if name in profile else (costs, "defaults")
-        for name, costs in default_costs().items()
+        for name, costs in default_costs(path_us).items()
     }
 
 

@@ -88,6 +88,22 @@ TEST_CASE("choose: a profile stands for the transports that it has, defaults for
   CHECK(costs_of({}, false).latency_us == loopback_costs().latency_us);
 }
 
+TEST_CASE(
+    "choose: between far hosts steps are spared until bytes cost more, near ones stay as they "
+    "are") {
+  CHECK(costs_at(loopback_costs(), 100).latency_us == loopback_costs().latency_us);
+  const LinkCosts far = costs_at(loopback_costs(), 10'000);
+  const auto over_the_way = [&](Rank n, std::uint64_t bytes) {
+    return choose(request_of(OpKind::kAllReduce, n, bytes), far);
+  };
+  CHECK(over_the_way(4, 4 * kKiB) == Algorithm::kGather);
+  CHECK(over_the_way(4, 64 * kKiB) == Algorithm::kGather);
+  CHECK(over_the_way(4, kMiB) == Algorithm::kDirect);
+  CHECK(over_the_way(4, 16 * kMiB) == Algorithm::kDirect);
+  CHECK(over_the_way(2, 512 * kKiB) == Algorithm::kGather);
+  CHECK(over_the_way(2, 4 * kMiB) != Algorithm::kGather);
+}
+
 TEST_CASE("choose: a crowd goes round in a ring") {
   CHECK(over_loopback(OpKind::kAllReduce, 64, 64 * kMiB) == Algorithm::kRing);
   CHECK(over_loopback(OpKind::kReduceScatter, 64, 64 * kMiB) == Algorithm::kRing);

@@ -13,6 +13,8 @@
 #include <string>
 #include <thread>
 
+#include "transport/links/path.h"
+
 namespace gradring::transport::tcp_link_test {
 namespace {
 
@@ -234,6 +236,16 @@ TEST_CASE("within one host a connection never had the system's congestion contro
   CHECK(control(near.get()) == "reno");
   REQUIRE(wait_readable(listener.get(), Clock::now() + Millis{10'000}));
   CHECK(control(accept_one(listener.get()).get()) == "reno");
+}
+
+TEST_CASE(
+    "the kernel knows how long the way of a connection is, and of another socket says nothing") {
+  const Pair pair = make_pair("127.0.0.1");
+  CHECK(path_us(pair.a->fd()) > 0);
+  CHECK(path_us(pair.b->fd()) > 0);
+  CHECK(path_us(pair.b->fd()) < 1'000'000);
+  const Fd local = listen_unix(str("gradring-path-", ::getpid()), 1);
+  CHECK(path_us(local.get()) == 0);
 }
 
 TEST_CASE("a connection can be told to end when its peer's host has gone silent") {

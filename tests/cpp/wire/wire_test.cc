@@ -18,7 +18,7 @@ namespace gradring::wire::wire_test {
 namespace {
 
 Member some_member(Rank rank) {
-  return {rank, "[fe80::1]:41822", std::string("name\0with zero", 14), ""};
+  return {rank, "[fe80::1]:41822", std::string("name\0with zero", 14), "", 1000, ~std::uint32_t{0}};
 }
 
 CallState some_state(std::uint64_t seed) {

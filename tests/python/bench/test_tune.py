@@ -232,6 +232,19 @@ def test_the_doctor_tells_algorithm_estimate_and_source(
     assert choice_doctor.report(Asked((64,), "gather", 5), {})["ranks"] == 5
 
 
+def test_the_doctor_tells_what_is_taken_between_far_hosts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRADRING_PROFILE", raising=False)
+    assert main(["doctor", "--size", "64K,1M", "--path-ms", "10", "--json"]) == 0
+    tcp = json.loads(capsys.readouterr().out)["transports"]["tcp"]
+    assert [each["algorithm"] for each in tcp["choices"]] == ["gather", "direct"]
+    assert tcp["choices"][0]["estimate_us"] > 10_000
+    assert choices.default_costs(100) == choices.default_costs(), "a room is what they are for"
+    assert main(["doctor", "--path-ms", "nan"]) == 2
+    assert "--path-ms nan: not from 0 to" in capsys.readouterr().err
+
+
 def test_the_doctors_json_is_json_whatever_a_profile_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
