@@ -191,10 +191,12 @@ wire::Heartbeat Membership::beat(const std::vector<wire::CallState>& calls) {
 // is itself cut off, but for a goodbye: nobody takes silence for one.
 void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions) {
   if (lost.rank == settings_.rank) {
-    if (from == coordinator())
-      actions.gone.push_back(lost);  // This rank was frozen or cut off.
-    else
+    if (from != coordinator())
       hear_doubt(from, lost.text, now, actions);
+    else if (const auto* left = why_most_left(from))
+      lose(wire::Lost(*left), now, actions);
+    else
+      actions.gone.push_back(lost);  // This rank was frozen or cut off.
     return;
   }
   const bool is_here = peer(lost.rank).is_connected;
@@ -216,7 +218,7 @@ void Membership::hear_lost(const wire::Lost& lost, Rank from, Time now, Actions&
 
 void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
   Peer& entry = peer(lost.rank);
-  if (!entry.is_alive) return contest(lost, actions);
+  if (!entry.is_alive) return contest(lost, now, actions);
   const bool was_coordinator = lost.rank == coordinator();
   const bool tells_others = is_coordinator();
   entry.is_alive = false;
@@ -251,9 +253,10 @@ void Membership::lose(wire::Lost lost, Time now, Actions& actions) {
 
 // It died in the middle of its goodbye, or this rank was cut off meanwhile. Those who have heard it
 // would wait for this rank, whose calls have failed.
-void Membership::contest(const wire::Lost& lost, Actions& actions) {
+void Membership::contest(const wire::Lost& lost, Time now, Actions& actions) {
   Peer& entry = peer(lost.rank);
   if (!lost.has_left || entry.farewell.has_left || entry.goodbye) return;
+  if (entry.was_silent) away_at_ = now;  // It had spoken; this rank has not heard it.
   entry.goodbye = lost;
   actions.contested.push_back(lost.rank);
   if (is_coordinator()) spread(lost, lost.rank, actions);  // For others who have lost it.

@@ -75,6 +75,7 @@ class Membership {
     bool has_spoken = true;  // Has beaten since the last change of coordinators.
     Time last_heard{};
     wire::Lost farewell;                 // Why it is not alive.
+    bool was_silent = false;             // That is why.
     std::optional<wire::Lost> goodbye;   // It was lost for this rank, but left for another one.
     std::optional<Time> told_at;         // Its loss, if this rank did not find it itself.
     std::vector<wire::CallState> calls;  // Coordinator: its last heartbeat.
@@ -90,9 +91,10 @@ class Membership {
   void settle_doubts(Time now, Actions& actions);
   void step_down(const std::string& why, Actions& actions);
   void believe_goodbyes(Time now, Actions& actions);
-  void contest(const wire::Lost& lost, Actions& actions);
+  void contest(const wire::Lost& lost, Time now, Actions& actions);
   bool was_away(Time now) const;
   bool is_followed_by_most() const;
+  const wire::Lost* why_most_left(Rank leader) const;
   void forgive_own_pause(Time now);
   void note_sign_of_life(Rank from, bool is_beat, Time now);
   void watch_followers(Time now, Actions& actions);

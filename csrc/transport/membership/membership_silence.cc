@@ -2,6 +2,7 @@
 // that was frozen or cut off.
 #include <algorithm>
 #include <iomanip>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -69,6 +70,7 @@ void Membership::give_up(Rank rank, Time now, Actions& actions) {
                          str("rank ", settings_.rank, " gave this rank up after ",
                              std::setprecision(2), silence, " s without a heartbeat")});
   actions.disconnect.push_back(rank);
+  peer(rank).was_silent = true;
   lose({rank, false,
         str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
             " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
@@ -105,6 +107,24 @@ bool Membership::is_followed_by_most() const {
     if (entry.is_connected && !doubts_.contains(rank)) ++following;
   }
   return 2 * following > living;
+}
+
+// A next coordinator that was cut off finds by silence that it is alone, and says so to the first
+// that it hears again. If that one has not heard a beat of it yet, but most of the others have left
+// it and come here, they are right: what they say, else nothing.
+const wire::Lost* Membership::why_most_left(Rank leader) const {
+  std::size_t living = 0;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (rank != leader && is_alive(rank)) ++living;
+  std::set<Rank> here{settings_.rank};
+  const wire::Lost* why = nullptr;
+  for (const auto& [teller, lost] : hearsay_) {
+    if (lost.rank != leader || !is_alive(teller)) continue;
+    here.insert(teller);
+    why = &lost;
+  }
+  const bool has_led = peers_[static_cast<std::size_t>(leader)].has_spoken;
+  return !has_led && 2 * here.size() > living ? why : nullptr;
 }
 
 // `doubter` has lost this rank, and says so itself or to another one. Which of the two is it that

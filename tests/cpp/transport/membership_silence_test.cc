@@ -258,6 +258,23 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "a next coordinator that was cut off and gives up all is not believed where most have come") {
+  for (const bool have_come : {true, false}) {
+    CAPTURE(have_come);
+    Cluster cluster(5);
+    cluster.freeze(1);
+    cluster.kill(0);
+    for (const Rank rank : {3, 4}) {
+      if (!have_come) continue;
+      cluster.connect(rank, 2);
+      cluster.say(rank, 2, wire::Lost{1, false, "rank 1 was silent"});
+    }
+    cluster.say(1, 2, wire::Lost{2, false, "rank 2 was silent"});
+    CHECK(cluster.gone(2) == (have_come ? Ranks{0, 1} : Ranks{0, 2}));
+  }
+}
+
 TEST_CASE("who had left it behind and is lost itself since does not count") {
   Cluster cluster(5);
   cluster.freeze(1);
