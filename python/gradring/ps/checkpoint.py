@@ -227,10 +227,10 @@ def _abandon(core: Any, staging: int, error: BaseException, timeout: float) -> N
             _results(core, abandoned, timeout)
 
 
-def load_server(core: Any, url: str, shards: int) -> None:
+def load_server(core: Any, url: str, shards: int) -> Manifest:
     """Have one server begin with a checkpoint, before any client comes: its own shards only.
 
-    Returns when it is where the server's log keeps things, too.
+    Returns when it is where the server's log keeps things, too, with what was loaded.
 
     Args:
         core: The compiled server; in it there is nothing yet.
@@ -248,6 +248,8 @@ def load_server(core: Any, url: str, shards: int) -> None:
         core.commit_load(shard, _OWN)
     for shard in mine:
         core.settle(shard)
+    core.tell_beginning(chain[-1].cut, chain[-1].url)
+    return chain[-1]
 
 
 def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[str, Any]]:

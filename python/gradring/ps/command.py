@@ -66,17 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             transport=settings.transport,
             log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,
-            waits_to_open=is_to_load,
+            waits_to_open=True,
         )
         with Serving(core) as serving:
             if is_to_load:
                 from gradring.ps import checkpoint
 
+                shards = options.servers * options.threads
                 with signals.raised():
-                    checkpoint.load_server(core, options.load, options.servers * options.threads)
+                    loaded = checkpoint.load_server(core, options.load, shards)
                 if note is not None:
-                    note.end()
-                core.open()  # Clients that came meanwhile find what was loaded.
+                    note.end(loaded.cut)
+            elif note is not None and (beginning := note.beginning()) is not None:
+                core.tell_beginning(*beginning)
+            core.open()  # Clients that came meanwhile find what was loaded.
             print(_greeting(options, serving.address), flush=True)
             while not signals.came_within(_LOOK_SECONDS):
                 serving.require_well()

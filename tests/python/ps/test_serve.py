@@ -17,10 +17,10 @@ import pytest
 
 import gradring as gr
 from gradring.cli import main
-from gradring.errors import DeviceError, TimedOut
+from gradring.errors import DeviceError, Mismatch, TimedOut
 from gradring.ps import checkpoint
 from gradring.ps.saved.load_note import LoadNote
-from ps_servers import SECRET, connected, join
+from ps_servers import SECRET, connected, join, start_server
 from waiting import freeze
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -92,7 +92,7 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
     url, ids = str(tmp_path / "checkpoint"), np.arange(50)
     with connected(2) as ps:
         ps.sparse_table("t", 2, gr.optim.Sum()).push(ids, np.full((50, 2), 3.0))
-        ps.save(url)
+        cut = ps.save(url).cut
     options = ("--threads", "3", "--log", str(tmp_path / "log"), "--load", url)
     for expected in (3, 4):  # Started again, what came since the checkpoint is still there.
         process, address = serve(*options)
@@ -106,7 +106,7 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
     assert main(["serve", *options[:-1], f"{url}-2"]) == 2
     assert f"began with the checkpoint {url}, not with {url}-2" in capsys.readouterr().err
     note = tmp_path / "log" / "loaded-00000-of-00001"
-    assert note.read_text() == f"{url}\n"
+    assert note.read_text() == f"{url}\n{cut}\n"
     note.rename(tmp_path / "away")
     assert main(["serve", *options]) == 2
     assert "which --load would replace" in capsys.readouterr().err
@@ -132,6 +132,23 @@ def test_a_server_killed_once_it_has_begun_with_a_checkpoint_still_has_it(
     process, address = serve(*options)
     with join([address]) as ps:
         assert (ps.sparse_table("t", 64, gr.optim.Sum()).pull(ids) == 1).all()
+
+
+def test_a_server_that_goes_on_from_its_log_still_tells_what_that_began_with(
+    serve: Serve, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "checkpoint")
+    with connected() as ps:
+        cut = ps.save(url).cut
+    options = ("--servers", "2", "--log", str(tmp_path / "log"))
+    with start_server(1, 2) as other:
+        for more in (("--load", url), ()):
+            process, address = serve(*options, *more)
+            told = f"{address} began with the checkpoint {url} (cut {cut}), and the one at "
+            with pytest.raises(Mismatch, match=re.escape(f"{told}{other.address} with no")):
+                join([address, other.address])
+            process.kill()
+            process.wait()
 
 
 def test_a_load_that_was_cut_short_begins_again(
