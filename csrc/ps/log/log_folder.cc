@@ -159,8 +159,10 @@ std::uint64_t LogFolder::replay_segments(std::uint64_t first) {
   std::erase_if(segments, [first](std::uint64_t number) { return number < first; });
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (segments[i] != first + i)
-      throw ProtocolError(str("log: ", segment_path(folder_, first + i), " is missing, but ",
-                              segment_path(folder_, segments[i]), " is there; not loaded"));
+      throw ProtocolError(str("log: ", segment_path(folder_, first + i),
+                              first + i == 1 ? str(" or ", snapshot_path(segments[i])) : "",
+                              " is missing, but ", segment_path(folder_, segments[i]),
+                              " is there; not loaded"));
     if (!replay_segment(segments[i], i + 1 == segments.size())) break;
   }
   const std::vector<std::uint64_t> left = numbers_in(folder_, "segment-", ".log");

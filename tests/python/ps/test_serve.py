@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -149,6 +150,37 @@ def test_a_server_that_goes_on_from_its_log_still_tells_what_that_began_with(
                 join([address, other.address])
             process.kill()
             process.wait()
+
+
+def test_a_shard_that_is_gone_is_missed_beside_others(
+    serve: Serve,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    log = tmp_path / "log"
+    options = ("--threads", "2", "--log", str(log))
+    one, other = log / "shard-00000-of-00002", log / "shard-00001-of-00002"
+    for _ in range(2):  # Where nobody has pushed yet, a kill may come before the second one.
+        process, address = serve(*options)
+        process.kill()
+        process.wait()
+        shutil.rmtree(other)
+    process, address = serve(*options)
+    with join([address]) as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push(np.arange(50), np.ones((50, 2)))
+    process.kill()
+    process.wait()
+    for gone, left in ((one, other), (other, one)):
+        gone.rename(tmp_path / "away")
+        assert main(["serve", *options]) == 2
+        assert f"{gone} is missing or empty, but {left} has" in capsys.readouterr().err
+        assert not gone.exists()
+        (tmp_path / "away").rename(gone)
+    _, address = serve(*options)
+    with join([address]) as ps:
+        assert (ps.sparse_table("t", 2, gr.optim.Sum()).pull(np.arange(50)) == 1).all()
 
 
 def test_a_load_that_was_cut_short_begins_again(

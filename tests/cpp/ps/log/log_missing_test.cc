@@ -113,6 +113,15 @@ TEST_CASE("the segment behind a snapshot is missed, also where nothing else tell
   check_misses(folder, ps::segment_path(folder.shard(), snapshot));
 }
 
+TEST_CASE("the snapshot that a log begins behind is missed") {
+  const Folder folder;
+  run(folder, kSnapshots, 1);
+  const std::uint64_t snapshot = folder.numbers("snapshot-", ".grps").back();
+  const std::string path = ps::numbered(folder.shard() + "/snapshot-", snapshot, ".grps");
+  fs::remove(path);
+  check_misses(folder, path);
+}
+
 TEST_CASE("all segments of a log without a snapshot are missed from the first on") {
   const Folder folder;
   run(folder, kNoSnapshot, 1);
