@@ -34,10 +34,24 @@ def store() -> Iterator[type[HangingStore]]:
     let_go()
 
 
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the deadline of a call come once its store hangs, however slow the machine is."""
+
+    def is_over(call: store_calls.Behind, seconds: float | None = 0.0) -> bool:
+        while seconds != 0 and not call._over.wait(0.01):
+            if HangingStore.hangs.is_set():
+                HangingStore.hangs.clear()
+                return False
+        return call._over.is_set()
+
+    monkeypatch.setattr(store_calls.Behind, "is_over", is_over)
+
+
 def let_go() -> None:
     """Have the store go on, and wait until nothing hangs any more."""
     HangingStore.goes_on.set()
-    assert all(call.is_over(30) for _, call in store_calls._hanging.calls)
+    assert all(call._over.wait(60) for _, call in store_calls._hanging.calls)
 
 
 def train(ps: ParameterServer) -> Any:
@@ -46,19 +60,23 @@ def train(ps: ParameterServer) -> Any:
     return table.pull(IDS)
 
 
-@pytest.mark.parametrize("ending", ["grps wb", "of-00002.grps wb", "manifest.json wb"])
+@pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize(
+    ("servers", "ending"),
+    [(1, "grps wb"), (2, "shard-00001-of-00002.grps wb"), (1, "manifest.json wb")],
+)
 def test_a_save_ends_by_its_deadline_and_the_next_one_goes_elsewhere(
-    store: type[HangingStore], tmp_path: Path, ending: str
+    store: type[HangingStore], tmp_path: Path, servers: int, ending: str
 ) -> None:
     store.ending = ending
-    with connected(2) as ps:
+    with connected(servers) as ps:
         train(ps)
         with pytest.raises(TimedOut, match=rf"{PLACE} was not done within .* its store hangs"):
-            ps.save(PLACE, timeout=0.3)
+            ps.save(PLACE, timeout=60)
         saved = train(ps)
-        ps.save(tmp_path / "2", timeout=20)
+        ps.save(tmp_path / "2")
         with pytest.raises(InvalidArgument, match=rf"{PLACE}: an earlier call .* still hangs"):
-            ps.save(PLACE, timeout=20)
+            ps.save(PLACE)
         train(ps)
         ps.load(tmp_path / "2")
         assert (ps.sparse_table("t", 3, gr.optim.Sum()).pull(IDS) == saved).all()
@@ -78,14 +96,15 @@ def test_a_save_during_one_that_hangs_names_it(store: type[HangingStore], tmp_pa
         train(ps)
         other = threading.Thread(target=ps.save, args=(PLACE,))
         other.start()
-        assert store.hangs.wait(20)
+        assert store.hangs.wait(60)
         with pytest.raises(InvalidArgument, match=f"{PLACE} is still being written"):
             ps.save(tmp_path / "2")
         let_go()
-        other.join(20)
+        other.join(60)
         ps.load(PLACE)
 
 
+@pytest.mark.usefixtures("deadlines")
 @pytest.mark.parametrize("ending", ["grps rb", "manifest.json rb"])
 def test_a_load_ends_by_its_deadline_and_changes_nothing(
     store: type[HangingStore], tmp_path: Path, ending: str
@@ -96,12 +115,13 @@ def test_a_load_ends_by_its_deadline_and_changes_nothing(
         before = train(ps)
         store.ending = ending
         with pytest.raises(TimedOut, match=rf"{PLACE} was not done"):
-            ps.load(PLACE, timeout=0.3)
+            ps.load(PLACE, timeout=60)
         assert (ps.sparse_table("t", 3, gr.optim.Sum()).pull(IDS) == before).all()
         ps.save(tmp_path / "2")  # The server is free, too.
         ps.load(tmp_path / "2")
 
 
+@pytest.mark.usefixtures("deadlines")
 def test_a_save_whose_base_cannot_be_read_ends_by_its_deadline(
     store: type[HangingStore], tmp_path: Path
 ) -> None:
@@ -109,7 +129,7 @@ def test_a_save_whose_base_cannot_be_read_ends_by_its_deadline(
         ps.save(PLACE)
         store.ending = "manifest.json rb"
         with pytest.raises(TimedOut, match=rf"{PLACE} was not done"):
-            ps.save(tmp_path / "2", base=PLACE, timeout=0.3)
+            ps.save(tmp_path / "2", base=PLACE, timeout=60)
     assert not (tmp_path / "2").exists()
 
 
@@ -131,7 +151,7 @@ def test_so_many_calls_that_hang_are_left_alone_and_no_more(
     with pytest.raises(InvalidArgument, match=r"/c: 2 calls .* still hang in stores.*/a, /b"):
         store_calls.within(0.0, "/c", print)
     let_go()
-    assert store_calls.within(time.monotonic() + 20, "/c", abs, -1) == 1
+    assert store_calls.within(time.monotonic() + 60, "/c", abs, -1) == 1
 
 
 def test_what_comes_late_is_cleared_away() -> None:
@@ -139,7 +159,7 @@ def test_what_comes_late_is_cleared_away() -> None:
     with pytest.raises(TimedOut):
         store_calls.within(0.0, "/a", HangingStore.goes_on.wait, late=came.append)
     let_go()
-    store_calls.within(time.monotonic() + 20, "/a", print, late=came.append)
+    store_calls.within(time.monotonic() + 60, "/a", print, late=came.append)
     assert came == [True]
 
 
