@@ -63,7 +63,9 @@ enum class PsType : std::uint8_t {
   kSetRule = 21,  // -; [tail] rule
   // Answers.
   kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns, and
-                     // count: shards here); shard u32, shards u32, host key name, Unix socket name
+                     // count: shards here, seq: cut of the checkpoint it began with, or 0; where
+                     // it is comes as a kText); shard u32, shards u32, host key name, Unix socket
+                     // name
   kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]. To kCut: stamps.
                      // To kThaw, kLoad, kGoodbye: -
   kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions, u32 each]

@@ -109,6 +109,12 @@ void register_ps_server(py::module_& module) {
            py::arg("secret"), py::arg("transport"), py::arg("log_directory"), py::arg("fsync"),
            py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false)
       .def("open", &Server::open, release())
+      .def(
+          "tell_beginning",
+          [](Server& self, std::uint64_t cut, const std::string& place) {
+            self.tell_beginning({cut, place});
+          },
+          py::arg("cut"), py::arg("place"), release())
       .def_property_readonly("address", &Server::address)
       .def_property_readonly("first_shard", &Server::first_shard)
       .def_property_readonly("shards", &Server::shards)

@@ -8,7 +8,6 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "base/guarded.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "ps/log/log_files.h"
 #include "ps/log/log_format.h"
 #include "transport/links/socket.h"
 
@@ -136,10 +136,7 @@ FsyncPolicy parse_fsync_policy(std::string_view text) {
 }
 
 std::string segment_path(const std::string& folder, std::uint64_t segment) {
-  char name[40];
-  std::snprintf(name, sizeof name, "/segment-%012llu.log",
-                static_cast<unsigned long long>(segment));
-  return folder + name;
+  return numbered(folder + "/segment-", segment, ".log");
 }
 
 void sync_folder(const std::string& folder) {
@@ -187,10 +184,13 @@ void Log::open_segment(transport::Fd file) {
   write_all(raw_bytes(raw));
   const bool syncs = options_.fsync.kind != FsyncKind::kNone;
   if (syncs && ::fdatasync(file_.get()) != 0) fail(str("cannot be synced: ", std::strerror(errno)));
-  if (::access(path.c_str(), F_OK) == 0) fail("cannot be made: it is there already");
+  if (!std::exchange(options_.replaces_first, false) && ::access(path.c_str(), F_OK) == 0)
+    fail("cannot be made: it is there already");
   if (::rename((path + kDraft).c_str(), path.c_str()) != 0)
     fail(str("cannot be named: ", std::strerror(errno)));
   if (syncs) sync_folder(options_.folder);
+  // Before anything in it is acknowledged, and never before the segment itself.
+  tell_newest_segment(options_.folder, segment_, syncs);
   if (options_.fsync.kind == FsyncKind::kInterval)
     syncer_ = std::make_unique<LogSyncer>(file_.get(), options_.fsync.interval);
 }

@@ -23,6 +23,7 @@ struct LogOptions {
   std::uint32_t shard = 0;
   std::uint32_t shards = 1;
   FsyncPolicy fsync;
+  bool replaces_first = false;  // A crash has torn the header of the segment that is begun.
 };
 
 // folder/segment-000000000007.log
@@ -37,7 +38,7 @@ inline constexpr char kDraft[] = ".draft";
 // the only way on is a restart, which reads back what was acknowledged.
 class Log final : public Journal {
  public:
-  // Begins a new segment; one of that number must not be there.
+  // Begins a new segment; one of that number must not be there, but for `replaces_first`.
   Log(LogOptions options, std::uint64_t segment, std::uint64_t first_record);
   ~Log() override;  // Writes what is left and vouches for it.
   Log(const Log&) = delete;

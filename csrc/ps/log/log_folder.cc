@@ -28,12 +28,6 @@ constexpr int kPiecesAfterLoad = 16;                         // A turn: somebody
 constexpr Millis kNextTry{1000};                             // For memory, after a load.
 constexpr std::size_t kReadBytes = std::size_t{4} << 20;
 
-std::string numbered(const std::string& prefix, std::uint64_t number, const std::string& suffix) {
-  char digits[24];
-  std::snprintf(digits, sizeof digits, "%012llu", static_cast<unsigned long long>(number));
-  return prefix + digits + suffix;
-}
-
 std::string shard_folder(const LogFolderOptions& options) {
   char name[40];
   std::snprintf(name, sizeof name, "/shard-%05u-of-%05u", options.shard, options.shards);
@@ -105,19 +99,17 @@ void LogFolder::replay(Shard& shard) {
   for (const std::uint64_t draft : numbers_in(folder_, "segment-", str(".log", kDraft)))
     remove_file(segment_path(folder_, draft) + kDraft);
   const std::vector<std::uint64_t> snapshots = numbers_in(folder_, "snapshot-", ".grps");
-  std::uint64_t first = 1;
-  if (!snapshots.empty()) {
-    first = snapshots.back();
-    load_snapshot(first);
-  }
+  const std::uint64_t first = snapshots.empty() ? 1 : snapshots.back();
+  require_newest_segment(folder_, first, snapshots.empty() ? "" : snapshot_path(first));
+  if (!snapshots.empty()) load_snapshot(first);
   const std::uint64_t last = replay_segments(first);
   if (options_.fsync.kind != FsyncKind::kNone) sync_folder(folder_);
   remove_before(first);
   if (!found_.torn.empty())
     log_warning(
         -1, str("shard ", options_.shard, ": ", found_.torn, ": nothing of it had been promised"));
-  log_ = std::make_unique<Log>(LogOptions{folder_, options_.shard, options_.shards, options_.fsync},
-                               last + 1, found_.next_record);
+  const LogOptions log{folder_, options_.shard, options_.shards, options_.fsync, is_header_torn_};
+  log_ = std::make_unique<Log>(log, last + 1, found_.next_record);
 }
 
 void LogFolder::load_snapshot(std::uint64_t number) {
@@ -167,12 +159,15 @@ std::uint64_t LogFolder::replay_segments(std::uint64_t first) {
   std::erase_if(segments, [first](std::uint64_t number) { return number < first; });
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (segments[i] != first + i)
-      throw ProtocolError(str("log: ", segment_path(folder_, first + i), " is missing, but ",
-                              segment_path(folder_, segments[i]), " is there; not loaded"));
+      throw ProtocolError(str("log: ", segment_path(folder_, first + i),
+                              first + i == 1 ? str(" or ", snapshot_path(segments[i])) : "",
+                              " is missing, but ", segment_path(folder_, segments[i]),
+                              " is there; not loaded"));
     if (!replay_segment(segments[i], i + 1 == segments.size())) break;
   }
   const std::vector<std::uint64_t> left = numbers_in(folder_, "segment-", ".log");
-  return left.empty() || left.back() < first ? first - 1 : left.back();
+  const std::uint64_t last = left.empty() || left.back() < first ? first - 1 : left.back();
+  return is_header_torn_ ? last - 1 : last;
 }
 
 // False: a checkpoint was loaded here, but the crash came before its snapshot was whole, so nobody
@@ -198,8 +193,9 @@ bool LogFolder::replay_segment(std::uint64_t number, bool is_last) {
   // they do not count.
   if (!goes_on) remove_after(number);
   if (!has_header) {
-    remove_file(path);
-    return goes_on;
+    // Replaced, not removed: at no moment is it missing behind its snapshot.
+    is_header_torn_ = true;
+    return true;
   }
   if (!reader.torn().empty() || !goes_on) cut_off(path, good_bytes);
   make_durable(path, reader.vouched(), good_bytes);
@@ -387,6 +383,8 @@ void LogFolder::make_durable(const std::string& path, std::uint64_t vouched, std
 
 // Segments of a load that is taken back.
 void LogFolder::remove_after(std::uint64_t number) {
+  // First: should this end halfway, nobody misses them.
+  tell_newest_segment(folder_, number, options_.fsync.kind != FsyncKind::kNone);
   for (const std::uint64_t segment : numbers_in(folder_, "segment-", ".log"))
     if (segment > number) remove_file(segment_path(folder_, segment));
   if (options_.fsync.kind != FsyncKind::kNone) sync_folder(folder_);

@@ -89,6 +89,7 @@ class LogFolder final : public Journal {
   std::uint64_t put_off_to_ = 0;  // Bytes of log before the next try: there was no memory.
   Time put_off_until_{};          // The same after a load.
   bool was_loaded_ = false;       // And no snapshot has that yet.
+  bool is_header_torn_ = false;   // Of the last segment, which the next one replaces.
 };
 
 }  // namespace gradring::ps

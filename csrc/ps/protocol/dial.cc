@@ -36,15 +36,25 @@ Intro intro_to(Purpose purpose, std::int32_t shard) {
   return {purpose, 0, -1, shard, 0, {}};
 }
 
-ServerCard read_card(int fd, Time deadline) {
+Bytes read_frame(int fd, wire::PsType type, wire::PsHeader& header, Time deadline) {
   wire::PsHeaderBytes head;
   transport::recv_all(fd, head, deadline);
-  const wire::PsHeader header = wire::decode_ps_header(head);
-  if (header.type != wire::PsType::kWelcome || header.payload_bytes > kCardBytes || header.b == 0)
+  header = wire::decode_ps_header(head);
+  if (header.type != type || header.payload_bytes > kCardBytes)
     throw ProtocolError("it is no server of parameters");
   Bytes payload(static_cast<std::size_t>(header.payload_bytes));
   transport::recv_all(fd, payload, deadline);
-  return {header.a, header.count, header.b, decode_welcome(payload)};
+  return payload;
+}
+
+ServerCard read_card(int fd, Time deadline) {
+  wire::PsHeader header;
+  const Bytes payload = read_frame(fd, wire::PsType::kWelcome, header, deadline);
+  if (header.b == 0) throw ProtocolError("it is no server of parameters");
+  ServerCard card{header.a, header.count, header.b, decode_welcome(payload), {header.seq, ""}};
+  if (card.beginning.cut != 0)
+    card.beginning.place = decode_text(read_frame(fd, wire::PsType::kText, header, deadline));
+  return card;
 }
 
 // What goes wrong on the way says only that there is no connection.
@@ -71,6 +81,21 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
   auto memory = transport::SharedMemory::create(transport::ShmLink::kMemoryBytes);
   transport::send_fd(fd.get(), memory.fd(), deadline);
   return std::make_unique<transport::ShmLink>(std::move(memory), std::move(fd), true);
+}
+
+std::string text_of(const Beginning& beginning) {
+  if (beginning.cut == 0) return "no checkpoint";
+  return str("the checkpoint ", beginning.place, " (cut ", beginning.cut, ")");
+}
+
+void require_same(const std::string& first, const Beginning& of_first, const std::string& address,
+                  const Beginning& beginning) {
+  if (of_first.cut == beginning.cut) return;
+  throw Mismatch(str("the parameter server at ", first, " began with ", text_of(of_first),
+                     ", and the one at ", address, " with ", text_of(beginning),
+                     ": their tables are not of one moment. Start all servers with the same ",
+                     "--load, those with a log with an empty one or one that began so, or all ",
+                     "without"));
 }
 
 }  // namespace
@@ -108,6 +133,7 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
   if (servers == 0) throw InvalidArgument("no server of parameters is named");
   const Time deadline = Clock::now() + timeout;
   FoundShards found;
+  Beginning beginning;
   for (std::uint32_t index = 0; index < servers; ++index) {
     const std::string& address = named[index];
     ServerCard card;
@@ -134,6 +160,8 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
                          welcome.shard, " of ", welcome.shards, ", which does not fit server ",
                          index, " of ", servers,
                          ": name all servers, in the order of their numbers"));
+    if (index == 0) beginning = card.beginning;
+    require_same(named.front(), beginning, address, card.beginning);
     found.addresses.insert(found.addresses.end(), each, address);
     found.incarnation = std::max(found.incarnation, card.next_incarnation);
   }
@@ -146,11 +174,19 @@ Bytes encode_card(const ServerCard& card) {
   header.type = wire::PsType::kWelcome;
   header.a = card.incarnation;
   header.b = card.next_incarnation;
+  header.seq = card.beginning.cut;
   header.count = card.threads;
   header.payload_bytes = payload.size();
   Bytes bytes;
   put_bytes(bytes, wire::encode(header));
   put_bytes(bytes, payload);
+  if (card.beginning.cut == 0) return bytes;
+  const Bytes place = encode_text(card.beginning.place.substr(0, limits::kTextBytes));
+  wire::PsHeader text;
+  text.type = wire::PsType::kText;
+  text.payload_bytes = place.size();
+  put_bytes(bytes, wire::encode(text));
+  put_bytes(bytes, place);
   return bytes;
 }
 

@@ -14,6 +14,12 @@
 
 namespace gradring::ps {
 
+// The checkpoint that a server had before its first client came. 0: it began with nothing.
+struct Beginning {
+  std::uint64_t cut = 0;
+  std::string place;  // For people.
+};
+
 // What the server answers to a connection to shard -1: `shard` is its first one.
 struct ServerCard {
   std::uint64_t incarnation = 0;
@@ -21,6 +27,7 @@ struct ServerCard {
   // For a client that comes now: nanoseconds by the server's clock, and more than any before.
   std::uint64_t next_incarnation = 0;
   Welcome welcome;
+  Beginning beginning;
 };
 
 // Both throw AuthError (another secret), or PeerLost that says why there is no connection.
@@ -37,7 +44,8 @@ struct FoundShards {
 };
 
 // `servers` is in the order of their numbers; waits until all of them have started. Throws
-// AuthError, Mismatch (others are there than were named), or PeerLost.
+// AuthError, Mismatch (others are there than were named, or they began with different checkpoints),
+// or PeerLost.
 FoundShards find_shards(const std::vector<std::string>& servers, const std::string& secret,
                         Millis timeout);
 

@@ -5,7 +5,6 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "ps/log/log_folder.h"
-#include "ps/protocol/dial.h"
 #include "transport/joining/handshake.h"
 #include "transport/joining/host.h"
 #include "transport/links/forks.h"
@@ -145,6 +144,22 @@ void Server::open() {
   for (transport::Arrival& arrival : early) arrived(std::move(arrival));
 }
 
+void Server::tell_beginning(Beginning beginning) {
+  const std::lock_guard lock(mutex_);
+  beginning_ = std::move(beginning);
+}
+
+Bytes Server::card() {
+  const std::uint64_t incarnation = next_incarnation();
+  const std::lock_guard lock(mutex_);
+  return encode_card(
+      {incarnation_,
+       options_.threads,
+       incarnation,
+       {first_shard(), options_.servers * options_.threads, transport::host_key(), unix_name_},
+       beginning_});
+}
+
 bool Server::keeps_waiting(transport::Arrival& arrival) {
   const std::lock_guard lock(mutex_);
   if (is_open_) return false;
@@ -176,13 +191,8 @@ void Server::arrived(transport::Arrival arrival) {
   if (is_client && keeps_waiting(arrival)) return;
   const std::int64_t here = std::int64_t{intro.to} - first_shard();
   if (intro.purpose == Purpose::kParameters && intro.to == -1) {
-    const Bytes card = encode_card(
-        {incarnation_,
-         options_.threads,
-         next_incarnation(),
-         {first_shard(), options_.servers * options_.threads, transport::host_key(), unix_name_}});
-    // An answer of one packet to an empty connection.
-    transport::send_some(arrival.fd.get(), card, {});
+    // What an empty connection always has room for.
+    transport::send_some(arrival.fd.get(), card(), {});
   } else if (!is_client || here < 0 || here >= std::int64_t{options_.threads}) {
     log_warning_once(-1, "ps arrival",
                      str("refused a connection from ", transport::peer_text(arrival.fd.get()),

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ps/protocol/dial.h"
 #include "ps/server/shard_loop.h"
 #include "ps/server/snapshot_writer.h"
 #include "transport/joining/rendezvous.h"
@@ -39,6 +40,8 @@ class Server {
   ~Server();
 
   void open();
+  // What it tells its clients of, who compare all servers: before open().
+  void tell_beginning(Beginning beginning);
 
   const std::string& address() const { return address_; }
   std::uint32_t shards() const { return options_.threads; }  // Of this process.
@@ -69,6 +72,7 @@ class Server {
   void arrived(transport::Arrival arrival);
   bool keeps_waiting(transport::Arrival& arrival);
   std::uint64_t next_incarnation();
+  Bytes card();
 
   ServerOptions options_;
   std::uint64_t fork_generation_;
@@ -84,6 +88,7 @@ class Server {
   bool is_stopped_ = false;
   std::uint64_t last_incarnation_ = 0;  // Given to a client.
   bool is_open_;
+  Beginning beginning_;
   std::vector<transport::Arrival> early_;  // Until open().
   Time next_purge_{};                      // Of those in early_ that have hung up.
 };

@@ -72,7 +72,9 @@ struct ShardOptions {
 struct Job {
   std::uint64_t cut = 0;
   bool is_load = false;
-  std::string text;  // From kCut or kLoad, as the client wrote it: JSON that only Python reads.
+  // From kCut or kLoad, as the client wrote it: of a cut a line that says where the checkpoint will
+  // be, for people; then JSON that only Python reads.
+  std::string text;
 };
 
 // A change was done by half: the shard is of no use any more, whoever hears of it. So it is no

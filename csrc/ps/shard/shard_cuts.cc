@@ -93,7 +93,9 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
     throw InvalidArgument("another checkpoint is just being taken; try again");
   require_no_load();
   if (snapshot && snapshot->cut != kOwnSnapshot)
-    throw InvalidArgument("the last checkpoint is still being written; wait for it");
+    throw InvalidArgument(str("the checkpoint ", snapshot->place,
+                              " is still being written; wait for it, or until its own timeout has ",
+                              "passed"));
   const Millis limit{static_cast<std::int64_t>(std::min(frame.header.b, kLongestFreezeMs))};
   if (!frozen) frozen = Freeze{};
   frozen->cut = cut_id;
@@ -194,6 +196,7 @@ Frame Shard::Impl::cut(const Frame& frame, std::uint32_t client) {
   require_room_for_a_job();
   if (snapshot) end_snapshot();  // The owner's own; it begins again when this one is done.
   begin_snapshot(frame.header.a, since);
+  snapshot->place = job.substr(0, job.find('\n'));
   jobs.push_back({frame.header.a, false, job});
   note_job(frame.header.a, client);
   PsHeader mark;

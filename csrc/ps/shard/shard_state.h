@@ -68,6 +68,7 @@ struct Shard::Impl {
   };
   struct Snapshot {
     std::uint64_t cut = 0;              // kOwnSnapshot: gives way to a checkpoint.
+    std::string place;                  // Of the checkpoint, for people.
     std::deque<Bytes> front;            // Clients, specs, domains as they were; before the tables.
     std::vector<std::uint64_t> tables;  // Still to be read out, the last one first.
   };

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -19,6 +20,8 @@ from gradring.ps.saved import files, manifest, snapshot_files
 from gradring.ps.saved.checkpoint_jobs import stage
 from gradring.ps.saved.export import export_checkpoint, export_table
 from gradring.ps.saved.manifest import File, Manifest
+from gradring.ps.saved.store_calls import within
+from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
     from gradring.ps.client import ParameterServer
@@ -33,6 +36,7 @@ __all__ = [
 
 _WRITE_SECONDS = 3600.0
 _LOOK_SECONDS = 5.0
+_GRACE_SECONDS = 1.0  # Servers give up by themselves, and tell what hangs.
 _OWN = 0  # The staging of a server itself.
 
 
@@ -41,7 +45,7 @@ def save(
     url: str | os.PathLike[str],
     base: str | os.PathLike[str] | None = None,
     *,
-    timeout: float = _WRITE_SECONDS,
+    timeout: float | None = None,
 ) -> Manifest:
     """Write a checkpoint: weights, optimizer state, versions and dedup windows of one moment.
 
@@ -55,7 +59,8 @@ def save(
             It must not have a checkpoint yet.
         base: An earlier checkpoint of these servers: only what has changed since then is written,
             and loading needs both.
-        timeout: Seconds for the servers to write everything.
+        timeout: Seconds for all of it; by default an hour. Servers let go of a store that hangs
+            then: the next save may go to another place.
 
     Returns:
         What was written.
@@ -63,33 +68,71 @@ def save(
     Raises:
         InvalidArgument: ``url`` is empty; or there is a checkpoint at it, or another save is
             writing there; or ``base`` cannot be built on, or what it builds on is not there any
-            more, or has come to 1000 checkpoints: save in full then; or an extra is missing.
-        TimedOut: A server was not done in time, does not answer any more (found out within the
-            connection's timeout and some seconds), or waited in vain for a worker's push at the
-            cut.
+            more, or has come to 1000 checkpoints: save in full then; or an extra is missing. Or an
+            earlier checkpoint is still being written, or its store hangs; names it.
+        TimedOut: A server or the store was not done in time, or a server does not answer any more
+            (found out within the connection's timeout and some seconds), or waited in vain for a
+            worker's push at the cut. A store that hangs may still come with what it was asked for,
+            at last with the whole checkpoint.
         DeviceError: A file could not be written.
         PeerLost: A server was lost or started again; there is no checkpoint. Save again.
     """
-    place = files.followed(files.absolute(url))
+    deadline = time.monotonic() + _seconds(timeout)
+    core = server.calls.core
+    asked = files.absolute(url)
+    below = None
+    if base is not None:
+        base = files.absolute(base)
+        below = within(deadline, base, _base, core, base)
+    claimed: _Claimed = within(deadline, asked, _claim, asked, late=_Claimed.let_go)
+    try:
+        made = _write(core, claimed.place, below, deadline)
+    except BaseException:
+        claimed.let_go()
+        raise
+    within(deadline, asked, _publish, claimed, made)
+    return made
+
+
+def _seconds(timeout: float | None) -> float:
+    return _WRITE_SECONDS if timeout is None else milliseconds(timeout) / 1000
+
+
+@dataclasses.dataclass
+class _Claimed:
+    """A folder without a checkpoint that no other saver is in."""
+
+    place: str
+    where: files.Folder
+    held: contextlib.ExitStack
+
+    def let_go(self) -> None:
+        self.held.close()
+
+
+def _claim(asked: str) -> _Claimed:
+    place = files.followed(asked)
     where = files.folder(place)
-    below = _base(server.calls.core, base)
-    with where.claim():
+    with contextlib.ExitStack() as held:
+        held.enter_context(where.claim())
         if where.bytes_of(manifest.NAME) is not None:
             raise InvalidArgument(
                 f"there is a checkpoint at {where.url} already; each has a place of its own, for "
                 "example .../step-1000"
             )
-        made = _write(server.calls.core, place, below, timeout)
-        _require_visible(where, made.files)
-        with where.create(manifest.NAME) as sink:
+        return _Claimed(place, where, held.pop_all())
+
+
+def _publish(claimed: _Claimed, made: Manifest) -> None:
+    # Given up halfway, it keeps the place until it ends: a manifest that comes late is its own.
+    with claimed.held:
+        _require_visible(claimed.where, made.files)
+        with claimed.where.create(manifest.NAME) as sink:
             sink.write([made.text()])
-    return made
 
 
-def _base(core: Any, base: str | os.PathLike[str] | None) -> Manifest | None:
-    if base is None:
-        return None
-    chain = manifest.read_chain(files.absolute(base))  # All of it: loading will need that.
+def _base(core: Any, base: str) -> Manifest:
+    chain = manifest.read_chain(base)  # All of it: loading will need that.
     below = chain[-1]
     for step in chain:
         if missing := _missing(files.folder(step.url), step.files):
@@ -119,22 +162,21 @@ def _missing(where: files.Folder, written: Sequence[File]) -> tuple[File, str] |
     return None
 
 
-def _write(core: Any, url: str, below: Manifest | None, timeout: float) -> Manifest:
+def _write(core: Any, url: str, below: Manifest | None, deadline: float) -> Manifest:
     """Have the servers write everything but the manifest, and return that."""
-    jobs = [
-        json.dumps(
-            {
-                "action": "write",
-                "url": url,
-                "name": f"shard-{shard:05d}-of-{core.shards:05d}.grps",
-                "shards": core.shards,
-                "base_cut": below.cut if below else 0,
-            }
-        )
-        for shard in range(core.shards)
-    ]
+    seconds = max(0.0, deadline - time.monotonic())
+    wanted = {
+        "action": "write",
+        "url": url,
+        "shards": core.shards,
+        "base_cut": below.cut if below else 0,
+        "seconds": seconds,
+    }
+    names = [f"shard-{shard:05d}-of-{core.shards:05d}.grps" for shard in range(core.shards)]
+    # A save that comes too early is told of this one by its first line.
+    jobs = [f"{url}\n{json.dumps({**wanted, 'name': name})}" for name in names]
     cut, lineages, stamps = core.freeze_and_cut(jobs, list(below.stamps) if below else [])
-    results = _results(core, cut, timeout)
+    results = _results(core, cut, seconds + _GRACE_SECONDS)
     if below is not None and list(below.lineages) != list(lineages):
         raise InvalidArgument(
             f"the servers have loaded something, or began anew, since {below.url} was written; "
@@ -164,7 +206,7 @@ def _require_visible(where: files.Folder, written: Sequence[File]) -> None:
 
 
 def load(
-    server: ParameterServer, url: str | os.PathLike[str], *, timeout: float = _WRITE_SECONDS
+    server: ParameterServer, url: str | os.PathLike[str], *, timeout: float | None = None
 ) -> Manifest:
     """Replace what the servers hold by a checkpoint, of however many servers.
 
@@ -177,7 +219,8 @@ def load(
     Args:
         server: The connection.
         url: As for `save`; its bases are found by themselves.
-        timeout: Seconds for the servers to read everything.
+        timeout: Seconds to read everything; by default an hour. As many again may pass until all
+            servers have taken it over.
 
     Returns:
         What was loaded.
@@ -188,20 +231,25 @@ def load(
             some servers may hold the checkpoint, they are as before.
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file could not be read.
-        TimedOut: A server was not done in time, or had no connection to this client for so long
-            that it has let go of what it had read. Load again.
+        TimedOut: A server or the store was not done in time, or a server had no connection to this
+            client for so long that it has let go of what it had read. Load again.
         PeerLost: A server was lost or started again; the others may have loaded or not. Load
             again.
     """
     core = server.calls.core
-    chain = manifest.read_chain(files.absolute(url))
+    timeout = _seconds(timeout)
+    deadline = time.monotonic() + timeout
+    asked = files.absolute(url)
+    chain: list[Manifest] = within(deadline, asked, manifest.read_chain, asked)
+    seconds = max(0.0, deadline - time.monotonic())
+    wanted = {"action": "stage", "seconds": seconds}
     jobs = [
-        json.dumps({"action": "stage", "files": _files_for(shard, core.shards, chain)})
+        json.dumps({**wanted, "files": _files_for(shard, core.shards, chain)})
         for shard in range(core.shards)
     ]
     staging = core.begin_load(jobs)
     try:
-        _results(core, staging, timeout)
+        _results(core, staging, seconds + _GRACE_SECONDS)
         # A server whose connection was away may have let go of it; from here on it does not.
         _results(core, _tell_all(core, "prepare", staging), timeout)
     except BaseException as error:
@@ -227,10 +275,10 @@ def _abandon(core: Any, staging: int, error: BaseException, timeout: float) -> N
             _results(core, abandoned, timeout)
 
 
-def load_server(core: Any, url: str, shards: int) -> None:
+def load_server(core: Any, url: str, shards: int) -> Manifest:
     """Have one server begin with a checkpoint, before any client comes: its own shards only.
 
-    Returns when it is where the server's log keeps things, too.
+    Returns when it is where the server's log keeps things, too, with what was loaded.
 
     Args:
         core: The compiled server; in it there is nothing yet.
@@ -248,6 +296,8 @@ def load_server(core: Any, url: str, shards: int) -> None:
         core.commit_load(shard, _OWN)
     for shard in mine:
         core.settle(shard)
+    core.tell_beginning(chain[-1].cut, chain[-1].url)
+    return chain[-1]
 
 
 def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[str, Any]]:

@@ -322,33 +322,39 @@ class ParameterServer:
         return dropped
 
     def save(
-        self, url: str | os.PathLike[str], base: str | os.PathLike[str] | None = None
+        self,
+        url: str | os.PathLike[str],
+        base: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Manifest:
         """Write a checkpoint of all servers: one consistent cut, taken while training goes on.
 
         Args:
             url: A folder: a path or any fsspec URL. Made by the servers, each its own part.
             base: An earlier checkpoint: only what has changed since is written.
+            timeout: Seconds for all of it; by default an hour.
 
         Returns:
             As `gradring.ps.checkpoint.save`, which also says what can go wrong.
         """
         from gradring.ps import checkpoint
 
-        return checkpoint.save(self, url, base)
+        return checkpoint.save(self, url, base, timeout=timeout)
 
-    def load(self, url: str | os.PathLike[str]) -> Manifest:
+    def load(self, url: str | os.PathLike[str], *, timeout: float | None = None) -> Manifest:
         """Replace what the servers hold by a checkpoint, of however many servers.
 
         Args:
             url: As for `save`.
+            timeout: Seconds to read everything; by default an hour.
 
         Returns:
             As `gradring.ps.checkpoint.load`, which also says what can go wrong.
         """
         from gradring.ps import checkpoint
 
-        return checkpoint.load(self, url)
+        return checkpoint.load(self, url, timeout=timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Finish what is under way, say goodbye, and stop a server inside the process.

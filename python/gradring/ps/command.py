@@ -20,6 +20,7 @@ from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.saved.load_note import LoadNote
+from gradring.ps.saved.log_shards import require_shards
 from gradring.settings import config
 
 _LOOK_SECONDS = 1.0
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_to_load = options.load is not None and (note is None or not note.has_loaded(options.load))
     if options.load is None and note is not None:
         note.require_whole()
+    if options.log is not None and not is_to_load:
+        require_shards(options.log, options.index, options.servers, options.threads)
     secret = _secret(os.environ)
     signals = _Signals()  # Before anything takes time: a launcher that gives up at once is heard.
 
@@ -66,17 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             transport=settings.transport,
             log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,
-            waits_to_open=is_to_load,
+            waits_to_open=True,
         )
         with Serving(core) as serving:
             if is_to_load:
                 from gradring.ps import checkpoint
 
+                shards = options.servers * options.threads
                 with signals.raised():
-                    checkpoint.load_server(core, options.load, options.servers * options.threads)
+                    loaded = checkpoint.load_server(core, options.load, shards)
                 if note is not None:
-                    note.end()
-                core.open()  # Clients that came meanwhile find what was loaded.
+                    note.end(loaded.cut)
+            elif note is not None and (beginning := note.beginning()) is not None:
+                core.tell_beginning(*beginning)
+            core.open()  # Clients that came meanwhile find what was loaded.
             print(_greeting(options, serving.address), flush=True)
             while not signals.came_within(_LOOK_SECONDS):
                 serving.require_well()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +18,10 @@ import pytest
 
 import gradring as gr
 from gradring.cli import main
-from gradring.errors import DeviceError, TimedOut
+from gradring.errors import DeviceError, Mismatch, TimedOut
 from gradring.ps import checkpoint
 from gradring.ps.saved.load_note import LoadNote
-from ps_servers import SECRET, connected, join
+from ps_servers import SECRET, connected, join, start_server
 from waiting import freeze
 
 Serve = Callable[..., tuple[subprocess.Popen[str], str]]
@@ -92,7 +93,7 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
     url, ids = str(tmp_path / "checkpoint"), np.arange(50)
     with connected(2) as ps:
         ps.sparse_table("t", 2, gr.optim.Sum()).push(ids, np.full((50, 2), 3.0))
-        ps.save(url)
+        cut = ps.save(url).cut
     options = ("--threads", "3", "--log", str(tmp_path / "log"), "--load", url)
     for expected in (3, 4):  # Started again, what came since the checkpoint is still there.
         process, address = serve(*options)
@@ -106,7 +107,7 @@ def test_it_begins_with_a_checkpoint_once_and_then_goes_on_from_its_log(
     assert main(["serve", *options[:-1], f"{url}-2"]) == 2
     assert f"began with the checkpoint {url}, not with {url}-2" in capsys.readouterr().err
     note = tmp_path / "log" / "loaded-00000-of-00001"
-    assert note.read_text() == f"{url}\n"
+    assert note.read_text() == f"{url}\n{cut}\n"
     note.rename(tmp_path / "away")
     assert main(["serve", *options]) == 2
     assert "which --load would replace" in capsys.readouterr().err
@@ -132,6 +133,54 @@ def test_a_server_killed_once_it_has_begun_with_a_checkpoint_still_has_it(
     process, address = serve(*options)
     with join([address]) as ps:
         assert (ps.sparse_table("t", 64, gr.optim.Sum()).pull(ids) == 1).all()
+
+
+def test_a_server_that_goes_on_from_its_log_still_tells_what_that_began_with(
+    serve: Serve, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "checkpoint")
+    with connected() as ps:
+        cut = ps.save(url).cut
+    options = ("--servers", "2", "--log", str(tmp_path / "log"))
+    with start_server(1, 2) as other:
+        for more in (("--load", url), ()):
+            process, address = serve(*options, *more)
+            told = f"{address} began with the checkpoint {url} (cut {cut}), and the one at "
+            with pytest.raises(Mismatch, match=re.escape(f"{told}{other.address} with no")):
+                join([address, other.address])
+            process.kill()
+            process.wait()
+
+
+def test_a_shard_that_is_gone_is_missed_beside_others(
+    serve: Serve,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    log = tmp_path / "log"
+    options = ("--threads", "2", "--log", str(log))
+    one, other = log / "shard-00000-of-00002", log / "shard-00001-of-00002"
+    for _ in range(2):  # Where nobody has pushed yet, a kill may come before the second one.
+        process, address = serve(*options)
+        process.kill()
+        process.wait()
+        shutil.rmtree(other)
+    process, address = serve(*options)
+    with join([address]) as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push(np.arange(50), np.ones((50, 2)))
+    process.kill()
+    process.wait()
+    for gone, left in ((one, other), (other, one)):
+        gone.rename(tmp_path / "away")
+        assert main(["serve", *options]) == 2
+        assert f"{gone} is missing or empty, but {left} has" in capsys.readouterr().err
+        assert not gone.exists()
+        (tmp_path / "away").rename(gone)
+    _, address = serve(*options)
+    with join([address]) as ps:
+        assert (ps.sparse_table("t", 2, gr.optim.Sum()).pull(np.arange(50)) == 1).all()
 
 
 def test_a_load_that_was_cut_short_begins_again(

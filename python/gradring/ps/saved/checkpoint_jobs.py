@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
 from typing import Any
 
 from gradring import _core, errors
 from gradring.ps.saved import files, snapshot_files
 from gradring.ps.saved.manifest import File
+from gradring.ps.saved.store_calls import Behind, within
 
 PIECE_BYTES = 1 << 20
 
@@ -31,7 +33,7 @@ def carry_out(core: Any, job: tuple[int, int, bool, bytes]) -> None:
     """Do one job of `_core.PsServer.next_job` and report what came of it."""
     shard, cut, _, text = job
     try:
-        wanted = json.loads(text)
+        wanted = json.loads(text.rpartition(b"\n")[2])  # Before it may stand a line for people.
         result = _ACTIONS[wanted["action"]](_Task(core, shard, cut, wanted))
     except Exception as error:  # noqa: BLE001 - the saver gets it, whatever it is
         result = {"error": type(error).__name__, "text": f"shard {shard}: {error}"}
@@ -40,20 +42,16 @@ def carry_out(core: Any, job: tuple[int, int, bool, bytes]) -> None:
         core.finish_job(shard, cut, json.dumps(result), "")
 
 
+@functools.lru_cache(maxsize=64)
+def _deadline(_cut: int, seconds: float) -> float:
+    """Return until when a job may use its store: all jobs of a cut that are here have one."""
+    return time.monotonic() + seconds
+
+
 def _write(task: _Task) -> dict[str, Any]:
-    name = task.wanted["name"]
+    name, url = task.wanted["name"], task.wanted["url"]
     try:  # Whatever fails: a snapshot that stays open lets nobody take another one.
-        where = files.folder(task.wanted["url"])
-        with where.create(name) as sink:
-            if sink.descriptor is None:
-                written = _write_parts(task, sink)
-            else:
-                written = task.core.write_snapshot(
-                    sink.descriptor,
-                    f"{where.url}/{name}",
-                    task.shard,
-                    (task.wanted["shards"], task.cut, task.wanted["base_cut"]),
-                )
+        written = within(_deadline(task.cut, task.wanted["seconds"]), url, _write_file, task)
     finally:
         task.core.end_snapshot(task.shard, task.cut)
     total_bytes, crc32c, first_piece = written
@@ -69,25 +67,42 @@ def _write(task: _Task) -> dict[str, Any]:
     }
 
 
+def _write_file(task: _Task) -> tuple[int, int, bytes]:
+    name = task.wanted["name"]
+    where = files.folder(task.wanted["url"])
+    with where.create(name) as sink:
+        if sink.descriptor is None:
+            return _write_parts(task, sink)
+        written: tuple[int, int, bytes] = task.core.write_snapshot(
+            sink.descriptor,
+            f"{where.url}/{name}",
+            task.shard,
+            (task.wanted["shards"], task.cut, task.wanted["base_cut"]),
+        )
+        return written
+
+
 def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
     sealer = _core.PsFileSealer()
     first_piece = b""
-    pending: Future[None] | None = None
+    pending: Behind | None = None
     # One thread reads the next piece out of the shard while the other writes the last one.
-    with ThreadPoolExecutor(1) as writer:
-        try:
-            sink.write([_begin(sealer, task)])
-            while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
-                first_piece = first_piece or piece
-                if pending is not None:
-                    pending.result()
-                pending = writer.submit(_seal, sink, sealer, piece)
+    try:
+        sink.write([_begin(sealer, task)])
+        while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
+            first_piece = first_piece or piece
             if pending is not None:
                 pending.result()
-            sink.write([sealer.end()])
-        finally:
-            # Its failure knows this frame: held here too, file and pieces would stay for long.
-            pending = None
+            pending = Behind(_seal, sink, sealer, piece)
+        if pending is not None:
+            pending.result()
+        sink.write([sealer.end()])
+    finally:
+        # Nobody may write to a file that is being ended.
+        if pending is not None:
+            pending.is_over(None)
+        # Its failure knows this frame: held here too, file and pieces would stay for long.
+        pending = None
     return sealer.bytes, sealer.crc32c, first_piece
 
 
@@ -121,7 +136,13 @@ def stage(core: Any, shard: int, staging: int, wanted: list[dict[str, Any]]) -> 
 
 
 def _stage(task: _Task) -> dict[str, Any]:
-    stage(task.core, task.shard, task.cut, task.wanted["files"])
+    wanted = task.wanted["files"]
+    deadline = _deadline(task.cut, task.wanted["seconds"])
+    try:
+        within(deadline, wanted[-1]["url"], stage, task.core, task.shard, task.cut, wanted)
+    except errors.TimedOut:
+        task.core.abandon_load(task.shard, task.cut)
+        raise
     return {}
 
 

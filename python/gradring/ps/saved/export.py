@@ -37,7 +37,8 @@ def export_table(table: SparseTable, url: str | os.PathLike[str]) -> str:
         Where they are: ``url``, absolute.
 
     Raises:
-        InvalidArgument: The ending is another, or an extra is missing; names it.
+        InvalidArgument: The ending is another, an extra is missing, which it names, or the name is
+            longer than a disk takes: 255 bytes. Nothing is read or written.
         DeviceError: The file cannot be written.
         Mismatch: The table was replaced by one with other settings, as loading does.
         PeerLost: A server was started again, or loaded a checkpoint, while its rows were read: no
@@ -107,6 +108,7 @@ def _last_ones(ids: Ids, rows: Rows, gone: npt.NDArray[np.bool_]) -> Block:
 
 def _write(url: str | os.PathLike[str], dim: int, blocks: Iterator[Block]) -> str:
     whole = files.absolute(url)
+    files.require_name(whole)  # Before rows are read, which may take long.
     parent, name = files.split(whole)
     if name.endswith(".npz"):
         _write_npz(files.folder(parent), name, dim, blocks)

@@ -17,6 +17,8 @@ from urllib.parse import unquote
 
 from gradring.errors import DeviceError, Error, InvalidArgument
 
+NAME_BYTES = 255  # Linux's limit, and of all its file systems that anybody saves to.
+
 
 class Sink(Protocol):
     """A file that is being written."""
@@ -223,9 +225,25 @@ def named(path: str, verb: str, kind: type[Exception] = Exception) -> Iterator[N
 def draft_name(name: str) -> str:
     """Return what a file is called until it is whole: one name for each who writes it.
 
-    Who they are does not tell them apart: processes in two containers may have the same number.
+    Who they are does not tell them apart: processes in two containers may have the same number. Of
+    a name that has no room for more it is the beginning.
     """
-    return f".{name}.{secrets.token_hex(8)}.draft"
+    ending = f".{secrets.token_hex(8)}.draft"
+    room = NAME_BYTES - len(ending) - 1
+    return f".{name.encode()[:room].decode(errors='ignore')}{ending}"
+
+
+def require_name(url: str) -> None:
+    """Refuse a file's path of `absolute` that no disk has room for the name of; not a store's URL.
+
+    Raises:
+        InvalidArgument: It is longer than `NAME_BYTES`.
+    """
+    path = local_path(url)
+    if path is not None and (found := len(os.fsencode(path.name))) > NAME_BYTES:
+        raise InvalidArgument(
+            f"{url!r} is no place: a file's name has at most {NAME_BYTES} bytes, this one {found}"
+        )
 
 
 class _LocalSink:

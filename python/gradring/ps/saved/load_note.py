@@ -41,12 +41,21 @@ class LoadNote:
         Raises:
             InvalidArgument: It is a log of something else, or lacks what was loaded.
         """
-        if self._loaded.exists():
-            self._require_same(self._loaded.read_text().rstrip("\n"), url)
+        if (beginning := self.beginning()) is not None:
+            self._require_same(beginning[1], url)
             return True
         if not self._loading.exists():
             self._require_none()
         return False
+
+    def beginning(self) -> tuple[int, str] | None:
+        """Return the cut and the place of the checkpoint that the log began with, if it did."""
+        if not self._loaded.exists():
+            return None
+        text = self._loaded.read_text().rstrip("\n")
+        place, _, cut = text.rpartition("\n")
+        # Notes of older servers have no number.
+        return (int(cut), place) if place and cut.isdecimal() else (0, text)
 
     def require_whole(self) -> None:
         """Check that the log is none of a load that was cut short.
@@ -55,10 +64,10 @@ class LoadNote:
             InvalidArgument: It is: shards may have parts of it.
         """
         if self._loading.exists():
+            place = self._loading.read_text().partition("\n")[0]
             raise InvalidArgument(
-                f"serve: the log in {self._log} was to begin with the checkpoint "
-                f"{self._loading.read_text().strip()}, and loading that was cut short; give --load "
-                "again, or remove the log"
+                f"serve: the log in {self._log} was to begin with the checkpoint {place}, and "
+                "loading that was cut short; give --load again, or remove the log"
             )
 
     def begin(self, url: str) -> None:
@@ -80,13 +89,21 @@ class LoadNote:
                 os.fsync(file.fileno())
             self._sync_folder()
 
-    def end(self) -> None:
+    def end(self, cut: int) -> None:
         """Write that all of it is on the disk.
+
+        Args:
+            cut: The checkpoint's number: by then its place may lead to another one.
 
         Raises:
             DeviceError: It cannot be written.
         """
         with self._writing():
+            # A load that ends in between these lines begins again, and writes all of it anew.
+            with self._loading.open("a") as file:
+                file.write(f"{cut}\n")
+                file.flush()
+                os.fsync(file.fileno())
             self._loading.rename(self._loaded)
             self._sync_folder()
 

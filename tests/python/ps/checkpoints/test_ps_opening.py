@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradring as gr
-from gradring.errors import PeerLost
+from gradring.errors import Mismatch, PeerLost
 from gradring.ps import checkpoint
+from gradring.ps.serving import Serving
 from ps_servers import connected, join, start_server
 
 IDS = np.arange(50)
@@ -44,3 +49,29 @@ def test_whoever_comes_during_the_load_waits_for_it_and_finds_what_was_loaded(
         server.core.open()
         early.join()
         np.testing.assert_array_equal(found[0], 3)
+
+
+@contextlib.contextmanager
+def begun(index: int, url: Path) -> Iterator[Serving]:
+    with start_server(index, 2, waits_to_open=True) as server:
+        checkpoint.load_server(server.core, str(url), 2)
+        server.core.open()
+        yield server
+
+
+def test_servers_that_began_with_different_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
+    one, other = tmp_path / "1", tmp_path / "2"
+    with connected() as ps:
+        ps.sparse_table("t", 2, gr.optim.Sum()).push(IDS, np.full((50, 2), 3.0))
+        ps.save(one)
+        ps.save(other)
+    shutil.copytree(one, tmp_path / "copy")
+    with begun(0, one) as first, begun(1, other) as second, start_server(1, 2) as empty:
+        told = rf"{first.address} began with the checkpoint {re.escape(str(one))} \(cut"
+        with pytest.raises(Mismatch, match=rf"{told}.*{second.address} with .*{other} \(cut"):
+            join([first.address, second.address])
+        with pytest.raises(Mismatch, match=rf"{told}.*{empty.address} with no checkpoint"):
+            join([first.address, empty.address])
+        # Where each has found it does not matter.
+        with begun(1, tmp_path / "copy") as same, join([first.address, same.address]) as ps:
+            assert (ps.sparse_table("t", 2, gr.optim.Sum()).pull(IDS) == 3).all()

@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import gradring as gr
 from gradring.errors import InvalidArgument
 from gradring.ps import checkpoint
-from gradring.ps.saved import files
+from gradring.ps.saved import export, files
+from ps_servers import connected
 
 
 @pytest.mark.parametrize("place", ["/tmp/\udcff", "/tmp/a\0b", "s3://bucket/\udcff"])
@@ -94,3 +97,26 @@ def test_a_url_without_a_path_is_no_place() -> None:
     assert files.split("memory://a.npz") == ("memory://", "a.npz")
     assert files.split("memory://folder/a.npz") == ("memory://folder", "a.npz")
     assert files.split("/a.npz") == ("/", "a.npz")
+
+
+@pytest.mark.parametrize("letters", ["x" * 228, "x" * 251, "\u00e9" * 125 + "x"])
+def test_an_export_may_have_any_name_that_a_disk_takes(tmp_path: Path, letters: str) -> None:
+    place = tmp_path / f"{letters}.npz"  # The draft's name would be longer still.
+    with connected() as ps:
+        table = ps.sparse_table("t", 2, gr.optim.Sum())
+        table.push([7], [[1.0, 2.0]])
+        assert table.export(place) == str(place)
+    assert list(tmp_path.iterdir()) == [place]
+    with np.load(place) as found:
+        assert found["ids"].tolist() == [7]
+
+
+def test_an_export_whose_name_is_too_long_is_refused_before_a_row_is_read(tmp_path: Path) -> None:
+    def nobody_reads() -> Any:
+        yield pytest.fail("a row was read")
+
+    for name in ("x" * 252 + ".npz", "\u00e9" * 126 + ".npz", "x" * 248 + ".parquet"):
+        place = tmp_path / "new" / name
+        with pytest.raises(InvalidArgument, match="at most 255 bytes, this one 256"):
+            export._write(place, 2, nobody_reads())
+    assert list(tmp_path.iterdir()) == []

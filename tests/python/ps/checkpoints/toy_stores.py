@@ -8,6 +8,7 @@ there. Both remember listings, each thread's instance its own, until they are to
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any, ClassVar
 
 from fsspec import AbstractFileSystem, register_implementation
@@ -98,7 +99,25 @@ class Disk(_Store):
             raise FileExistsError(path2)
 
 
-for _one in (ObjectStore, Disk):
+class HangingStore(ObjectStore):
+    """Where files of one ending cannot be opened until ``goes_on`` is set."""
+
+    protocol = "toyhangs"
+    contents: ClassVar[dict[str, bytes]] = {}
+    ending = "nothing"  # Of files, and how they are opened: "grps wb".
+    hangs = threading.Event()
+    goes_on = threading.Event()
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if f"{path} {mode}".endswith(self.ending):
+            self.hangs.set()
+            assert self.goes_on.wait(60)
+        if mode == "rb":
+            return io.BytesIO(self.contents[self._strip_protocol(path)])
+        return super()._open(path, mode, **options)
+
+
+for _one in (ObjectStore, Disk, HangingStore):
     register_implementation(_one.protocol, _one, clobber=True)
 
-ALL_CONTENTS = (ObjectStore.contents, Disk.contents)
+ALL_CONTENTS = (ObjectStore.contents, Disk.contents, HangingStore.contents)

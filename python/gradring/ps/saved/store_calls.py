@@ -1,0 +1,152 @@
+"""Calls of stores, which may hang: each on a thread beside, and with a deadline.
+
+Used by who saves and loads, and by the servers' threads. Nobody can end a call that hangs in a
+kernel or a library: it is left alone, and its place is refused until it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gradring.errors import DeviceError, InvalidArgument, TimedOut
+
+MOST_HANGING = 16  # Each has a thread, and what it was writing.
+
+
+class Behind:
+    """A call on a thread of its own, which keeps no program from ending."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        """Begin it.
+
+        Raises:
+            DeviceError: The machine has no thread for it.
+        """
+        self._lock = threading.Lock()  # Of what it returns late, and of being over.
+        self._over = threading.Event()
+        self._late: Callable[[Any], None] | None = None
+        self._value: Any = None
+        self._error: BaseException | None = None
+        thread = threading.Thread(
+            target=self._run, args=(call, args), name="gradring-store", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise DeviceError(f"there is no thread to call a store on: {error}") from error
+
+    def is_over(self, seconds: float | None = 0.0) -> bool:
+        """Wait for its end so long, for ever if None, and tell whether it has come."""
+        return self._over.wait(seconds)
+
+    def result(self) -> Any:
+        """Wait for its end, and return or raise what it did."""
+        self._over.wait()
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return self._value
+        finally:
+            del error  # Its traceback has this frame: held here too, both would stay for long.
+
+    def give_up(self, late: Callable[[Any], None] | None) -> None:
+        """Have ``late`` called with what it returns, if it ever does."""
+        with self._lock:
+            if not self._over.is_set():
+                self._late = late
+                return
+        self._clear_away(late)
+
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            self._value = call(*args)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+            self._error = error
+        with self._lock:
+            self._over.set()
+            late = self._late
+        self._clear_away(late)
+
+    def _clear_away(self, late: Callable[[Any], None] | None) -> None:
+        if late is not None and self._error is None:
+            late(self._value)
+
+
+class _Hanging:
+    """Calls that were given up."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.lock = threading.RLock()  # A signal handler may save, too.
+        self.calls: list[tuple[str, Behind]] = []
+
+
+_hanging = _Hanging()
+
+
+def within(
+    deadline: float,
+    place: str,
+    call: Callable[..., Any],
+    *args: Any,
+    late: Callable[[Any], None] | None = None,
+) -> Any:
+    """Call what may hang in a store, and return what it does.
+
+    Args:
+        deadline: By `time.monotonic`.
+        place: Path or URL, for errors; while a call that was given up hangs there, others are
+            refused.
+        call: What is called, on another thread.
+        args: Of the call.
+        late: Takes what the call returns after it was given up, to clear that away.
+
+    Raises:
+        InvalidArgument: An earlier call hangs at this place, or too many do at others.
+        TimedOut: It was not over at the deadline. It may go on, or end at any time.
+        DeviceError: The machine has no thread for it.
+    """
+    _require_free(place)
+    seconds = max(0.0, deadline - time.monotonic())
+    behind = Behind(call, *args)
+    is_over = False
+    try:
+        is_over = behind.is_over(seconds)
+    finally:
+        if not is_over:
+            behind.give_up(late)
+            with _hanging.lock:
+                _hanging.calls.append((place, behind))
+    if not is_over:
+        raise TimedOut(
+            f"{place} was not done within {seconds:.3g} s: its store hangs, or is slow. What was "
+            "begun there is left alone, and may still come; use another place until then"
+        )
+    return behind.result()
+
+
+def _require_free(place: str) -> None:
+    with _hanging.lock:
+        _hanging.calls = [one for one in _hanging.calls if not one[1].is_over()]
+        places = [where for where, _ in _hanging.calls]
+    if place in places:
+        raise InvalidArgument(
+            f"{place}: an earlier call that was given up still hangs in its store; use another "
+            "place until that has ended"
+        )
+    if len(places) >= MOST_HANGING:
+        raise InvalidArgument(
+            f"{place}: {len(places)} calls that were given up still hang in stores, as many as are "
+            f"left alone: {', '.join(sorted(set(places)))}. See to these stores, or start this "
+            "process again"
+        )
+
+
+os.register_at_fork(after_in_child=_hanging.begin_anew)  # The threads are the parent's.

@@ -1,0 +1,190 @@
+"""A store that hangs: who calls is told by the deadline, and what goes elsewhere goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from gradring.errors import DeviceError, InvalidArgument, TimedOut
+from gradring.ps import ParameterServer
+from gradring.ps.saved import store_calls
+from ps_servers import connected
+from toy_stores import HangingStore
+
+IDS = np.arange(500)
+PLACE = "toyhangs://bucket/1"
+
+
+@pytest.fixture(autouse=True)
+def store() -> Iterator[type[HangingStore]]:
+    for event in (HangingStore.hangs, HangingStore.goes_on):
+        event.clear()
+    HangingStore.contents.clear()
+    HangingStore.ending = "nothing"
+    yield HangingStore
+    let_go()
+
+
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the deadline of a call come once its store hangs, however slow the machine is."""
+
+    def is_over(call: store_calls.Behind, seconds: float | None = 0.0) -> bool:
+        while seconds != 0 and not call._over.wait(0.01):
+            if HangingStore.hangs.is_set():
+                HangingStore.hangs.clear()
+                return False
+        return call._over.is_set()
+
+    monkeypatch.setattr(store_calls.Behind, "is_over", is_over)
+
+
+def let_go() -> None:
+    """Have the store go on, and wait until nothing hangs any more."""
+    HangingStore.goes_on.set()
+    assert all(call._over.wait(60) for _, call in store_calls._hanging.calls)
+
+
+def train(ps: ParameterServer) -> Any:
+    table = ps.sparse_table("t", 3, gr.optim.Sum())
+    table.push(IDS, np.ones((len(IDS), 3), np.float32))
+    return table.pull(IDS)
+
+
+@pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize(
+    ("servers", "ending"),
+    [(1, "grps wb"), (2, "shard-00001-of-00002.grps wb"), (1, "manifest.json wb")],
+)
+def test_a_save_ends_by_its_deadline_and_the_next_one_goes_elsewhere(
+    store: type[HangingStore], tmp_path: Path, servers: int, ending: str
+) -> None:
+    store.ending = ending
+    with connected(servers) as ps:
+        train(ps)
+        with pytest.raises(TimedOut, match=rf"{PLACE} was not done within .* its store hangs"):
+            ps.save(PLACE, timeout=60)
+        saved = train(ps)
+        ps.save(tmp_path / "2")
+        with pytest.raises(InvalidArgument, match=rf"{PLACE}: an earlier call .* still hangs"):
+            ps.save(PLACE)
+        train(ps)
+        ps.load(tmp_path / "2")
+        assert (ps.sparse_table("t", 3, gr.optim.Sum()).pull(IDS) == saved).all()
+        let_go()
+        if ending.startswith("manifest"):
+            with pytest.raises(InvalidArgument, match="there is a checkpoint at"):
+                ps.save(PLACE)
+        else:
+            assert f"{PLACE[11:]}/manifest.json" not in store.contents
+            ps.save(PLACE)
+        ps.load(PLACE)
+
+
+def test_a_save_during_one_that_hangs_names_it(store: type[HangingStore], tmp_path: Path) -> None:
+    store.ending = "grps wb"
+    with connected() as ps:
+        train(ps)
+        other = threading.Thread(target=ps.save, args=(PLACE,))
+        other.start()
+        assert store.hangs.wait(60)
+        with pytest.raises(InvalidArgument, match=f"{PLACE} is still being written"):
+            ps.save(tmp_path / "2")
+        let_go()
+        other.join(60)
+        ps.load(PLACE)
+
+
+@pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize("ending", ["grps rb", "manifest.json rb"])
+def test_a_load_ends_by_its_deadline_and_changes_nothing(
+    store: type[HangingStore], tmp_path: Path, ending: str
+) -> None:
+    with connected() as ps:
+        train(ps)
+        ps.save(PLACE)
+        before = train(ps)
+        store.ending = ending
+        with pytest.raises(TimedOut, match=rf"{PLACE} was not done"):
+            ps.load(PLACE, timeout=60)
+        assert (ps.sparse_table("t", 3, gr.optim.Sum()).pull(IDS) == before).all()
+        ps.save(tmp_path / "2")  # The server is free, too.
+        ps.load(tmp_path / "2")
+
+
+@pytest.mark.usefixtures("deadlines")
+def test_a_save_whose_base_cannot_be_read_ends_by_its_deadline(
+    store: type[HangingStore], tmp_path: Path
+) -> None:
+    with connected() as ps:
+        ps.save(PLACE)
+        store.ending = "manifest.json rb"
+        with pytest.raises(TimedOut, match=rf"{PLACE} was not done"):
+            ps.save(tmp_path / "2", base=PLACE, timeout=60)
+    assert not (tmp_path / "2").exists()
+
+
+def test_a_timeout_that_is_none_is_refused(tmp_path: Path) -> None:
+    with connected() as ps:
+        for call in (ps.save, ps.load):
+            with pytest.raises(InvalidArgument, match="timeout must be positive seconds"):
+                call(tmp_path / "2", timeout=0)
+    assert not (tmp_path / "2").exists()
+
+
+def test_so_many_calls_that_hang_are_left_alone_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_calls, "MOST_HANGING", 2)
+    for place in ("/a", "/b"):
+        with pytest.raises(TimedOut, match=place):
+            store_calls.within(0.0, place, HangingStore.goes_on.wait)
+    with pytest.raises(InvalidArgument, match=r"/c: 2 calls .* still hang in stores.*/a, /b"):
+        store_calls.within(0.0, "/c", print)
+    let_go()
+    assert store_calls.within(time.monotonic() + 60, "/c", abs, -1) == 1
+
+
+def test_what_comes_late_is_cleared_away() -> None:
+    came: list[Any] = []
+    with pytest.raises(TimedOut):
+        store_calls.within(0.0, "/a", HangingStore.goes_on.wait, late=came.append)
+    let_go()
+    store_calls.within(time.monotonic() + 60, "/a", print, late=came.append)
+    assert came == [True]
+
+
+def test_a_call_without_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(DeviceError, match="no thread to call a store on"):
+            store_calls.within(0.0, "/a", print)
+
+
+def test_a_program_ends_although_its_store_hangs(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading\n"
+        "import gradring as gr\n"
+        "from gradring.ps.saved import files\n"
+        "files._LocalFolder.create = lambda *_: threading.Event().wait()\n"
+        "with gr.ps.connect() as ps:\n"
+        "    try:\n"
+        "        ps.save(sys.argv[1], timeout=0.1)\n"
+        "    except gr.Error as error:\n"
+        "        print(type(error).__name__)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "TimedOut\n"
