@@ -87,7 +87,8 @@ bool World::shares_memory(Rank a, Rank b) const {
 }
 
 std::string World::describe(Rank rank) const {
-  return str("rank ", rank, " (", member(rank).tcp_address, ")");
+  const std::string& address = member(rank).tcp_address;
+  return address.empty() ? str("rank ", rank) : str("rank ", rank, " (", address, ")");
 }
 
 std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> members,

@@ -34,9 +34,17 @@ class span:  # noqa: N801 - reads like the function it is used as: with span("fo
     """
 
     def __init__(self, name: str) -> None:
-        """Name it. Names should be few: "forward", not "forward of step 17"."""
+        """Name it. Names should be few: "forward", not "forward of step 17".
+
+        Raises:
+            InvalidArgument: The name is no UTF-8 text.
+        """
         from gradring import _core
 
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise InvalidArgument(f"span: the name is UTF-8 text, got {name!r}") from None
         self._span = _core.Span(name)
 
     def __enter__(self) -> span:

@@ -10,6 +10,7 @@ seconds and is the longest time without progress.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import math
@@ -70,8 +71,16 @@ def _text_of(method: Callable[..., Any]) -> str:
 
 def keep(communicator: Communicator) -> None:
     """Let a communicator of this process's job live until it is closed, and be `current`."""
-    kept[:] = [other for other in kept if not other.is_closed]
+    for other in kept[:]:
+        if other.is_closed:
+            _let_go(other)
     kept.append(communicator)
+
+
+def _let_go(communicator: Communicator) -> None:
+    # One step, as several ranks may be threads of this process.
+    with contextlib.suppress(ValueError):
+        kept.remove(communicator)
 
 
 class Communicator(Reductions, Exchanges, Messages):
@@ -283,6 +292,8 @@ class Communicator(Reductions, Exchanges, Messages):
         smaller = Communicator(self._core.shrink(milliseconds(timeout)))
         if is_kept:
             keep(smaller)
+        # This rank would be in the job as long as somebody holds it, with the new one closed.
+        self.close(linger=False)
         return smaller
 
     def describe(self, rank: int) -> str:
@@ -307,6 +318,7 @@ class Communicator(Reductions, Exchanges, Messages):
         self._core.close(linger)
         self._devices.clear()
         _open.discard(self)
+        _let_go(self)
 
 
 def _plain_dtype(dtype: Any) -> np.dtype[Any]:

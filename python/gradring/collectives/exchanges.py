@@ -238,7 +238,9 @@ class Exchanges(calling.Caller):
 
         Raises:
             InvalidArgument: Counts do not add up or one list is missing, or ``out`` does not fit.
-            Mismatch: As `all_reduce`; also where two ranks disagree about a count between them.
+            Mismatch: As `all_reduce`; also where two ranks disagree about a count between them, but
+                for one that is 0 on one of them: then nothing is sent, and the other waits until
+                TimedOut.
             PeerLost: As `all_reduce`.
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.

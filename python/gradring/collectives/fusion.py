@@ -73,7 +73,10 @@ def reduce_many(
     """Do the work of `Communicator.all_reduce_many`."""
     code = calling.reduction(op, "auto", None)["reduce_op"]
     require_bucket_bytes(bucket_bytes)
-    results = list(xs)
+    try:
+        results = list(xs)
+    except TypeError:
+        raise InvalidArgument(f"all_reduce_many: xs is a {type(xs).__name__}, no list") from None
     views = [
         buffers.operand(x, f"xs[{index}]", writes=True, stream=stream)
         for index, x in enumerate(results)

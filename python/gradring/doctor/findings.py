@@ -5,6 +5,7 @@ Pure functions of `gradring.doctor.jobs.Report`s. Used by `gradring doctor --job
 
 from __future__ import annotations
 
+import reprlib
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ _OPEN = ("started", "failed")
 # Arrivals of so many operations are compared, and said where they differ by so much.
 _ARRIVALS = 50
 _UNEVEN_SECONDS = 1e-3
+# Names of spans are the user's: of any length, and of characters that a terminal obeys.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = 64
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ def _whereabouts(member: _Member) -> str:
 
 
 def _inside(record: dict[str, Any]) -> str:
-    names = [f"'{span['name']}'" for span in record.get("spans", ()) if "end" not in span]
+    names = [_SHOWN.repr(span["name"]) for span in record.get("spans", ()) if "end" not in span]
     return f"; it is in {', '.join(names)}" if names else ""
 
 

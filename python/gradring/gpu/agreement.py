@@ -56,7 +56,7 @@ def agree(comm: Communicator, device: int | None, path: str, timeout: float | No
         DeviceError: It cannot be had, or a rank has not the device it was told; says which rank is
             the reason, on every rank.
     """
-    if path not in PATHS:
+    if path not in list(PATHS):  # Of a dict it would raise where it is a list.
         raise InvalidArgument(f"path '{path}' is none of {', '.join(PATHS)}")
     own = device if device is not None else _usual_device(comm.local_rank)
     facts: list[Any] | str

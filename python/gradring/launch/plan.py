@@ -182,6 +182,8 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
     if not options.command:
         raise InvalidArgument("say what to run: gradring run -n 2 train.py")
     program = options.command[0]
+    if not program:
+        raise InvalidArgument("what is to run has an empty name, as of a variable that is not set")
     if program.endswith(".py"):
         if is_all_here and not Path(program).is_file():
             what = "a folder, no file" if Path(program).is_dir() else "no such file"

@@ -50,6 +50,8 @@ def parse(argv: Sequence[str], *, is_launched: bool) -> Options:
     if ranks is not None and ranks < MIN_RANKS:
         raise InvalidArgument(f"-n {ranks}: it takes {MIN_RANKS} ranks to have a link")
     whole_number(asked, "-n", MIN_RANKS, MOST_RANKS)
+    if given.out == "-":
+        raise InvalidArgument("--out -: a profile is a file; ./- is one of that name")
     transports: tuple[str, ...] = () if is_launched else LINK_TRANSPORTS
     if given.transport is not None:
         transports = (given.transport,)

@@ -45,6 +45,8 @@ WRONG: dict[str, tuple[str, Call]] = {
         "x has elements that share memory",
         lambda comm, x: comm.all_reduce(np.lib.stride_tricks.as_strided(x, (2, 3), (0, 4))),
     ),
+    "all_reduce_many of None": ("xs is a NoneType", lambda comm, _: comm.all_reduce_many(None)),
+    "a way of GPUs that is a list": ("path", lambda comm, _: comm.use_gpu(path=["nccl"])),
     "broadcast from None": ("root", lambda comm, x: comm.broadcast(x, None)),
     "broadcast from 0.0": ("root", lambda comm, x: comm.broadcast(x, 0.0)),
     "broadcast from far": ("root", lambda comm, x: comm.broadcast(x, 1 << 70)),

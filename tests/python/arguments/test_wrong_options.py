@@ -23,11 +23,18 @@ def distributed(**options: Any) -> Any:
     return gr.distributed([np.zeros(2, np.float32)], SGD, **options)
 
 
+def span(name: Any) -> Any:
+    return gr.trace.span(name)
+
+
 WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "servers as text": (
         r"ps is a str; give what gr.ps.connect\(",
         lambda: gr.AsyncOptimizer([], SGD, "host:1", workers=1),
     ),
+    "a span without a name": ("span: the name is UTF-8 text, got None", lambda: span(None)),
+    "a span of bytes": ("span: the name is UTF-8 text, got b'x'", lambda: span(b"x")),
+    "a span of half a character": ("span: the name is UTF-8 text", lambda: span(LONE)),
     "ranks as a number": ("comm is a int", lambda: distributed(comm=3)),
     "ranks of SyncOptimizer": ("comm is a int", lambda: gr.SyncOptimizer([], SGD, 3)),  # type: ignore[arg-type]
     "a rate of two": ("lr is no number", lambda: gr.optim.SGD(lr=np.ones(2))),  # type: ignore[arg-type]

@@ -141,6 +141,7 @@ LONG_NAME = "x" * 300
         (["run", "-n", "1", f"{LONG_NAME}.py"], f"gradring: {LONG_NAME}.py: File name too long"),
         (["bench", "barrier", "--json", LONG_NAME], "cannot be written: File name too long"),
         (["tune", "--out", LONG_NAME], "cannot be written: File name too long"),
+        (["tune", "--out", "-"], "--out -: a profile is a file; ./- is one of that name"),
         (["trace", "merge", "no-folder", "-o", "x"], "no-folder: cannot be read: Not a directory"),
         (["doctor", "--job", "records"], "rank-0.json: cannot be read: Is a directory"),
     ],

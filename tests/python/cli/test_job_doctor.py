@@ -224,6 +224,17 @@ def test_uneven_arrival_is_measured_on_one_clock() -> None:
     assert "rank 1 came last in 8 of the last 8 operations; 5.0 ms" in found
 
 
+def test_a_span_of_any_name_is_a_short_word_of_the_table() -> None:
+    idle = report(0, operation(5, "finished", 10))
+    assert idle.record is not None
+    idle.record["spans"] = [{"name": name} for name in ("a\x1b[2J\n", "x" * 1000, "laden für 2")]
+    (status,) = statuses(idle)
+    assert status.doing.isprintable()
+    assert r"'a\x1b[2J\n'" in status.doing
+    assert "'laden für 2'" in status.doing
+    assert len(status.doing) < 200
+
+
 def test_an_operation_that_is_under_way_says_how_far_it_is() -> None:
     moving = operation(2, "started", 10**9, to_receive=100, received=40, to_send=7, sent=7,
                        awaited=1)  # fmt: skip

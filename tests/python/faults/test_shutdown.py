@@ -173,6 +173,28 @@ def test_what_was_closed_is_not_shrunk(fresh_world: FreshWorld, transport: str) 
     assert time.monotonic() - began < 20
 
 
+def test_a_rank_that_closes_the_smaller_world_has_left_though_it_holds_the_larger_one(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(3, transport=transport)
+    ranks.call("smaller = comm.shrink(); smaller.barrier()")
+    closed = "smaller.close(); result = len(os.listdir('/proc/self/task'))"
+    assert ranks.call(closed) == [1, 1, 1]  # No monitor any more, which is in the job.
+
+
+def test_a_closed_communicator_that_nobody_holds_has_no_descriptors(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(3, transport=transport)
+    ranks.call("comm.all_reduce(np.ones(5)); comm.split(0).barrier()")
+    left = "sum('eventfd' in os.readlink(f'/proc/self/fd/{fd}') for fd in known)"
+    assert ranks.call(
+        "comm.close(); del comm; known = os.listdir('/proc/self/fd')\n"
+        "known = [fd for fd in known if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        f"result = {left}"
+    ) == [0, 0, 0]
+
+
 def test_close_can_be_repeated_and_ends_the_with_block(
     fresh_world: FreshWorld, transport: str
 ) -> None:

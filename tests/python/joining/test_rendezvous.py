@@ -199,6 +199,7 @@ def test_a_world_of_one_needs_nobody() -> None:
         assert comm.split(0).all_reduce(x).tolist() == [0, 1, 2]
         comm.barrier()
         assert (comm.local_rank, comm.local_world_size) == (0, 1)
+        assert comm.describe(0) == "rank 0"  # It has no address.
 
 
 def test_ctrl_c_ends_the_wait_for_the_others(job: StartJob) -> None:

@@ -168,6 +168,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
         ({"count": 2, "command": ()}, "say what to run"),
         ({"count": 2, "command": ("missing.py",)}, "missing.py: no such file"),
         ({"count": 2, "command": ("no-such-program",)}, "no-such-program: no such command"),
+        ({"count": 2, "command": ("", "x")}, "what is to run has an empty name"),
         ({"count": 2, "command": ("/tmp",)}, "/tmp: a folder"),
         ({"count": 2, "transport": "rdma"}, "transport='rdma' is not one of auto, shm, tcp"),
         ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
