@@ -159,13 +159,13 @@ def test_what_mean_has_held_back_is_missing_until_a_flush() -> None:
     ("mode", "rule"), [(gr.Async(), SGD), (gr.Geo(k_steps=1), gr.optim.Sum())], ids=["async", "geo"]
 )
 def test_an_optimizer_that_nobody_has_any_more_ends_its_threads_and_gives_its_name_back(
-    mode: Any, rule: Any
+    world: GetWorld, mode: Any, rule: Any
 ) -> None:
-    deadline = time.monotonic() + 60
+    comm, deadline = world(1, "tcp").comms[0], time.monotonic() + 60
     with connected() as ps:
         before = set(threading.enumerate())
         for steps in (1, 2):
-            optimizer = gr.distributed([np.zeros(1, np.float32)], SGD, mode, ps=ps)
+            optimizer = gr.distributed([np.zeros(1, np.float32)], SGD, mode, ps=ps, comm=comm)
             optimizer.step([ONE])
             table = ps.dense_table("model/0", 1, rule)
             while table.pull()[0] != -steps or (mode == gr.Async() and optimizer.left_behind()):
