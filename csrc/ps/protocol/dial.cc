@@ -160,6 +160,12 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
                          welcome.shard, " of ", welcome.shards, ", which does not fit server ",
                          index, " of ", servers,
                          ": name all servers, in the order of their numbers"));
+    // Each of them fits where it stands.
+    if (found.addresses.size() != each * index)
+      throw Mismatch(str("the parameter server at ", address, " has ", each,
+                         " threads, and that at ", named.front(), " has ",
+                         found.addresses.size() / index,
+                         ": start all servers with the same --threads"));
     if (index == 0) beginning = card.beginning;
     require_same(named.front(), beginning, address, card.beginning);
     found.addresses.insert(found.addresses.end(), each, address);

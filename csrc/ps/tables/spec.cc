@@ -138,6 +138,25 @@ std::string difference(const kernels::Rule& there, const kernels::Rule& here) {
              there.nesterov != here.nesterov ? " nesterov" : " centered", " there");
 }
 
+std::string text_of(const Initializer& init) {
+  const std::string a = exact(init.a);
+  switch (init.kind) {
+    case InitKind::kConstant: return a;
+    case InitKind::kUniform: return str("uniform from ", a, " to ", exact(init.b));
+    case InitKind::kNormal: return str("normal of mean ", a, " and deviation ", exact(init.b));
+  }
+  return str("kind ", static_cast<int>(init.kind));
+}
+
+std::string text_of(const Entry& entry) {
+  return str("count ", entry.count, ", p ", exact(entry.probability));
+}
+
+std::string text_of(const SlotSettings& slot) {
+  return str("lr_scale ", exact(slot.lr_scale), ", entry ", text_of(slot.entry), ", expire_after ",
+             slot.unseen_ticks);
+}
+
 // The names of its state's fields, for people and to compare.
 std::string state_of(const kernels::Rule& rule) {
   kernels::StateField fields[kernels::kMaxStateFields];
@@ -210,14 +229,9 @@ std::string difference(const TableSpec& there, const TableSpec& here) {
   if (there.count != here.count) return both("number of floats", there.count, here.count);
   if (there.rule != here.rule) return difference(there.rule, here.rule);
   if (there.init != here.init)
-    return there.init.kind != here.init.kind
-               ? std::string("kind of initial values")
-               : both("initial values", str(exact(there.init.a), " and ", exact(there.init.b)),
-                      str(exact(here.init.a), " and ", exact(here.init.b)));
+    return both("initial values", text_of(there.init), text_of(here.init));
   if (there.seed != here.seed) return both("seed", there.seed, here.seed);
-  if (there.entry != here.entry)
-    return both("entry", str("count ", there.entry.count, ", p ", exact(there.entry.probability)),
-                str("count ", here.entry.count, ", p ", exact(here.entry.probability)));
+  if (there.entry != here.entry) return both("entry", text_of(there.entry), text_of(here.entry));
   if (there.unseen_ticks != here.unseen_ticks)
     return both("expire_after", there.unseen_ticks, here.unseen_ticks);
   if (there.score_decay != here.score_decay)
@@ -227,8 +241,8 @@ std::string difference(const TableSpec& there, const TableSpec& here) {
   const auto [theirs, ours] =
       std::mismatch(there.slots.begin(), there.slots.end(), here.slots.begin());
   if (theirs == there.slots.end()) return both("slot_shift", there.slot_shift, here.slot_shift);
-  return theirs->slot == ours->slot ? str("settings of slot ", ours->slot)
-                                    : both("slots with settings", theirs->slot, ours->slot);
+  if (theirs->slot != ours->slot) return both("slots with settings", theirs->slot, ours->slot);
+  return str("slot ", ours->slot, ": ", text_of(*theirs), " there; ", text_of(*ours), " here");
 }
 
 }  // namespace gradring::ps

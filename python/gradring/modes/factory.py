@@ -100,5 +100,6 @@ def over_servers(
                 params, rule, ps, k_steps=k_steps, outer=outer, rare_every=rare_every, **options
             )
     raise InvalidArgument(
-        f"mode {mode!r} is none of gr.Sync(via='ps'), gr.BoundedStaleness(s), gr.Async(), gr.Geo()"
+        f"mode {mode!r} is none of gr.Sync(), gr.Sync(via='ps'), gr.BoundedStaleness(s), "
+        "gr.Async(), gr.Geo(k) and gr.Hybrid(dense, sparse)"
     )

@@ -151,7 +151,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen-fd", type=int, default=-1, metavar="FD", help="inherited socket that listens")
     add("--index", type=int, default=0, metavar="I", help="which server this is (default: 0)")
     add("--servers", type=int, default=1, metavar="S", help="how many there are (default: 1)")
-    add("--threads", type=int, default=1, metavar="T", help="shards of this server (default: 1)")
+    add(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="T",
+        help="shards of this server, the same for all (default: 1)",
+    )
     add(
         "--log",
         type=config.folder,

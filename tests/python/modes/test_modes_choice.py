@@ -287,6 +287,12 @@ def test_an_optimizer_of_torch_is_no_rule(mode: Any) -> None:
         gr.distributed([np.zeros(3, np.float32)], rule, mode)
 
 
+@pytest.mark.parametrize("mode", ["async", gr.Async])
+def test_what_is_no_mode_is_told_which_there_are(mode: Any) -> None:
+    with pytest.raises(gr.InvalidArgument, match=r"gr\.Sync\(\), .* gr\.Geo\(k\) and gr\.Hybrid"):
+        gr.distributed([np.zeros(1, np.float32)], gr.optim.SGD(lr=0.1), mode)
+
+
 def test_a_geo_optimizer_without_a_rule_leaves_the_dense_steps_to_the_caller() -> None:
     param = np.zeros(3, np.float32)
     with gr.GeoOptimizer([param], None, ExactServer().client(0), workers=1) as optimizer:

@@ -350,3 +350,15 @@ def test_settings_of_features_are_in_the_order_of_their_slots() -> None:
             {"slot": 7, "lr_scale": 1.0, "entry": (0, 1.0), "unseen_ticks": 9},
         ],
     }
+
+
+def test_a_slot_that_scales_a_rate_which_the_rule_does_not_have_is_refused() -> None:
+    rest: dict[str, Any] = {
+        "init": None, "seed": 0, "entry": None, "expire_after": None, "score_decay": 1,
+    }  # fmt: skip
+    slots = Slots(48, {7: Slot(lr_scale=0.5)})
+    with pytest.raises(InvalidArgument, match=r"'t': slot 7 scales the learning rate, and Sum\("):
+        specs.sparse_spec("t", 2, gr.optim.Sum(), slots=slots, **rest)
+    specs.sparse_spec("t", 2, gr.optim.SGD(lr=1), slots=slots, **rest)
+    slots = Slots(48, {7: Slot(expire_after=1)})
+    specs.sparse_spec("t", 2, gr.optim.Sum(), slots=slots, **rest)

@@ -176,6 +176,16 @@ def test_servers_in_another_order_or_number_are_refused() -> None:
             join(addresses[:1])
 
 
+def test_servers_of_different_numbers_of_threads_are_told_apart_before_anything_is_sent() -> None:
+    with start_server(0, 2, threads=2) as first, start_server(1, 2, threads=1) as second:
+        with pytest.raises(
+            Mismatch, match=r"has 1 threads, .* has 2: .* the same --threads"
+        ) as told:
+            join([first.address, second.address])
+        assert first.address in str(told.value)
+        assert second.address in str(told.value)
+
+
 def test_a_client_with_the_same_number_takes_the_place() -> None:
     with serving() as addresses:
         old = join(addresses, client=4)

@@ -270,21 +270,25 @@ def test_staleness_counts_the_pushes_in_between() -> None:
 
 
 def test_other_settings_for_a_name_are_a_mismatch_that_shows_both(ps: ParameterServer) -> None:
-    ps.sparse_table("t", 4, gr.optim.SGD(lr=0.5))
-    ps.sparse_table("t", 4, gr.optim.SGD(lr=0.5))
+    sgd = gr.optim.SGD(lr=0.5)
+    slots = [gr.ps.Slots(8, {5: gr.ps.Slot(expire_after=ticks)}) for ticks in (1, 2)]
+    ps.sparse_table("t", 4, sgd, slots=slots[0])
+    ps.sparse_table("t", 4, sgd, slots=slots[0])
     for dim, rule, options, words in (
-        (8, gr.optim.SGD(lr=0.5), {}, "dim: 4 there, 8 here"),
+        (8, sgd, {}, "dim: 4 there, 8 here"),
         (4, gr.optim.SGD(lr=0.25), {}, "sgd with lr=0.5 there, 0.25 here"),
         (4, gr.optim.Adam(), {}, "optimizer: sgd there, adam here"),
-        (4, gr.optim.SGD(lr=0.5), {"seed": 3}, "seed: 0 there, 3 here"),
-        (4, gr.optim.SGD(lr=0.5), {"init": 0.5}, "initial values: 0 and 0 there, 0.5 and 0 here"),
-        (4, gr.optim.SGD(lr=0.5), {"expire_after": 2}, "expire_after: 0 there, 2 here"),
-        (4, gr.optim.SGD(lr=0.5), {"entry": gr.ps.Count(3)}, "count 0, p 1 there, count 3"),
+        (4, sgd, {"seed": 3}, "seed: 0 there, 3 here"),
+        (4, sgd, {"init": 0.5}, "initial values: 0 there, 0.5 here"),
+        (4, sgd, {"init": gr.init.Normal(1, 2)}, "0 there, normal of mean 1 and deviation 2 here"),
+        (4, sgd, {"expire_after": 2}, "expire_after: 0 there, 2 here"),
+        (4, sgd, {"entry": gr.ps.Count(3)}, "count 0, p 1 there, count 3"),
+        (4, sgd, {"slots": slots[1]}, "slot 5: .* expire_after 1 there; .* expire_after 2 here"),
     ):
         with pytest.raises(Mismatch, match=f"'t' is there already .*{words}"):
-            ps.sparse_table("t", dim, rule, **options)
+            ps.sparse_table("t", dim, rule, **{"slots": slots[0], **options})
     with pytest.raises(Mismatch, match="kind: sparse there, dense here"):
-        ps.dense_table("t", 4, gr.optim.SGD(lr=0.5))
+        ps.dense_table("t", 4, sgd)
 
 
 def test_of_workers_that_make_a_table_differently_at_once_one_has_its_way_on_all_servers() -> None:

@@ -182,6 +182,18 @@ def test_a_lazy_layer_that_has_seen_no_batch_is_named_with_the_way_out(
     world(2, "shm").run(train)
 
 
+@pytest.mark.parametrize("mode", [gr.Sync(via="ps"), gr.Async(), gr.Geo(2)], ids=str)
+def test_a_lazy_layer_is_named_where_servers_have_the_parameters(
+    world: GetWorld, mode: Any
+) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.LazyLinear(1))
+    options = {"ps": ExactServer().client(0), "model": model}
+    with pytest.raises(gr.InvalidArgument, match=r"^1\.weight has no shape yet.*a batch through"):
+        sgd(model.parameters(), world(1, "shm").comms[0], mode=mode, **options)
+    model(torch.ones(1, 1))
+    sgd(model.parameters(), world(1, "shm").comms[0], mode=mode, **options).close()
+
+
 def test_a_class_may_have_an_attribute_of_any_name(world: GetWorld) -> None:
     class Listed(torch.optim.SGD):
         def __init__(self, params: Any) -> None:

@@ -1,16 +1,19 @@
 """`Background`: one thread that does what it is told in order, behind a queue of bounded length.
 
 Owned by an optimizer. What a task raises comes out of the owner's next call, and every later one:
-after a failed push there is no way to go on as if nothing had happened.
+after a failed push there is no way to go on as if nothing had happened. Of an owner that nobody has
+any more the tasks are done, and then the thread ends.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from gradring.errors import Closed, TimedOut
 
@@ -27,6 +30,26 @@ def require_process(process: int, what: str) -> None:
         )
 
 
+@dataclass(slots=True)
+class _Work:
+    """What the thread knows; it does not know the `Background`, which may go before it.
+
+    Attributes:
+        tasks: Not begun yet, in order; ``None`` ends the thread. A `SimpleQueue`, into which the
+            garbage collector may put something at any moment.
+        room: Of the queue.
+        ended: How many tasks have been done or left out.
+        failure: What a task has raised.
+        is_dropped: Those that have not begun are left out.
+    """
+
+    tasks: SimpleQueue[Task | threading.Event | None] = field(default_factory=SimpleQueue)
+    room: threading.Semaphore = field(default_factory=threading.Semaphore)
+    ended: int = 0
+    failure: BaseException | None = None
+    is_dropped: bool = False
+
+
 class Background:
     """Runs tasks one after the other on a thread of its own."""
 
@@ -37,15 +60,15 @@ class Background:
             name: Of the thread, for debuggers.
             length: Tasks that may wait; `submit` waits for room.
         """
-        self._tasks: queue.Queue[Task | threading.Event | None] = queue.Queue()
-        self._room = threading.Semaphore(length)  # Of the queue.
-        self._failure: BaseException | None = None
+        self._work = _Work(room=threading.Semaphore(length))
+        self._handing_in = threading.RLock()  # A signal handler may step, too.
+        self._handed_in = 0
         self._is_closed = False
-        self._is_dropped = False
         self._process = os.getpid()
         self.waited_seconds = 0.0  # That submit() and wait_for_room() spent waiting for it.
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._work.tasks.put, None).atexit = False
 
     def submit(self, task: Task, timeout: float) -> None:
         """Hand in a task; wait while the queue is full.
@@ -59,7 +82,7 @@ class Background:
             Error: An earlier task failed; it raises what that raised.
         """
         self._wait_for_room(timeout)
-        self._tasks.put(task)
+        self._put(task)
 
     def wait_for_room(self, timeout: float) -> None:
         """Wait until one task could be handed in at once, if nobody else hands in any.
@@ -68,7 +91,7 @@ class Background:
             TimedOut: As `submit`, and so for its other errors.
         """
         self._wait_for_room(timeout)
-        self._room.release()
+        self._work.room.release()
 
     def _wait_for_room(self, timeout: float) -> None:
         begin = time.perf_counter()
@@ -79,7 +102,7 @@ class Background:
 
     def _take_room(self, timeout: float) -> None:
         self.require_well()
-        if not self._room.acquire(timeout=timeout):
+        if not self._work.room.acquire(timeout=timeout):
             self.require_well()
             raise TimedOut(
                 f"{self._thread.name}: the queue was full for {timeout:g} s; servers are too slow "
@@ -88,8 +111,13 @@ class Background:
         try:
             self.require_well()  # What failed meanwhile has made the room.
         except BaseException:
-            self._room.release()
+            self._work.room.release()
             raise
+
+    def _put(self, task: Task | threading.Event) -> None:
+        with self._handing_in:
+            self._handed_in += 1
+        self._work.tasks.put(task)
 
     def drain(self, timeout: float) -> None:
         """Wait until all tasks handed in so far are done.
@@ -100,7 +128,7 @@ class Background:
         """
         done = threading.Event()
         self._take_room(timeout)
-        self._tasks.put(done)
+        self._put(done)
         if not done.wait(timeout):
             self.require_well()
             raise TimedOut(
@@ -112,7 +140,7 @@ class Background:
     @property
     def waiting(self) -> int:
         """Tasks that have not ended."""
-        return self._tasks.unfinished_tasks
+        return self._handed_in - self._work.ended
 
     def require_well(self) -> None:
         """Raise what a task has raised.
@@ -123,14 +151,15 @@ class Background:
             Error: A task has raised it.
         """
         require_process(self._process, self._thread.name)
-        if isinstance(self._failure, TimedOut):
+        failure = self._work.failure
+        if isinstance(failure, TimedOut):
             raise Closed(
                 f"{self._thread.name} has failed, and what it carried may be with the servers or "
-                f"not: {self._failure}. It cannot go on from that: abandon() this optimizer and "
+                f"not: {failure}. It cannot go on from that: abandon() this optimizer and "
                 "make another one, which takes the servers' values, or go on from a checkpoint"
-            ) from self._failure
-        if self._failure is not None:
-            raise self._failure
+            ) from failure
+        if failure is not None:
+            raise failure
         if self._is_closed:
             raise Closed(
                 f"{self._thread.name} has ended: the optimizer is closed: it takes no further steps"
@@ -138,8 +167,8 @@ class Background:
 
     def fail(self, failure: BaseException) -> None:
         """Raise this from now on, as if a task had; an earlier failure stays."""
-        if self._failure is None:
-            self._failure = failure
+        if self._work.failure is None:
+            self._work.failure = failure
 
     def close(self, timeout: float) -> None:
         """Let the tasks handed in end, and the thread with them. May be called again.
@@ -150,18 +179,20 @@ class Background:
         if self._is_closed or os.getpid() != self._process:  # A forked child has no such thread.
             return
         self._is_closed = True
-        self._is_dropped = timeout <= 0
-        self._tasks.put(None)
+        self._work.is_dropped = timeout <= 0
+        self._work.tasks.put(None)
         self._thread.join(timeout)
 
-    def _serve(self) -> None:
-        while (task := self._tasks.get()) is not None and not self._is_dropped:
-            self._room.release()
-            if isinstance(task, threading.Event):
-                task.set()
-            elif self._failure is None:
-                try:
-                    task()
-                except BaseException as error:  # noqa: BLE001 - raised on the owner's thread
-                    self._failure = error
-            self._tasks.task_done()
+
+def _serve(work: _Work) -> None:
+    while (task := work.tasks.get()) is not None and not work.is_dropped:
+        work.room.release()
+        if isinstance(task, threading.Event):
+            task.set()
+        elif work.failure is None:
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001 - raised on the owner's thread
+                work.failure = error
+        del task  # Else it would keep its owner while the next one is waited for.
+        work.ended += 1

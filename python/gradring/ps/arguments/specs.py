@@ -41,14 +41,21 @@ def sparse_spec(  # noqa: PLR0913 - a table's settings
         InvalidArgument: A setting makes no sense.
     """
     named = table_name(name)
+    rule = rule_spec(optimizer)
+    extras = sparse_extras(entry, expire_after, score_decay, slots)
+    scaled = [each["slot"] for each in extras["slots"] if each["lr_scale"] != 1]
+    if scaled and "lr" not in rule:
+        raise InvalidArgument(
+            f"table {named!r}: slot {scaled[0]} scales the learning rate, and {optimizer} has none"
+        )
     return {
         "name": named,
         "kind": "sparse",
         "dim": whole(f"table {named!r}: dim", dim, 1, _MOST_DIM),
-        "rule": rule_spec(optimizer),
+        "rule": rule,
         "init": initializer_spec(init),
         "seed": whole(f"table {named!r}: seed", seed, 0, U64),
-        **sparse_extras(entry, expire_after, score_decay, slots),
+        **extras,
     }
 
 

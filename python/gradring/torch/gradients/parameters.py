@@ -122,6 +122,19 @@ def _label(name: str, tensor: torch.Tensor, is_averaged: bool) -> str:
     return f"{label}, frozen" if is_averaged and not tensor.requires_grad else label
 
 
+def require_shape(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a parameter that has no shape yet.
+
+    Raises:
+        InvalidArgument: It is a lazy layer's, through which nothing has gone.
+    """
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidArgument(
+            f"{name} has no shape yet, as its layer is a lazy one; run a batch through the "
+            "model before gradring.torch.distributed()"
+        )
+
+
 def require_shareable(named: Named) -> None:
     """Refuse tensors that cannot take rank 0's values.
 
@@ -130,11 +143,7 @@ def require_shareable(named: Named) -> None:
         InvalidArgument: One is lazy, of an unknown layout, or has elements that share memory.
     """
     for name, tensor in named.items():
-        if torch.nn.parameter.is_lazy(tensor):
-            raise InvalidArgument(
-                f"{name} has no shape yet, as its layer is a lazy one; run a batch through the "
-                "model before gradring.torch.distributed()"
-            )
+        require_shape(name, tensor)
         if tensor.device.type not in ("cpu", "cuda"):
             raise DeviceError(
                 f"{name} is on {tensor.device}; ranks share tensors on the CPU and on CUDA"

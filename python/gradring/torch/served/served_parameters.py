@@ -16,6 +16,7 @@ import torch
 
 from gradring.arrays import buffers
 from gradring.errors import DeviceError, InvalidArgument
+from gradring.torch.gradients.parameters import require_shape
 
 # What to do instead of giving a parameter another memory.
 _INTO_REPLICAS = "write into what it had with copy_(), instead of giving it another .data"
@@ -43,8 +44,8 @@ class ServedParameters:
 
         Raises:
             DeviceError: One is on a device.
-            InvalidArgument: One is empty, not contiguous, or no float32; or two lie in the same
-                memory.
+            InvalidArgument: One is empty, not contiguous, no float32, or has no shape yet; or two
+                lie in the same memory.
         """
         self.params = list(named.values())
         self.memory = [_memory_of(name, param) for name, param in named.items()]
@@ -114,6 +115,7 @@ class ServedParameters:
 def _memory_of(name: str, param: torch.Tensor) -> Any:
     if param.device.type != "cpu":
         raise DeviceError(f"{name} is on {param.device}; this version trains on the CPU")
+    require_shape(name, param)
     if param.numel() == 0:
         raise InvalidArgument(f"{name} is empty, of shape {tuple(param.shape)}; leave it out")
     if param.dtype != torch.float32 or not param.is_contiguous():

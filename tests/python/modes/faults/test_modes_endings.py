@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from conftest import GetWorld
 from exact_server import ExactServer
 from geo_steps import exchange, geo
 from mode_servers import Servers
+from ps_servers import connected
 
 MODES = [
     gr.Sync(),
@@ -149,3 +153,25 @@ def test_what_mean_has_held_back_is_missing_until_a_flush() -> None:
     assert optimizer.left_behind() == "what it has held back of its progress"
     optimizer.close()
     assert optimizer.left_behind() == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"), [(gr.Async(), SGD), (gr.Geo(k_steps=1), gr.optim.Sum())], ids=["async", "geo"]
+)
+def test_an_optimizer_that_nobody_has_any_more_ends_its_threads_and_gives_its_name_back(
+    world: GetWorld, mode: Any, rule: Any
+) -> None:
+    comm, deadline = world(1, "tcp").comms[0], time.monotonic() + 60
+    with connected() as ps:
+        before = set(threading.enumerate())
+        for steps in (1, 2):
+            optimizer = gr.distributed([np.zeros(1, np.float32)], SGD, mode, ps=ps, comm=comm)
+            optimizer.step([ONE])
+            table = ps.dense_table("model/0", 1, rule)
+            while table.pull()[0] != -steps or (mode == gr.Async() and optimizer.left_behind()):
+                assert time.monotonic() < deadline, "its last step is not done"
+            del optimizer
+        gc.collect()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+            assert not thread.is_alive(), thread.name
