@@ -6,21 +6,21 @@ where a checkpoint was loaded on one rank only, say, or a learning rate depends 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 
 from gradring.collectives.communicator import Communicator
-from gradring.collectives.texts import digest, gather_texts
-from gradring.errors import Mismatch
+from gradring.collectives.same_lines import require_same_lines
 from gradring.torch.gradients.parameters import Named
 
 # How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
+_ADVICE = (
+    "give distributed() the same optimizer and options on every rank, and load a saved state on all"
+)
 
 
 def require_same_rule(
@@ -42,22 +42,7 @@ def require_same_rule(
     Raises:
         Mismatch: Ranks differ; names the first difference, on every rank. ``comm`` stays usable.
     """
-    text = "\n".join(_lines(optimizer, named, options))
-    digests = comm.all_gather(np.array([digest(text)], np.int64))
-    if (digests == digests[0]).all():
-        return
-    # Every rank has found a difference, so all of them are here to tell their texts.
-    texts = [found.decode().split("\n") for found in gather_texts(comm, text.encode())]
-    other = next(rank for rank, each in enumerate(texts) if each != texts[0])
-    here, there = next(
-        pair
-        for pair in itertools.zip_longest(texts[0], texts[other], fillvalue="nothing more")
-        if pair[0] != pair[1]
-    )
-    raise Mismatch(
-        f"the ranks would step differently: rank 0 has {here}, and rank {other} has {there}; give "
-        "distributed() the same optimizer and options on every rank, and load a saved state on all"
-    )
+    require_same_lines(comm, list(_lines(optimizer, named, options)), _ADVICE)
 
 
 def _lines(
