@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradring.collectives.communicator import Communicator
-from gradring.collectives.same_lines import require_same_lines
+from gradring.collectives.same_lines import Mark, require_same_lines
 from gradring.torch.gradients.parameters import Named
 
 # How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
@@ -45,16 +45,49 @@ def require_same_rule(
     require_same_lines(comm, list(_lines(optimizer, named, options)), _ADVICE)
 
 
+class StepSettings:
+    """An optimizer's settings, as they are when a step has been done."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._known: list[list[Any]] | None = None
+        self._mark = Mark([])
+
+    def mark(self, optimizer: torch.optim.Optimizer) -> Mark:
+        """Return what ranks that step alike have in common."""
+        # Looked at in each step, so texts are made only of what has changed.
+        found = [
+            [_number(group[key]) for key in optimizer.defaults if key in group]
+            for group in optimizer.param_groups
+        ]
+        if found != self._known:
+            self._known, self._mark = found, Mark(list(_settings(optimizer)))
+        return self._mark
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        # A GPU is waited for only where the number has changed.
+        if value.device.type != "cpu":
+            return id(value), value._version  # noqa: SLF001 - PyTorch has no other way to say it
+        return _plain(value)
+    return tuple(map(_number, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    for number, group in enumerate(optimizer.param_groups):
+        for key in optimizer.defaults:
+            if key in group and key not in _WAYS:
+                yield f"{key}={_plain(group[key])} in group {number}"
+
+
 def _lines(
     optimizer: torch.optim.Optimizer, named: Named, options: Mapping[str, Any]
 ) -> Iterator[str]:
     yield f"the optimizer {type(optimizer).__name__}"
     for name, value in options.items():
         yield f"{name}={_plain(value)}"
-    for number, group in enumerate(optimizer.param_groups):
-        for key in optimizer.defaults:
-            if key in group and key not in _WAYS:
-                yield f"{key}={_plain(group[key])} in group {number}"
+    yield from _settings(optimizer)
     for name, param in named.items():
         state = optimizer.state.get(param) or {}
         found = [f"step={_plain(state[key])}" if key == "step" else str(key) for key in state]
