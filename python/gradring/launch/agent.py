@@ -160,7 +160,7 @@ class Agent:
             elif command["do"] == "restart":
                 self._spawn_server(command["number"])
         except (OSError, subprocess.SubprocessError) as error:
-            self._tell(event="refused", text=f"cannot {command['do']}: {error}")
+            self._tell(event="refused", text=processes.refusal(command["do"], error))
             self._stop(signal.SIGTERM, servers=True)
 
     def _lose_launcher(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -134,6 +135,14 @@ def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
     if ranks > len(cores):
         return None
     return set(cores[local_rank * len(cores) // ranks : (local_rank + 1) * len(cores) // ranks])
+
+
+def refusal(what: str, error: Exception) -> str:
+    """Say why the system let us not do it, and which limit of this host that is."""
+    limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
+    limit = limits.get(getattr(error, "errno", None) or 0)
+    hint = "" if limit is None else f"; see this host's {limit}"
+    return f"cannot {what}: {error}{hint}"
 
 
 def in_child(parent: int, cores: set[int] | None) -> Callable[[], None]:

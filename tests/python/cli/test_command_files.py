@@ -214,6 +214,14 @@ def test_a_working_directory_that_was_removed_is_told(
     assert shown.count("\n") == 1
 
 
+def test_a_limit_of_open_files_in_an_agent_is_told() -> None:
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *COMMAND, "run", "-n", "40", "true"]
+    ended = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=60)
+    assert "cannot start: [Errno 24] Too many open files" in ended.stderr
+    assert "see this host's ulimit -n" in ended.stderr
+    assert ended.returncode != 0
+
+
 def test_a_limit_of_open_files_is_told() -> None:
     limited = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh", *COMMAND, "run", "-n", "1", "true"]
     ended = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=60)
