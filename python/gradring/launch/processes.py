@@ -124,8 +124,8 @@ def _stats() -> Iterator[tuple[int, int, bytes]]:
         yield int(entry.name), int(parent), state
 
 
-def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
-    """Return the cores of one rank; none of its own where there are more ranks than cores.
+def share_of_cores(place: int, ranks: int) -> set[int] | None:
+    """Return the cores of one of a machine's ranks; none of its own where cores are fewer.
 
     Left alone, the kernel often puts two ranks that wait for each other on one core, and every wait
     then costs a switch behind whatever else runs there. Servers get no share: what they do, they do
@@ -134,7 +134,7 @@ def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
     cores = sorted(os.sched_getaffinity(0))
     if ranks > len(cores):
         return None
-    return set(cores[local_rank * len(cores) // ranks : (local_rank + 1) * len(cores) // ranks])
+    return set(cores[place * len(cores) // ranks : (place + 1) * len(cores) // ranks])
 
 
 def refusal(what: str, error: Exception) -> str:
