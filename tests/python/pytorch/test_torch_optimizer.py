@@ -207,6 +207,24 @@ def test_a_rate_that_changes_on_one_rank_alone_is_told_by_the_next_round(
     assert are_same(first, other)
 
 
+def test_a_rate_that_is_a_tensor_on_one_rank_may_follow_the_same_schedule(world: GetWorld) -> None:
+    def train(comm: Any) -> Tensors:
+        model = mlp()
+        rate = torch.tensor(0.1) if comm.rank else 0.1 + 1e-9  # As float32 one number.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = gt.distributed(optimizer, comm=comm)
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
+        return values(model)
+
+    first, other = world(2, "shm").run(train)
+    assert are_same(first, other)
+
+
 def test_ranks_without_a_batch_may_change_the_rate_before_their_round_begins(
     world: GetWorld,
 ) -> None:

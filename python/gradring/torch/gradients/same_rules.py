@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 
 from gradring.collectives.communicator import Communicator
@@ -18,6 +19,7 @@ from gradring.torch.gradients.parameters import Named
 
 # How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
+_SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 _ADVICE = (
     "give distributed() the same optimizer and options on every rank, and load a saved state on all"
 )
@@ -46,7 +48,10 @@ def require_same_rule(
 
 
 class StepSettings:
-    """An optimizer's settings, as they are when a step has been done."""
+    """What schedules change of an optimizer's settings, as it is when a step has been done.
+
+    Other settings may be an optimizer's own: some count, or estimate, in their groups.
+    """
 
     def __init__(self) -> None:
         """Know none yet."""
@@ -57,11 +62,10 @@ class StepSettings:
         """Return what ranks that step alike have in common."""
         # Looked at in each step, so texts are made only of what has changed.
         found = [
-            [_number(group[key]) for key in optimizer.defaults if key in group]
-            for group in optimizer.param_groups
+            [_number(group.get(key)) for key in _SCHEDULED] for group in optimizer.param_groups
         ]
         if found != self._known:
-            self._known, self._mark = found, Mark(list(_settings(optimizer)))
+            self._known, self._mark = found, Mark(list(_scheduled(optimizer)))
         return self._mark
 
 
@@ -72,6 +76,23 @@ def _number(value: Any) -> Any:
             return id(value), value._version  # noqa: SLF001 - PyTorch has no other way to say it
         return _plain(value)
     return tuple(map(_number, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _scheduled(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    for number, group in enumerate(optimizer.param_groups):
+        for key in _SCHEDULED:
+            if key in group:
+                yield f"{key}={_rounded(group[key])} in group {number}"
+
+
+def _rounded(value: Any) -> str:
+    # To float32: on one rank it may be a tensor, whose schedule is computed in that.
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_rounded, value))})"
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return str(np.float32(value)) if is_number else _plain(value)
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> Iterator[str]:
