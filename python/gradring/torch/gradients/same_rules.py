@@ -70,6 +70,8 @@ class StepSettings:
 
 
 def _number(value: Any) -> Any:
+    if value is None or isinstance(value, (int, float)):
+        return value  # First: to ask whether something is a tensor takes long.
     if isinstance(value, torch.Tensor):
         # A GPU is waited for only where the number has changed.
         if value.device.type != "cpu":
@@ -87,12 +89,12 @@ def _scheduled(optimizer: torch.optim.Optimizer) -> Iterator[str]:
 
 def _rounded(value: Any) -> str:
     # To float32: on one rank it may be a tensor, whose schedule is computed in that.
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return str(np.float32(value))
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_rounded, value))})"
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return str(np.float32(value)) if is_number else _plain(value)
+    is_one = isinstance(value, torch.Tensor) and value.numel() == 1
+    return _rounded(value.item()) if is_one else _plain(value)
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> Iterator[str]:
