@@ -165,7 +165,10 @@ def _version(_options: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Lets --server-options begin with a dash, which argparse takes for another option."""
+    """Of a subcommand: shows its own usage where an argument is wrong.
+
+    It lets --server-options begin with a dash, which argparse takes for another option.
+    """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
@@ -178,7 +181,10 @@ class _Parser(argparse.ArgumentParser):
                 given[at : at + 2] = [f"{given[at]}={value}"]
             takes_value = given[at] in known and known[given[at]].nargs is None
             at += 2 if takes_value else 1
-        return super().parse_known_args(given, namespace)
+        found, unknown = super().parse_known_args(given, namespace)
+        if unknown:  # Else the parser around it says so, with the usage of `gradring` itself.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 def _parser() -> argparse.ArgumentParser:

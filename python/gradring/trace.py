@@ -139,7 +139,7 @@ def merge_folder(folder: Path, output: Path) -> str:
         InvalidArgument: As `read`; or the file cannot be written, or is one of the traces.
         CannotWrite: Writing it failed.
     """
-    require_writable(output, "-o")
+    require_writable(output, "-o", is_replaced=True)
     _require_no_trace(folder, output)
     traces = read(folder)
     try:

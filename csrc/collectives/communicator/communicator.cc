@@ -19,8 +19,8 @@ constexpr std::uint64_t kWorldGroup = 1;
 constexpr std::size_t kQueuedShown = 64;
 // No host has so much; what is computed from sizes below it does not overflow.
 constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 47;
-// Clocks that are well kept drift apart by a few microseconds a second, one that is being set right
-// by up to 500.
+constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};  // A rank says it instead of a size.
+// Clocks that are well kept drift apart by a few us a second, one that is being set right by 500.
 constexpr Millis kClockPause{2000};
 // How long a failure may take to end the operations under way; some write the record first.
 constexpr Millis kEndTime{10'000};
@@ -356,7 +356,9 @@ void Communicator::execute(const Call& call, Composition& operation, Millis time
 
 std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Millis timeout) {
   std::vector<std::uint64_t> sizes(static_cast<std::size_t>(world_size()));
-  sizes[static_cast<std::size_t>(rank_)] = bytes;
+  const bool is_beyond_all = bytes > kLargestShared / sizes.size();
+  sizes[static_cast<std::size_t>(rank_)] =
+      is_beyond_all || engine_.can_share(bytes) ? bytes : kNoRoom;
   Operation exchange;
   exchange.request.op = OpKind::kAllGather;
   exchange.request.dtype = DType::kInt64;
@@ -365,11 +367,14 @@ std::shared_ptr<SharedArray> Communicator::share_memory(std::uint64_t bytes, Mil
   exchange.input = reinterpret_cast<const std::byte*>(&sizes[static_cast<std::size_t>(rank_)]);
   exchange.output = reinterpret_cast<std::byte*>(sizes.data());
   run(exchange, timeout);
-  const auto other = static_cast<std::size_t>(
-      std::find_if(sizes.begin(), sizes.end(), [&](auto size) { return size != bytes; }) -
-      sizes.begin());
   // All ranks know the same numbers: all of them refuse it, and nothing has begun.
-  if (other == sizes.size() && bytes > kLargestShared / sizes.size())
+  if (const auto at = std::find(sizes.begin(), sizes.end(), kNoRoom); at != sizes.end())
+    throw DeviceError(str("empty: ", describe(static_cast<Rank>(at - sizes.begin())),
+                          " cannot have so much shared memory, by its host's or its ulimit -v"));
+  const auto differs = [&](auto size) { return size != bytes; };
+  const auto other =
+      static_cast<std::size_t>(std::find_if(sizes.begin(), sizes.end(), differs) - sizes.begin());
+  if (other == sizes.size() && is_beyond_all)
     throw InvalidArgument(str("empty: ", sizes.size(), " ranks ask for ", bytes,
                               " bytes each; all arrays together are at most ", kLargestShared,
                               " bytes"));

@@ -245,6 +245,12 @@ void Engine::run_flat(const Request& request, const Operation& operation, const 
   }
 }
 
+bool Engine::can_share(std::size_t bytes) const {
+  const auto ranks = static_cast<Rank>(group_->members.size());
+  if (!has_shared_memory_ || ranks == 1) return true;
+  return transport::SharedMemory::is_possible(SharedArray::memory_bytes(ranks, bytes));
+}
+
 std::shared_ptr<SharedArray> Engine::share_memory(std::size_t bytes, Idle& idle) {
   const auto ranks = static_cast<Rank>(group_->members.size());
   if (!has_shared_memory_ || ranks == 1) return nullptr;

@@ -39,6 +39,8 @@ class Engine {
   // A barrier: who gets through it has heard, hop by hop, of equal calls from all.
   void agree(const Call& call, std::uint64_t seq, transport::Idle& idle);
 
+  // Whether this rank could have its part of such memory; also where ranks share none.
+  bool can_share(std::size_t bytes) const;
   // Memory that all ranks of the group can reach, a part of `bytes` for each; collective, and after
   // an operation that has made all ranks sure of each other. nullptr where they share none.
   std::shared_ptr<SharedArray> share_memory(std::size_t bytes, transport::Idle& idle);

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -73,8 +74,10 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
                                               const std::string& secret, std::uint32_t shard,
                                               Time deadline) {
   std::string why;
-  Fd fd = transport::connect_unix(unix_name, deadline, why);
-  if (!fd) throw PeerLost(-1, str("its Unix socket: ", why));
+  int error = 0;
+  Fd fd = transport::connect_unix(unix_name, deadline, why, &error);
+  const char* hint = error == EMFILE || error == ENFILE ? "; see this process's ulimit -n" : "";
+  if (!fd) throw PeerLost(-1, str("its Unix socket: ", why, hint));
   transport::shake_hands(fd.get(), secret,
                          intro_to(Purpose::kSharedParameters, static_cast<std::int32_t>(shard)),
                          deadline);

@@ -87,6 +87,7 @@ std::string connect_problem(int error, const addrinfo& entry) {
   // What routes of the kinds "blackhole" and "prohibit" say.
   if (error == EACCES || error == EPERM || (error == EINVAL && text == errno_text(EINVAL)))
     text += ", by a route or a firewall rule of this host";
+  if (error == EMFILE || error == ENFILE) text += "; see this process's ulimit -n";
   return text;
 }
 

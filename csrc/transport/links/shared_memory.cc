@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,6 +49,16 @@ void touch(std::byte* begin, std::size_t bytes) {
 std::size_t SharedMemory::page_bytes() {
   static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
+}
+
+bool SharedMemory::is_possible(std::size_t bytes) {
+  struct sysinfo host{};
+  if (::sysinfo(&host) == 0 && bytes / host.mem_unit > host.totalram + host.totalswap) return false;
+  constexpr int kNothingIsTaken = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* const address = ::mmap(nullptr, bytes, PROT_NONE, kNothingIsTaken, -1, 0);
+  if (address == MAP_FAILED) return false;
+  ::munmap(address, bytes);
+  return true;
 }
 
 SharedMemory SharedMemory::create(std::size_t bytes) {

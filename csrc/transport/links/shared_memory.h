@@ -15,6 +15,10 @@ class SharedMemory {
   static SharedMemory attach(
       Fd fd, std::size_t bytes);  // Throws ProtocolError if the file is smaller or not sealed.
 
+  // Whether the host has so many bytes, swap included, and this process may map them. Of what it
+  // says yes to there may still be too little left.
+  static bool is_possible(std::size_t bytes);
+
   static std::size_t page_bytes();  // Of this host's kernel: 4096, on some ARM machines 65536.
 
   SharedMemory() = default;

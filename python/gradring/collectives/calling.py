@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gradring import _core
 from gradring.arrays import buffers
 from gradring.arrays.device_arrays import DeviceView, require_same_device
@@ -82,7 +84,8 @@ class Caller:
         if source is not None and target is not None and source.dtype != target.dtype:
             raise InvalidArgument("x and out have different dtypes")
         options |= {
-            "dtype": dtype, "timeout_ms": milliseconds(timeout), "in_background": async_op,
+            "dtype": dtype, "timeout_ms": milliseconds(timeout),
+            "in_background": truth("async_op", async_op),
         }  # fmt: skip
         pending: _core.Work | Flight | None
         if isinstance(source, DeviceView) or isinstance(target, DeviceView):
@@ -123,6 +126,8 @@ class Caller:
             )
         if total is not None and sum(parts) != total:
             raise InvalidArgument(f"{name}: counts add up to {sum(parts)}, x has {total} elements")
+        if sum(parts) >= 1 << 63:  # The core would begin at 0 again.
+            raise InvalidArgument(f"{name}: counts add up to {sum(parts)}, which no array has")
         return parts
 
 
@@ -166,6 +171,19 @@ def algorithm_code(name: str) -> int:
     if name not in list(ALGORITHMS):
         raise InvalidArgument(f"algorithm '{name}' is none of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def truth(name: str, given: Any) -> bool:
+    """Return what counts as true or false: of Python or NumPy, or 1 and 0.
+
+    Raises:
+        InvalidArgument: It is neither.
+    """
+    if given is True or given is False:
+        return given
+    if not isinstance(given, (int, np.bool_)) or given not in (0, 1):
+        raise InvalidArgument(f"{name} must be True or False, got {given!r}")
+    return bool(given)
 
 
 def whole_number(name: str, given: Any, bits: int = 32) -> int:

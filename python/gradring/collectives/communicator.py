@@ -200,6 +200,9 @@ class Communicator(Reductions, Exchanges, Messages):
         Raises:
             InvalidArgument: ``timeout`` is not positive, ``shape`` is negative or beyond what any
                 host has, or ``dtype`` is none of plain bytes.
+            DeviceError: The host of a rank has less memory, or its limits do not allow so much;
+                raised on every rank, and the communicator stays open. Where ranks share no memory
+                that is NumPy's `MemoryError`, on the rank alone.
             Mismatch: The ranks ask for different amounts.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
         """

@@ -97,6 +97,7 @@ class Messages(calling.Caller):
         timeout: float | None,
     ) -> Any:
         tag = calling.whole_number("tag", tag)
+        async_op = calling.truth("async_op", async_op)
         timeout_ms = milliseconds(timeout)
         pending: Any
         if isinstance(view, DeviceView):

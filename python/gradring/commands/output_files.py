@@ -14,12 +14,18 @@ class CannotWrite(Exception):  # noqa: N818 - says what happened
     """A file could not be written after all; the text says which and why."""
 
 
-def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def require_writable(
+    path: str | os.PathLike[str] | None, option: str, *, is_replaced: bool = False
+) -> None:
     """Check that a file can be made, or made anew; what is in it stays for now.
 
     Args:
         path: The file; ``None`` and ``-`` are none.
         option: Where the path came from, for the message.
+        is_replaced: By `write_whole`, which makes another file beside it.
 
     Raises:
         InvalidArgument: It cannot.
@@ -38,6 +44,11 @@ def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
             pass
         if is_new:
             file.unlink(missing_ok=True)  # Who else looked may have been faster.
+        elif is_replaced and not _is_written_in_place(file):
+            unfinished = _unfinished(Path(os.path.realpath(file)))
+            with unfinished.open("ab"):
+                pass
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidArgument(
             f"{option} {os.fspath(path)}: cannot be written: {error.strerror}"
@@ -47,22 +58,40 @@ def require_writable(path: str | os.PathLike[str] | None, option: str) -> None:
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Write a file whole or not at all; at the end of a symlink, which stays one.
 
-    What is no regular file (a pipe, a device) is written to as it is: it could not be replaced.
+    What is no regular file (a pipe, a device), or mounted into a container by itself, is written to
+    as it is: it could not be replaced.
 
     Raises:
         OSError: It cannot be written.
     """
-    if Path(path).exists() and not Path(path).is_file():
+    if Path(path).exists() and _is_written_in_place(Path(path)):
         Path(path).write_text(text)
         return
     target = Path(os.path.realpath(path))
-    # A short name: that of the target may already be as long as can be.
-    unfinished = target.with_name(f"gradring.{os.getpid()}.part")
+    unfinished = _unfinished(target)
     try:
         unfinished.write_text(text)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _unfinished(target: Path) -> Path:
+    # A short name: that of the target may already be as long as can be.
+    return target.with_name(f"gradring.{os.getpid()}.part")
+
+
+def _is_written_in_place(file: Path) -> bool:
+    if not file.is_file():
+        return True
+    name = os.path.realpath(file)
+    for plain, escaped in (("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")):
+        name = name.replace(plain, escaped)
+    try:
+        mounts = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    return any(line.split(" ")[4:5] == [name] for line in mounts)
 
 
 @contextlib.contextmanager

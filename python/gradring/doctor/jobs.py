@@ -109,7 +109,7 @@ def ask(job: Job) -> list[Report]:
         except AuthError as error:
             why = why or f"{error}; set GRADRING_SECRET to the job's"
         except Error as error:
-            why = why or str(error)
+            why = why or f"{error}; ranks answer once all have joined, and until they end"
     if first is None:
         raise InvalidArgument(f"no rank of the job at {job.address} answers: {why}")
     addresses: Sequence[str] = first["addresses"]

@@ -160,7 +160,7 @@ class Agent:
             elif command["do"] == "restart":
                 self._spawn_server(command["number"])
         except (OSError, subprocess.SubprocessError) as error:
-            self._tell(event="refused", text=f"cannot {command['do']}: {error}")
+            self._tell(event="refused", text=processes.refusal(command["do"], error))
             self._stop(signal.SIGTERM, servers=True)
 
     def _lose_launcher(self) -> None:
@@ -228,20 +228,20 @@ class Agent:
         self._grace = command["grace"]
         for server in command["servers"]:
             self._spawn_server(server)
-        ranks = command["ranks"]
+        ranks, (before, beside) = command["ranks"], command["share"]
         environ = {**os.environ, **command["environ"]}
         environ["PATH"] = search_path(environ, command["programs"])
         environ.pop("GRADRING_LISTEN_FD", None)
-        threads = max(1, len(os.sched_getaffinity(0)) // len(ranks))
+        threads = max(1, len(os.sched_getaffinity(0)) // beside)
         is_set = "OMP_NUM_THREADS" in environ
         environ.setdefault("OMP_NUM_THREADS", str(threads))
-        for local_rank, rank in enumerate(ranks):
+        for place, rank in enumerate(ranks, before):
             role = {
                 "GRADRING_RANK": str(rank),
-                "GRADRING_LOCAL_RANK": str(local_rank),
+                "GRADRING_LOCAL_RANK": str(place - before),
                 "GRADRING_LOCAL_WORLD_SIZE": str(len(ranks)),
             }
-            cores = processes.share_of_cores(local_rank, len(ranks)) if command["bind"] else None
+            cores = processes.share_of_cores(place, beside) if command["bind"] else None
             self._spawn(rank, command["argv"], {**environ, **role}, cores)
         # Ours would keep accepting on behalf of a rank 0 that has died.
         if 0 in self._listeners:

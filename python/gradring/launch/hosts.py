@@ -50,6 +50,11 @@ class HostPlan:
         return _split(self.name)[1]
 
     @property
+    def machine(self) -> str:
+        """The same for names of one machine, as far as names tell; empty: this one."""
+        return "" if _is_this_machine(self.address) else self.address
+
+    @property
     def environ(self) -> dict[str, str]:
         """Variables of this host alone."""
         return {"GRADRING_LINK_MBIT": str(self.mbit)} if self.mbit else {}
@@ -156,7 +161,11 @@ def is_here(name: str) -> bool:
     """Tell whether the name means this machine and this user, so that no ssh is needed."""
     user, host = _split(name)
     is_ours = not user or user == _own_user()
-    return is_ours and (is_loopback(host) or host == socket.gethostname())
+    return is_ours and _is_this_machine(host)
+
+
+def _is_this_machine(host: str) -> bool:
+    return is_loopback(host) or host == socket.gethostname()
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -84,6 +84,7 @@ class Plan:
         """Return what an agent is told to start; ``environ`` as from `environ_at`."""
         return {
             "ranks": host.ranks,
+            "share": self._share_of(host),
             "servers": [server_number(index) for index in host.servers],
             "argv": self.argv,
             "server_argv": self.server_argv,
@@ -92,6 +93,15 @@ class Plan:
             "programs": self.programs if host.is_here else "",
             "environ": {**environ, **host.environ},
         }
+
+    def _share_of(self, host: HostPlan) -> tuple[int, int]:
+        """Return how many ranks of its machine come before those of a host, and how many it has.
+
+        A hosts file may name a machine twice, and each name has an agent of its own.
+        """
+        beside = [other for other in self.hosts if other.machine == host.machine]
+        before = sum(len(other.ranks) for other in beside[: beside.index(host)])
+        return before, sum(len(other.ranks) for other in beside)
 
     def _server_host(self, host: HostPlan) -> str:
         # Where the ranks meet is a name that every host knows the first one by.

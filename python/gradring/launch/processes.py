@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -123,8 +124,8 @@ def _stats() -> Iterator[tuple[int, int, bytes]]:
         yield int(entry.name), int(parent), state
 
 
-def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
-    """Return the cores of one rank; none of its own where there are more ranks than cores.
+def share_of_cores(place: int, ranks: int) -> set[int] | None:
+    """Return the cores of one of a machine's ranks; none of its own where cores are fewer.
 
     Left alone, the kernel often puts two ranks that wait for each other on one core, and every wait
     then costs a switch behind whatever else runs there. Servers get no share: what they do, they do
@@ -133,7 +134,15 @@ def share_of_cores(local_rank: int, ranks: int) -> set[int] | None:
     cores = sorted(os.sched_getaffinity(0))
     if ranks > len(cores):
         return None
-    return set(cores[local_rank * len(cores) // ranks : (local_rank + 1) * len(cores) // ranks])
+    return set(cores[place * len(cores) // ranks : (place + 1) * len(cores) // ranks])
+
+
+def refusal(what: str, error: Exception) -> str:
+    """Say why the system let us not do it, and which limit of this host that is."""
+    limits = {errno.EMFILE: "ulimit -n", errno.ENFILE: "fs.file-max", errno.EAGAIN: "ulimit -u"}
+    limit = limits.get(getattr(error, "errno", None) or 0)
+    hint = "" if limit is None else f"; see this host's {limit}"
+    return f"cannot {what}: {error}{hint}"
 
 
 def in_child(parent: int, cores: set[int] | None) -> Callable[[], None]:

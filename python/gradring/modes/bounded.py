@@ -71,7 +71,8 @@ class BoundedOptimizer(ModeOptimizer):
 
     def join(self) -> None:
         """Take part; one who comes back begins where the slowest is."""
-        self.domain = Domain(self.domain_name("clocks"), self.workers, is_round=False)
+        name = self.domain_name("clocks", BoundedStaleness(self.bound))
+        self.domain = Domain(name, self.workers, is_round=False)
         if self.store.rank >= self.workers:
             raise InvalidArgument(
                 why_no_worker(self.store.rank)

@@ -63,7 +63,8 @@ class HybridOptimizer(ModeOptimizer):
         self.comm = comm
         self._generation: str | None = None
         if begins_together(mode.sparse):  # Here: tables need not be made on all ranks at once.
-            self._generation = agreed_name(current() if comm is None else comm, None)
+            ranks = current() if comm is None else comm
+            self._generation = agreed_name(ranks, None, name, mode)
         self.dense_side: SyncOptimizer | ModeOptimizer
         if mode.dense == Sync():
             self.dense_side = SyncOptimizer(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from gradring.collectives.joining import current
 from gradring.collectives.uneven import until_all_end
 from gradring.errors import Error, InvalidArgument
+from gradring.modes.contracts import Sync
 from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import after_the_push, before_the_push
@@ -46,7 +47,9 @@ class RoundOptimizer(ModeOptimizer):
 
     def join(self) -> None:
         """Take part in the rounds."""
-        self.domain = Domain(self.domain_name("rounds"), self.workers, is_round=True)
+        self.domain = Domain(
+            self.domain_name("rounds", Sync(via="ps")), self.workers, is_round=True
+        )
         self.store.clock(self.domain, 0)
         self.clock = self.store.clocks(self.domain).living.get(self.store.rank, 0)
         self._known = self.clock  # Rounds before this are known to be applied.

@@ -16,10 +16,13 @@ import numpy.typing as npt
 
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.fusion import assign_buckets, require_bucket_bytes
+from gradring.collectives.same_lines import Mark
 from gradring.errors import InvalidArgument
 from gradring.optim.gradients import fitting_gradients
 
 Array = npt.NDArray[Any]
+
+SAME_ADVICE = "give SyncOptimizer the same on every rank, and change it between the same two steps"
 
 # Weights are multiplied and added up in float32, also by servers, who refuse more than this.
 _LEAST_WEIGHT = float(np.finfo(np.float32).tiny)
@@ -78,18 +81,22 @@ class Averager:
                 begin = end
             self._flats.append(flat)
 
-    def average(self, grads: Sequence[Array | None], weight: float) -> list[Array | None]:
+    def average(
+        self, grads: Sequence[Array | None], weight: float, told: Mark
+    ) -> list[Array | None]:
         """Return the averages over all ranks; a collective call.
 
         Args:
             grads: One for each parameter; ``None`` where this rank has none, which counts as zero.
             weight: This rank's number of examples; with 0 its gradients are not looked at.
+            told: By what this rank steps; the same on all.
 
         Returns:
             Arrays that are valid until the next call; ``None`` where no rank had a gradient.
 
         Raises:
             InvalidArgument: Gradients do not fit, the weight makes no sense, or all weights are 0.
+            Mismatch: Ranks would step differently; no gradient was sent.
         """
         weight = require_weight(weight)
         grads = self.checked(grads)
@@ -99,15 +106,17 @@ class Averager:
             return grads
         if weight == 0:
             grads = [None] * len(grads)
-        control = np.array([weight, *(grad is not None for grad in grads)], np.float64)
+        has_grad = [grad is not None for grad in grads]
+        control = np.array([*told.columns, weight, *has_grad], np.float64)
         self._comm.all_reduce(control)
-        total, has_grad = float(control[0]), control[1:] > 0
+        told.require_everybodys(control[:2].tolist(), self._comm, SAME_ADVICE)
+        total, is_used = float(control[2]), control[3:] > 0
         if total == 0:
             raise no_examples()
         self._sum(grads, weight)
         for flat in self._flats:
             np.divide(flat, total, out=flat)
-        return [slot if used else None for slot, used in zip(self._slots, has_grad, strict=True)]
+        return [slot if used else None for slot, used in zip(self._slots, is_used, strict=True)]
 
     def _sum(self, grads: Sequence[Array | None], weight: float) -> None:
         # While one bucket travels, the next is packed.

@@ -145,6 +145,14 @@ def require_rule(rule: Any, method: str = "update") -> None:
         )
 
 
+def lines_of(rule: Any) -> list[str]:
+    """Return what decides a rule's steps, to be compared; of a rule of the user's the class."""
+    kind = type(rule)
+    numbers = rule.to_core() if isinstance(rule, CoreRule) else {}
+    settings = [f"{name}={value}" for name, value in numbers.items() if name != "kind"]
+    return [f"the rule {kind.__module__}.{kind.__qualname__}", *settings]
+
+
 def _require_sense(name: str, field: str, value: Any) -> None:
     """Refuse one number of a rule; raises TypeError if it is none, OverflowError if it is huge."""
     for number in value if field == "betas" else (value,):

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from gradring.arrays import buffers, memory_spans
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.joining import current, require_ranks
+from gradring.collectives.same_lines import Mark, require_same_lines
 from gradring.collectives.same_shapes import require_same_shapes
 from gradring.collectives.uneven import dealt_out, until_all_end
 from gradring.errors import InvalidArgument
-from gradring.optim.averaging import Averager
+from gradring.optim.averaging import SAME_ADVICE, Averager
 from gradring.optim.gradients import require_numpy
-from gradring.optim.rules import CoreRule, Rule, State, require_rule
+from gradring.optim.rules import CoreRule, Rule, State, lines_of, require_rule
 from gradring.optim.state import require_kept
 
 Array = npt.NDArray[Any]
@@ -75,7 +76,8 @@ class SyncOptimizer:
         Raises:
             InvalidArgument: A parameter cannot be trained, two share memory, ``rule`` is none, or
                 ``bucket_bytes`` is not positive.
-            Mismatch: The parameters' number, shapes or dtypes differ between ranks.
+            Mismatch: The parameters' number, shapes or dtypes differ between ranks, or
+                ``bucket_bytes``, or the rule's class or a number of it.
         """
         require_ranks(comm)
         self.params = list(params)
@@ -87,6 +89,7 @@ class SyncOptimizer:
         for index, param in enumerate(self.params):
             _require_trainable(index, param)
         _require_apart(self.params)
+        self._marked: tuple[Rule, Mark] | None = None
         self._averager = Averager(self.params, self.comm, bucket_bytes)
         if self.comm.world_size > 1:
             require_same_shapes(
@@ -96,6 +99,8 @@ class SyncOptimizer:
                 [param.shape for param in self.params],
                 [param.dtype.name for param in self.params],
             )
+            told = [f"bucket_bytes={int(bucket_bytes)}", *self._mark_of_rule().lines]
+            require_same_lines(self.comm, told, SAME_ADVICE)
             for param in self.params:
                 self.comm.broadcast(param, 0)
 
@@ -110,6 +115,8 @@ class SyncOptimizer:
 
         Raises:
             InvalidArgument: Gradients do not fit, or every rank has weight 0.
+            Mismatch: Ranks have other rules by now, or rules with other numbers (of a rule of the
+                user's the class is compared); nothing was changed, and ``comm`` stays usable.
             PeerLost: As `Communicator.all_reduce`, and so for its other errors.
         """
         self._update(self.average(grads, weight))
@@ -141,7 +148,12 @@ class SyncOptimizer:
         """
         if grads is None:
             grads, weight = [None] * len(self.params), 0.0
-        return self._averager.average(grads, weight)
+        return self._averager.average(grads, weight, self._mark_of_rule())
+
+    def _mark_of_rule(self) -> Mark:
+        if self._marked is None or self._marked[0] is not self.rule:
+            self._marked = self.rule, Mark(lines_of(self.rule) if self.params else [])
+        return self._marked[1]
 
     def apply(self, averages: Sequence[Array | None]) -> None:
         """Update the parameters with gradients that are the same on every rank.

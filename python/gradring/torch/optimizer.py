@@ -13,7 +13,7 @@ import torch
 
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.uneven import dealt_out
-from gradring.errors import InvalidArgument
+from gradring.errors import Closed, InvalidArgument
 from gradring.modes.stepping.lost_ranks import close_beside
 from gradring.modes.stepping.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
@@ -21,6 +21,7 @@ from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.changing_parameters import ChangingParameters
+from gradring.torch.gradients.same_rules import StepSettings
 from gradring.torch.gradients.scaling import Asked, Scaling, Told
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.turns import Turns
@@ -37,6 +38,7 @@ class DistributedOptimizer(ChangingParameters):
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping; without rows.
     is_in_step = True  # Its ranks do equally many steps.
     _scaler_may_have_looked_early = False
+    _is_closed = False  # With several ranks: one that is alone steps on as torch's does.
 
     def connect(
         self,
@@ -54,6 +56,7 @@ class DistributedOptimizer(ChangingParameters):
         self._weights = StepWeight()
         self._turns = Turns(comm)
         self._scaling = Scaling(comm)
+        self._settings = StepSettings()
         self._averager = None
         if gradients_comm is not None:
             self._averager = self._listening(gradients_comm)
@@ -79,10 +82,13 @@ class DistributedOptimizer(ChangingParameters):
                 closure, or has unscaled a rank's own gradients, or some while the model has
                 embeddings.
             PeerLost: A rank died, froze or left; also out of backward.
-            Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed.
+            Mismatch: As `Communicator.all_reduce`, and so for TimedOut and Closed. Or ranks have
+                done the step before by other settings (another rate); also out of backward.
             TimedOut: Also where embeddings' rows came too late; where it says that the step is
                 done, this is so for everything.
         """
+        if self._is_closed:  # Also where the averages of this step are out already.
+            raise Closed("this optimizer is closed: it takes no further steps")
         self._require_listed()
         late: StepTimedOut | None = None
         with self._scaling.told_to(self) as told, self._said(weight):
@@ -127,7 +133,7 @@ class DistributedOptimizer(ChangingParameters):
         self._scaling.end_step()
         self._turns.steps += 1
         if self._averager is not None:
-            self._averager.begin()
+            self._averager.begin(self._settings.mark(self))
         if late is not None:
             raise late
 
@@ -335,6 +341,7 @@ class DistributedOptimizer(ChangingParameters):
 
     def _stop_averaging(self) -> None:
         if self._averager is not None:
+            self._is_closed = True
             self._averager.stop_listening()
             self._averager.comm.close()
 

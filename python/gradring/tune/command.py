@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     role = role_in_group(os.environ)
     options = parse(argv, is_launched=role is not None)
     if role is None or role.rank == 0:  # Who writes it.
-        require_writable(options.out, "--out")
+        require_writable(options.out, "--out", is_replaced=True)
     try:
         if role is None:
             return _finish(_tune_here(options), options)

@@ -41,6 +41,33 @@ WRONG: dict[str, tuple[str, Call]] = {
             x, send_counts=[1] * SIZE, recv_counts=[2 if r == comm.rank else 1 for r in range(SIZE)]
         ),
     ),
+    "all_gather of more than there can be": (
+        "counts add up to 18446744073709551617, which no array has",
+        lambda comm, x: comm.all_gather(
+            x, x.copy(), counts=[3 if r == comm.rank else (1 << 63) - 1 for r in range(SIZE)]
+        ),
+    ),
+    "all_to_all, more than there can be": (
+        "counts add up to 18446744073709551615, which no array has",
+        lambda comm, x: comm.all_to_all(
+            x,
+            x.copy(),
+            send_counts=[1] * SIZE,
+            recv_counts=[1 if r == comm.rank else (1 << 63) - 1 for r in range(SIZE)],
+        ),
+    ),
+    "all_reduce, maybe at once": (
+        "async_op must be True or False, got 'no'",
+        lambda comm, x: comm.all_reduce(x, async_op="no"),
+    ),
+    "barrier, at once or not": (
+        "async_op must be True or False, got None",
+        lambda comm, _: comm.barrier(async_op=None),
+    ),
+    "send, maybe at once": (
+        "async_op must be True or False, got 2",
+        lambda comm, x: comm.send(x, 0, async_op=2),
+    ),
     "all_reduce of rows that are one": (
         "x has elements that share memory",
         lambda comm, x: comm.all_reduce(np.lib.stride_tricks.as_strided(x, (2, 3), (0, 4))),

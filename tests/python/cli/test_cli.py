@@ -82,6 +82,24 @@ def test_a_wrong_command_line_is_told_in_one_line(
     assert shown.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--nope", "-n", "1", "true"], ["doctor", "--nope"], ["version", "--nope"],
+        ["trace", "merge", "folder", "-o", "file", "--nope"], ["tune", "--nope"],
+    ],
+    ids=lambda argv: argv[0],
+)  # fmt: skip
+def test_an_unknown_option_is_told_with_the_usage_of_its_own_command(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    shown = capsys.readouterr().err
+    assert "unrecognized arguments: --nope" in shown
+    assert shown.startswith(f"usage: gradring {argv[0]}")
+
+
 def test_options_after_the_program_are_the_programs(capfd: pytest.CaptureFixture[str]) -> None:
     program = ["--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "-n", "9", "--quiet"]
     assert main(["run", "-n", "1", *program]) == 0

@@ -14,6 +14,7 @@ import pytest
 
 import gradring as gr
 from gradring.cli import main
+from gradring.commands import output_files
 from gradring.commands.output_files import write_whole
 from gradring.settings import cost_profile
 from gradring.settings.cost_profile import Costs, Measured, Profile
@@ -64,6 +65,35 @@ def test_a_file_that_fails_half_way_stays_what_it_was(
         write_whole(file, "twice as much")
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_profile_that_could_not_be_replaced_is_told_of_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text("before")
+    (tmp_path / f"gradring.{os.getpid()}.part").mkdir()  # Nothing new can be made beside it.
+    assert main([*QUICK_TUNE, "--out", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert f"--out {file}: cannot be written: Is a directory" in shown.err
+    assert shown.out == ""
+    assert file.read_text() == "before"
+
+
+def test_a_file_that_is_mounted_by_itself_is_written_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my files").mkdir()
+    file, mounts = tmp_path / "my files" / "out.json", tmp_path / "mountinfo"
+    file.write_text("before")
+    escaped = str(file).replace(" ", "\\040")
+    mounts.write_text(f"36 35 98:0 / / rw\n37 36 98:0 /out {escaped} rw,noatime - ext4 /dev/x rw\n")
+    monkeypatch.setattr(output_files, "_MOUNTS", mounts)
+    monkeypatch.setattr(Path, "replace", None)
+    output_files.require_writable(file, "--out", is_replaced=True)
+    write_whole(file, "after")
+    assert file.read_text() == "after"
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_full_disk_under_the_profile_is_told_by_the_files_name(tmp_path: Path) -> None:
@@ -213,6 +243,14 @@ def test_a_working_directory_that_was_removed_is_told(
     shown = capsys.readouterr().err
     assert "there is no working directory any more" in shown
     assert shown.count("\n") == 1
+
+
+def test_a_limit_of_open_files_in_an_agent_is_told() -> None:
+    limited = ["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *COMMAND, "run", "-n", "40", "true"]
+    ended = subprocess.run(limited, capture_output=True, text=True, check=False, timeout=60)
+    assert "cannot start: [Errno 24] Too many open files" in ended.stderr
+    assert "see this host's ulimit -n" in ended.stderr
+    assert ended.returncode != 0
 
 
 def test_a_limit_of_open_files_is_told() -> None:

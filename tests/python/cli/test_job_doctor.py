@@ -170,6 +170,27 @@ def test_a_wrong_secret_or_no_such_job_is_an_error_that_says_so(job: StartJob) -
         reports_of(str(os.getpid()), {})
 
 
+def test_a_job_that_is_still_joining_is_told_from_one_that_is_none(
+    tmp_path: Path,
+) -> None:
+    program = LIVE + (
+        "import gradring as gr\n"
+        "if rank == 1: print('ready', flush=True); open('gate').read()\n"
+        "gr.init().barrier()\n"
+    )
+    os.mkfifo(tmp_path / "gate")
+    with launching(tmp_path) as launch:
+        run = launch(program, "-n", "2", "--quiet")
+        run.until("ready")
+        code, text = doctor(str(run.process.pid))
+        assert code == 2
+        assert "no rank of the job at" in text
+        assert "ranks answer once all have joined" in text
+        with (tmp_path / "gate").open("w"):
+            pass
+        assert run.finish()[0] == 0
+
+
 def test_it_reads_what_a_failure_left_and_names_who_left_nothing(
     job: StartJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,21 @@ def test_a_size_that_no_host_has_is_refused_and_nothing_is_lost(
     assert world(3, "shm").run(ask) == [3.0] * 3
 
 
+def test_memory_that_a_rank_cannot_have_is_refused_on_all_and_nothing_is_lost(
+    world: GetWorld,
+) -> None:
+    def ask(comm: Any) -> float:
+        for asking, who in (((0, 1, 2), "rank 0"), ((2,), "rank 2")):
+            size = 1 << 45 if comm.rank in asking else 16
+            with pytest.raises(gr.DeviceError, match=f"empty: {who} .* cannot have so much shared"):
+                comm.empty(size, "uint8")
+        array = comm.empty(4)
+        array[...] = 1
+        return float(comm.all_reduce(array)[0])
+
+    assert world(3, "shm").run(ask) == [3.0] * 3
+
+
 def test_ranks_that_ask_for_different_sizes_are_told(fresh_world: Any) -> None:
     world = fresh_world(2, "shm")
     errors = world.errors(lambda comm: comm.empty(3 + comm.rank))

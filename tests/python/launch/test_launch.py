@@ -209,6 +209,17 @@ def test_ranks_get_cores_of_their_own(start: Start) -> None:
     assert sorted(lines) == [f"[0] {CORES[:middle]}", f"[1] {CORES[middle:]}"]
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_ranks_of_a_host_that_is_named_twice_get_cores_of_their_own_too(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("localhost\n127.0.0.1\n")
+    code, lines, _ = start(SHOW_CORES, "--hosts", str(tmp_path / "hosts")).finish()
+    middle = len(CORES) // 2
+    assert code == 0
+    assert sorted(lines) == [f"[0] {CORES[:middle]}", f"[1] {CORES[middle:]}"]
+
+
 @pytest.mark.parametrize(
     "options", [("-n", "2", "--no-bind"), ("-n", str(len(CORES) + 1))], ids=["no-bind", "too-many"]
 )

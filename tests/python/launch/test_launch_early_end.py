@@ -55,7 +55,7 @@ def test_an_agent_that_was_told_to_stop_starts_nothing_any_more() -> None:
     stop = {"do": "stop", "signal": signal.SIGINT, "servers": False}
     listen = {"do": "listen", "number": 0, "host": "127.0.0.1", "port": 0}
     begin = {"do": "start", "ranks": [0], "servers": [], "argv": ["true"], "server_argv": []}
-    begin |= {"cwd": "/", "environ": {}, "grace": 5, "bind": False, "programs": ""}
+    begin |= {"cwd": "/", "environ": {}, "grace": 5, "bind": False, "programs": "", "share": [0, 1]}
     ended = subprocess.run(
         [sys.executable, "-m", "gradring.launch.agent"],
         input="".join(json.dumps(each) + "\n" for each in (stop, listen, begin)).encode(),

@@ -110,6 +110,13 @@ def test_every_loopback_address_is_where_its_socket_listens(tmp_path: Path) -> N
     assert listening == ["127.0.0.1", "127.0.0.2", "::1", "127.0.0.1"]
 
 
+def test_ranks_share_the_cores_of_a_machine_that_has_several_names(tmp_path: Path) -> None:
+    names = ["localhost slots=2", "node", "127.0.0.1", socket.gethostname(), "me@node slots=2"]
+    plan = plan_of(tmp_path, "\n".join(names), rendezvous="10.0.0.1:0")
+    starts = [plan.start_of(host, {}) for host in plan.hosts]
+    assert [start["share"] for start in starts] == [(0, 4), (0, 3), (2, 4), (3, 4), (1, 3)]
+
+
 def test_an_ipv6_address_in_brackets_is_given_to_ssh_without_them(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "[fd00::1] slots=2\nalice@[fd00::2]\nfd00::1\n", servers=2)
     assert [host.name for host in plan.hosts] == ["fd00::1", "alice@fd00::2"]

@@ -88,7 +88,9 @@ def test_a_hybrid_is_what_its_mode_says_before_and_after_its_first_table(
 ) -> None:
     first = ExactServer().client(0)
     # The other one is never asked for anything else.
-    pair = SimpleNamespace(rank=0, world_size=2, all_gather=lambda own: np.array([own, [0, 1]]))
+    pair = SimpleNamespace(
+        rank=0, world_size=2, all_gather=lambda own: np.array([own, [0, 1, own[2]]])
+    )
     comm: Any = world(1, "tcp").comms[0] if mode == gr.Sync() else pair
     optimizer = gr.distributed([np.zeros(1, np.float32)], FAST, mode, ps=first, comm=comm)
     assert optimizer.is_in_step == is_in_step

@@ -81,6 +81,50 @@ def test_workers_in_rounds_whose_numbers_are_not_their_ranks_are_refused_on_ever
     assert not server.tables
 
 
+OTHER_PACE = gr.Geo(k_steps=2, outer=NESTEROV.outer)
+OTHER_OUTER = gr.Geo(k_steps=1, outer=gr.Nesterov(lr=0.5, momentum=0.5))
+
+
+@pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        ((NESTEROV, OTHER_PACE), "rank 0 has mode Geo.k_steps=1, .* rank 1 has mode Geo.k_steps=2"),
+        ((NESTEROV, OTHER_OUTER), r"rank 0 .*Nesterov\(lr=1\.0.* rank 1 .*Nesterov\(lr=0\.5"),
+        ((NESTEROV, gr.Sync(via="ps")), "rank 0 has mode Geo.* rank 1 has mode Sync"),
+        ((gr.Sync(), gr.Sync(via="ps")), "rank 0 has mode Hybrid.* rank 1 has mode Sync"),
+        (
+            (gr.Hybrid(gr.Async(), NESTEROV), gr.Hybrid(gr.Async(), OTHER_PACE)),
+            "rank 0 .*k_steps=1.* rank 1 .*k_steps=2",
+        ),
+    ],
+    ids=["pace", "outer", "mode", "via", "hybrid"],
+)
+def test_workers_in_rounds_with_other_modes_are_refused_on_every_rank(
+    world: GetWorld, modes: tuple[Any, Any], words: str
+) -> None:
+    server = ExactServer()
+
+    def make(comm: Any) -> None:
+        store = server.client(comm.rank)
+        with pytest.raises(gr.Mismatch, match=words):
+            gr.distributed([ONE.copy()], SGD, modes[comm.rank], ps=store, comm=comm)
+
+    world(2, "tcp").run(make)
+    assert not server.tables
+
+
+def test_workers_in_rounds_under_other_names_are_refused_on_every_rank(world: GetWorld) -> None:
+    server = ExactServer()
+
+    def make(comm: Any) -> None:
+        store, name = server.client(comm.rank), f"model {comm.rank}"
+        with pytest.raises(gr.Mismatch, match=r"name 'model 0', and rank 1 .* name 'model 1'"):
+            gr.distributed([ONE.copy()], SGD, NESTEROV, ps=store, comm=comm, name=name)
+
+    world(2, "tcp").run(make)
+    assert not server.tables
+
+
 @pytest.mark.parametrize("mode", [gr.BoundedStaleness(1), gr.Geo(), gr.Hybrid(gr.Geo())], ids=str)
 def test_a_worker_whose_number_is_not_its_rank_is_refused(mode: Any) -> None:
     server, comm = ExactServer(), SimpleNamespace(rank=1, world_size=2)

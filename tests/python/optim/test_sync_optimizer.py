@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import ml_dtypes
@@ -333,3 +334,62 @@ def test_arrays_that_share_memory_are_refused(world: GetWorld) -> None:
         with pytest.raises(gr.InvalidArgument, match=words):
             gr.SyncOptimizer(params, gr.optim.SGD(lr=1), comm)
     gr.SyncOptimizer([whole[::2], whole[1::2]], gr.optim.SGD(lr=1), comm)
+
+
+class OwnRule:
+    """A rule of the user's."""
+
+    def update(self, param: Array, grad: Array, state: dict[str, Any]) -> None:
+        del state
+        param -= grad
+
+
+def test_ranks_that_begin_with_other_settings_are_told_which(world: GetWorld) -> None:
+    slow, fast, buckets = gr.optim.SGD(lr=0.5), gr.optim.SGD(lr=1), {"bucket_bytes": 8}
+    for *rules, options, words in (
+        (slow, fast, {}, r"rank 0 has lr=0\.5, and rank 1 has lr=1\.0"),
+        (slow, gr.optim.Adam(lr=0.5), {}, r"rank 0 has the rule .*SGD, and rank 1 .*Adam"),
+        (slow, OwnRule(), {}, "rank 0 has the rule .*SGD, and rank 1 .*OwnRule"),
+        (slow, slow, buckets, "rank 0 has bucket_bytes=4194304, and rank 1 has bucket_bytes=8"),
+    ):
+
+        def make(comm: Any, rules: Any = rules, given: Any = options) -> None:
+            mine = given if comm.rank else {}
+            gr.SyncOptimizer([np.ones(2, np.float32)], rules[comm.rank], comm, **mine)
+
+        errors = world(2, "shm").errors(make)
+        assert all(re.search(words, str(error)) for error in errors), (words, errors)
+    # 1 and 1.0 are one number.
+    world(2, "shm").run(
+        lambda comm: gr.SyncOptimizer([np.zeros(1)], gr.optim.SGD(lr=(1, 1.0)[comm.rank]), comm)
+    )
+
+
+def test_a_rule_that_is_changed_on_one_rank_alone_steps_nowhere(world: GetWorld) -> None:
+    def train(comm: Any) -> float:
+        param, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+        optimizer = gr.SyncOptimizer([param], gr.optim.SGD(lr=1), comm)
+        optimizer.step([one])
+        optimizer.rule = gr.optim.SGD(lr=2)
+        optimizer.step([one])
+        if comm.rank == 1:
+            optimizer.rule = gr.optim.SGD(lr=4)
+        for _ in range(2):
+            with pytest.raises(gr.Mismatch, match=r"rank 0 has lr=2\.0, and rank 1 has lr=4\.0"):
+                optimizer.step([one] if comm.rank else None)
+        optimizer.rule = gr.optim.SGD(lr=4)
+        optimizer.step([one])
+        return float(param[0])
+
+    assert world(2, "shm").run(train) == [-1 - 2 - 4] * 2
+
+
+def test_a_schedule_of_hybrid_that_differs_between_ranks_is_told(world: GetWorld) -> None:
+    def train(comm: Any) -> None:
+        param = np.zeros(1, np.float32)
+        with gr.distributed([param], gr.optim.SGD(lr=1), comm=comm, ps="nobody") as optimizer:
+            optimizer.set_rule(gr.optim.SGD(lr=1 + comm.rank))
+            with pytest.raises(gr.Mismatch, match=r"rank 1 has lr=2\.0"):
+                optimizer.step([np.ones(1, np.float32)])
+
+    world(3, "shm").run(train)

@@ -23,6 +23,29 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 sys.exit(main())
 """
 
+NO_DESCRIPTORS = """
+import os, resource, sys
+import gradring as gr
+gr.ps.ParameterServer
+used = max(map(int, os.listdir("/proc/self/fd")))  # One of these is closed by now.
+resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
+try:
+    gr.ps.connect(sys.argv[1:2], client=0, timeout=0.2)
+except gr.PeerLost as error:
+    print(error)
+"""
+
+
+def test_a_worker_without_descriptors_is_told_which_limit_it_has_reached() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", NO_DESCRIPTORS, "127.0.0.1:9"],
+        env={**os.environ, "GRADRING_SECRET": SECRET},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Too many open files; see this process's ulimit -n" in told.stdout, told
+
 
 def test_a_push_that_does_not_fit_is_refused_and_the_server_goes_on() -> None:
     with subprocess.Popen(

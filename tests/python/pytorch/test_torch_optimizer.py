@@ -170,6 +170,79 @@ def test_schedulers_take_it_for_an_optimizer_and_ranks_follow_the_schedule(world
         assert are_same(ours, expected)  # (g + g) / 2 is g, bit for bit.
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_rate_that_changes_on_one_rank_alone_is_told_by_the_next_round(
+    world: GetWorld, overlap: bool
+) -> None:
+    def backward(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(1, 6)).sum().backward()
+        optimizer.synchronize()
+
+    def train(comm: Any) -> Tensors:
+        model = mlp()
+        rate = torch.tensor(0.5) if comm.rank else 0.5  # One number.
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=rate), comm=comm, overlap=overlap
+        )
+        for _ in range(2):
+            backward(model, optimizer)
+            optimizer.step()
+        if comm.rank:
+            rate.fill_(0.25)
+        backward(model, optimizer)
+        optimizer.step()
+        told = "rank 0 has lr=0.5 in group 0, and rank 1 has lr=0.25 in group 0; their last step"
+        with pytest.raises(gr.Mismatch, match=told):
+            backward(model, optimizer)
+        rate.fill_(0.5) if comm.rank else None
+        for param in model.parameters():  # As from a checkpoint.
+            nn.init.ones_(param)
+        for _ in range(2):
+            backward(model, optimizer)
+            optimizer.step()
+        return values(model)
+
+    first, other = world(2, "shm").run(train)
+    assert are_same(first, other)
+
+
+def test_a_rate_that_is_a_tensor_on_one_rank_may_follow_the_same_schedule(world: GetWorld) -> None:
+    def train(comm: Any) -> Tensors:
+        model = mlp()
+        rate = torch.tensor(0.1) if comm.rank else 0.1 + 1e-9  # As float32 one number.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = gt.distributed(optimizer, comm=comm)
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
+        return values(model)
+
+    first, other = world(2, "shm").run(train)
+    assert are_same(first, other)
+
+
+def test_ranks_without_a_batch_may_change_the_rate_before_their_round_begins(
+    world: GetWorld,
+) -> None:
+    def train(comm: Any) -> Tensors:
+        model = mlp()
+        optimizer = gt.distributed(torch.optim.SGD(model.parameters(), lr=0.5), comm=comm)
+        for batch_or_none in optimizer.uneven(range(2 + comm.rank)):
+            optimizer.zero_grad()
+            if batch_or_none is not None:
+                model(torch.ones(1, 6)).sum().backward()
+            optimizer.param_groups[0]["lr"] *= 0.5
+            optimizer.step()
+        return values(model)
+
+    first, other = world(2, "shm").run(train)
+    assert are_same(first, other)
+
+
 def test_gradients_can_be_clipped_between_synchronize_and_step(world: GetWorld) -> None:
     def train(model: nn.Module, optimizer: Any, x: Any, y: Any) -> Tensors:
         (100 * F.mse_loss(model(x), y)).backward()

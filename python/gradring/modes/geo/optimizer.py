@@ -74,7 +74,7 @@ class GeoOptimizer(ModeOptimizer):
     def join(self) -> None:
         """Take part."""
         is_outer = isinstance(self.mode.outer, Nesterov)
-        domain = Domain(self.domain_name("geo"), self.workers, is_round=is_outer)
+        domain = Domain(self.domain_name("geo", self.mode), self.workers, is_round=is_outer)
         kind = OuterRounds if is_outer else Exchange
         self.replicas: Exchange | OuterRounds = kind(self.store, domain, self.mode, self.timeout)
 

@@ -77,7 +77,8 @@ class ModeOptimizer:
         Raises:
             InvalidArgument: A parameter is no contiguous float32 array, two share memory, a rule is
                 none, a state not its rule's, the timeout makes no sense, or the name is in use.
-            Mismatch: Servers have another number of parameters under this name, or other shapes.
+            Mismatch: Servers have another number of parameters under this name, or other shapes;
+                or the others another mode or name, where all begin together.
             TimedOut: Worker 0 has not given the first values.
         """
         self.params = list(params)  # `self.dense` has the same list.
@@ -103,9 +104,9 @@ class ModeOptimizer:
         names.take(self)
         reminder.begin(self)
 
-    def domain_name(self, kind: str) -> str:
+    def domain_name(self, kind: str, mode: Any) -> str:
         """Return the name of the workers' domain; see `Workers.domain_name`."""
-        return self._together.domain_name(f"{self.name}/{kind}", self.store.rank)
+        return self._together.domain_name(self.name, kind, self.store.rank, mode)
 
     def sparse_table(
         self, name: str, dim: int, rule: Any, *, init: Any = None, seed: int = 0, **settings: Any

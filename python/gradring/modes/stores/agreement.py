@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradring.collectives.joining import current, current_if_any
+from gradring.collectives.same_lines import digest_of, raise_difference
 from gradring.errors import InvalidArgument
 from gradring.modes.stores.served import number_of_workers
 from gradring.modes.stores.strangers import why_no_worker
@@ -20,24 +21,30 @@ from gradring.modes.stores.strangers import why_no_worker
 _NAME_BITS = 62  # What an int64 holds.
 
 
-def agreed_name(comm: Any, number: int | None) -> str:
+def agreed_name(comm: Any, number: int | None, name: str, mode: Any) -> str:
     """Return a name that no ranks had before, the same on all ranks; a collective call.
 
     Args:
         comm: The ranks.
         number: Of this worker's connection, if there is one.
+        name: Of the optimizer, the same on all ranks.
+        mode: The same on all ranks.
 
     Raises:
         InvalidArgument: A rank's number is not its rank; on every rank alike.
+        Mismatch: Ranks have other names or modes; says which, on every rank.
         TimedOut: As `Communicator.all_gather`, and so for its other errors.
     """
     known = comm.rank if number is None else number
-    own = np.array([secrets.randbits(_NAME_BITS), known], np.int64)
-    every = own.reshape(1, 2)
+    told = [f"mode {mode}", f"the optimizer's name {name!r}"]
+    own = np.array([secrets.randbits(_NAME_BITS), known, digest_of(told)], np.int64)
+    every = own.reshape(1, 3)
     if comm.world_size > 1:
-        every = np.asarray(comm.all_gather(own)).reshape(comm.world_size, 2)
+        every = np.asarray(comm.all_gather(own)).reshape(comm.world_size, 3)
     for rank, known in enumerate(every[:, 1].tolist()):
         _require_number(rank, known)
+    if (every[:, 2] != every[0, 2]).any():
+        raise_difference(comm, told, "give every rank the same name and mode")
     return f"{every[0, 0]:x}"
 
 
@@ -69,25 +76,29 @@ class Workers:
         self._generation = generation
         self._begin = begin
 
-    def domain_name(self, name: str, number: int) -> str:
+    def domain_name(self, name: str, kind: str, number: int, mode: Any) -> str:
         """Return the name of their domain; those that begin together have one of their own.
 
         Args:
-            name: The same on all of them.
+            name: Of the optimizer, the same on all of them.
+            kind: What they come to.
             number: Of this worker's connection.
+            mode: The same on all of them where they begin together.
 
         Raises:
             InvalidArgument: A rank's number is not its rank.
+            Mismatch: As `agreed_name`.
         """
+        domain = f"{name}/{kind}"
         if self.comm is None:
-            return name
+            return domain
         if not self._begin:
             _require_number(self.comm.rank, number)
-            return name
+            return domain
         if self._generation is None:
-            self._generation = agreed_name(self.comm, number)
+            self._generation = agreed_name(self.comm, number, name, mode)
         _require_number(self.comm.rank, number)
-        return f"{name}/{self._generation}"
+        return f"{domain}/{self._generation}"
 
 
 def _ranks_of(count: int) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from gradring.collectives.communicator import Communicator
+from gradring.collectives.same_lines import Mark
 from gradring.compression import Compression
 from gradring.errors import InvalidArgument
 from gradring.optim.averaging import no_examples
@@ -201,6 +202,7 @@ class GradientAverager:
 
         Raises:
             InvalidArgument: All ranks have weight 0; or a parameter was frozen before.
+            Mismatch: Ranks have done their last step by other settings.
             PeerLost: As `Communicator.all_reduce`, and so for its other errors.
         """
         with self._lock:
@@ -229,8 +231,7 @@ class GradientAverager:
             return
         total = self._end_round()
         if total == 0:
-            self._reset_buckets()
-            self._weights.drop()
+            self._drop_averages()
             raise no_examples()
         is_whole = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
         self._given = 0
@@ -243,12 +244,14 @@ class GradientAverager:
         self._reset_buckets()
         self.is_done = True
 
-    def begin(self) -> None:
+    def begin(self, stepped_by: Mark | None = None) -> None:
         """Make ready for another round; one that was not finished is ended and forgotten.
 
-        A collective call where a new order of the buckets has been learned.
+        A collective call where a new order of the buckets has been learned. What the step that has
+        been done was ``stepped_by`` is compared in the next round.
         """
         with self._lock:
+            self._sender.mark = stepped_by or self._sender.mark
             if self.is_open:
                 self._end_round()
                 self._reset_buckets()
@@ -352,7 +355,12 @@ class GradientAverager:
         self.ended += 1
         self._sent = 0
         self._is_ready = [False] * len(self._params)
+        self._sender.require_same_steps(self._drop_averages)
         return total
+
+    def _drop_averages(self) -> None:
+        self._reset_buckets()
+        self._weights.drop()
 
     def _reset_buckets(self) -> None:
         for bucket in self._buckets:

@@ -6,7 +6,6 @@ where a checkpoint was loaded on one rank only, say, or a learning rate depends 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
@@ -15,12 +14,15 @@ import numpy as np
 import torch
 
 from gradring.collectives.communicator import Communicator
-from gradring.collectives.texts import digest, gather_texts
-from gradring.errors import Mismatch
+from gradring.collectives.same_lines import Mark, require_same_lines
 from gradring.torch.gradients.parameters import Named
 
 # How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
+_SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
+_ADVICE = (
+    "give distributed() the same optimizer and options on every rank, and load a saved state on all"
+)
 
 
 def require_same_rule(
@@ -42,22 +44,64 @@ def require_same_rule(
     Raises:
         Mismatch: Ranks differ; names the first difference, on every rank. ``comm`` stays usable.
     """
-    text = "\n".join(_lines(optimizer, named, options))
-    digests = comm.all_gather(np.array([digest(text)], np.int64))
-    if (digests == digests[0]).all():
-        return
-    # Every rank has found a difference, so all of them are here to tell their texts.
-    texts = [found.decode().split("\n") for found in gather_texts(comm, text.encode())]
-    other = next(rank for rank, each in enumerate(texts) if each != texts[0])
-    here, there = next(
-        pair
-        for pair in itertools.zip_longest(texts[0], texts[other], fillvalue="nothing more")
-        if pair[0] != pair[1]
-    )
-    raise Mismatch(
-        f"the ranks would step differently: rank 0 has {here}, and rank {other} has {there}; give "
-        "distributed() the same optimizer and options on every rank, and load a saved state on all"
-    )
+    require_same_lines(comm, list(_lines(optimizer, named, options)), _ADVICE)
+
+
+class StepSettings:
+    """What schedules change of an optimizer's settings, as it is when a step has been done.
+
+    Other settings may be an optimizer's own: some count, or estimate, in their groups.
+    """
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._known: list[list[Any]] | None = None
+        self._mark = Mark([])
+
+    def mark(self, optimizer: torch.optim.Optimizer) -> Mark:
+        """Return what ranks that step alike have in common."""
+        # Looked at in each step, so texts are made only of what has changed.
+        found = [
+            [_number(group.get(key)) for key in _SCHEDULED] for group in optimizer.param_groups
+        ]
+        if found != self._known:
+            self._known, self._mark = found, Mark(list(_scheduled(optimizer)))
+        return self._mark
+
+
+def _number(value: Any) -> Any:
+    if value is None or isinstance(value, (int, float)):
+        return value  # First: to ask whether something is a tensor takes long.
+    if isinstance(value, torch.Tensor):
+        # A GPU is waited for only where the number has changed.
+        if value.device.type != "cpu":
+            return id(value), value._version  # noqa: SLF001 - PyTorch has no other way to say it
+        return _plain(value)
+    return tuple(map(_number, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _scheduled(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    for number, group in enumerate(optimizer.param_groups):
+        for key in _SCHEDULED:
+            if key in group:
+                yield f"{key}={_rounded(group[key])} in group {number}"
+
+
+def _rounded(value: Any) -> str:
+    # To float32: on one rank it may be a tensor, whose schedule is computed in that.
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return str(np.float32(value))
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_rounded, value))})"
+    is_one = isinstance(value, torch.Tensor) and value.numel() == 1
+    return _rounded(value.item()) if is_one else _plain(value)
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    for number, group in enumerate(optimizer.param_groups):
+        for key in optimizer.defaults:
+            if key in group and key not in _WAYS:
+                yield f"{key}={_plain(group[key])} in group {number}"
 
 
 def _lines(
@@ -66,10 +110,7 @@ def _lines(
     yield f"the optimizer {type(optimizer).__name__}"
     for name, value in options.items():
         yield f"{name}={_plain(value)}"
-    for number, group in enumerate(optimizer.param_groups):
-        for key in optimizer.defaults:
-            if key in group and key not in _WAYS:
-                yield f"{key}={_plain(group[key])} in group {number}"
+    yield from _settings(optimizer)
     for name, param in named.items():
         state = optimizer.state.get(param) or {}
         found = [f"step={_plain(state[key])}" if key == "step" else str(key) for key in state]

@@ -1,7 +1,7 @@
 """`Sender`: the operations of one round of averaging, in the order in which every rank starts them.
 
-First the rank's weight travels, then each bucket, then maybe what rank 0 has to say. Owned by
-`gradring.torch.gradients.averaging`.
+First the rank's weight travels, with a mark of its last step's settings, then each bucket, then
+maybe what rank 0 has to say. Owned by `gradring.torch.gradients.averaging`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,24 @@ import numpy as np
 import torch
 
 from gradring.collectives.communicator import Communicator
+from gradring.collectives.same_lines import Mark
 from gradring.collectives.work import Work
 from gradring.compression import Compression, wire_bytes
-from gradring.errors import Closed, Error
+from gradring.errors import Closed, Error, Mismatch
 from gradring.torch.gradients.buckets import Bucket
+
+_UNKNOWN = Mark([])
+_ADVICE = (
+    "their last step was done so, and their parameters differ by now: change settings on every "
+    "rank alike, and go on from a checkpoint"
+)
 
 
 class Sender:
     """Starts operations and waits for all of them.
 
     Attributes:
+        mark: Of the settings of the last step.
         sent_bytes: What this rank had to send for gradients so far.
         uncompressed_bytes: What it would have been without compression.
     """
@@ -36,7 +44,9 @@ class Sender:
         """
         self._comm = comm
         self._compress = compress
-        self._total = np.zeros(1)
+        self._sums = np.zeros(3)
+        self._total = self._sums[:1]
+        self.mark = _UNKNOWN
         # Of the round, and on which GPU their arrays are; none: no round is open.
         self._works: list[tuple[Work, torch.device | None]] = []
         self.sent_bytes = 0
@@ -50,8 +60,8 @@ class Sender:
     def open(self, weight: float) -> None:
         """Begin a round: send this rank's weight, if that has not been done."""
         if not self._works:
-            self._total[0] = weight
-            self._start(self._comm.all_reduce, self._total, async_op=True)
+            self._sums[:] = weight, *self.mark.columns
+            self._start(self._comm.all_reduce, self._sums, async_op=True)
 
     def send(self, bucket: Bucket) -> None:
         """Start a bucket that is full."""
@@ -92,6 +102,23 @@ class Sender:
             work.wait(stream=None if device is None else torch.cuda.current_stream(device))
         self._works.clear()
         return float(self._total[0])
+
+    def require_same_steps(self, before_it_raises: Callable[[], None]) -> None:
+        """Look whether all ranks have done their last step by the same settings, after `wait`.
+
+        A schedule may change them at any time between two backward passes, on each rank at another
+        one, so that only those of a step that is done can be compared.
+
+        Raises:
+            Mismatch: They have not; on every rank, and then no more of that step.
+        """
+        mark, self.mark = self.mark, _UNKNOWN
+        try:
+            mark.require_everybodys(self._sums[1:].tolist(), self._comm, _ADVICE)
+        except Mismatch:
+            before_it_raises()
+            raise
+        self.mark = mark
 
     def _count_bytes(self, bucket: Bucket) -> None:
         count = bucket.values.numel()

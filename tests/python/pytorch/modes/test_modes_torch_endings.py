@@ -148,6 +148,20 @@ def test_backward_averages_no_more_after_it_was_abandoned(world: GetWorld) -> No
     assert world(2, "shm").run(work) == [1, 2]
 
 
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_a_step_whose_averages_are_out_is_not_done_after_the_end(world: GetWorld, end: str) -> None:
+    def work(comm: Any) -> float:
+        param = nn.Parameter(torch.zeros(1))
+        optimizer = gt.distributed(torch.optim.SGD([param], lr=1.0), comm=comm)
+        param.sum().backward()
+        getattr(optimizer, end)()
+        with pytest.raises(gr.Closed, match="this optimizer is closed"):
+            optimizer.step()
+        return param.item()
+
+    assert world(2, "shm").run(work) == [0, 0]
+
+
 def fail() -> None:
     raise gr.PeerLost("server 1 is gone")
 
