@@ -73,8 +73,7 @@ std::deque<Bytes> Shard::Impl::front_of_snapshot() const {
                                       table.rows_pulled, table.refused, table.not_admitted})
       counters.put(count);
     put_bytes(payload, counters.take());
-    put(payload, table.spec);
-    if (!(table.rule() == table.spec.rule)) put(payload, table.rule());
+    put(payload, SavedSpec{table.spec, table.rule(), table.rule_order});
     put_record(front, RecordKind::kTable, id, payload);
   }
   return pieces;
@@ -228,7 +227,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
         *count = in.get<std::uint64_t>();
       const SavedSpec saved = get_saved_spec(in);
       Table& table = loading->store.make_or_refuse(saved.made);
-      loading->store.set_rule(table, saved.rule);
+      if (saved.order >= table.rule_order) loading->store.set_rule(table, saved.rule, saved.order);
       table.pushes = std::max(table.pushes, before.pushes);
       table.steps = std::max(loading->least_steps[table_id(saved.made.name)], before.steps);
       if (!loading->is_same_layout) return;

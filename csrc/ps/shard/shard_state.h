@@ -133,6 +133,7 @@ struct Shard::Impl {
   static void note_answer(ClientState& state, const wire::PsHeader& request, const Frame& answer);
   Frame again(const ClientState& state, const Frame& request);
   Frame apply(const wire::PsHeader& header, const Change& change, std::uint32_t client);
+  Outcome change_rule(const wire::PsHeader& header, const Change& change, std::uint32_t client);
   Outcome apply_push(const wire::PsHeader& header, const Change& change, std::uint32_t client);
   void accept(const wire::PsHeader& header, std::span<std::byte> payload, std::uint32_t client,
               ClientState& state, Frame* answer);
