@@ -255,13 +255,8 @@ void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
   impl_->loading.reset();
   impl_->end_snapshot();
   impl_->store = std::move(loaded.store);
-  // A worker whose process was a new one that had done nothing is not among the saved clients; who
-  // gives it up should it not come back?
-  if (is_recovery)
-    for (const auto& [id, domain] : loaded.domains)
-      for (const std::uint32_t worker : domain.here()) loaded.clients.expect(worker);
-  impl_->clients.add(std::move(loaded.clients));
   if (!is_recovery) {
+    impl_->clients.add_foreign(std::move(loaded.clients));
     // What belonged together before is replaced: no cut from now on waits for the rest of it.
     for (auto& [client, state] : impl_->clients.all()) state.tail.clear();
     impl_->void_freeze();
@@ -274,6 +269,11 @@ void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
     impl_->journal->append(mark, {}, 0, 0);
     return;
   }
+  // A worker whose process was a new one that had done nothing is not among the saved clients; who
+  // gives it up should it not come back?
+  for (const auto& [id, domain] : loaded.domains)
+    for (const std::uint32_t worker : domain.here()) loaded.clients.expect(worker);
+  impl_->clients.add(std::move(loaded.clients));
   // The lineage stays this process's own: of a log that was cut off by a power failure the end may
   // be in a checkpoint, and no other may build on that one.
   for (auto& [id, domain] : loaded.domains) impl_->domains.insert_or_assign(id, std::move(domain));

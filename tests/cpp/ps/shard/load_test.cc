@@ -8,6 +8,7 @@ namespace gradring::testing::load_test {
 namespace {
 
 constexpr Millis kLongerThanGrace{5000};
+constexpr std::uint64_t kAhead = 1'000'000;
 
 // A table "t" of one float a row, in which row 1 is `value`.
 std::vector<std::byte> checkpoint_of(float value) {
@@ -104,6 +105,73 @@ TEST_CASE("a client that says goodbye takes along what it has prepared") {
   rig.tick_after(Millis{1});
   rig.enter(5);
   CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+}
+
+// A checkpoint of servers whose clock was far ahead, in which client 0 has done two things.
+std::vector<std::byte> checkpoint_from_ahead() {
+  ShardRig source;
+  Guest guest = source.enter(0, kAhead);
+  source.ask(guest, make_table(sum_table("t", 1)));
+  source.ask(guest, push("t", {1}, {4}));
+  return source.snapshot();
+}
+
+TEST_CASE("who connected before a load is no earlier process, whatever clock a checkpoint is of") {
+  ShardRig rig;
+  rig.load({checkpoint_from_ahead()}, false);
+  CHECK(rig.shard().newest_incarnation() >= kAhead);  // Who comes from now on is later.
+  ShardRig restarted;
+  restarted.load({rig.snapshot()}, true);
+  for (ShardRig* each : {&rig, &restarted}) {
+    Guest worker = each->enter(0, 5);
+    CHECK(worker.seq == 0);
+    each->ask(worker, push("t", {1}, {2}));
+    CHECK(row_of(*each, worker) == Values{6});
+    CHECK_THROWS_AS(each->enter(0, 4), Closed);
+    ShardRig again;
+    again.load({each->snapshot()}, true);
+    CHECK_THROWS_AS(again.enter(0, 4), Closed);
+    worker = again.enter(0, 5);
+    CHECK(worker.seq == 1);
+    CHECK(row_of(again, worker) == Values{6});
+    CHECK(again.enter(0, 6).seq == 0);
+    CHECK_THROWS_AS(again.enter(0, 5), Closed);
+  }
+}
+
+TEST_CASE("the very process that a checkpoint knows goes on where it was, whoever came before it") {
+  for (const bool comes_second : {false, true}) {
+    CAPTURE(comes_second);
+    ShardRig rig;
+    rig.load({checkpoint_from_ahead()}, false);
+    const auto loaded = rig.snapshot();
+    if (comes_second) {
+      Guest before = rig.enter(0, 5);
+      rig.ask(before, push("t", {1}, {2}));
+    }
+    Guest guest = rig.enter(0, kAhead);
+    CHECK(guest.seq == 2);
+    rig.ask(guest, push("t", {1}, {1}));
+    CHECK_THROWS_AS(rig.enter(0, 5), Closed);
+    ShardRig again;
+    again.load({loaded}, true);
+    again.replay(rig.journal.records);
+    CHECK(again.enter(0, kAhead).seq == 3);
+    CHECK_THROWS_AS(again.enter(0, 5), Closed);
+  }
+}
+
+TEST_CASE("a cut waits for the process that is here, not for the one that a checkpoint knows") {
+  ShardRig rig;
+  rig.load({checkpoint_from_ahead()}, false);
+  Guest saver = rig.enter(7);
+  const ps::Frame frozen = rig.ask(saver, freeze(1, Millis{1000}));
+  CHECK(ps::decode_positions(frozen.payload).empty());
+  // Another shard has what client 0 did there in a call that is about to come here.
+  CHECK(rig.send(saver, advance(1, Millis{1000}, {{0, 5, 1, {}}})).empty());
+  Guest worker = rig.enter(0, 5);
+  CHECK(rig.send(worker, push("t", {1}, {2})).size() == 2);
+  CHECK(rig.send(worker, push("t", {1}, {2})).empty());
 }
 
 }  // namespace
