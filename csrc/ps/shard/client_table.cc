@@ -107,6 +107,11 @@ ClientState ClientTable::begun(std::uint32_t client, std::uint64_t incarnation) 
   return state;
 }
 
+const ClientState* ClientTable::find(std::uint32_t client) const {
+  const auto found = clients_.find(client);
+  return found == clients_.end() ? nullptr : &found->second;
+}
+
 ClientState* ClientTable::find(std::uint32_t client) {
   const auto found = clients_.find(client);
   return found == clients_.end() ? nullptr : &found->second;

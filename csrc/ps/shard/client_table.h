@@ -43,6 +43,7 @@ class ClientTable {
   // incarnation, InvalidArgument if there are too many clients.
   ClientState& enter(std::uint32_t client, std::uint64_t incarnation);
   ClientState* find(std::uint32_t client);
+  const ClientState* find(std::uint32_t client) const;
   // Whom to forget so that this client can enter: of those that were given up and are no workers,
   // the one that has been away for the longest. Nothing if there is room, or nobody to forget.
   std::optional<std::uint32_t> in_the_way_of(std::uint32_t client) const;

@@ -306,9 +306,6 @@ void Shard::Impl::give_up(std::uint32_t client) {
   ClientState* state = clients.find(client);
   if (state == nullptr) return;
   state->is_given_up = true;
-  // Of one that is prepared other shards may be about to take over their part.
-  if (loading && loading->client == client && (!loading->is_prepared || state->has_said_goodbye))
-    loading.reset();
   const bool is_worker = std::any_of(domains.begin(), domains.end(), [client](const auto& entry) {
     return entry.second.has(client);
   });

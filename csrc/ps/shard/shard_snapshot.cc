@@ -22,6 +22,10 @@ enum class RecordKind : std::uint64_t {
 };
 using RecordHeader = std::array<std::uint64_t, 3>;
 
+// As long as calls wait for a connection, if nobody has said otherwise: then the loader has given
+// up.
+constexpr Millis kPreparedAway{60'000};
+
 RecordHeader record_header(RecordKind kind, std::uint64_t table, std::uint64_t bytes) {
   return {static_cast<std::uint64_t>(kind), table, bytes};
 }
@@ -156,6 +160,22 @@ bool Shard::Impl::is_left_behind(const Loading& load) {
   if (!load.client) return false;
   const ClientState* state = clients.find(*load.client);
   return state == nullptr || state->is_given_up || state->incarnation != load.incarnation;
+}
+
+// Of one that is prepared other shards may be about to take over their part, or have been told to:
+// its client may be away for longer, and what that has asked for is done, also if it has gone
+// since.
+Time Shard::Impl::end_of_load() const {
+  if (!loading || !loading->client) return Time::max();
+  const ClientState* state = clients.find(*loading->client);
+  const bool is_gone = state == nullptr || state->incarnation != loading->incarnation ||
+                       (!state->connection && state->has_said_goodbye);
+  const bool has_job = std::any_of(known_jobs.begin(), known_jobs.end(), [this](const auto& known) {
+    return known.second == *loading->client;
+  });
+  if (is_gone) return loading->is_prepared && has_job ? Time::max() : Time{};
+  if (state->connection) return Time::max();
+  return state->away_since + (loading->is_prepared ? kPreparedAway : options.client_grace);
 }
 
 Shard::Impl::Loading& Shard::Impl::loading_of(std::uint64_t staging) {

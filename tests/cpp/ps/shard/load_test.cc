@@ -93,18 +93,81 @@ TEST_CASE("many loads at once are each known until they end, and too many are re
   CHECK(rig.shard().take_jobs().size() == 1);
 }
 
-TEST_CASE("a client that says goodbye takes along what it has prepared") {
-  ShardRig rig;
-  Guest loader = rig.enter(5);
-  stage(rig, loader, 1, 4);
-  rig.shard().prepare_load(1);
-  Request goodbye;
-  goodbye.header.type = wire::PsType::kGoodbye;
-  rig.ask(loader, goodbye);
-  rig.shard().disconnected(loader.connection, rig.now);
-  rig.tick_after(Millis{1});
-  rig.enter(5);
-  CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+void finish(ShardRig& rig, std::uint64_t number) {
+  std::vector<ps::Answer> answers;
+  rig.shard().finish_job(number, "", {}, answers);
+}
+
+// For good: as it says itself, or because a later process has its number.
+void leave_for_good(ShardRig& rig, const Guest& loader, bool says_goodbye) {
+  if (says_goodbye) {
+    Request goodbye;
+    goodbye.header.type = wire::PsType::kGoodbye;
+    Guest leaving = loader;
+    rig.ask(leaving, goodbye);
+    rig.shard().disconnected(loader.connection, rig.now);
+  } else {
+    rig.enter(loader.client, 2);
+  }
+  CHECK(rig.shard().next_tick() <= rig.now);
+  rig.tick_after(Millis{0});
+}
+
+TEST_CASE("a client that is gone for good takes along what it has staged or prepared") {
+  for (const bool says_goodbye : {false, true})
+    for (const bool is_prepared : {false, true}) {
+      CAPTURE(says_goodbye);
+      CAPTURE(is_prepared);
+      ShardRig rig;
+      Guest loader = rig.enter(5);
+      stage(rig, loader, 1, 4);
+      if (is_prepared) {
+        finish(rig, 1);
+        rig.shard().prepare_load(1);
+      }
+      leave_for_good(rig, loader, says_goodbye);
+      CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+    }
+}
+
+TEST_CASE("what a client was told to be done is done, though it is gone for good meanwhile") {
+  for (const bool is_carried_out : {false, true}) {
+    CAPTURE(is_carried_out);
+    ShardRig rig;
+    Guest loader = rig.enter(5);
+    stage(rig, loader, 1, 4);
+    finish(rig, 1);
+    rig.shard().prepare_load(1);
+    rig.ask(loader, load(2, "commit"));  // As all other shards were told.
+    rig.enter(5, 2);
+    rig.tick_after(Millis{0});
+    if (is_carried_out) {
+      rig.shard().commit_load(false, 1);
+      Guest reader = rig.enter(6);
+      CHECK(row_of(rig, reader) == Values{4});
+    } else {
+      finish(rig, 2);
+      rig.tick_after(Millis{0});
+      CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+    }
+  }
+}
+
+TEST_CASE("what is prepared waits a minute for its client, and not for ever") {
+  for (const Millis away : {Millis{59'999}, Millis{60'000}}) {
+    ShardRig rig;
+    Guest loader = rig.enter(5);
+    stage(rig, loader, 1, 4);
+    rig.shard().prepare_load(1);
+    rig.shard().disconnected(loader.connection, rig.now);
+    CHECK(rig.shard().next_tick() <= rig.now + Millis{60'000});
+    rig.tick_after(away);
+    rig.enter(5);
+    if (away < Millis{60'000})
+      rig.shard().commit_load(false, 1);
+    else
+      CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
+  }
 }
 
 // A checkpoint of servers whose clock was far ahead, in which client 0 has done two things.
