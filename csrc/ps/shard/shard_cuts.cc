@@ -21,8 +21,8 @@ constexpr std::uint64_t kLongestFreezeMs = 60'000;
 // second. One that takes longer begins the cut again; one that has died keeps nobody waiting.
 constexpr Millis kSaverAway{1000};
 constexpr char kMelted[] =
-    "the freeze has melted: the checkpoint took too long to gather, had no connection here, or a "
-    "load came between; try again";
+    "the freeze has melted: the checkpoint took too long to gather, its saver had no connection "
+    "here for a second, or a load came between; try again";
 
 }  // namespace
 
