@@ -120,7 +120,7 @@ void Shard::tick(Time now, std::vector<Answer>& answers) {
     if (now - state.away_since < impl_->options.client_grace) continue;
     impl_->give_up(client);
   }
-  if (now >= impl_->end_of_load()) impl_->loading.reset();
+  if (impl_->loading && now >= impl_->end_of_load()) impl_->loading.reset();
   if (impl_->frozen) impl_->melt(now, answers);
   impl_->open_gates(now, answers);
 }
@@ -137,7 +137,7 @@ Time Shard::next_tick() const {
       next = std::min(next, state.away_since == Time{}
                                 ? Time{}
                                 : state.away_since + impl_->options.client_grace);
-  next = std::min(next, impl_->end_of_load());
+  if (impl_->loading) next = std::min(next, impl_->end_of_load());
   if (impl_->frozen) next = std::min(next, impl_->end_of_freeze());
   if (impl_->frozen && impl_->frozen->advancing)
     next = std::min(next, impl_->frozen->advancing->until);

@@ -166,7 +166,7 @@ bool Shard::Impl::is_left_behind(const Loading& load) {
 // its client may be away for longer, and what that has asked for is done, also if it has gone
 // since.
 Time Shard::Impl::end_of_load() const {
-  if (!loading || !loading->client) return Time::max();
+  if (!loading->client) return Time::max();
   const ClientState* state = clients.find(*loading->client);
   const bool is_gone = state == nullptr || state->incarnation != loading->incarnation ||
                        (!state->connection && state->has_said_goodbye);

@@ -177,7 +177,7 @@ struct Shard::Impl {
   std::deque<Bytes> front_of_snapshot() const;
   Loading& loading_of(std::uint64_t staging);
   bool is_left_behind(const Loading& load);
-  Time end_of_load() const;  // Time::max(): nothing ends it by itself.
+  Time end_of_load() const;  // Of one that there is; Time::max(): nothing ends it by itself.
   void begin_source(std::uint32_t shard);
   void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
 
