@@ -30,7 +30,8 @@ namespace gradring::wire {
 //              as u32)
 //   stamps     count u32, count x (table u64, stamp u64)
 //   numbers    refused u64, not_admitted u64, staleness u64, workers u64 (kTick, kShrink: rows
-//              gone); with kTellsSkipped its bits
+//              gone; kSetRule: number of the change in force, and refused 1 if that has other
+//              settings than this one); with kTellsSkipped its bits
 //   rows       by the header's codec; so are floats, but for those of metas and states: float32
 //   name       bytes u32, so many bytes
 //   text       all the rest of the payload
@@ -60,7 +61,7 @@ enum class PsType : std::uint8_t {
   kLoad = 18,        // a: cut; job text
   kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
   kGoodbye = 20,
-  kSetRule = 21,  // -; [tail] rule
+  kSetRule = 21,  // a: number of the change (0: none, whatever is in force); [tail] rule
   // Answers.
   kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns, and
                      // count: shards here, seq: cut of the checkpoint it began with, or 0; where

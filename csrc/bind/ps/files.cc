@@ -111,8 +111,9 @@ class FileChecker {
 py::dict read_spec(const py::handle& object) {
   const Buffer buffer = as_bytes(object);
   wire::Reader in(bytes_of(buffer));
-  auto [spec, rule] = ps::get_saved_spec(in);
-  spec.rule = rule;
+  ps::SavedSpec saved = ps::get_saved_spec(in);
+  ps::TableSpec& spec = saved.made;
+  spec.rule = saved.rule;
   py::list state;
   kernels::StateField fields[kernels::kMaxStateFields];
   const bool is_dense = spec.kind == ps::TableKind::kDense;

@@ -14,6 +14,7 @@
 #include "bind/rules.h"
 #include "ps/client/changed_call.h"
 #include "ps/client/plain_call.h"
+#include "ps/client/rule_change.h"
 #include "ps/tables/partition.h"
 
 namespace gradring::bind {
@@ -134,19 +135,14 @@ std::size_t make_table(PsClient& self, const py::dict& from, std::int64_t timeou
   return self.tables.size() - 1;
 }
 
-// Pairs of a table's number and the rule that its servers go on with: one round trip for all.
+// Pairs of a table's number and the rule that its servers go on with: one round trip for all, and
+// one more where others have changed one of them meanwhile.
 void set_rules(PsClient& self, const std::vector<std::pair<std::size_t, py::dict>>& rules,
                std::int64_t timeout_ms) {
-  const auto call = std::make_shared<PlainCall>("setting the rules of tables");
-  for (const auto& [number, settings] : rules) {
-    const auto table = self.table(number);
-    const kernels::Rule rule = rule_from(settings);
-    ps::require_successor(table->spec, rule);
-    Bytes head;
-    ps::put(head, rule);
-    call->add_to_all(self.client->shards(), header_on(*table, PsType::kSetRule), head);
-  }
-  if (!rules.empty()) run(self, call, timeout_ms);
+  ps::RuleChange change;
+  for (const auto& [number, settings] : rules) change.add(self.table(number), rule_from(settings));
+  if (rules.empty()) return;
+  for (auto call = change.begin(); call; call = change.go_on(*call)) run(self, call, timeout_ms);
 }
 
 // (counts, since, more, share), the first two by shard: what others have changed. In its share of

@@ -42,10 +42,19 @@ class RemoteTable {
     seen_[shard].store(pushes, std::memory_order_relaxed);
   }
   std::uint64_t next_push() { return pushes_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  // A number for a change of its rule (RuleOrder): above those that were given and noted before.
+  std::uint64_t next_rule() { return rules_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  void note_rule(std::uint64_t number) {
+    std::uint64_t known = rules_.load(std::memory_order_relaxed);
+    while (known < number &&
+           !rules_.compare_exchange_weak(known, number, std::memory_order_relaxed)) {
+    }
+  }
 
  private:
   std::unique_ptr<std::atomic<std::uint64_t>[]> seen_;  // Statistics: relaxed.
   std::atomic<std::uint64_t> pushes_{0};
+  std::atomic<std::uint64_t> rules_{0};  // Whatever it is, a change succeeds: relaxed.
 };
 
 // What became of a push, over all of its parts.

@@ -295,10 +295,21 @@ kernels::Rule get_rule(Reader& in) {
   return read_rule(in);
 }
 
+void put(Bytes& out, const SavedSpec& saved) {
+  put(out, saved.made);
+  if (saved.order == RuleOrder{} && saved.rule == saved.made.rule) return;
+  put(out, saved.rule);
+  append_words(out, std::array<std::uint64_t, 2>{saved.order.number, saved.order.client});
+}
 SavedSpec get_saved_spec(Reader& in) {
-  SavedSpec saved{get_spec(in), {}};
+  SavedSpec saved{get_spec(in), {}, {}};
   in.take(in.left() % 8);  // Zeros.
   saved.rule = in.left() > 0 ? read_rule(in) : saved.made.rule;
+  in.take(in.left() % 8);
+  // Files of before have no order.
+  if (in.left() == 0) return saved;
+  saved.order.number = in.get<std::uint64_t>();
+  saved.order.client = static_cast<std::uint32_t>(in.get<std::uint64_t>());
   return saved;
 }
 

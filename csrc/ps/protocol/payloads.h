@@ -3,6 +3,7 @@
 // of eight bytes long, so that those lie aligned.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -27,10 +28,13 @@ struct Welcome {
 };
 // The numbers of kDone.
 struct Outcome {
-  std::uint64_t refused = 0;       // Rows whose gradient was not finite.
+  // Rows whose gradient was not finite. kSetRule: 1: settings that another client gave are in
+  // force.
+  std::uint64_t refused = 0;
   std::uint64_t not_admitted = 0;  // Rows that were only counted.
   std::uint64_t staleness = 0;     // Pushes to the table between the pull and this push.
-  std::uint64_t workers = 0;  // kClock: the living ones of the domain. kShrink, kTick: rows gone.
+  // kClock: the living ones of the domain. kShrink, kTick: rows gone. kSetRule: RuleOrder::number.
+  std::uint64_t workers = 0;
   // Bit i % 64 of word i / 64: row i was refused or only counted. Empty: nobody asked, or none was.
   std::vector<std::uint64_t> skipped;
 
@@ -44,6 +48,13 @@ struct ClockPayload {
   std::uint32_t workers = 1;  // Of the domain: 0 .. workers-1. 0: whoever comes.
   bool is_round = false;
   double weight = 1;  // Of its contributions to the round that ends.
+};
+// Which of several changes of a table's rule is in force, on every shard: the last one in this
+// order, whatever order they come in.
+struct RuleOrder {
+  std::uint64_t number = 0;  // 0: the rule is what the table was made with.
+  std::uint32_t client = 0;  // Whose it is.
+  friend auto operator<=>(const RuleOrder&, const RuleOrder&) = default;
 };
 // How far a shard has come with one client.
 struct Position {
@@ -81,12 +92,14 @@ std::vector<std::uint64_t> get_skipped(wire::Reader& in, std::size_t rows);
 ClockPayload get_clock(wire::Reader& in);
 TableSpec get_spec(wire::Reader& in);
 kernels::Rule get_rule(wire::Reader& in);
-// What a snapshot has of a table: its spec, and behind it the rule in force, if it is another one
-// than the table was made with.
+// What a snapshot has of a table: its spec, and behind it, if it was changed, the rule in force and
+// which of the changes that is.
 struct SavedSpec {
   TableSpec made;
   kernels::Rule rule;
+  RuleOrder order;
 };
+void put(Bytes& out, const SavedSpec& saved);
 SavedSpec get_saved_spec(wire::Reader& in);
 
 }  // namespace gradring::ps

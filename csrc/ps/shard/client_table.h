@@ -43,6 +43,7 @@ class ClientTable {
   // incarnation, InvalidArgument if there are too many clients.
   ClientState& enter(std::uint32_t client, std::uint64_t incarnation);
   ClientState* find(std::uint32_t client);
+  const ClientState* find(std::uint32_t client) const;
   // Whom to forget so that this client can enter: of those that were given up and are no workers,
   // the one that has been away for the longest. Nothing if there is room, or nobody to forget.
   std::optional<std::uint32_t> in_the_way_of(std::uint32_t client) const;
@@ -63,11 +64,19 @@ class ClientTable {
   // A client that is known by its number only: it may come as any process, or be given up.
   void expect(std::uint32_t client) { clients_.try_emplace(client); }
   void add(ClientTable others);
+  // The clients of a checkpoint, in place of those of the one before. Incarnations of other servers
+  // come from other clocks: whoever comes with another one than such a client had is no earlier
+  // process of it, and begins anew. Only that very process goes on where it was.
+  void add_foreign(ClientTable others);
 
  private:
-  void shed(std::size_t count);
+  using Clients = std::map<std::uint32_t, ClientState>;
 
-  std::map<std::uint32_t, ClientState> clients_;
+  ClientState begun(std::uint32_t client, std::uint64_t incarnation);
+  static void shed(Clients& clients);
+
+  Clients clients_;
+  Clients foreign_;                       // Of a checkpoint, and not here since.
   std::uint64_t newest_incarnation_ = 0;  // Also of those that were forgotten.
 };
 

@@ -120,6 +120,7 @@ void Shard::tick(Time now, std::vector<Answer>& answers) {
     if (now - state.away_since < impl_->options.client_grace) continue;
     impl_->give_up(client);
   }
+  if (impl_->loading && now >= impl_->end_of_load()) impl_->loading.reset();
   if (impl_->frozen) impl_->melt(now, answers);
   impl_->open_gates(now, answers);
 }
@@ -136,9 +137,10 @@ Time Shard::next_tick() const {
       next = std::min(next, state.away_since == Time{}
                                 ? Time{}
                                 : state.away_since + impl_->options.client_grace);
-  if (impl_->frozen)
-    next = std::min(
-        next, impl_->frozen->advancing ? impl_->frozen->advancing->until : impl_->frozen->until);
+  if (impl_->loading) next = std::min(next, impl_->end_of_load());
+  if (impl_->frozen) next = std::min(next, impl_->end_of_freeze());
+  if (impl_->frozen && impl_->frozen->advancing)
+    next = std::min(next, impl_->frozen->advancing->until);
   for (const auto& one : impl_->parked)
     if (!one.is_let_through) next = std::min(next, one.until);
   return next;

@@ -133,13 +133,15 @@ class Shard {
   void end_snapshot(std::uint64_t cut);
   // The inverse: beside what is there, until commit_load puts it in its place. Pieces may come from
   // shards of another layout; what is not ours is left out. A recovery is of this very shard: it
-  // also takes clients and domains as they were. Else clients that are known stay as they are, and
-  // workers begin new domains. Throws ProtocolError on nonsense.
+  // also takes clients and domains as they were. Else clients that are known stay as they are,
+  // others are those of a checkpoint (ClientTable::add_foreign), and workers begin new domains.
+  // Throws ProtocolError on nonsense.
   // `staging`: the number of the job (Job::cut) that asked for it, which ends with its client; or
   // kOwnLoad, the owner's. One at a time: begin_load throws InvalidArgument where there is another,
   // the others throw Closed where there is none (any more). After prepare_load it outlasts that its
-  // client is away for long: when all shards have said so they can be told to commit. If that
-  // client never comes back, the next begin_load takes its place.
+  // client is away for a minute: when all shards have said so they can be told to commit. The next
+  // begin_load takes the place of one whose client was given up. One whose client has said goodbye
+  // and left, or is another process by now, goes as soon as no job of that client is under way.
   static constexpr std::uint64_t kOwnLoad = 0;
   void begin_load(std::uint64_t staging = kOwnLoad);
   void load_piece(std::span<const std::byte> piece, std::uint64_t staging = kOwnLoad);

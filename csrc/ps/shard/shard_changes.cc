@@ -224,6 +224,15 @@ Outcome Shard::Impl::apply_push(const PsHeader& header, const Change& change,
   return {};
 }
 
+Outcome Shard::Impl::change_rule(const PsHeader& header, const Change& change,
+                                 std::uint32_t client) {
+  Table& table = store.require(header.table, header.layout);
+  Outcome outcome;
+  outcome.refused = store.change_rule(table, change.rule, {header.a, client}) ? 0 : 1;
+  outcome.workers = table.rule_order.number;
+  return outcome;
+}
+
 Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint32_t client) {
   require_memory_was_found(header);
   Frame answer = answer_to(header, PsType::kDone);
@@ -234,9 +243,7 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
       if (header.a == wire::kNoMemory) throw no_memory_for(change.spec);
       store.make(change.spec);
       break;
-    case PsType::kSetRule:
-      store.set_rule(store.require(header.table, header.layout), change.rule);
-      break;
+    case PsType::kSetRule: outcome = change_rule(header, change, client); break;
     case PsType::kPush:
     case PsType::kPushDense: outcome = apply_push(header, change, client); break;
     case PsType::kWriteRows:
@@ -299,9 +306,6 @@ void Shard::Impl::give_up(std::uint32_t client) {
   ClientState* state = clients.find(client);
   if (state == nullptr) return;
   state->is_given_up = true;
-  // Of one that is prepared other shards may be about to take over their part.
-  if (loading && loading->client == client && (!loading->is_prepared || state->has_said_goodbye))
-    loading.reset();
   const bool is_worker = std::any_of(domains.begin(), domains.end(), [client](const auto& entry) {
     return entry.second.has(client);
   });

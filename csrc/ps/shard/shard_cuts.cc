@@ -17,9 +17,12 @@ namespace {
 // job may ask for a load, by mistake: all but one are refused, each by its job.
 constexpr std::size_t kJobsKept = 256;
 constexpr std::uint64_t kLongestFreezeMs = 60'000;
+// A saver makes a broken connection anew in milliseconds, over a long way in some tenths of a
+// second. One that takes longer begins the cut again; one that has died keeps nobody waiting.
+constexpr Millis kSaverAway{1000};
 constexpr char kMelted[] =
-    "the freeze has melted: the checkpoint took too long to gather, or a load came between; try "
-    "again";
+    "the freeze has melted: the checkpoint took too long to gather, its saver had no connection "
+    "here for a second, or a load came between; try again";
 
 }  // namespace
 
@@ -100,6 +103,8 @@ void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, An
   if (!frozen) frozen = Freeze{};
   frozen->cut = cut_id;
   frozen->until = now + limit;
+  frozen->client = *guests.at(connection).client;
+  frozen->incarnation = clients.find(frozen->client)->incarnation;
   std::vector<Position> positions;
   for (const auto& [client, state] : clients.all()) {
     if (state.seq == 0) continue;
@@ -262,14 +267,23 @@ bool Shard::has_own_snapshot() const {
   return impl_->snapshot && impl_->snapshot->cut == kOwnSnapshot;
 }
 
+// At once if its saver will not come back: it has said goodbye, or a later process has its number.
+Time Shard::Impl::end_of_freeze() const {
+  const ClientState* saver = clients.find(frozen->client);
+  if (saver == nullptr || saver->incarnation != frozen->incarnation) return Time{};
+  if (saver->connection) return frozen->until;
+  return std::min(frozen->until, saver->away_since + std::min(kSaverAway, options.client_grace));
+}
+
 void Shard::Impl::melt(Time now, Answers& answers) {
-  if (frozen->advancing && now >= frozen->advancing->until) {
+  const bool is_over = now >= end_of_freeze();
+  if (frozen->advancing && (is_over || now >= frozen->advancing->until)) {
     Frame answer = answer_to(frozen->advancing->request, PsType::kText);
     answer.payload = encode_text(not_there());
     answers.push_back({frozen->advancing->connection, std::move(answer)});
     frozen->advancing.reset();
   }
-  if (now >= frozen->until) thaw(now, answers);
+  if (is_over) thaw(now, answers);
 }
 
 void Shard::Impl::thaw(Time now, Answers& answers) {

@@ -22,6 +22,10 @@ enum class RecordKind : std::uint64_t {
 };
 using RecordHeader = std::array<std::uint64_t, 3>;
 
+// As long as calls wait for a connection, if nobody has said otherwise: then the loader has given
+// up.
+constexpr Millis kPreparedAway{60'000};
+
 RecordHeader record_header(RecordKind kind, std::uint64_t table, std::uint64_t bytes) {
   return {static_cast<std::uint64_t>(kind), table, bytes};
 }
@@ -73,8 +77,7 @@ std::deque<Bytes> Shard::Impl::front_of_snapshot() const {
                                       table.rows_pulled, table.refused, table.not_admitted})
       counters.put(count);
     put_bytes(payload, counters.take());
-    put(payload, table.spec);
-    if (!(table.rule() == table.spec.rule)) put(payload, table.rule());
+    put(payload, SavedSpec{table.spec, table.rule(), table.rule_order});
     put_record(front, RecordKind::kTable, id, payload);
   }
   return pieces;
@@ -159,6 +162,22 @@ bool Shard::Impl::is_left_behind(const Loading& load) {
   return state == nullptr || state->is_given_up || state->incarnation != load.incarnation;
 }
 
+// Of one that is prepared other shards may be about to take over their part, or have been told to:
+// its client may be away for longer, and what that has asked for is done, also if it has gone
+// since.
+Time Shard::Impl::end_of_load() const {
+  if (!loading->client) return Time::max();
+  const ClientState* state = clients.find(*loading->client);
+  const bool is_gone = state == nullptr || state->incarnation != loading->incarnation ||
+                       (!state->connection && state->has_said_goodbye);
+  const bool has_job = std::any_of(known_jobs.begin(), known_jobs.end(), [this](const auto& known) {
+    return known.second == *loading->client;
+  });
+  if (is_gone) return loading->is_prepared && has_job ? Time::max() : Time{};
+  if (state->connection) return Time::max();
+  return state->away_since + (loading->is_prepared ? kPreparedAway : options.client_grace);
+}
+
 Shard::Impl::Loading& Shard::Impl::loading_of(std::uint64_t staging) {
   if (!loading || loading->staging != staging)
     throw Closed("nothing is there to be loaded: the client that wanted it was lost meanwhile");
@@ -228,7 +247,7 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
         *count = in.get<std::uint64_t>();
       const SavedSpec saved = get_saved_spec(in);
       Table& table = loading->store.make_or_refuse(saved.made);
-      loading->store.set_rule(table, saved.rule);
+      if (saved.order >= table.rule_order) loading->store.set_rule(table, saved.rule, saved.order);
       table.pushes = std::max(table.pushes, before.pushes);
       table.steps = std::max(loading->least_steps[table_id(saved.made.name)], before.steps);
       if (!loading->is_same_layout) return;
@@ -256,13 +275,8 @@ void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
   impl_->loading.reset();
   impl_->end_snapshot();
   impl_->store = std::move(loaded.store);
-  // A worker whose process was a new one that had done nothing is not among the saved clients; who
-  // gives it up should it not come back?
-  if (is_recovery)
-    for (const auto& [id, domain] : loaded.domains)
-      for (const std::uint32_t worker : domain.here()) loaded.clients.expect(worker);
-  impl_->clients.add(std::move(loaded.clients));
   if (!is_recovery) {
+    impl_->clients.add_foreign(std::move(loaded.clients));
     // What belonged together before is replaced: no cut from now on waits for the rest of it.
     for (auto& [client, state] : impl_->clients.all()) state.tail.clear();
     impl_->void_freeze();
@@ -275,6 +289,11 @@ void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
     impl_->journal->append(mark, {}, 0, 0);
     return;
   }
+  // A worker whose process was a new one that had done nothing is not among the saved clients; who
+  // gives it up should it not come back?
+  for (const auto& [id, domain] : loaded.domains)
+    for (const std::uint32_t worker : domain.here()) loaded.clients.expect(worker);
+  impl_->clients.add(std::move(loaded.clients));
   // The lineage stays this process's own: of a log that was cut off by a power failure the end may
   // be in a checkpoint, and no other may build on that one.
   for (auto& [id, domain] : loaded.domains) impl_->domains.insert_or_assign(id, std::move(domain));

@@ -58,6 +58,8 @@ struct Shard::Impl {
   struct Freeze {
     std::uint64_t cut = 0;
     Time until{};
+    std::uint32_t client = 0;  // Who takes the cut.
+    std::uint64_t incarnation = 0;
     std::map<std::uint32_t, Position> targets;  // From kAdvance.
     struct Advancing {                          // Who waits for them, and how long.
       Connection connection = 0;
@@ -134,6 +136,7 @@ struct Shard::Impl {
   static void note_answer(ClientState& state, const wire::PsHeader& request, const Frame& answer);
   Frame again(const ClientState& state, const Frame& request);
   Frame apply(const wire::PsHeader& header, const Change& change, std::uint32_t client);
+  Outcome change_rule(const wire::PsHeader& header, const Change& change, std::uint32_t client);
   Outcome apply_push(const wire::PsHeader& header, const Change& change, std::uint32_t client);
   void accept(const wire::PsHeader& header, std::span<std::byte> payload, std::uint32_t client,
               ClientState& state, Frame* answer);
@@ -161,6 +164,7 @@ struct Shard::Impl {
   // Of what changed after these stamps, for each table; 0 or none: everything.
   void end_snapshot();
   void begin_snapshot(std::uint64_t cut, const std::map<std::uint64_t, std::uint64_t>& since);
+  Time end_of_freeze() const;             // Of one that there is.
   void melt(Time now, Answers& answers);  // What is due.
   void thaw(Time now, Answers& answers);
   void void_freeze();  // It would be a cut through two histories: it fails, and thaws at once.
@@ -174,6 +178,7 @@ struct Shard::Impl {
   std::deque<Bytes> front_of_snapshot() const;
   Loading& loading_of(std::uint64_t staging);
   bool is_left_behind(const Loading& load);
+  Time end_of_load() const;  // Of one that there is; Time::max(): nothing ends it by itself.
   void begin_source(std::uint32_t shard);
   void load_record(std::uint64_t kind, std::uint64_t table, std::span<const std::byte> payload);
 

@@ -291,12 +291,24 @@ void Store::average_dense(Table& table, const std::map<std::uint32_t, Contributi
   if (!table.dense->apply(sum.data())) ++table.refused;
 }
 
-void Store::set_rule(Table& table, const kernels::Rule& rule) {
+void Store::set_rule(Table& table, const kernels::Rule& rule, RuleOrder order) {
   require_successor(table.spec, rule);
   if (table.sparse)
     table.sparse->set_rule(rule);
   else
     table.dense->set_rule(rule);
+  table.rule_order = order;
+}
+
+bool Store::change_rule(Table& table, const kernels::Rule& rule, RuleOrder order) {
+  require_successor(table.spec, rule);
+  // Logs of before have changes without a number, in the order in which they came.
+  if (order.number == 0)
+    order = table.rule_order;
+  else if (order <= table.rule_order)
+    return table.rule() == rule;
+  set_rule(table, rule, order);
+  return true;
 }
 
 void Store::write(Table& table, std::uint32_t count, std::span<const std::byte> values,

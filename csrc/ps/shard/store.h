@@ -25,6 +25,7 @@ struct Table {
   std::uint32_t layout = 0;             // layout_of(spec).
   std::unique_ptr<SparseTable> sparse;  // One of the two.
   std::unique_ptr<DenseTable> dense;
+  RuleOrder rule_order;      // Of the rule in force.
   std::uint64_t pushes = 0;  // Whole ones; a round counts as one. What staleness is measured in.
   std::uint64_t steps = 0;   // Of the rule, where they are the table's: pushes and rounds.
   std::uint64_t rows_pushed = 0;
@@ -101,7 +102,9 @@ class Store {
   // One step of every table that somebody contributed to: the weighted average over all workers.
   void apply_round(ReadyRound round);
   // For all updates from now on. Throws InvalidArgument if rows cannot go on under it.
-  void set_rule(Table& table, const kernels::Rule& rule);
+  void set_rule(Table& table, const kernels::Rule& rule, RuleOrder order);
+  // The same, unless one that comes after it is in force. Whether its settings are.
+  bool change_rule(Table& table, const kernels::Rule& rule, RuleOrder order);
   // `steps`: of a sparse table's rule, where they are the table's; none: they stay.
   void write(Table& table, std::uint32_t count, std::span<const std::byte> values,
              std::uint32_t client, std::optional<std::uint64_t> steps);

@@ -147,7 +147,7 @@ class Calls:
     def set_rules(
         self, rules: Sequence[tuple[SparseTable | DenseTable, Any]], timeout: float | None
     ) -> None:
-        """Give tables other settings of their rules, in one round trip."""
+        """Give tables other settings of their rules, in one round trip or two."""
         pairs = [(table.number, specs.rule_spec(optimizer)) for table, optimizer in rules]
         before = self.core.bytes_sent
         try:

@@ -213,6 +213,9 @@ class ParameterServer:
     ) -> None:
         """Give several tables other settings of their rules, in one round trip.
 
+        In two where another worker has changed one of them since. Of workers that do it at once
+        one has its way, on all servers.
+
         Args:
             optimizers: Pairs of a table and a rule, as for `SparseTable.set_optimizer`.
             timeout: As for `SparseTable.pull`.

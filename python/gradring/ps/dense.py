@@ -118,7 +118,8 @@ class DenseTable:
         """Have the servers go on with other settings of the rule, such as a learning rate.
 
         They hold from this client's next push on, and for everybody: servers keep them, over
-        restarts with a log and in checkpoints. Done once on every shard, like a push.
+        restarts with a log and in checkpoints. Done once on every shard, like a push. Of workers
+        that do it at once one has its way, on all servers.
 
         Args:
             optimizer: The same rule of `gradring.optim`; only its numbers differ.

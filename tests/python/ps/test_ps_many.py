@@ -14,7 +14,7 @@ import pytest
 import gradring as gr
 from gradring.errors import InvalidArgument
 from gradring.ps import DenseTable, ParameterServer, SparseTable
-from ps_servers import connected, join, serving
+from ps_servers import connected, join, serving, together
 
 ONE = np.ones((1, 1), np.float32)
 
@@ -131,3 +131,22 @@ def test_handles_of_one_table_with_other_codecs_do_not_share_a_round_trip(
     packed = ps.sparse_table("t", 1, gr.optim.Sum(), codec="bf16")
     with pytest.raises(InvalidArgument, match="one round trip has one codec"):
         ps.push_many([(plain, [1], ONE), (packed, [1], ONE)])
+
+
+def test_settings_that_workers_give_a_table_at_once_are_those_of_one_on_all_servers() -> None:
+    with serving(3) as addresses, join(addresses, client=0) as a, join(addresses, client=1) as b:
+        made = [(ps, ps.sparse_table("t", 1, gr.optim.SGD(lr=1.0))) for ps in (a, b)]
+
+        def in_force() -> set[float]:
+            return {shard["tables"][0]["lr"] for shard in a.stats()}
+
+        for _ in range(40):
+            together(
+                [lambda ps=ps, table=table, lr=lr: ps.set_optimizers([(table, gr.optim.SGD(lr=lr))])
+                 for (ps, table), lr in zip(made, (2.0, 4.0), strict=True)]
+            )  # fmt: skip
+            assert in_force() in ({2.0}, {4.0})
+        # Who comes later has its way, whatever the other's number.
+        for lr, (_, table) in ((8.0, made[0]), (16.0, made[1]), (8.0, made[0])):
+            table.set_optimizer(gr.optim.SGD(lr=lr))
+            assert in_force() == {lr}

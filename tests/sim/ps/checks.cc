@@ -62,6 +62,7 @@ std::string PsSimulation::compare(ps::Shard& one, ps::Shard& other) const {
     }
   }
   if (left.dense(kDense) != right.dense(kDense)) return "the dense table is another";
+  if (left.rule(kAdagrad) != right.rule(kAdagrad)) return "the rule is another";
   return "";
 }
 
@@ -69,21 +70,25 @@ void PsSimulation::check_cut(std::uint64_t cut, const std::vector<std::size_t>& 
   trace_.note(network_.now(), -1, "a checkpoint is judged");
   world_.ledger.settle();
   testing::MemoryJournal nowhere;
+  std::vector<std::unique_ptr<ps::Shard>> parts;
+  std::vector<std::unique_ptr<PsProbe>> beside;
   for (std::uint32_t shard = 0; shard < scenario_.shards(); ++shard) {
     PsServer& server = *servers_[shard / scenario_.threads];
     PsDisk& disk = server.disk(shard);
     if (!disk.checkpoints.contains(cut))
       return world_.complain(str("shard ", shard, " has no part of a finished checkpoint"));
-    const auto restored = server.blank(shard, nowhere);
-    restored->begin_load();
-    restored->load_piece(disk.checkpoints[cut]);
-    restored->commit_load(true);
+    ps::Shard& restored = *parts.emplace_back(server.blank(shard, nowhere));
+    restored.begin_load();
+    restored.load_piece(disk.checkpoints[cut]);
+    restored.commit_load(true);
     const auto again = replayed(shard, disk.position_of(cut));
-    const std::string difference = compare(*restored, *again);
+    const std::string difference = compare(restored, *again);
     if (!difference.empty())
       return world_.complain(str("shard ", shard, ": a checkpoint is not what the log says up to ",
                                  "its cut: ", difference));
+    beside.push_back(std::make_unique<PsProbe>(restored, network_.now()));
   }
+  if (scenario_.is_gentle()) check_rules("a checkpoint", beside);
   // Whole pushes only: read from a cluster of another size.
   const auto others = static_cast<std::uint32_t>(1 + dice_.below(4));
   std::vector<std::unique_ptr<ps::Shard>> shards;
@@ -99,10 +104,23 @@ void PsSimulation::check_cut(std::uint64_t cut, const std::vector<std::size_t>& 
     shards.back()->commit_load(false);
     probes.push_back(std::make_unique<PsProbe>(*shards.back(), network_.now()));
   }
+  check_rules("a checkpoint that other shards have loaded", probes);
   const std::string wrong =
       world_.ledger.check_cut(done_before, reader_of(probes, scenario_),
                               scenario_.is_gentle() ? std::set<std::uint32_t>() : world_.troubled);
   if (!wrong.empty()) world_.complain(str("a checkpoint: ", wrong));
+}
+
+// Of all shards the same, unless somebody's change is half done and will stay so.
+void PsSimulation::check_rules(const std::string& where,
+                               const std::vector<std::unique_ptr<PsProbe>>& probes) {
+  std::set<std::string> rules;
+  for (const auto& probe : probes) rules.insert(probe->rule(kAdagrad));
+  rules.erase("");  // Who made the table was cut off.
+  ++world_.rules_compared;
+  if (rules.size() > 1)
+    world_.complain(
+        str(where, ": shards have different rules: ", *rules.begin(), " and ", *rules.rbegin()));
 }
 
 void PsSimulation::check_end() {
@@ -121,6 +139,7 @@ void PsSimulation::check_end() {
       return world_.complain(str("shard ", shard, " is not what its log says: ", difference));
     probes.push_back(std::make_unique<PsProbe>(server.shard(shard), network_.now()));
   }
+  if (scenario_.has_log && world_.rules_under_way == 0) check_rules("at the end", probes);
   const PsLedger::Reader read = reader_of(probes, scenario_);
   if (scenario_.has_log) {
     const std::string wrong = world_.ledger.check_end(read);

@@ -30,9 +30,13 @@ CallPtr PsClient::submit(const std::string& what, const std::vector<Addressed>& 
   const auto call = std::make_shared<ps::PlainCall>(what, may_wait);
   for (const auto& [shard, request] : requests)
     call->add(shard, request.header, request.rest, request.header.count);
-  trace_.note(now(), static_cast<Rank>(number_), what);
-  core_.submit(call, scenario_.call_timeout, now());
+  submit(call);
   return call;
+}
+
+void PsClient::submit(const CallPtr& call) {
+  trace_.note(now(), static_cast<Rank>(number_), call->what());
+  core_.submit(call, scenario_.call_timeout, now());
 }
 
 CallPtr PsClient::submit_to_all(const std::string& what, const testing::Request& request,

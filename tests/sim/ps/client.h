@@ -41,6 +41,7 @@ class PsClient {
 
   CallPtr submit(const std::string& what, const std::vector<Addressed>& requests,
                  bool may_wait = false);
+  void submit(const CallPtr& call);
   CallPtr submit_to_all(const std::string& what, const testing::Request& request,
                         bool may_wait = false);
   bool step();

@@ -34,7 +34,8 @@ class Counting final : public PsProgram {
       if (!is_good && sent.kind == Kind::kPush) has_lost_pushes_ = true;
       if (is_good && sent.kind == Kind::kPull) judge(sent);
       if (is_good && sent.kind == Kind::kDense) judge_dense(sent);
-      if (is_good && sent.kind == Kind::kUpkeep) note_upkeep(*sent.call, world_);
+      if (is_good && sent.kind == Kind::kUpkeep)
+        keep_up(go_on_with({sent.call, sent.rules}, client_, world_));
       if (is_good && sent.kind == Kind::kPoison)
         world_.complain("a request that makes no sense was answered");
     }
@@ -51,7 +52,7 @@ class Counting final : public PsProgram {
       else if (choice < 92)
         pull_dense();
       else
-        under_way_.push_back({.kind = Kind::kUpkeep, .call = submit_upkeep(client_, world_)});
+        keep_up(submit_upkeep(client_, world_));
     }
   }
 
@@ -60,6 +61,7 @@ class Counting final : public PsProgram {
   struct Sent {
     Kind kind = Kind::kPush;
     CallPtr call = nullptr;
+    std::shared_ptr<ps::RuleChange> rules = nullptr;
     std::vector<std::vector<std::uint64_t>> ids = {};  // Of each part.
     // When it was asked for: what the own column must have, and what was seen before.
     std::map<std::uint64_t, float> least = {};
@@ -121,6 +123,11 @@ class Counting final : public PsProgram {
     }
     sent.call = client_.submit("pull", requests);
     under_way_.push_back(std::move(sent));
+  }
+
+  void keep_up(const Upkeep& upkeep) {
+    if (!upkeep.call) return;
+    under_way_.push_back({.kind = Kind::kUpkeep, .call = upkeep.call, .rules = upkeep.rules});
   }
 
   void poison() {

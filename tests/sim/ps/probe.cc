@@ -3,6 +3,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/text.h"
 #include "support/ps/requests.h"
 #include "support/ps/shard_rig.h"
 
@@ -47,6 +48,13 @@ std::vector<std::byte> PsProbe::dense(const std::string& table) {
   const ps::Frame answer = ask({request.header, request.rest});
   if (testing::error_of(answer) != ErrorKind::kNone) return {};
   return {answer.payload.begin(), answer.payload.end()};
+}
+
+std::string PsProbe::rule(const std::string& table) const {
+  const std::string stats = shard_.stats();
+  const std::size_t begin = stats.find(str("{\"name\":\"", table, "\""));
+  if (begin == std::string::npos) return "";
+  return stats.substr(begin, stats.find(",\"rows\"", begin) - begin);
 }
 
 std::map<std::uint64_t, std::vector<std::byte>> PsProbe::rows(const std::string& table) {

@@ -23,6 +23,9 @@ class PsProbe {
   // A dense table's part, whole: its steps, weights and state as bytes; empty if there is none.
   std::vector<std::byte> dense(const std::string& table);
 
+  // What the shard says of a table in its stats, up to its rule; "" if it has none.
+  std::string rule(const std::string& table) const;
+
   // Every row of a sparse table, whole: its notes and floats as bytes, by id.
   std::map<std::uint64_t, std::vector<std::byte>> rows(const std::string& table);
 

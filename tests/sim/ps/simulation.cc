@@ -104,7 +104,9 @@ PsOutcome PsSimulation::run() {
           .dense_parts = world_.ledger.dense_parts(),
           .rows_removed = world_.rows_removed,
           .replicas_compared = world_.replicas_compared,
-          .claims_compared = world_.claims_compared};
+          .claims_compared = world_.claims_compared,
+          .rules_compared = world_.rules_compared,
+          .rules_made_anew = world_.rules_made_anew};
 }
 
 bool PsSimulation::all_are_over() const {

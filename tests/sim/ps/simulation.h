@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/ps/network.h"
+#include "sim/ps/probe.h"
 #include "sim/ps/scenario.h"
 #include "sim/ps/server.h"
 #include "sim/ps/world.h"
@@ -30,6 +31,8 @@ struct PsOutcome {
   std::uint64_t rows_removed = 0;  // By ticks and shrinks.
   std::uint64_t replicas_compared = 0;
   std::uint64_t claims_compared = 0;  // Counters.
+  std::uint64_t rules_compared = 0;   // Of all shards, at the end and in checkpoints.
+  std::uint64_t rules_made_anew = 0;  // Calls after one that another client's had beaten.
 };
 
 PsOutcome simulate(const PsScenario& scenario, bool is_printed = false);
@@ -69,6 +72,7 @@ class PsSimulation {
   std::unique_ptr<ps::Shard> replayed(std::uint32_t shard, std::size_t records);
   std::string compare(ps::Shard& one, ps::Shard& other) const;
   void check_cut(std::uint64_t cut, const std::vector<std::size_t>& done_before);
+  void check_rules(const std::string& where, const std::vector<std::unique_ptr<PsProbe>>& probes);
   void check_end();
   void check_claims();
   void check_replicas(const PsLedger::Reader& read);

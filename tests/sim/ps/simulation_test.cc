@@ -30,6 +30,8 @@ TEST_CASE("whatever breaks, every push counts once, no read goes back and every 
     total.rows_removed += outcome.rows_removed;
     total.replicas_compared += outcome.replicas_compared;
     total.claims_compared += outcome.claims_compared;
+    total.rules_compared += outcome.rules_compared;
+    total.rules_made_anew += outcome.rules_made_anew;
   }
   // Seeds that never broke anything, or never let anything work, would prove nothing.
   CHECK(total.calls > 5000);
@@ -43,6 +45,8 @@ TEST_CASE("whatever breaks, every push counts once, no read goes back and every 
   CHECK(total.rows_removed > 500);
   CHECK(total.replicas_compared > 5);
   CHECK(total.claims_compared > 5);
+  CHECK(total.rules_compared > 100);
+  CHECK(total.rules_made_anew > 20);
   CHECK(calls.size() == kPsWorkCount);
   for (const auto& [work, count] : calls) {
     CAPTURE(static_cast<int>(work));

@@ -32,34 +32,54 @@ CallPtr submit_writes(PsClient& client, PsWorld& world) {
   return client.submit("write rows", requests);
 }
 
+Upkeep submit_rule(PsClient& client, PsWorld& world) {
+  ps::TableSpec spec = adagrad_table();
+  // Each process knows the number of the last change from what it was told.
+  auto& table = world.tables[client.process()];
+  if (!table) table = std::make_shared<ps::RemoteTable>(spec, client.shards());
+  spec.rule.lr = 0.05 * static_cast<double>(1 + world.dice.below(4));
+  const auto rules = std::make_shared<ps::RuleChange>();
+  rules->add(table, spec.rule);
+  const Upkeep made{rules->begin(), rules};
+  ++world.rules_under_way;
+  client.submit(made.call);
+  return made;
+}
+
 }  // namespace
 
-CallPtr submit_upkeep(PsClient& client, PsWorld& world) {
+Upkeep submit_upkeep(PsClient& client, PsWorld& world) {
   switch (world.dice.below(4)) {
     case 0:
       // Now and then one that another client has told already.
       world.tick +=
           world.dice.percent(75) ? 1 + static_cast<std::uint32_t>(world.dice.below(3)) : 0;
-      return client.submit_to_all(str("tick ", world.tick), testing::tick(world.tick));
+      return {client.submit_to_all(str("tick ", world.tick), testing::tick(world.tick))};
     case 1: {
       const float least = static_cast<float>(world.dice.below(4)) / 2;
       const auto unseen = static_cast<std::uint32_t>(world.dice.below(4));
-      return client.submit_to_all("shrink", testing::shrink(kAdagrad, least, unseen));
+      return {client.submit_to_all("shrink", testing::shrink(kAdagrad, least, unseen))};
     }
-    case 2: {
-      kernels::Rule rule = adagrad_table().rule;
-      rule.lr = 0.05 * static_cast<double>(1 + world.dice.below(4));
-      return client.submit_to_all("set rule", testing::set_rule(kAdagrad, rule));
-    }
-    default: return submit_writes(client, world);
+    case 2: return submit_rule(client, world);
+    default: return {submit_writes(client, world)};
   }
 }
 
-void note_upkeep(const ps::PlainCall& call, PsWorld& world) {
-  for (const auto& answer : call.answers()) {
+Upkeep go_on_with(const Upkeep& upkeep, PsClient& client, PsWorld& world) {
+  if (upkeep.rules) {
+    Upkeep next{upkeep.rules->go_on(*upkeep.call), upkeep.rules};
+    if (next.call)
+      client.submit(next.call);
+    else
+      --world.rules_under_way;
+    world.rules_made_anew += next.call ? 1 : 0;
+    return next;
+  }
+  for (const auto& answer : upkeep.call->answers()) {
     wire::Reader in(answer.payload);
     world.rows_removed += ps::get_outcome(in).workers;
   }
+  return {};
 }
 
 }  // namespace gradring::sim

@@ -3,13 +3,18 @@
 // and in every checkpoint. Used by the counting program.
 #pragma once
 
+#include "ps/client/rule_change.h"
 #include "sim/ps/client.h"
 #include "sim/ps/world.h"
 
 namespace gradring::sim {
 
-CallPtr submit_upkeep(PsClient& client, PsWorld& world);
-// It has succeeded.
-void note_upkeep(const ps::PlainCall& call, PsWorld& world);
+struct Upkeep {
+  CallPtr call;
+  std::shared_ptr<ps::RuleChange> rules = nullptr;  // If it is one.
+};
+Upkeep submit_upkeep(PsClient& client, PsWorld& world);
+// It has succeeded. What is still to be done, and submitted; else without a call.
+Upkeep go_on_with(const Upkeep& upkeep, PsClient& client, PsWorld& world);
 
 }  // namespace gradring::sim

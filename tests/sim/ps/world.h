@@ -41,6 +41,12 @@ struct PsWorld {
   std::uint64_t rows_judged = 0;   // Of the counting program's pulls.
   std::uint64_t dense_judged = 0;  // Dense tables that were pulled and judged.
   std::uint64_t rows_removed = 0;  // By ticks and shrinks, as their answers say.
+  // Changes of a rule that nobody knows to be done everywhere: for good, if who made it is gone.
+  std::uint64_t rules_under_way = 0;
+  std::uint64_t rules_made_anew = 0;  // Calls for it after one that another's had beaten.
+  std::uint64_t rules_compared = 0;   // Of all shards.
+  // As each process knows the one whose rule is changed.
+  std::map<std::uint64_t, std::shared_ptr<ps::RemoteTable>> tables;
   std::uint64_t replicas_compared = 0;
   std::uint64_t claims_compared = 0;  // Counters of which all numbers must have been told.
 

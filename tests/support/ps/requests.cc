@@ -121,8 +121,8 @@ Request write_dense(const std::string& table, std::uint64_t steps, const Values&
   return made;
 }
 
-Request set_rule(const std::string& table, const kernels::Rule& rule) {
-  Request made = request(PsType::kSetRule);
+Request set_rule(const std::string& table, const kernels::Rule& rule, std::uint64_t number) {
+  Request made = request(PsType::kSetRule, number);
   made.header.table = ps::table_id(table);
   ps::put(made.rest, rule);
   return made;

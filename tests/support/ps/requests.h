@@ -46,7 +46,8 @@ Request write_rows(const std::string& table, const std::vector<ps::RowMeta>& met
                    const Values& floats, const std::optional<std::uint64_t>& steps = {});
 // Of this shard: its weights, and its state or nothing.
 Request write_dense(const std::string& table, std::uint64_t steps, const Values& floats);
-Request set_rule(const std::string& table, const kernels::Rule& rule);
+// `number`: see RuleOrder; 0: whatever is in force.
+Request set_rule(const std::string& table, const kernels::Rule& rule, std::uint64_t number = 0);
 // What the client sends in place of a change that was given up.
 Request nothing();
 

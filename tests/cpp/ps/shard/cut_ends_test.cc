@@ -58,6 +58,59 @@ TEST_CASE("a load within a freeze ends it: there is no cut through two histories
   CHECK(rig.tick_after(Millis{0}).size() == 2);  // The saver's advance, and what had waited.
 }
 
+// A shard that client 5 has frozen for long; client 0's push waits for that.
+struct Frozen {
+  ShardRig rig;
+  Guest worker = enter_with_table(rig, 0);
+  Guest saver = rig.enter(5);
+
+  Frozen() {
+    rig.ask(saver, freeze(1, Millis{60'000}));
+    CHECK(rig.send(worker, push("t", {1}, {1, 1})).empty());
+  }
+};
+
+TEST_CASE("a freeze ends at once when its saver is gone for good") {
+  Frozen frozen;
+  ShardRig& rig = frozen.rig;
+  CHECK(rig.send(frozen.saver, advance(1, kLong, {{3, 1, 9, {}}})).empty());
+  SUBCASE("because it has left") {
+    Request goodbye;
+    goodbye.header.type = PsType::kGoodbye;
+    rig.ask(frozen.saver, goodbye);
+    rig.shard().disconnected(frozen.saver.connection, rig.now);
+  }
+  SUBCASE("because a later process has come in its place") {
+    rig.enter(5, 2);
+  }
+  CHECK(rig.shard().next_tick() <= rig.now);
+  CHECK(rig.tick_after(Millis{0}).size() == 2);  // Its advance, and the push.
+  CHECK(pulled(rig, frozen.worker, {1}) == Values{1, 1});
+  Guest next = rig.enter(6);
+  CHECK(rig.ask(next, freeze(2, kLong)).header.type == PsType::kFrozen);
+}
+
+TEST_CASE("a saver without a connection keeps others waiting for a second, and no longer") {
+  Frozen frozen;
+  ShardRig& rig = frozen.rig;
+  rig.shard().disconnected(frozen.saver.connection, rig.now);
+  CHECK(rig.tick_after(Millis{999}).empty());
+  SUBCASE("so it goes on with its cut where it is back in time") {
+    frozen.saver = rig.enter(5);
+    CHECK(rig.tick_after(Millis{5000}).empty());
+    CHECK(rig.ask(frozen.saver, advance(1, kLong, {})).header.type == PsType::kText);
+    CHECK(rig.send(frozen.saver, cut(1, "")).size() == 2);  // And the push is done behind it.
+  }
+  SUBCASE("and is told that it comes too late") {
+    CHECK(rig.shard().next_tick() <= rig.now + Millis{1});
+    CHECK(rig.tick_after(Millis{1}).size() == 1);  // The push is done.
+    frozen.saver = rig.enter(5);
+    const ps::Frame answer = rig.ask(frozen.saver, cut(1, ""));
+    CHECK(error_of(answer) == ErrorKind::kTimedOut);
+    CHECK(text_of(answer).find("had no connection here") != std::string::npos);
+  }
+}
+
 TEST_CASE("after a load no cut waits for what other shards had before it") {
   ShardRig rig;
   Guest guest = rig.enter(0);
