@@ -89,7 +89,9 @@ def _scheduled(optimizer: torch.optim.Optimizer) -> Iterator[str]:
 
 def _rounded(value: Any) -> str:
     # To float32: on one rank it may be a tensor, whose schedule is computed in that.
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return _plain(value)
+    if isinstance(value, Real):
         return str(np.float32(value))
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_rounded, value))})"
