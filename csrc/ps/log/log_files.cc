@@ -82,12 +82,18 @@ void remove_file(const std::string& path) {
 
 void tell_newest_segment(const std::string& folder, std::uint64_t segment, bool syncs) {
   const std::string path = newest_path(folder, segment);
-  const std::vector<std::uint64_t> told = numbers_in(folder, kNewest, "");
   std::error_code error;
-  for (const std::uint64_t other : told)  // A folder that was copied onto another may have two.
-    if (other != segment && !error) fs::rename(newest_path(folder, other), path, error);
-  if (told.empty() && !transport::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)))
-    error = {errno, std::generic_category()};
+  // Mostly it told of the one before. Without a descriptor, which there may be none of by now: the
+  // old segment is closed, and the shard cannot go back.
+  fs::rename(newest_path(folder, segment - 1), path, error);
+  if (error == std::errc::no_such_file_or_directory) {
+    error.clear();
+    const std::vector<std::uint64_t> told = numbers_in(folder, kNewest, "");
+    for (const std::uint64_t other : told)  // A folder that was copied onto another may have two.
+      if (other != segment && !error) fs::rename(newest_path(folder, other), path, error);
+    if (told.empty() && !transport::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)))
+      error = {errno, std::generic_category()};
+  }
   if (error) blame_disk(path, "cannot be made", error);
   if (syncs) sync_folder(folder);
 }

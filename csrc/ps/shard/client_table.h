@@ -48,7 +48,10 @@ class ClientTable {
   // the one that has been away for the longest. Nothing if there is room, or nobody to forget.
   std::optional<std::uint32_t> in_the_way_of(std::uint32_t client) const;
   std::uint64_t newest_incarnation() const { return newest_incarnation_; }
-  void forget(std::uint32_t client) { clients_.erase(client); }
+  void forget(std::uint32_t client) {
+    clients_.erase(client);
+    foreign_.erase(client);  // A log that is read again may not have seen it come.
+  }
   std::map<std::uint32_t, ClientState>& all() { return clients_; }
   const std::map<std::uint32_t, ClientState>& all() const { return clients_; }
 

@@ -139,9 +139,10 @@ class Shard {
   // `staging`: the number of the job (Job::cut) that asked for it, which ends with its client; or
   // kOwnLoad, the owner's. One at a time: begin_load throws InvalidArgument where there is another,
   // the others throw Closed where there is none (any more). After prepare_load it outlasts that its
-  // client is away for a minute: when all shards have said so they can be told to commit. The next
-  // begin_load takes the place of one whose client was given up. One whose client has said goodbye
-  // and left, or is another process by now, goes as soon as no job of that client is under way.
+  // client is away for a minute: when all shards have said so they can be told to commit, and it
+  // stays while a job of that client is under way. The next begin_load takes the place of one whose
+  // client was given up. Else it goes with a client that has said goodbye and left, or is another
+  // process by now.
   static constexpr std::uint64_t kOwnLoad = 0;
   void begin_load(std::uint64_t staging = kOwnLoad);
   void load_piece(std::span<const std::byte> piece, std::uint64_t staging = kOwnLoad);

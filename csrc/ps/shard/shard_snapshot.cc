@@ -163,8 +163,8 @@ bool Shard::Impl::is_left_behind(const Loading& load) {
 }
 
 // Of one that is prepared other shards may be about to take over their part, or have been told to:
-// its client may be away for longer, and what that has asked for is done, also if it has gone
-// since.
+// what its client has asked for is done, whatever became of that, and until it asks it may be away
+// for longer.
 Time Shard::Impl::end_of_load() const {
   if (!loading->client) return Time::max();
   const ClientState* state = clients.find(*loading->client);
@@ -173,7 +173,8 @@ Time Shard::Impl::end_of_load() const {
   const bool has_job = std::any_of(known_jobs.begin(), known_jobs.end(), [this](const auto& known) {
     return known.second == *loading->client;
   });
-  if (is_gone) return loading->is_prepared && has_job ? Time::max() : Time{};
+  if (loading->is_prepared && has_job) return Time::max();
+  if (is_gone) return Time{};
   if (state->connection) return Time::max();
   return state->away_since + (loading->is_prepared ? kPreparedAway : options.client_grace);
 }

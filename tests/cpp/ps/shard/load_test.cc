@@ -158,6 +158,7 @@ TEST_CASE("what is prepared waits a minute for its client, and not for ever") {
     ShardRig rig;
     Guest loader = rig.enter(5);
     stage(rig, loader, 1, 4);
+    finish(rig, 1);
     rig.shard().prepare_load(1);
     rig.shard().disconnected(loader.connection, rig.now);
     CHECK(rig.shard().next_tick() <= rig.now + Millis{60'000});
@@ -168,6 +169,20 @@ TEST_CASE("what is prepared waits a minute for its client, and not for ever") {
     else
       CHECK_THROWS_AS(rig.shard().commit_load(false, 1), Closed);
   }
+}
+
+TEST_CASE("what a client was told to be done is done, though it was killed and never comes back") {
+  ShardRig rig;
+  Guest loader = rig.enter(5);
+  stage(rig, loader, 1, 4);
+  finish(rig, 1);
+  rig.shard().prepare_load(1);
+  rig.ask(loader, load(2, "commit"));
+  rig.shard().disconnected(loader.connection, rig.now);
+  rig.tick_after(Millis{3'600'000});  // A server has its own snapshots, and its jobs before that.
+  rig.shard().commit_load(false, 1);
+  Guest reader = rig.enter(6);
+  CHECK(row_of(rig, reader) == Values{4});
 }
 
 // A checkpoint of servers whose clock was far ahead, in which client 0 has done two things.
