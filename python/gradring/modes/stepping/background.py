@@ -38,15 +38,16 @@ class _Work:
         tasks: Not begun yet, in order; ``None`` ends the thread. A `SimpleQueue`, into which the
             garbage collector may put something at any moment.
         room: Of the queue.
-        ended: How many tasks have been done or left out.
-        failure: What a task has raised.
+        ended: How many tasks have been done, or left out after a failure.
+        has_failed: A task has. What it raised is its owner's: it has frames that know the owner,
+            which the thread would keep for ever.
         is_dropped: Those that have not begun are left out.
     """
 
     tasks: SimpleQueue[Task | threading.Event | None] = field(default_factory=SimpleQueue)
     room: threading.Semaphore = field(default_factory=threading.Semaphore)
     ended: int = 0
-    failure: BaseException | None = None
+    has_failed: bool = False
     is_dropped: bool = False
 
 
@@ -64,9 +65,12 @@ class Background:
         self._handing_in = threading.RLock()  # A signal handler may step, too.
         self._handed_in = 0
         self._is_closed = False
+        self._failure: BaseException | None = None
         self._process = os.getpid()
         self.waited_seconds = 0.0  # That submit() and wait_for_room() spent waiting for it.
-        self._thread = threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(self._work, weakref.ref(self)), name=name, daemon=True
+        )
         self._thread.start()
         weakref.finalize(self, self._work.tasks.put, None).atexit = False
 
@@ -151,7 +155,7 @@ class Background:
             Error: A task has raised it.
         """
         require_process(self._process, self._thread.name)
-        failure = self._work.failure
+        failure = self._failure
         if isinstance(failure, TimedOut):
             raise Closed(
                 f"{self._thread.name} has failed, and what it carried may be with the servers or "
@@ -167,8 +171,9 @@ class Background:
 
     def fail(self, failure: BaseException) -> None:
         """Raise this from now on, as if a task had; an earlier failure stays."""
-        if self._work.failure is None:
-            self._work.failure = failure
+        if self._failure is None:
+            self._failure = failure
+        self._work.has_failed = True
 
     def close(self, timeout: float) -> None:
         """Let the tasks handed in end, and the thread with them. May be called again.
@@ -184,15 +189,18 @@ class Background:
         self._thread.join(timeout)
 
 
-def _serve(work: _Work) -> None:
+def _serve(work: _Work, owner: weakref.ref[Background]) -> None:
     while (task := work.tasks.get()) is not None and not work.is_dropped:
         work.room.release()
         if isinstance(task, threading.Event):
             task.set()
-        elif work.failure is None:
+        elif not work.has_failed:
             try:
                 task()
             except BaseException as error:  # noqa: BLE001 - raised on the owner's thread
-                work.failure = error
+                work.has_failed = True
+                if (background := owner()) is not None:
+                    background.fail(error)
+                del background
         del task  # Else it would keep its owner while the next one is waited for.
         work.ended += 1

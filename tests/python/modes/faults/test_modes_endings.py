@@ -175,3 +175,32 @@ def test_an_optimizer_that_nobody_has_any_more_ends_its_threads_and_gives_its_na
         for thread in set(threading.enumerate()) - before:
             thread.join(10)
             assert not thread.is_alive(), thread.name
+
+
+def test_one_that_has_failed_and_that_nobody_has_any_more_does_so_too(world: GetWorld) -> None:
+    comm = world(1, "tcp").comms[0]
+    with connected() as ps:
+        before = set(threading.enumerate())
+        fail(gr.distributed([np.zeros(1, np.float32)], SGD, gr.Async(), ps=ps, comm=comm))
+        deadline = time.monotonic() + 60
+        while left := set(threading.enumerate()) - before:
+            assert time.monotonic() < deadline, left
+            gc.collect()  # What it has raised goes first.
+            left.pop().join(0.1)
+        gr.distributed([np.zeros(1, np.float32)], SGD, gr.Async(), ps=ps, comm=comm).close()
+
+
+def fail(optimizer: Any) -> None:
+    """Have a task of its thread fail, and hear of it from the optimizer."""
+
+    def task() -> None:
+        raise gr.PeerLost(f"server 1, of {optimizer}")
+
+    optimizer._sender.submit(task, 10)
+    deadline = time.monotonic() + 30
+    try:
+        while time.monotonic() < deadline:
+            optimizer.step([ONE])
+    except gr.PeerLost:
+        return
+    raise AssertionError("steps go on")
