@@ -118,7 +118,7 @@ fuzz: setup
 	$(CMAKE) --preset fuzz
 	$(CMAKE) --build --preset fuzz
 	@for target in build/fuzz/tests/fuzz/*_fuzz; do \
-	  echo "$$target"; "$$target" -max_total_time=$(FUZZ_SECONDS); \
+	  echo "$$target"; "$$target" -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
 clean:

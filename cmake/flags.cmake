@@ -24,3 +24,7 @@ if(sanitize)
   target_compile_options(gradring_flags INTERFACE ${sanitize} ${sanitize_except})
   target_link_options(gradring_flags INTERFACE ${sanitize})
 endif()
+# What a fuzzer finds its way by: which branches an input has reached, in the library too.
+if(GRADRING_FUZZ)
+  target_compile_options(gradring_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
