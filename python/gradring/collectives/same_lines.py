@@ -16,14 +16,14 @@ from gradring.collectives.communicator import Communicator
 from gradring.collectives.texts import digest, gather_texts
 from gradring.errors import Mismatch
 
-# Squares of so many bits add up exactly in a float64, for as many ranks as there can be.
-_MARK_BITS = 20
+# Squares of twice so many bits, of 2^14 ranks, add up to less than 2^53: exactly in a float64.
+_MARK_BITS = 19
 
 
 class Mark:
     """Lines, and numbers whose sums over all ranks tell whether everybody has the same ones.
 
-    They travel with what is added up anyway. Of a million differences one is not seen.
+    They travel with what is added up anyway. Of half a million differences one is not seen.
 
     Attributes:
         lines: What this rank was told.
@@ -53,6 +53,16 @@ class Mark:
             raise_difference(comm, self.lines, advice)
 
 
+def number_text(number: float) -> str:
+    """Return a number for a line: as it is in float32.
+
+    Schedules of different hosts, whose cosines differ in the last bit, or of a tensor of one
+    number have the same text so.
+    """
+    with np.errstate(over="ignore"):
+        return str(np.float32(number))
+
+
 def digest_of(lines: Sequence[str]) -> int:
     """Return 64 bits that stand for the lines; others have others, but for chance."""
     return digest("\n".join(lines))
@@ -78,11 +88,17 @@ def raise_difference(comm: Communicator, lines: Sequence[str], advice: str) -> N
     """Tell how lines differ, once every rank has found that they do; a collective call.
 
     Raises:
-        Mismatch: Names the first difference between rank 0 and the first rank that differs.
+        Mismatch: Names the first difference between rank 0 and the first rank that differs; or
+            says that there is none, so that it was what stood for the lines that differed.
     """
     found = gather_texts(comm, "\n".join(lines).encode())
     texts = [text.decode().split("\n") for text in found]
-    other = next(rank for rank, each in enumerate(texts) if each != texts[0])
+    other = next((rank for rank, each in enumerate(texts) if each != texts[0]), None)
+    if other is None:
+        raise Mismatch(
+            "the numbers by which ranks compare what they were told differ, but all were told the "
+            f"same: {', '.join(texts[0])}; run one version of gradring on all ranks"
+        )
     here, there = next(
         pair
         for pair in itertools.zip_longest(texts[0], texts[other], fillvalue="nothing more")

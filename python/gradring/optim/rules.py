@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradring import _core
+from gradring.collectives.same_lines import number_text
 from gradring.errors import InvalidArgument
 
 Array = npt.NDArray[Any]
@@ -147,10 +148,14 @@ def require_rule(rule: Any, method: str = "update") -> None:
 
 def lines_of(rule: Any) -> list[str]:
     """Return what decides a rule's steps, to be compared; of a rule of the user's the class."""
-    kind = type(rule)
     numbers = rule.to_core() if isinstance(rule, CoreRule) else {}
-    settings = [f"{name}={value}" for name, value in numbers.items() if name != "kind"]
-    return [f"the rule {kind.__module__}.{kind.__qualname__}", *settings]
+    settings = [
+        f"{name}={number_text(value) if isinstance(value, float) else value}"
+        for name, value in numbers.items()
+        if name != "kind"
+    ]
+    # Without its module, which is another one in processes that a program has spawned.
+    return [f"the rule {type(rule).__qualname__}", *settings]
 
 
 def _require_sense(name: str, field: str, value: Any) -> None:

@@ -77,7 +77,7 @@ class SyncOptimizer:
             InvalidArgument: A parameter cannot be trained, two share memory, ``rule`` is none, or
                 ``bucket_bytes`` is not positive.
             Mismatch: The parameters' number, shapes or dtypes differ between ranks, or
-                ``bucket_bytes``, or the rule's class or a number of it.
+                ``bucket_bytes``, or the rule's class or a number of it, as float32.
         """
         require_ranks(comm)
         self.params = list(params)
@@ -145,6 +145,9 @@ class SyncOptimizer:
         Returns:
             One array for each parameter, valid until the next call; ``None`` where no rank had a
             gradient.
+
+        Raises:
+            Mismatch: As `step`, and so for its other errors.
         """
         if grads is None:
             grads, weight = [None] * len(self.params), 0.0

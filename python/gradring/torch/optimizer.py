@@ -176,6 +176,10 @@ class DistributedOptimizer(ChangingParameters):
 
         Backward does it by itself, except with ``overlap=False``; a rank that has run no backward
         in this step calls it before it looks, and before any collective of its own.
+
+        Raises:
+            Mismatch: Ranks have done the step before by other settings; as `step`, and so for its
+                other errors.
         """
         self._look_at_rows()
         if self._averager is not None:
@@ -185,12 +189,18 @@ class DistributedOptimizer(ChangingParameters):
         """Forget the gradients, as in `torch.optim`; a step that was begun is dropped.
 
         All ranks must drop it, or none.
+
+        Raises:
+            Mismatch: As `synchronize`, and so for its other errors, where gradients were on their
+                way. They are forgotten all the same.
         """
-        if self._averager is not None:
-            self._averager.begin()
-        self._scaling.end_step()
-        self._forget_rows()
-        super().zero_grad(*(() if set_to_none else (False,)))  # A class may have none to set.
+        try:
+            if self._averager is not None:
+                self._averager.begin()
+        finally:
+            self._scaling.end_step()
+            self._forget_rows()
+            super().zero_grad(*(() if set_to_none else (False,)))  # A class may have none to set.
 
     @property
     def _step_supports_amp_scaling(self) -> Asked:
@@ -265,6 +275,10 @@ class DistributedOptimizer(ChangingParameters):
 
         Yields:
             Each batch, then ``None`` until all ranks have run out.
+
+        Raises:
+            Mismatch: As `synchronize`, and so for its other errors: where a turn has brought no
+                averages yet, they are waited for before the next.
         """
         self._look_at_rows()  # Those of the turn in which this loop is.
         with self._weights.loop():

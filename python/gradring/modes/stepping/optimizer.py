@@ -78,8 +78,9 @@ class ModeOptimizer:
             InvalidArgument: A parameter is no contiguous float32 array, two share memory, a rule is
                 none, a state not its rule's, the timeout makes no sense, or the name is in use.
             Mismatch: Servers have another number of parameters under this name, or other shapes;
-                or the others another mode or name, where all begin together.
-            TimedOut: Worker 0 has not given the first values.
+                or the others another mode or name, where the modes of all begin together.
+            TimedOut: Worker 0 has not given the first values; or this mode begins together, and
+                another worker's does not, or it has not come.
         """
         self.params = list(params)  # `self.dense` has the same list.
         self.name = name

@@ -7,8 +7,7 @@ sends the same operations in the same order, whatever its gradients; on a commun
 so that operations of the user may come in between. The first round also teaches the order in which
 backward reaches the parameters (`gradring.torch.gradients.gradient_order`); the buckets are laid
 out anew in rank 0's. Runs on the threads that run backward, one for each device and the caller's
-own for the CPU, and on the one that steps; a lock lets one at a time. That one may come again: a
-hook of the user's may step.
+own for the CPU, and on the one that steps; a lock lets one at a time. Hooks in it may step.
 """
 
 from __future__ import annotations
@@ -248,22 +247,25 @@ class GradientAverager:
         """Make ready for another round; one that was not finished is ended and forgotten.
 
         A collective call where a new order of the buckets has been learned. What the step that has
-        been done was ``stepped_by`` is compared in the next round.
+        been done was ``stepped_by`` is compared in the next round. Raises as `finish`.
         """
         with self._lock:
             self._sender.mark = stepped_by or self._sender.mark
-            if self.is_open:
-                self._end_round()
-                self._reset_buckets()
-            self._forget_round()
-            order = self._order.take_learned()
-            if order is not None:
-                self._lay_out(order)
+            try:
+                if self.is_open:
+                    self._end_round()
+                    self._reset_buckets()
+            finally:
+                self._forget_round()
+            self._take_order()
 
     def _forget_round(self) -> None:
         self.is_done = False
-        self._order.forget_round()
         self._weights.drop()
+
+    def _take_order(self) -> None:
+        if (order := self._order.take_learned()) is not None:
+            self._lay_out(order)
 
     def _notice_dropped_step(self) -> None:
         # Somebody has forgotten the averages, as ``model.zero_grad()`` does.
@@ -292,16 +294,13 @@ class GradientAverager:
                 "a parameter with use_reentrant=False; a step that was not done, after an error "
                 "say, is dropped with optimizer.zero_grad()"
             )
-        if not self._overlap:
+        if self.is_accumulating or not self._overlap:
+            instead = "accumulate before the synchronised backward"
+            if not self._overlap:
+                instead = "call synchronize() after the last backward of a step"
             return InvalidArgument(
-                f"{name} got another gradient when the averages of this step were out; call "
-                "synchronize() after the last backward of a step, or drop the step with "
-                "optimizer.zero_grad()"
-            )
-        if self.is_accumulating:
-            return InvalidArgument(
-                f"{name} got another gradient when the averages of this step were out; accumulate "
-                "before the synchronised backward, or drop the step with optimizer.zero_grad()"
+                f"{name} got another gradient when the averages of this step were out; {instead}, "
+                "or drop the step with optimizer.zero_grad()"
             )
         return InvalidArgument(
             f"{name} got another gradient after its last one was sent; run all but the last "
@@ -361,6 +360,7 @@ class GradientAverager:
     def _drop_averages(self) -> None:
         self._reset_buckets()
         self._weights.drop()
+        self._take_order()  # Now: of what follows ranks may begin with different calls.
 
     def _reset_buckets(self) -> None:
         for bucket in self._buckets:

@@ -46,7 +46,8 @@ class GradientOrder:
         return self._message
 
     def hear(self) -> None:
-        """Read the message, when the broadcast is done; nothing where this round did not ask."""
+        """End the round, and read the message, if it has asked: when the broadcast is done."""
+        self._seen.clear()
         message, self._message = self._message, None
         if message is None:
             return
@@ -54,10 +55,6 @@ class GradientOrder:
         if message[0] > 0:
             self._rounds_left = 0
             self._learned = [int(index) for index in message[1:]]
-
-    def forget_round(self) -> None:
-        """Begin another round."""
-        self._seen.clear()
 
     def take_learned(self) -> list[int] | None:
         """Return all parameters' indices in rank 0's order, once, when they are known."""

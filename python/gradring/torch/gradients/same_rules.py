@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gradring.collectives.communicator import Communicator
-from gradring.collectives.same_lines import Mark, require_same_lines
+from gradring.collectives.same_lines import Mark, number_text, require_same_lines
 from gradring.torch.gradients.parameters import Named
 
 # How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
@@ -69,15 +69,30 @@ class StepSettings:
         return self._mark
 
 
+class _Written:
+    """A tensor as it was: equals itself until somebody writes into it."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # Kept, or another one might be made in its place.
+        self._tensor = tensor
+        self._version = tensor._version  # noqa: SLF001 - PyTorch has no other way to say it
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Written):
+            return NotImplemented
+        return self._tensor is other._tensor and self._version == other._version
+
+
 def _number(value: Any) -> Any:
     if value is None or isinstance(value, (int, float)):
         return value  # First: to ask whether something is a tensor takes long.
-    if isinstance(value, torch.Tensor):
-        # A GPU is waited for only where the number has changed.
-        if value.device.type != "cpu":
-            return id(value), value._version  # noqa: SLF001 - PyTorch has no other way to say it
-        return _plain(value)
-    return tuple(map(_number, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_number, value))
+    if isinstance(value, torch.Tensor) and value.device.type != "cpu" and not value.is_inference():
+        return _Written(value)  # A GPU is waited for only where the number has changed.
+    return _plain(value)
 
 
 def _scheduled(optimizer: torch.optim.Optimizer) -> Iterator[str]:
@@ -92,7 +107,9 @@ def _rounded(value: Any) -> str:
     if isinstance(value, bool):
         return _plain(value)
     if isinstance(value, Real):
-        return str(np.float32(value))
+        return number_text(float(value))
+    if isinstance(value, np.ndarray):
+        return _rounded(value.tolist())
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_rounded, value))})"
     is_one = isinstance(value, torch.Tensor) and value.numel() == 1
@@ -122,6 +139,8 @@ def _lines(
 def _plain(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _plain(value.item()) if value.numel() == 1 else f"a tensor {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_plain, value))})"
     if value is None or isinstance(value, (bool, str)):
