@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -81,7 +82,7 @@ def train(ps: ParameterServer) -> Any:
     ("servers", "threads", "ending"),
     [
         (1, 1, "grps wb"),
-        (1, 3, "shard-00000-of-00003.grps wb"),
+        (1, 3, "grps wb"),
         (2, 1, "shard-00001-of-00002.grps end"),
         (1, 1, "manifest.json wb"),
     ],
@@ -94,7 +95,7 @@ def test_a_save_ends_by_its_deadline_and_the_next_one_goes_elsewhere(
         train(ps)
         with pytest.raises(TimedOut, match=rf"{PLACE} was not done within 60 s: its store") as told:
             ps.save(PLACE, timeout=60)
-        assert "may still appear" not in str(told.value)
+        assert not re.search("an earlier call|may still appear", str(told.value))
         saved = train(ps)
         ps.save(tmp_path / "2")
         with pytest.raises(InvalidArgument, match=rf"{PLACE}: an earlier call .* still hangs"):
