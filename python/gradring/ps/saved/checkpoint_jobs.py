@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import queue
+import threading
 from typing import Any
 
 from gradring import _core, errors
@@ -87,31 +89,43 @@ def _write_file(task: _Task) -> tuple[int, int, bytes]:
 
 def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
     sealer = _core.PsFileSealer()
+    sink.write([_begin(sealer, task)])
     first_piece = b""
-    pending: Behind | None = None
     # One thread reads the next piece out of the shard while the other writes the last one.
+    pieces: queue.Queue[bytes | None] = queue.Queue(1)
+    has_failed = threading.Event()
+    writing = Behind(_write_pieces, sink, sealer, pieces, has_failed)
     try:
-        sink.write([_begin(sealer, task)])
-        while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
+        while not has_failed.is_set():
+            piece = task.core.read_piece(task.shard, task.cut, PIECE_BYTES)
+            if piece is None:
+                break
             first_piece = first_piece or piece
-            if pending is not None:
-                pending.result()
-            pending = Behind(_seal, sink, sealer, piece)
-        if pending is not None:
-            pending.result()
-        sink.write([sealer.end()])
+            pieces.put(piece)
     finally:
-        # Nobody may write to a file that is being ended.
-        if pending is not None:
-            pending.is_over(None)
-        # Its failure knows this frame: held here too, file and pieces would stay for long.
-        pending = None
+        pieces.put(None)
+        writing.is_over(None)  # Nobody may write to a file that is being ended.
+    writing.result()
+    sink.write([sealer.end()])
     return sealer.bytes, sealer.crc32c, first_piece
 
 
 def _begin(sealer: Any, task: _Task) -> bytes:
     begun = sealer.begin(task.shard, task.wanted["shards"], task.cut, task.wanted["base_cut"])
     return bytes(begun)
+
+
+def _write_pieces(
+    sink: files.Sink, sealer: Any, pieces: queue.Queue[bytes | None], has_failed: threading.Event
+) -> None:
+    try:
+        while (piece := pieces.get()) is not None:
+            _seal(sink, sealer, piece)
+    except BaseException:
+        has_failed.set()
+        while pieces.get() is not None:  # Who reads may be waiting for room.
+            pass
+        raise
 
 
 def _seal(sink: files.Sink, sealer: Any, piece: bytes) -> None:
