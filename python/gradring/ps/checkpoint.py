@@ -80,10 +80,7 @@ def save(
     deadline = _deadline(timeout)
     jobs = AskedJobs(server.calls.core, server.calls.timeout, deadline)
     asked = files.absolute(url)
-    below = None
-    if base is not None:
-        base = files.absolute(base)
-        below = within(deadline, base, _base, server.calls.core, base)
+    below = None if base is None else _base(server.calls.core, files.absolute(base), deadline)
     claimed: _Claimed = within(deadline, asked, _claim, asked, late=_Claimed.give_up)
     try:
         deadline.require_left(asked)
@@ -157,16 +154,15 @@ def _publish(claimed: _Claimed, made: Manifest) -> None:
         claimed.let_go()
 
 
-def _base(core: Any, base: str) -> Manifest:
-    chain = manifest.read_chain(base)  # All of it: loading will need that.
+def _read_chain(url: str, deadline: Deadline) -> list[Manifest]:
+    return manifest.read_chain(url, lambda place, read: within(deadline, place, read, place))
+
+
+def _base(core: Any, base: str, deadline: Deadline) -> Manifest:
+    chain = _read_chain(base, deadline)  # All of it: loading will need that.
     below = chain[-1]
     for step in chain:
-        if missing := _missing(files.folder(step.url), step.files):
-            file, found = missing
-            raise InvalidArgument(
-                f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there is "
-                f"{found} now: nothing can build on it; save in full"
-            )
+        within(deadline, step.url, _require_whole, step)
     if len(chain) >= manifest.LONGEST_CHAIN:
         raise InvalidArgument(
             f"{below.url} and what it builds on are {len(chain)} checkpoints, as many as may build "
@@ -177,6 +173,15 @@ def _base(core: Any, base: str) -> Manifest:
             f"{below.url} is of {below.shards} shards, there are {core.shards}: save in full"
         )
     return below
+
+
+def _require_whole(step: Manifest) -> None:
+    if missing := _missing(files.folder(step.url), step.files):
+        file, found = missing
+        raise InvalidArgument(
+            f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there is "
+            f"{found} now: nothing can build on it; save in full"
+        )
 
 
 def _missing(where: files.Folder, written: Sequence[File]) -> tuple[File, str] | None:
@@ -266,7 +271,7 @@ def load(
     deadline = _deadline(timeout)
     jobs = AskedJobs(core, server.calls.timeout, deadline)
     asked = files.absolute(url)
-    chain: list[Manifest] = within(deadline, asked, manifest.read_chain, asked)
+    chain = _read_chain(asked, deadline)
     deadline.require_left(asked)
     wanted = {"action": "stage", **jobs.seconds()}
     texts = [

@@ -222,17 +222,20 @@ def test_a_load_ends_by_its_deadline_and_changes_nothing(
 
 
 @pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize("ending", ["grps rb", "manifest.json rb"])
 def test_a_load_names_which_of_its_checkpoints_cannot_be_read(
-    store: type[HangingStore], tmp_path: Path
+    store: type[HangingStore], tmp_path: Path, ending: str
 ) -> None:
     with connected() as ps:
         train(ps)
         ps.save(PLACE)
         train(ps)
         ps.save(tmp_path / "2", base=PLACE)
-        store.ending = "grps rb"
+        store.ending = ending
         with pytest.raises(TimedOut, match=rf"{PLACE} was not done"):
             ps.load(tmp_path / "2")
+        with pytest.raises(InvalidArgument, match=f"{PLACE}: an earlier call .* still hangs"):
+            ps.save(tmp_path / "3", base=tmp_path / "2")
         ps.save(tmp_path / "3")
 
 
