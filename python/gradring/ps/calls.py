@@ -37,9 +37,10 @@ T = TypeVar("T")
 class Calls:
     """A compiled client and the plumbing to call it; see `gradring.ps.ParameterServer`."""
 
-    def __init__(self, core: _core.PsClient) -> None:
-        """Take a connected client."""
+    def __init__(self, core: _core.PsClient, timeout: float) -> None:
+        """Take a connected client, and its timeout in seconds."""
         self.core = core
+        self.timeout = timeout
         self.row_writes = RowWrites()
         self._specs: dict[int, specs.Spec] = {}
 

@@ -7,20 +7,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradring import errors
-from gradring.errors import DeviceError, InternalError, InvalidArgument
+from gradring.errors import DeviceError, InvalidArgument, TimedOut
 from gradring.ps.saved import files, manifest, snapshot_files
+from gradring.ps.saved.asked_jobs import AskedJobs
 from gradring.ps.saved.checkpoint_jobs import stage
 from gradring.ps.saved.export import export_checkpoint, export_table
 from gradring.ps.saved.manifest import File, Manifest
-from gradring.ps.saved.store_calls import within
+from gradring.ps.saved.store_calls import Deadline, within
 from gradring.timeouts import milliseconds
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ __all__ = [
 ]
 
 _WRITE_SECONDS = 3600.0
-_LOOK_SECONDS = 5.0
-_GRACE_SECONDS = 1.0  # Servers give up by themselves, and tell what hangs.
 _OWN = 0  # The staging of a server itself.
 
 
@@ -60,7 +59,8 @@ def save(
         base: An earlier checkpoint of these servers: only what has changed since then is written,
             and loading needs both.
         timeout: Seconds for all of it; by default an hour. Servers let go of a store that hangs
-            then: the next save may go to another place.
+            then: the next save may go to another place. Those that do not answer take some seconds
+            more.
 
     Returns:
         What was written.
@@ -72,42 +72,63 @@ def save(
             earlier checkpoint is still being written, or its store hangs; names it.
         TimedOut: A server or the store was not done in time, or a server does not answer any more
             (found out within the connection's timeout and some seconds), or waited in vain for a
-            worker's push at the cut. A store that hangs may still come with what it was asked for,
-            at last with the whole checkpoint.
+            worker's push at the cut. There is no checkpoint then, and none will come, unless the
+            message says that it may still appear: its manifest was being written.
         DeviceError: A file could not be written.
         PeerLost: A server was lost or started again; there is no checkpoint. Save again.
     """
-    deadline = time.monotonic() + _seconds(timeout)
-    core = server.calls.core
+    deadline = _deadline(timeout)
+    jobs = AskedJobs(server.calls.core, server.calls.timeout, deadline)
     asked = files.absolute(url)
-    below = None
-    if base is not None:
-        base = files.absolute(base)
-        below = within(deadline, base, _base, core, base)
-    claimed: _Claimed = within(deadline, asked, _claim, asked, late=_Claimed.let_go)
+    below = None if base is None else _base(server.calls.core, files.absolute(base), deadline)
+    claimed: _Claimed = within(deadline, asked, _claim, asked, late=_Claimed.give_up)
     try:
-        made = _write(core, claimed.place, below, deadline)
-    except BaseException:
-        claimed.let_go()
+        deadline.require_left(asked)
+        made = _write(server.calls.core, jobs, claimed.place, below)
+        within(deadline, asked, _publish, claimed, made)
+    except BaseException as error:
+        if not claimed.give_up() and isinstance(error, TimedOut):
+            raise TimedOut(f"{error}. The checkpoint may still appear there") from error
         raise
-    within(deadline, asked, _publish, claimed, made)
     return made
 
 
-def _seconds(timeout: float | None) -> float:
-    return _WRITE_SECONDS if timeout is None else milliseconds(timeout) / 1000
+def _deadline(timeout: float | None) -> Deadline:
+    return Deadline(_WRITE_SECONDS if timeout is None else milliseconds(timeout) / 1000)
 
 
-@dataclasses.dataclass
 class _Claimed:
-    """A folder without a checkpoint that no other saver is in."""
+    """A folder without a checkpoint that no other saver is in.
 
-    place: str
-    where: files.Folder
-    held: contextlib.ExitStack
+    Who saves may give it up while a thread of its own publishes: then no manifest comes, or, where
+    that was being written, others are kept out until it has.
+    """
+
+    def __init__(self, place: str, where: files.Folder, held: contextlib.ExitStack) -> None:
+        self.place = place
+        self.where = where
+        self._held = held
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        self._is_coming = False
+
+    def give_up(self) -> bool:
+        """Have no manifest come, and tell whether that could be had."""
+        with self._lock:
+            self._is_given_up = True
+            if not self._is_coming:
+                self._held.close()
+            return not self._is_coming
+
+    def begin_manifest(self) -> None:
+        with self._lock:
+            if self._is_given_up:
+                raise TimedOut(f"{self.place}: nobody waits for it any more")
+            self._is_coming = True
 
     def let_go(self) -> None:
-        self.held.close()
+        with self._lock:
+            self._held.close()
 
 
 def _claim(asked: str) -> _Claimed:
@@ -124,23 +145,24 @@ def _claim(asked: str) -> _Claimed:
 
 
 def _publish(claimed: _Claimed, made: Manifest) -> None:
-    # Given up halfway, it keeps the place until it ends: a manifest that comes late is its own.
-    with claimed.held:
+    try:
         _require_visible(claimed.where, made.files)
         with claimed.where.create(manifest.NAME) as sink:
+            claimed.begin_manifest()  # Once it is open: opening may have taken for ever.
             sink.write([made.text()])
+    finally:
+        claimed.let_go()
 
 
-def _base(core: Any, base: str) -> Manifest:
-    chain = manifest.read_chain(base)  # All of it: loading will need that.
+def _read_chain(url: str, deadline: Deadline) -> list[Manifest]:
+    return manifest.read_chain(url, lambda place, read: within(deadline, place, read, place))
+
+
+def _base(core: Any, base: str, deadline: Deadline) -> Manifest:
+    chain = _read_chain(base, deadline)  # All of it: loading will need that.
     below = chain[-1]
     for step in chain:
-        if missing := _missing(files.folder(step.url), step.files):
-            file, found = missing
-            raise InvalidArgument(
-                f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there is "
-                f"{found} now: nothing can build on it; save in full"
-            )
+        within(deadline, step.url, _require_whole, step)
     if len(chain) >= manifest.LONGEST_CHAIN:
         raise InvalidArgument(
             f"{below.url} and what it builds on are {len(chain)} checkpoints, as many as may build "
@@ -153,6 +175,15 @@ def _base(core: Any, base: str) -> Manifest:
     return below
 
 
+def _require_whole(step: Manifest) -> None:
+    if missing := _missing(files.folder(step.url), step.files):
+        file, found = missing
+        raise InvalidArgument(
+            f"{step.url}/{file.name} has {file.bytes} bytes as it was written, but there is "
+            f"{found} now: nothing can build on it; save in full"
+        )
+
+
 def _missing(where: files.Folder, written: Sequence[File]) -> tuple[File, str] | None:
     """Return the first file that is not there as it was written, and what is there instead."""
     for file in written:
@@ -162,21 +193,20 @@ def _missing(where: files.Folder, written: Sequence[File]) -> tuple[File, str] |
     return None
 
 
-def _write(core: Any, url: str, below: Manifest | None, deadline: float) -> Manifest:
+def _write(core: Any, jobs: AskedJobs, url: str, below: Manifest | None) -> Manifest:
     """Have the servers write everything but the manifest, and return that."""
-    seconds = max(0.0, deadline - time.monotonic())
     wanted = {
         "action": "write",
         "url": url,
         "shards": core.shards,
         "base_cut": below.cut if below else 0,
-        "seconds": seconds,
+        **jobs.seconds(),
     }
     names = [f"shard-{shard:05d}-of-{core.shards:05d}.grps" for shard in range(core.shards)]
     # A save that comes too early is told of this one by its first line.
-    jobs = [f"{url}\n{json.dumps({**wanted, 'name': name})}" for name in names]
-    cut, lineages, stamps = core.freeze_and_cut(jobs, list(below.stamps) if below else [])
-    results = _results(core, cut, seconds + _GRACE_SECONDS)
+    texts = [f"{url}\n{json.dumps({**wanted, 'name': name})}" for name in names]
+    cut, lineages, stamps = jobs.cut(texts, list(below.stamps) if below else [])
+    results = jobs.results(cut)
     if below is not None and list(below.lineages) != list(lineages):
         raise InvalidArgument(
             f"the servers have loaded something, or began anew, since {below.url} was written; "
@@ -219,8 +249,8 @@ def load(
     Args:
         server: The connection.
         url: As for `save`; its bases are found by themselves.
-        timeout: Seconds to read everything; by default an hour. As many again may pass until all
-            servers have taken it over.
+        timeout: Seconds until all servers have taken it over; by default an hour. Servers that do
+            not answer take some seconds more.
 
     Returns:
         What was loaded.
@@ -231,34 +261,36 @@ def load(
             some servers may hold the checkpoint, they are as before.
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file could not be read.
-        TimedOut: A server or the store was not done in time, or a server had no connection to this
-            client for so long that it has let go of what it had read. Load again.
+        TimedOut: A server or the store was not done in time; names whose store hangs. Or a server
+            had no connection to this client for so long that it has let go of what it had read.
+            Load again.
         PeerLost: A server was lost or started again; the others may have loaded or not. Load
             again.
     """
     core = server.calls.core
-    timeout = _seconds(timeout)
-    deadline = time.monotonic() + timeout
+    deadline = _deadline(timeout)
+    jobs = AskedJobs(core, server.calls.timeout, deadline)
     asked = files.absolute(url)
-    chain: list[Manifest] = within(deadline, asked, manifest.read_chain, asked)
-    seconds = max(0.0, deadline - time.monotonic())
-    wanted = {"action": "stage", "seconds": seconds}
-    jobs = [
+    chain = _read_chain(asked, deadline)
+    deadline.require_left(asked)
+    wanted = {"action": "stage", **jobs.seconds()}
+    texts = [
         json.dumps({**wanted, "files": _files_for(shard, core.shards, chain)})
         for shard in range(core.shards)
     ]
-    staging = core.begin_load(jobs)
+    staging = jobs.begin_load(texts)
     try:
-        _results(core, staging, seconds + _GRACE_SECONDS)
+        jobs.results(staging)
         # A server whose connection was away may have let go of it; from here on it does not.
-        _results(core, _tell_all(core, "prepare", staging), timeout)
+        jobs.do("prepare", staging)
+        deadline.require_left(asked)
     except BaseException as error:
-        _abandon(core, staging, error, timeout)
+        _abandon(jobs, staging, error)
         raise
     try:
-        _results(core, _tell_all(core, "commit", staging), timeout)
+        jobs.do("commit", staging)
     except BaseException as error:
-        _abandon(core, staging, error, timeout)
+        _abandon(jobs, staging, error)
         if not isinstance(error, errors.Error):
             raise
         raise type(error)(
@@ -268,11 +300,11 @@ def load(
     return chain[-1]
 
 
-def _abandon(core: Any, staging: int, error: BaseException, timeout: float) -> None:
+def _abandon(jobs: AskedJobs, staging: int, error: BaseException) -> None:
     with contextlib.suppress(errors.Error):  # Who is lost has none any more.
-        abandoned = _tell_all(core, "abandon", staging)
+        abandoned = jobs.tell("abandon", staging)
         if isinstance(error, errors.Error):  # Else somebody wants to be away.
-            _results(core, abandoned, timeout)
+            jobs.results(abandoned)
 
 
 def load_server(core: Any, url: str, shards: int) -> Manifest:
@@ -311,38 +343,6 @@ def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[
         for file in step.files
         if file.shard == index
     ]
-
-
-def _tell_all(core: Any, action: str, staging: int) -> int:
-    jobs = [json.dumps({"action": action, "staging": staging})] * core.shards
-    return int(core.begin_load(jobs))
-
-
-def _results(core: Any, number: int, timeout: float) -> list[dict[str, Any]]:
-    found = [json.loads(text) for text in _await_job(core, number, timeout)]
-    failed = [one for one in found if "error" in one]
-    if not failed:
-        return found
-    kind = getattr(errors, failed[0]["error"], None)
-    text = "; ".join(one["text"] for one in failed)
-    if kind is errors.Closed:  # There, and not here: it is this connection that was lost to them.
-        raise errors.TimedOut(f"{text}; try again")
-    if isinstance(kind, type) and issubclass(kind, errors.Error) and kind is not errors.PeerLost:
-        raise kind(text)
-    raise InternalError(f"{failed[0]['error']}: {text}")
-
-
-def _await_job(core: Any, number: int, timeout: float) -> list[str]:
-    """Wait for as long as it takes, but not for a server that is not there any more."""
-    deadline = time.monotonic() + timeout
-    while True:
-        left = max(0.0, deadline - time.monotonic())
-        try:
-            return core.await_job(number, round(1000 * min(_LOOK_SECONDS, left)))  # type: ignore[no-any-return]
-        except errors.TimedOut:
-            if left <= _LOOK_SECONDS:
-                raise
-            core.stats()  # Every server answers within the connection's timeout, or is named.
 
 
 def verify(url: str | os.PathLike[str]) -> Manifest:

@@ -350,7 +350,7 @@ class ParameterServer:
 
         Args:
             url: As for `save`.
-            timeout: Seconds to read everything; by default an hour.
+            timeout: Seconds for all of it; by default an hour.
 
         Returns:
             As `gradring.ps.checkpoint.load`, which also says what can go wrong.

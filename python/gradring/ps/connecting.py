@@ -165,7 +165,7 @@ def _open(
         transport=settings.transport,
         timeout_ms=milliseconds(settings.timeout),
     )
-    connected = ParameterServer(Calls(core), servers, client, when_closed)
+    connected = ParameterServer(Calls(core, settings.timeout), servers, client, when_closed)
     with _locks.lists:
         _connected[:] = [other for other in _connected if not other.is_closed]
         _connected.append(connected)

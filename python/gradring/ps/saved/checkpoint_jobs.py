@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import functools
 import json
-import time
+import queue
+import threading
 from typing import Any
 
 from gradring import _core, errors
 from gradring.ps.saved import files, snapshot_files
 from gradring.ps.saved.manifest import File
-from gradring.ps.saved.store_calls import Behind, within
+from gradring.ps.saved.store_calls import Behind, Deadline, within
 
 PIECE_BYTES = 1 << 20
 
@@ -43,15 +44,19 @@ def carry_out(core: Any, job: tuple[int, int, bool, bytes]) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _deadline(_cut: int, seconds: float) -> float:
+def _shared(_cut: int, seconds: float, given: float) -> Deadline:
+    return Deadline(seconds, given)
+
+
+def _deadline(task: _Task) -> Deadline:
     """Return until when a job may use its store: all jobs of a cut that are here have one."""
-    return time.monotonic() + seconds
+    return _shared(task.cut, task.wanted["seconds"], task.wanted["timeout"])
 
 
 def _write(task: _Task) -> dict[str, Any]:
     name, url = task.wanted["name"], task.wanted["url"]
     try:  # Whatever fails: a snapshot that stays open lets nobody take another one.
-        written = within(_deadline(task.cut, task.wanted["seconds"]), url, _write_file, task)
+        written = within(_deadline(task), url, _write_file, task)
     finally:
         task.core.end_snapshot(task.shard, task.cut)
     total_bytes, crc32c, first_piece = written
@@ -84,25 +89,24 @@ def _write_file(task: _Task) -> tuple[int, int, bytes]:
 
 def _write_parts(task: _Task, sink: files.Sink) -> tuple[int, int, bytes]:
     sealer = _core.PsFileSealer()
+    sink.write([_begin(sealer, task)])
     first_piece = b""
-    pending: Behind | None = None
     # One thread reads the next piece out of the shard while the other writes the last one.
+    pieces: queue.Queue[bytes | None] = queue.Queue(1)
+    has_failed = threading.Event()
+    writing = Behind(_write_pieces, sink, sealer, pieces, has_failed)
     try:
-        sink.write([_begin(sealer, task)])
-        while (piece := task.core.read_piece(task.shard, task.cut, PIECE_BYTES)) is not None:
+        while not has_failed.is_set():
+            piece = task.core.read_piece(task.shard, task.cut, PIECE_BYTES)
+            if piece is None:
+                break
             first_piece = first_piece or piece
-            if pending is not None:
-                pending.result()
-            pending = Behind(_seal, sink, sealer, piece)
-        if pending is not None:
-            pending.result()
-        sink.write([sealer.end()])
+            pieces.put(piece)
     finally:
-        # Nobody may write to a file that is being ended.
-        if pending is not None:
-            pending.is_over(None)
-        # Its failure knows this frame: held here too, file and pieces would stay for long.
-        pending = None
+        pieces.put(None)
+        writing.is_over(None)  # Nobody may write to a file that is being ended.
+    writing.result()
+    sink.write([sealer.end()])
     return sealer.bytes, sealer.crc32c, first_piece
 
 
@@ -111,38 +115,59 @@ def _begin(sealer: Any, task: _Task) -> bytes:
     return bytes(begun)
 
 
+def _write_pieces(
+    sink: files.Sink, sealer: Any, pieces: queue.Queue[bytes | None], has_failed: threading.Event
+) -> None:
+    try:
+        while (piece := pieces.get()) is not None:
+            _seal(sink, sealer, piece)
+    except BaseException:
+        has_failed.set()
+        while pieces.get() is not None:  # Who reads may be waiting for room.
+            pass
+        raise
+
+
 def _seal(sink: files.Sink, sealer: Any, piece: bytes) -> None:
     head, fill = sealer.around(piece)
     sink.write([head, piece, fill])
 
 
-def stage(core: Any, shard: int, staging: int, wanted: list[dict[str, Any]]) -> None:
+def stage(
+    core: Any,
+    shard: int,
+    staging: int,
+    wanted: list[dict[str, Any]],
+    deadline: Deadline | None = None,
+) -> None:
     """Read files beside what the shard has; nothing of that changes before ``commit_load``.
 
     Raises:
         InvalidArgument: Another load is under way. Its ``staging`` is another number.
         Closed: Who wanted it was lost meanwhile.
+        TimedOut: Not all was read by the deadline, where there is one; names what hangs.
     """
+    # Here, not beside: a call that was given up finds it abandoned, and begins nothing.
     core.begin_load(shard, staging)
     try:
         for one in wanted:
-            file = File(**one["file"])
-            where = files.folder(one["url"])
-            for piece in snapshot_files.pieces(where, file, one["cut"], one["base_cut"]):
-                core.load_piece(shard, staging, piece)
+            if deadline is None:
+                _read_file(core, shard, staging, one)
+            else:
+                within(deadline, one["url"], _read_file, core, shard, staging, one)
     except BaseException:
         core.abandon_load(shard, staging)
         raise
 
 
+def _read_file(core: Any, shard: int, staging: int, one: dict[str, Any]) -> None:
+    where = files.folder(one["url"])
+    for piece in snapshot_files.pieces(where, File(**one["file"]), one["cut"], one["base_cut"]):
+        core.load_piece(shard, staging, piece)
+
+
 def _stage(task: _Task) -> dict[str, Any]:
-    wanted = task.wanted["files"]
-    deadline = _deadline(task.cut, task.wanted["seconds"])
-    try:
-        within(deadline, wanted[-1]["url"], stage, task.core, task.shard, task.cut, wanted)
-    except errors.TimedOut:
-        task.core.abandon_load(task.shard, task.cut)
-        raise
+    stage(task.core, task.shard, task.cut, task.wanted["files"], _deadline(task))
     return {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 from gradring import _core
@@ -123,8 +124,18 @@ def _require_whole(found: Manifest) -> None:
         raise ValueError("a shard has two files, or none")
 
 
-def read_chain(url: str) -> list[Manifest]:
+def _read_here(place: str, read: Callable[[str], Manifest]) -> Manifest:
+    return read(place)
+
+
+def read_chain(
+    url: str, look: Callable[[str, Callable[[str], Manifest]], Manifest] = _read_here
+) -> list[Manifest]:
     """Return a checkpoint and all it builds on, the full one first.
+
+    Args:
+        url: As of `gradring.ps.saved.files.absolute`.
+        look: Calls what it gets with the place that it gets, where that may hang.
 
     Raises:
         InvalidArgument: As `read`, for any of them.
@@ -132,9 +143,9 @@ def read_chain(url: str) -> list[Manifest]:
             or more than `LONGEST_CHAIN` build on each other.
         DeviceError: As `read`.
     """
-    chain = [read(files.followed(url))]
+    chain = [look(url, _read_followed)]
     while (base := chain[0].base) is not None:
-        below = read(files.joined(chain[0].url, base))
+        below = look(files.joined(chain[0].url, base), read)
         if below.cut != chain[0].base_cut or below.shards != chain[0].shards:
             raise ProtocolError(
                 f"{chain[0].url} builds on cut {chain[0].base_cut} at {below.url}, but there is "
@@ -148,6 +159,10 @@ def read_chain(url: str) -> list[Manifest]:
                 f"{url} builds on more than {LONGEST_CHAIN - 1} others, as no save makes them"
             )
     return chain
+
+
+def _read_followed(url: str) -> Manifest:
+    return read(files.followed(url))
 
 
 def as_seen_from(url: str, base: str) -> str:

@@ -17,6 +17,31 @@ from gradring.errors import DeviceError, InvalidArgument, TimedOut
 MOST_HANGING = 16  # Each has a thread, and what it was writing.
 
 
+class Deadline:
+    """Until when a save or a load has to be over, and what its caller gave for it, in seconds."""
+
+    def __init__(self, seconds: float, given: float | None = None) -> None:
+        """Begin to count; ``given``: what errors say, where ``seconds`` are what was left of it."""
+        self.given = seconds if given is None else given
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return how many seconds are left, 0 at the end and after it."""
+        return max(0.0, self._end - time.monotonic())
+
+    def require_left(self, place: str) -> None:
+        """Refuse to begin anything at a path or URL once it has passed.
+
+        Raises:
+            TimedOut: It has.
+        """
+        if not self.left():
+            raise TimedOut(
+                f"{place}: the {self.given:g} s were over before the next step began, which was "
+                "left out; unless a store hangs, try again with a longer timeout"
+            )
+
+
 class Behind:
     """A call on a thread of its own, which keeps no program from ending."""
 
@@ -28,7 +53,7 @@ class Behind:
         """
         self._lock = threading.Lock()  # Of what it returns late, and of being over.
         self._over = threading.Event()
-        self._late: Callable[[Any], None] | None = None
+        self._late: Callable[[Any], object] | None = None
         self._value: Any = None
         self._error: BaseException | None = None
         thread = threading.Thread(
@@ -54,7 +79,7 @@ class Behind:
         finally:
             del error  # Its traceback has this frame: held here too, both would stay for long.
 
-    def give_up(self, late: Callable[[Any], None] | None) -> None:
+    def give_up(self, late: Callable[[Any], object] | None) -> None:
         """Have ``late`` called with what it returns, if it ever does."""
         with self._lock:
             if not self._over.is_set():
@@ -72,7 +97,7 @@ class Behind:
             late = self._late
         self._clear_away(late)
 
-    def _clear_away(self, late: Callable[[Any], None] | None) -> None:
+    def _clear_away(self, late: Callable[[Any], object] | None) -> None:
         if late is not None and self._error is None:
             late(self._value)
 
@@ -92,16 +117,16 @@ _hanging = _Hanging()
 
 
 def within(
-    deadline: float,
+    deadline: Deadline,
     place: str,
     call: Callable[..., Any],
     *args: Any,
-    late: Callable[[Any], None] | None = None,
+    late: Callable[[Any], object] | None = None,
 ) -> Any:
     """Call what may hang in a store, and return what it does.
 
     Args:
-        deadline: By `time.monotonic`.
+        deadline: Once it has passed, nothing is begun.
         place: Path or URL, for errors; while a call that was given up hangs there, others are
             refused.
         call: What is called, on another thread.
@@ -110,15 +135,16 @@ def within(
 
     Raises:
         InvalidArgument: An earlier call hangs at this place, or too many do at others.
-        TimedOut: It was not over at the deadline. It may go on, or end at any time.
+        TimedOut: It was not over at the deadline. It may go on, or end at any time. Or the deadline
+            had passed before, whatever hangs at this place: it may be what took the time.
         DeviceError: The machine has no thread for it.
     """
+    deadline.require_left(place)
     _require_free(place)
-    seconds = max(0.0, deadline - time.monotonic())
     behind = Behind(call, *args)
     is_over = False
     try:
-        is_over = behind.is_over(seconds)
+        is_over = behind.is_over(deadline.left())
     finally:
         if not is_over:
             behind.give_up(late)
@@ -126,8 +152,8 @@ def within(
                 _hanging.calls.append((place, behind))
     if not is_over:
         raise TimedOut(
-            f"{place} was not done within {seconds:.3g} s: its store hangs, or is slow. What was "
-            "begun there is left alone, and may still come; use another place until then"
+            f"{place} was not done within {deadline.given:g} s: its store hangs, or is slow. The "
+            "call is left alone; use another place until it has ended"
         )
     return behind.result()
 

@@ -18,6 +18,7 @@ import pytest
 import gradring as gr
 from gradring.errors import DeviceError, Error, InvalidArgument
 from gradring.ps import ParameterServer, checkpoint
+from gradring.ps.saved import asked_jobs
 from ps_servers import SECRET, connected, join, serving, together
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,7 +113,7 @@ def served(pipe: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def test_a_server_that_dies_during_a_save_fails_it_and_leaves_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(asked_jobs, "_LOOK_SECONDS", 0.2)
     folder, written = tmp_path / "step", tmp_path / "pipe"
     os.mkfifo(written)
     errors: list[Error] = []

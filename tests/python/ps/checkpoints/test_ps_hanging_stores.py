@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ import pytest
 
 import gradring as gr
 from gradring.errors import DeviceError, InvalidArgument, TimedOut
-from gradring.ps import ParameterServer
-from gradring.ps.saved import store_calls
+from gradring.ps import ParameterServer, checkpoint
+from gradring.ps.saved import asked_jobs, checkpoint_jobs, store_calls
+from gradring.ps.saved.asked_jobs import AskedJobs
+from gradring.ps.saved.store_calls import Deadline
 from ps_servers import connected
 from toy_stores import HangingStore
 
@@ -36,16 +38,31 @@ def store() -> Iterator[type[HangingStore]]:
 
 @pytest.fixture
 def deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the deadline of a call come once its store hangs, however slow the machine is."""
+    """Have the time be over for all once a store hangs, however slow the machine is."""
+    begun: list[Deadline] = []
+    begin = Deadline.__init__
+
+    def begin_and_note(deadline: Deadline, *seconds: float) -> None:
+        begin(deadline, *seconds)
+        begun.append(deadline)
 
     def is_over(call: store_calls.Behind, seconds: float | None = 0.0) -> bool:
         while seconds != 0 and not call._over.wait(0.01):
             if HangingStore.hangs.is_set():
                 HangingStore.hangs.clear()
+                for deadline in begun:
+                    deadline._end = 0
                 return False
         return call._over.is_set()
 
+    monkeypatch.setattr(Deadline, "__init__", begin_and_note)
     monkeypatch.setattr(store_calls.Behind, "is_over", is_over)
+    monkeypatch.setattr(asked_jobs, "_GRACE_SECONDS", 60)
+
+
+def hang() -> bool:
+    HangingStore.hangs.set()
+    return HangingStore.goes_on.wait(60)
 
 
 def let_go() -> None:
@@ -62,17 +79,23 @@ def train(ps: ParameterServer) -> Any:
 
 @pytest.mark.usefixtures("deadlines")
 @pytest.mark.parametrize(
-    ("servers", "ending"),
-    [(1, "grps wb"), (2, "shard-00001-of-00002.grps wb"), (1, "manifest.json wb")],
+    ("servers", "threads", "ending"),
+    [
+        (1, 1, "grps wb"),
+        (1, 3, "grps wb"),
+        (2, 1, "shard-00001-of-00002.grps end"),
+        (1, 1, "manifest.json wb"),
+    ],
 )
 def test_a_save_ends_by_its_deadline_and_the_next_one_goes_elsewhere(
-    store: type[HangingStore], tmp_path: Path, servers: int, ending: str
+    store: type[HangingStore], tmp_path: Path, servers: int, threads: int, ending: str
 ) -> None:
     store.ending = ending
-    with connected(servers) as ps:
+    with connected(servers, threads=threads) as ps:
         train(ps)
-        with pytest.raises(TimedOut, match=rf"{PLACE} was not done within .* its store hangs"):
+        with pytest.raises(TimedOut, match=rf"{PLACE} was not done within 60 s: its store") as told:
             ps.save(PLACE, timeout=60)
+        assert not re.search("an earlier call|may still appear", str(told.value))
         saved = train(ps)
         ps.save(tmp_path / "2")
         with pytest.raises(InvalidArgument, match=rf"{PLACE}: an earlier call .* still hangs"):
@@ -81,13 +104,90 @@ def test_a_save_ends_by_its_deadline_and_the_next_one_goes_elsewhere(
         ps.load(tmp_path / "2")
         assert (ps.sparse_table("t", 3, gr.optim.Sum()).pull(IDS) == saved).all()
         let_go()
-        if ending.startswith("manifest"):
-            with pytest.raises(InvalidArgument, match="there is a checkpoint at"):
-                ps.save(PLACE)
-        else:
-            assert f"{PLACE[11:]}/manifest.json" not in store.contents
+        assert f"{PLACE[11:]}/manifest.json" not in store.contents
+        ps.save(PLACE)
+        ps.load(PLACE)
+
+
+@pytest.mark.usefixtures("deadlines")
+def test_a_save_whose_manifest_may_still_come_says_so(store: type[HangingStore]) -> None:
+    store.ending = "manifest.json end"
+    with connected() as ps:
+        train(ps)
+        with pytest.raises(TimedOut, match=rf"{PLACE} was not done .* may still appear there"):
+            ps.save(PLACE, timeout=60)
+        let_go()
+        with pytest.raises(InvalidArgument, match="there is a checkpoint at"):
             ps.save(PLACE)
         ps.load(PLACE)
+
+
+@pytest.mark.parametrize("slow", ["cut", "results"])
+def test_a_save_whose_time_is_over_before_its_manifest_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    act = getattr(AskedJobs, slow)
+
+    def act_for_long(jobs: AskedJobs, *args: Any) -> Any:
+        result = act(jobs, *args)
+        jobs._deadline._end = 0
+        return result
+
+    with connected() as ps:
+        train(ps)
+        with monkeypatch.context() as slowly:
+            slowly.setattr(AskedJobs, slow, act_for_long)
+            slowly.setattr(asked_jobs, "_GRACE_SECONDS", 60)
+            with pytest.raises(TimedOut, match=f"{tmp_path}: the 60 s were over"):
+                ps.save(tmp_path, timeout=60)
+        assert not (tmp_path / "manifest.json").exists()
+        ps.save(tmp_path)  # Nobody is in there any more.
+
+
+@pytest.mark.parametrize("slow", ["stage", "prepare"])
+def test_a_load_whose_time_is_over_before_anything_is_replaced_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    act = checkpoint_jobs._ACTIONS[slow]
+
+    def act_for_long(task: Any) -> Any:
+        result = act(task)
+        for deadline in begun:
+            deadline._end = 0
+        return result
+
+    begun: list[Deadline] = []
+    make = checkpoint._deadline
+    monkeypatch.setattr(
+        checkpoint, "_deadline", lambda given: begun.append(make(given)) or begun[-1]
+    )
+    with connected() as ps:
+        train(ps)
+        ps.save(tmp_path)
+        before = train(ps)
+        with monkeypatch.context() as slowly:
+            slowly.setitem(checkpoint_jobs._ACTIONS, slow, act_for_long)
+            slowly.setattr(asked_jobs, "_GRACE_SECONDS", 60)
+            with pytest.raises(TimedOut, match=f"{tmp_path}: the 60 s were over"):
+                ps.load(tmp_path, timeout=60)
+        assert (ps.sparse_table("t", 3, gr.optim.Sum()).pull(IDS) == before).all()
+        ps.load(tmp_path)
+
+
+def test_servers_are_asked_for_no_longer_than_is_left() -> None:
+    class Core:
+        shards = 1
+
+        def freeze_and_cut(self, *_: Any, timeout_ms: int) -> int:
+            return timeout_ms
+
+        def begin_load(self, _: Any, timeout_ms: int) -> int:
+            return timeout_ms
+
+    for timeout, left, least, most in ((20, 600, 20_000, 20_000), (600, 20, 1000, 20_000)):
+        jobs = AskedJobs(Core(), timeout, Deadline(left))
+        for asked in (jobs.cut([], []), jobs.begin_load([]), jobs.tell("prepare", 1)):
+            assert least <= asked <= most  # type: ignore[operator]
 
 
 def test_a_save_during_one_that_hangs_names_it(store: type[HangingStore], tmp_path: Path) -> None:
@@ -122,6 +222,24 @@ def test_a_load_ends_by_its_deadline_and_changes_nothing(
 
 
 @pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize("ending", ["grps rb", "manifest.json rb"])
+def test_a_load_names_which_of_its_checkpoints_cannot_be_read(
+    store: type[HangingStore], tmp_path: Path, ending: str
+) -> None:
+    with connected() as ps:
+        train(ps)
+        ps.save(PLACE)
+        train(ps)
+        ps.save(tmp_path / "2", base=PLACE)
+        store.ending = ending
+        with pytest.raises(TimedOut, match=rf"{PLACE} was not done"):
+            ps.load(tmp_path / "2")
+        with pytest.raises(InvalidArgument, match=f"{PLACE}: an earlier call .* still hangs"):
+            ps.save(tmp_path / "3", base=tmp_path / "2")
+        ps.save(tmp_path / "3")
+
+
+@pytest.mark.usefixtures("deadlines")
 def test_a_save_whose_base_cannot_be_read_ends_by_its_deadline(
     store: type[HangingStore], tmp_path: Path
 ) -> None:
@@ -141,25 +259,34 @@ def test_a_timeout_that_is_none_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "2").exists()
 
 
+@pytest.mark.usefixtures("deadlines")
 def test_so_many_calls_that_hang_are_left_alone_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(store_calls, "MOST_HANGING", 2)
     for place in ("/a", "/b"):
         with pytest.raises(TimedOut, match=place):
-            store_calls.within(0.0, place, HangingStore.goes_on.wait)
+            store_calls.within(Deadline(60), place, hang)
     with pytest.raises(InvalidArgument, match=r"/c: 2 calls .* still hang in stores.*/a, /b"):
-        store_calls.within(0.0, "/c", print)
+        store_calls.within(Deadline(60), "/c", print)
     let_go()
-    assert store_calls.within(time.monotonic() + 60, "/c", abs, -1) == 1
+    assert store_calls.within(Deadline(60), "/c", abs, -1) == 1
 
 
+def test_where_the_time_is_over_nothing_is_begun_and_nothing_else_is_said() -> None:
+    came: list[Any] = []
+    with pytest.raises(TimedOut, match="/a: the 5 s were over"):
+        store_calls.within(Deadline(0, 5), "/a", came.append, 1)
+    assert not came
+
+
+@pytest.mark.usefixtures("deadlines")
 def test_what_comes_late_is_cleared_away() -> None:
     came: list[Any] = []
     with pytest.raises(TimedOut):
-        store_calls.within(0.0, "/a", HangingStore.goes_on.wait, late=came.append)
+        store_calls.within(Deadline(60), "/a", hang, late=came.append)
     let_go()
-    store_calls.within(time.monotonic() + 60, "/a", print, late=came.append)
+    store_calls.within(Deadline(60), "/a", print, late=came.append)
     assert came == [True]
 
 
@@ -170,7 +297,7 @@ def test_a_call_without_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", none_left)
         with pytest.raises(DeviceError, match="no thread to call a store on"):
-            store_calls.within(0.0, "/a", print)
+            store_calls.within(Deadline(60), "/a", print)
 
 
 def test_a_program_ends_although_its_store_hangs(tmp_path: Path) -> None:

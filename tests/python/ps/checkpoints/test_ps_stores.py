@@ -268,3 +268,31 @@ def test_the_file_of_a_failed_write_is_held_by_nobody() -> None:
         assert held() is None
     finally:
         gc.enable()
+
+
+def test_a_file_of_many_pieces_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sink:
+        descriptor = None
+        written = b""
+
+        def write(self, parts: Any) -> None:
+            self.written += b"".join(parts)
+
+    class Core:
+        left = 100
+
+        def read_piece(self, *_: int) -> bytes | None:
+            self.left -= 1
+            return bytes([self.left]) * 8 if self.left >= 0 else None
+
+    begun: list[Any] = []
+    begin = checkpoint_jobs.Behind
+    monkeypatch.setattr(
+        checkpoint_jobs, "Behind", lambda *call: begun.append(begin(*call)) or begun[-1]
+    )
+    sink, core = Sink(), Core()
+    task = checkpoint_jobs._Task(core, 0, 1, {"shards": 1, "base_cut": 0})
+    written, _, first = checkpoint_jobs._write_parts(task, sink)
+    assert (len(begun), written, first) == (1, len(sink.written), bytes([99]) * 8)
+    places = [sink.written.index(bytes([number]) * 8) for number in range(99, 0, -1)]
+    assert places == sorted(places)

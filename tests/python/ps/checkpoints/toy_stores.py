@@ -99,22 +99,33 @@ class Disk(_Store):
             raise FileExistsError(path2)
 
 
+class _HangingUpload(Upload):
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if final:
+            HangingStore.hang_at(f"{self.path} end")
+        return super()._upload_chunk(final)
+
+
 class HangingStore(ObjectStore):
-    """Where files of one ending cannot be opened until ``goes_on`` is set."""
+    """Where files of one ending cannot be opened, or ended, until ``goes_on`` is set."""
 
     protocol = "toyhangs"
     contents: ClassVar[dict[str, bytes]] = {}
-    ending = "nothing"  # Of files, and how they are opened: "grps wb".
+    ending = "nothing"  # Of files, and what is done to them: "grps wb", "grps end".
     hangs = threading.Event()
     goes_on = threading.Event()
 
+    @classmethod
+    def hang_at(cls, what: str) -> None:
+        if what.endswith(cls.ending):
+            cls.hangs.set()
+            assert cls.goes_on.wait(60)
+
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        if f"{path} {mode}".endswith(self.ending):
-            self.hangs.set()
-            assert self.goes_on.wait(60)
+        self.hang_at(f"{path} {mode}")
         if mode == "rb":
             return io.BytesIO(self.contents[self._strip_protocol(path)])
-        return super()._open(path, mode, **options)
+        return _HangingUpload(self, path, mode, **options)
 
 
 for _one in (ObjectStore, Disk, HangingStore):
