@@ -13,6 +13,7 @@ from torch import nn
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
+from torch_models import Failing
 
 
 def sgd(params: Any, comm: Any, **options: Any) -> Any:
@@ -183,15 +184,6 @@ def test_a_model_with_one_parameter_drops_a_step_too(world: GetWorld, overlap: b
 def test_a_backward_after_one_that_has_failed_is_told_how_to_drop_the_step(
     world: GetWorld,
 ) -> None:
-    class Failing(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, _grad: torch.Tensor) -> Any:  # type: ignore[override]
-            raise ValueError("no gradient")
-
     def train(comm: Any) -> float:
         first, second = (nn.Parameter(torch.zeros(1)) for _ in range(2))
         optimizer = sgd([first, second], comm)

@@ -14,6 +14,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from gradring.torch.gradients.same_rules import StepSettings
+from torch_models import Failing
 
 
 class OnDevice(torch.Tensor):
@@ -60,18 +61,6 @@ def test_a_rate_on_a_device_that_was_made_for_inference_is_looked_at() -> None:
         assert told(settings, group) == "lr=0.5 in group 0"
         group["lr"].fill_(0.25)
         assert told(settings, group) == "lr=0.25 in group 0"
-
-
-class Failing(torch.autograd.Function):
-    """Fails in backward, when the gradients before it are on their way."""
-
-    @staticmethod
-    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, _grad: torch.Tensor) -> Any:  # type: ignore[override]
-        raise ValueError("no gradient")
 
 
 @pytest.mark.parametrize("drops", [[True, True], [False, True], [True, False]], ids=str)

@@ -87,3 +87,15 @@ class Clicks(nn.Module):
 
     def state(self) -> tuple[float, float]:
         return self.weight.item(), self.rows.eval()(IDS).item()
+
+
+class Failing(torch.autograd.Function):
+    """Fails in backward, when the gradients before it are on their way."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, _grad: torch.Tensor) -> Any:  # type: ignore[override]
+        raise ValueError("no gradient")
