@@ -47,9 +47,9 @@ class Counting final : public PsProgram {
         poison();
       else if (choice < 55)
         push();
-      else if (choice < 85)
+      else if (choice < 83)
         pull();
-      else if (choice < 92)
+      else if (choice < 90)
         pull_dense();
       else
         keep_up(submit_upkeep(client_, world_));

@@ -49,7 +49,9 @@ Upkeep submit_rule(PsClient& client, PsWorld& world) {
 }  // namespace
 
 Upkeep submit_upkeep(PsClient& client, PsWorld& world) {
-  switch (world.dice.below(4)) {
+  // Of changes of a rule two at once are what matters.
+  const bool joins_in = world.rules_under_way > 0;
+  switch (joins_in ? 2 : world.dice.below(4)) {
     case 0:
       // Now and then one that another client has told already.
       world.tick +=
