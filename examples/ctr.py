@@ -95,9 +95,11 @@ def main() -> None:
     talk = Talk()
     if options.mode != "local":
         talk.count(model.embedding)
+    if options.mode in ("sync", "hybrid"):
+        talk.leave_out(optimizers[0])
     seconds, total = train(options, comm, (model, optimizers), data, (recorder, talk))
     outcome = {"examples": total, "seconds": seconds, "examples/s": total / seconds}
-    outcome["talking"] = 0 if options.mode == "local" else talk.seconds / seconds
+    outcome["talking"] = talking(options.mode, optimizers[0], talk) / seconds
     flush(optimizers)  # Again: of the others what came after the flush of this worker.
     outcome["alike"] = are_alike(comm, [p.detach().numpy() for p in model.network.parameters()])
     if comm.rank == 0:
@@ -114,6 +116,14 @@ def main() -> None:
         if hasattr(optimizer, "close"):
             optimizer.close()
     comm.close()
+
+
+def talking(mode: str, optimizer: Any, talk: Talk) -> float:
+    """Seconds that this worker's training thread spent on others."""
+    if mode == "geo":
+        # Its rows and its rules are its own, and what it does for others it counts itself.
+        return float(optimizer.driver.report.exposed_seconds)
+    return 0.0 if mode == "local" else talk.seconds
 
 
 def make(
@@ -158,8 +168,7 @@ def train(
 
     A point of the curve has the loss and the AUC of the examples since the last one, as they were
     predicted before they were trained on; no AUC where all of them have one label. Time for others
-    is that of rows, optimizer and flush: in modes whose workers update dense parameters themselves
-    that is in it.
+    is that of rows, optimizer and flush, without the steps that a worker does itself.
     """
     (model, optimizers), (recorder, talk) = parts, told
     comm.barrier()

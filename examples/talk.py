@@ -22,3 +22,8 @@ class Talk:
         """Count what a torch module's forward takes."""
         module.register_forward_pre_hook(lambda *_: self.__enter__())
         module.register_forward_hook(lambda *_: self.__exit__())
+
+    def leave_out(self, optimizer: Any) -> None:
+        """Leave out what the steps of a torch optimizer take that are done on this worker."""
+        optimizer.register_step_pre_hook(lambda *_: self.__exit__())
+        optimizer.register_step_post_hook(lambda *_: self.__enter__())

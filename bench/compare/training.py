@@ -25,8 +25,7 @@ _ABOUT = (
     "start-up, reading data and compiling are not timed; "
     "held-out loss: mean of pairs that nobody trained on; analogies: share that comes out right; "
     "test AUC beside the best that is possible; talking: share of its time that the "
-    "training thread of a worker spends on others (pull, push, gather, exchange, flush; with "
-    "click rates its own updates of dense parameters are in it)"
+    "training thread of a worker spends on others (pull, push, gather, exchange, flush)"
 )
 _EQUAL = {
     "word2vec": "the same for all: text, subsampling, window and rate (gensim's settings; SGD); "

@@ -13,6 +13,7 @@ namespace gradring::kernels {
 namespace {
 
 constexpr std::size_t kAhead = 8;  // Rows.
+constexpr std::size_t kIdsAhead = 16;
 constexpr std::int32_t kMostTouches = std::numeric_limits<std::int32_t>::max();
 
 GRADRING_PREFETCHES inline void fetch_after(const Replica& replica,
@@ -80,6 +81,17 @@ inline __attribute__((always_inline)) double squares(const float* values, std::s
       sums[k] += static_cast<double>(values[j + k]) * static_cast<double>(values[j + k]);
   for (; j < count; ++j) sums[0] += static_cast<double>(values[j]) * static_cast<double>(values[j]);
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// Where the search for an id begins, in a table of mask + 1 places.
+inline std::size_t id_home(std::uint64_t id, std::size_t mask) {
+  return ((id * 0x9E3779B97F4A7C15U) >> 32) & mask;
+}
+
+std::size_t mask_of(std::span<const std::int64_t> places) {
+  if (places.empty() || (places.size() & (places.size() - 1)) != 0)
+    throw InvalidArgument(str("a map of ids with ", places.size(), " places"));
+  return places.size() - 1;
 }
 
 }  // namespace
@@ -150,10 +162,7 @@ GRADRING_CLONES double accept_rows(const Replica& replica, std::span<const std::
 }
 
 void find_ids(const IdTable& table, std::span<const std::uint64_t> ids, std::int64_t* found) {
-  constexpr std::size_t kIdsAhead = 16;
-  if (table.slots.empty() || (table.slots.size() & (table.slots.size() - 1)) != 0)
-    throw InvalidArgument(str("a map of ids with ", table.slots.size(), " places"));
-  const std::size_t mask = table.slots.size() - 1;
+  const std::size_t mask = mask_of(table.slots);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kIdsAhead < ids.size())
       prefetch_near(table.slots.data() + id_home(ids[i + kIdsAhead], mask));
@@ -168,6 +177,21 @@ void find_ids(const IdTable& table, std::span<const std::uint64_t> ids, std::int
         break;
       }
     }
+  }
+}
+
+void place_ids(std::span<std::int64_t> slots, std::span<const std::uint64_t> ids, std::size_t first,
+               std::size_t end) {
+  const std::size_t mask = mask_of(slots);
+  if (first > end || end > ids.size() || end > mask)
+    throw InvalidArgument(str("slots ", first, " to ", end, " of ", ids.size(),
+                              " ids in a map with ", slots.size(), " places"));
+  for (std::size_t slot = first; slot < end; ++slot) {
+    if (slot + kIdsAhead < end) prefetch_near(slots.data() + id_home(ids[slot + kIdsAhead], mask));
+    std::size_t place = id_home(ids[slot], mask);
+    for (std::size_t probes = 0; slots[place] >= 0; ++probes, place = (place + 1) & mask)
+      if (probes > mask) throw InvalidArgument("a map of ids that is full");
+    slots[place] = static_cast<std::int64_t>(slot);
   }
 }
 

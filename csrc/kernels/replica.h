@@ -41,21 +41,22 @@ void offer_rows(const Replica& replica, std::span<const std::int64_t> slots, flo
 double accept_rows(const Replica& replica, std::span<const std::int64_t> slots,
                    const float* server);
 
-// A map from ids to slots: open addressing with linear probing from `id_home`, -1 where free. At
-// least one place is free, and the id of every slot in there is in `ids`, by slot.
+// A map from ids to slots: open addressing with linear probing, -1 where free. At least one place
+// is free, and the id of every slot in there is in `ids`, by slot.
 struct IdTable {
   std::span<const std::int64_t> slots;  // A power of two of them.
   std::span<const std::uint64_t> ids;
 };
 
-// Where the search for an id begins, in a table of mask + 1 places.
-inline std::size_t id_home(std::uint64_t id, std::size_t mask) {
-  return ((id * 0x9E3779B97F4A7C15U) >> 32) & mask;
-}
-
 // found[i] = the slot of ids[i], -1 if it has none. Throws InvalidArgument for a table that is
 // none.
 void find_ids(const IdTable& table, std::span<const std::uint64_t> ids, std::int64_t* found);
+
+// Puts slots first, first + 1, ... up to `end` into such a map, `slots` being its places: their ids
+// are distinct and have none yet. Throws InvalidArgument, before it writes, for a map that is none,
+// or in which no place would stay free with `end` slots.
+void place_ids(std::span<std::int64_t> slots, std::span<const std::uint64_t> ids, std::size_t first,
+               std::size_t end);
 
 // Adds up the rows (slots, dim) of equal slots, in the order given: one row of `sums` for each
 // entry of `distinct`, which is in the order of first appearance; returns how many there are.

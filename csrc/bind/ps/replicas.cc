@@ -104,6 +104,14 @@ void find_ids(const py::object& slots_in, const py::object& known_in, const py::
                     span_of<const std::uint64_t>(ids), span_of<std::int64_t>(found).data());
 }
 
+void place_ids(const py::object& slots_in, const py::object& known_in, std::size_t first,
+               std::size_t end) {
+  const Buffer slots(slots_in, static_cast<int>(DType::kInt64), true);
+  const Buffer known(known_in, static_cast<int>(DType::kInt64), false);
+  const WithoutGil release;
+  kernels::place_ids(span_of<std::int64_t>(slots), span_of<const std::uint64_t>(known), first, end);
+}
+
 std::size_t merge_rows(const py::object& slots_in, const py::object& rows_in,
                        const py::object& places_in, const py::object& distinct_in,
                        const py::object& sums_in) {
@@ -155,6 +163,8 @@ void register_replicas(py::module_& module) {
   module.def("mark_rows", &mark_rows, py::arg("slots"), py::arg("touches"));
   module.def("find_ids", &find_ids, py::arg("slots"), py::arg("known"), py::arg("ids"),
              py::arg("found"));
+  module.def("place_ids", &place_ids, py::arg("slots"), py::arg("known"), py::arg("first"),
+             py::arg("end"));
   module.def("merge_rows", &merge_rows, py::arg("slots"), py::arg("rows"), py::arg("places"),
              py::arg("distinct"), py::arg("sums"));
   module.def("sum_rows", &sum_rows, py::arg("ids"), py::arg("rows"), py::arg("distinct"),

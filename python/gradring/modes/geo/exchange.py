@@ -21,10 +21,11 @@ from gradring.modes.contracts import Geo, Mean
 from gradring.modes.geo.flush_clock import FlushClock
 from gradring.modes.geo.pace import Pace
 from gradring.modes.geo.replica import PUSHES_UNDER_WAY, DenseReplica, Offer, SparseReplica
-from gradring.modes.geo.report import Divergence, GeoReport
+from gradring.modes.geo.report import Divergence, Exposed, GeoReport
 from gradring.modes.parameters.rows import Slots
 from gradring.modes.stepping.background import Background
 from gradring.modes.stores.store import (
+    Array,
     Changed,
     Domain,
     Ids,
@@ -60,6 +61,7 @@ class Replicas:
         sparse: Of the sparse tables.
         pace: When the next exchange is due.
         report: What was measured.
+        exposed: Counts there what the training thread does for others.
     """
 
     def __init__(self, store: Store, domain: Domain, mode: Geo, timeout: float) -> None:
@@ -76,6 +78,7 @@ class Replicas:
         self.timeout = timeout
         self.pace = Pace(mode.k_steps)
         self.report = GeoReport()
+        self.exposed = Exposed(self.report)
         self.dense: list[DenseReplica] = []
         self.sparse: list[SparseReplica] = []
         self._removals: Any = None  # The table that counts them.
@@ -83,13 +86,23 @@ class Replicas:
         # For each sparse replica, as `Store.written_past` says it.
         self._past_known: list[int] = []
 
-    def add(self, sparse: SparseReplica) -> None:
+    def add(self, table: Any, dim: int, rare_every: int) -> SparseReplica:
         """Keep a replica of a sparse table too; no exchange is under way."""
+
+        def pull(ids: Ids) -> Array:
+            rows = np.empty((len(ids), dim), np.float32)
+            with self.exposed:
+                self.store.pull([Pull(table, ids, rows)])
+            return rows
+
+        since = self.store.changed(table, None).since
+        sparse = SparseReplica(table, dim, pull, since, rare_every)
         if self._removals is None:
             self._removals = self.store.dense_table(removals.NAME, removals.SHAPE, removals.RULE)
             self._removals_known = self._count_removals()
         self.sparse.append(sparse)
         self._past_known.append(self.store.written_past(sparse.table))
+        return sparse
 
     @property
     def all(self) -> list[DenseReplica | SparseReplica]:

@@ -22,7 +22,7 @@ from gradring.modes.parameters.rows import Slots
 from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import after_the_local_step, before_the_local_step
-from gradring.modes.stores.store import Array, Domain, Ids, Pull
+from gradring.modes.stores.store import Array, Domain, Ids
 from gradring.optim import SGD, LocalRows, State, Sum
 from gradring.optim.averaging import require_weight
 from gradring.optim.gradients import is_finite
@@ -118,17 +118,8 @@ class GeoOptimizer(ModeOptimizer):
         table = super().sparse_table(name, dim, rule, init=init, seed=seed)
         if name in self._sparse:
             return table  # With its rows, what they have learned and their optimizer state.
-
-        def pull(ids: Ids) -> Array:
-            rows = np.empty((len(ids), dim), np.float32)
-            self.store.pull([Pull(table.table, ids, rows)])
-            return rows
-
-        since = self.store.changed(table.table, None).since
-        replica = SparseReplica(table.table, dim, pull, since, self.mode.rare_every)
-        self._sparse[name] = replica
+        self._sparse[name] = self.replicas.add(table.table, dim, self.mode.rare_every)
         self._local_rows[name] = LocalRows(rule, dim)
-        self.replicas.add(replica)
         return table
 
     def move_params(self, params: Sequence[Array]) -> None:
@@ -163,10 +154,11 @@ class GeoOptimizer(ModeOptimizer):
     def begin_prefetch(self, coming: Prefetched) -> None:
         """Bring rows that the replica does not have yet; they are put there after the step."""
         coming.table.forget_prefetch()
-        missing = np.unique(coming.ids[self.replica(coming.table).find(coming.ids) < 0])
-        if len(missing):
-            self._coming.append(Prefetched(coming.table, missing))
-            super().begin_prefetch(self._coming[-1])
+        with self.replicas.exposed:
+            missing = np.unique(coming.ids[self.replica(coming.table).find(coming.ids) < 0])
+            if len(missing):
+                self._coming.append(Prefetched(coming.table, missing))
+                super().begin_prefetch(self._coming[-1])
 
     def step(
         self,
@@ -239,8 +231,8 @@ class GeoOptimizer(ModeOptimizer):
         """
         self.replicas.require_well()
         if self.replicas.is_late:
-            self._take_prefetched()
-            with before_the_local_step(), self._clock.paused():
+            with before_the_local_step(), self._clock.paused(), self.replicas.exposed:
+                self._take_prefetched()
                 self.replicas.finish()
 
     def make_room(self) -> None:
@@ -260,10 +252,11 @@ class GeoOptimizer(ModeOptimizer):
         """
         self.require_open()
         self._clock.tell(self.replicas.pace)
-        self._take_prefetched()
-        self.replicas.poll()
+        with self.replicas.exposed:
+            self._take_prefetched()
+            self.replicas.poll()
         self._steps_left -= 1
-        with after_the_local_step():
+        with after_the_local_step(), self.replicas.exposed:
             self.replicas.finish()
             while self._steps_left <= 0:
                 self.replicas.begin()
@@ -277,7 +270,7 @@ class GeoOptimizer(ModeOptimizer):
         self._steps_left = self._counted_from + owed
 
     def _settle(self) -> None:
-        with self._clock.paused():
+        with self._clock.paused(), self.replicas.exposed:
             self._take_prefetched()
             self.replicas.settle()
 
@@ -377,10 +370,11 @@ class GeoOptimizer(ModeOptimizer):
             Closed: They did not the time before: `abandon` this optimizer.
         """
         self._clock.stop()
-        self._take_prefetched()
-        self.replicas.settle()
-        self._count_down()  # Also where others are late: theirs begins anew with this exchange.
-        self.replicas.flush()
+        with self.replicas.exposed:
+            self._take_prefetched()
+            self.replicas.settle()
+            self._count_down()  # Also where others are late: theirs begins anew with this exchange.
+            self.replicas.flush()
 
     def close(self) -> None:
         """Bring this worker's progress to the servers, take their values and leave.
@@ -389,8 +383,9 @@ class GeoOptimizer(ModeOptimizer):
         """
         if not self.begin_to_close():
             return
-        self._take_prefetched()
-        self.replicas.leave()
+        with self.replicas.exposed:
+            self._take_prefetched()
+            self.replicas.leave()
         self.abandon()
 
     def abandon(self) -> None:

@@ -1,7 +1,8 @@
-"""`GeoReport`: what GEO measures, and `Divergence`, of which a part of it is made."""
+"""`GeoReport`: what GEO measures; `Divergence` and `Exposed`, of which parts of it are made."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,8 @@ class GeoReport:
         divergence: Norm of how far servers' values were from what this replica knew of them, over
             what the last exchange brought.
         relative_divergence: The same, divided by the norm of these values.
+        exposed_seconds: Seconds of the training thread that went to others: offers, answers, rows
+            that were new here, flushes, and all waits. The rest of the time is its own.
         stalled_seconds: Seconds that steps and flushes have waited for an exchange to end.
         pushed_rows: Rows of sparse tables sent so far.
         taken_rows: Rows that others changed, received so far.
@@ -49,6 +52,7 @@ class GeoReport:
     exchanges: int = 0
     divergence: float = 0.0
     relative_divergence: float = 0.0
+    exposed_seconds: float = 0.0
     stalled_seconds: float = 0.0
     pushed_rows: int = 0
     taken_rows: int = 0
@@ -62,3 +66,25 @@ class GeoReport:
         self.relative_divergence = (
             (brought.moved / brought.values) ** 0.5 if brought.values else 0.0
         )
+
+
+class Exposed:
+    """Counts in a report what the training thread does for others in here; may be entered again."""
+
+    def __init__(self, report: GeoReport) -> None:
+        """Count there."""
+        self._report = report
+        self._depth = 0
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        """Begin."""
+        if self._depth == 0:
+            self._since = time.perf_counter()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._report.exposed_seconds += time.perf_counter() - self._since

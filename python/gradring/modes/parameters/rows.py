@@ -99,29 +99,13 @@ class IdIndex:
                 capacity *= 2
             self._allocate(capacity)
             self._ids[: len(known)] = known
-            self._place(known, np.arange(len(known)))
-        slots = np.arange(self._count, needed)
+            _core.place_ids(self._slots, self._ids, 0, len(known))
         self._ids[self._count : needed] = ids
-        self._place(self._ids[self._count : needed], slots)
+        _core.place_ids(self._slots, self._ids, self._count, needed)
+        slots = np.arange(self._count, needed)
         self._count = needed  # Last: what could not be placed is not counted.
         return slots
 
     def _allocate(self, capacity: int) -> None:
-        self._mask = capacity - 1
         self._slots = np.full(capacity, -1, np.int64)
         self._ids = np.zeros(capacity // 2 + 1, np.uint64)
-
-    def _place(self, ids: Ids, slots: Slots) -> None:
-        places = self._home(ids)
-        while len(slots):
-            is_free = self._slots[places] < 0
-            # Several may want one place: the last written has it, the others go on.
-            self._slots[places[is_free]] = slots[is_free]
-            goes_on = self._slots[places] != slots
-            slots, places = slots[goes_on], (places[goes_on] + 1) & self._mask
-
-    def _home(self, ids: Ids) -> Slots:
-        # As `id_home` of csrc/kernels/replica.h.
-        mixed = ids * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits are mixed.
-        places: Slots = (mixed >> np.uint64(32)).astype(np.int64) & self._mask
-        return places

@@ -1,4 +1,4 @@
-"""GEO's pace: only what belongs to steps is the time of a step."""
+"""GEO's clocks: only what belongs to steps is their time, and only what others cost is theirs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     watch = SimpleNamespace(perf_counter=made.perf_counter)
-    for place in ("step_clock", "exchange"):
+    for place in ("step_clock", "exchange", "report"):
         monkeypatch.setattr(f"gradring.modes.geo.{place}.time", watch)
     return made
 
@@ -114,4 +114,38 @@ def test_time_that_an_exchange_has_held_steps_back_is_reported(clock: Clock) -> 
         optimizer.step([np.ones(1, np.float32)])
         optimizer.make_room()  # As the next step does.
     background.drain = drain
+    optimizer.close()
+
+
+def test_time_for_others_is_exchanges_new_rows_and_flushes_and_none_of_a_workers_own(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = geo([np.zeros(1, np.float32)], ExactServer().client(0), 1, k_steps=2)
+    table = optimizer.sparse_table("rows", 2, gr.optim.SGD(lr=0.5))
+    store, exchanged = optimizer.store, optimizer.replicas.begin
+    update = gr.optim.SGD.update
+
+    def passing(seconds: float, what: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            clock.now += seconds
+            return what(*args)
+
+        return call
+
+    monkeypatch.setattr(store, "pull", passing(1, store.pull))
+    monkeypatch.setattr(optimizer.replicas, "begin", passing(10, exchanged))
+    monkeypatch.setattr(gr.optim.SGD, "update", passing(100, update))
+    expected = 0
+    for _ in range(3):
+        for new in (1, 0):  # The first step brings rows, the second exchanges.
+            rows = table.pull([7 + expected, 8 + expected] if new else [7])
+            expected += new
+            assert optimizer.report.exposed_seconds == expected
+            optimizer.step([np.ones(1, np.float32)], rows=[(table, [7], rows[:1])])
+            expected += 10 * (1 - new)
+            assert optimizer.report.exposed_seconds == expected
+    before, now = optimizer.report.exposed_seconds, clock.now
+    optimizer.flush()
+    # The servers' values, each counted once however deep inside it is asked.
+    assert optimizer.report.exposed_seconds - before == clock.now - now > 0
     optimizer.close()

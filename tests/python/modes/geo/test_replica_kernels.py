@@ -166,3 +166,28 @@ def test_a_map_of_ids_that_is_damaged_is_refused_rather_than_searched_for_ever()
         _core.find_ids(np.full(3, -1), known, other, found)
     with pytest.raises(InvalidArgument, match="room for 1 slots of 2 ids"):
         _core.find_ids(np.full(4, -1), known, known[:2], found)
+
+
+def test_ids_are_found_at_the_slots_at_which_they_were_placed_however_they_collide() -> None:
+    places = np.full(1024, -1, np.int64)
+    # The product's bits 32 to 41 say where a search begins: these begin at four places.
+    inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    homes = [(i << 42) + (i % 4 << 32) for i in range(500)]
+    ids = np.array([home * inverse % (1 << 64) for home in homes], np.uint64)
+    found = np.empty(len(ids), np.int64)
+    _core.place_ids(places, ids, 0, 300)
+    _core.find_ids(places, ids, ids, found)
+    np.testing.assert_array_equal(found, [*range(300), *[-1] * 200])
+    _core.place_ids(places, ids, 300, 500)
+    _core.find_ids(places, ids, ids, found)
+    np.testing.assert_array_equal(found, np.arange(500))
+
+
+def test_a_map_without_room_for_its_ids_takes_none() -> None:
+    ids, places = np.arange(8, dtype=np.uint64), np.full(8, -1, np.int64)
+    for first, end, many in ((0, 8, 8), (2, 1, 8), (0, 4, 6), (0, 7, 8)):
+        with pytest.raises(InvalidArgument, match="a map"):
+            _core.place_ids(places[:many], ids[:6], first, end)
+    assert (places == -1).all()
+    with pytest.raises(InvalidArgument, match="full"):
+        _core.place_ids(np.arange(8), ids, 0, 1)
