@@ -231,9 +231,9 @@ def batches(
     else:
         order = np.random.default_rng([options.seed, epoch]).permutation(data.train)
         part = size * part_batches(data.train // size, comm.world_size, *PART_BATCHES)
-        parts = -(-data.train // part)
+        parts, name = -(-data.train // part), f"run {options.run}, epoch {epoch}"
         places = ((order[i : i + size], i + size)
-                  for number in optimizer.hand_out(f"run {options.run}, epoch {epoch}", parts)
+                  for number in optimizer.hand_out(name, parts, ahead=True)
                   for i in range(number * part, (number + 1) * part, size)
                   if i + size <= data.train)  # fmt: skip
     for rows, done in places:

@@ -112,7 +112,7 @@ class Work:
                 batches, workers, *PART_BATCHES[self.unit]
             )
             parts, name = -(-self.size // part_size), f"run {self.run}, epoch {epoch}"
-            for part in optimizer.hand_out(name, parts):
+            for part in optimizer.hand_out(name, parts, ahead=True):
                 begin = part * part_size
                 done = epoch * self.size + begin
                 for batch in self.part(epoch, begin, min(begin + part_size, self.size))[1]:

@@ -186,13 +186,13 @@ class HybridOptimizer(ModeOptimizer):
             return uneven_rounds(self.comm, dense.workers, batches)
         return dense.uneven(batches)
 
-    def hand_out(self, name: str, count: int) -> Iterator[int]:
+    def hand_out(self, name: str, count: int, *, ahead: bool = False) -> Iterator[int]:
         """Hand out as the stricter of the two modes wants; see `ModeOptimizer.hand_out`."""
         self.require_open()
         dense = self.dense_side
         if self.is_in_step and isinstance(dense, ModeOptimizer):
             return dealt_out(name, count, dense.store.rank, dense.workers)
-        return dense.hand_out(name, count)
+        return dense.hand_out(name, count, ahead=ahead)
 
     def flush(self) -> None:
         """Flush both, the rows first.

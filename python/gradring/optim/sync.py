@@ -189,7 +189,7 @@ class SyncOptimizer:
         """
         return until_all_end(self.comm, batches)
 
-    def hand_out(self, name: str, count: int) -> Iterator[int]:
+    def hand_out(self, name: str, count: int, *, ahead: bool = False) -> Iterator[int]:  # noqa: ARG002
         """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.
 
         Ranks do equally many steps (`uneven`); with `gradring.Async` and `gradring.Geo` the same
@@ -198,6 +198,7 @@ class SyncOptimizer:
         Args:
             name: Of this pass over the data; for those modes.
             count: Parts.
+            ahead: For those modes.
         """
         return dealt_out(name, count, self.comm.rank, self.comm.world_size)
 

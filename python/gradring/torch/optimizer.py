@@ -293,7 +293,7 @@ class DistributedOptimizer(ChangingParameters):
                     self._weights.tell(count)
                 yield batch
 
-    def hand_out(self, name: str, count: int) -> Iterator[int]:
+    def hand_out(self, name: str, count: int, *, ahead: bool = False) -> Iterator[int]:  # noqa: ARG002
         """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.
 
         Ranks do equally many steps (`uneven`); with `gradring.Async` and `gradring.Geo` the same

@@ -27,7 +27,8 @@ def optimizer_of(kind: Any, store: Any, workers: int, **options: Any) -> Any:
 def test_every_part_goes_to_one_worker(servers: Servers, kind: Any) -> None:
     def work(rank: int) -> list[list[int]]:
         with optimizer_of(kind, servers.client(rank), 3) as optimizer:
-            return [list(optimizer.hand_out(f"epoch {epoch}", 50)) for epoch in range(2)]
+            passes = ((f"epoch {epoch}", bool(epoch % 2)) for epoch in range(4))
+            return [list(optimizer.hand_out(name, 50, ahead=ahead)) for name, ahead in passes]
 
     for taken in zip(*on_workers(3, work), strict=True):
         assert sorted(itertools.chain(*taken)) == list(range(50))
@@ -45,6 +46,30 @@ def test_who_comes_for_more_gets_more(servers: Servers) -> None:
     assert list(late.hand_out("next", 3)) == [0, 1, 2]
     for optimizer in (slow, fast, late):
         optimizer.close()
+
+
+def test_the_next_part_is_asked_for_ahead_but_for_the_last_ones(servers: Servers) -> None:
+    slow, fast = (optimizer_of(gr.AsyncOptimizer, servers.client(rank), 2) for rank in range(2))
+    slow_parts = slow.hand_out("epoch", 10, ahead=True)
+    assert next(slow_parts) == 0
+    slow.flush()  # What it has asked for ahead is with the servers.
+    fast_parts = fast.hand_out("epoch", 10, ahead=True)
+    assert [next(fast_parts) for _ in range(7)] == list(range(2, 9)), "part 1 is on its way"
+    assert next(slow_parts) == 1
+    assert next(slow_parts) == 9, "of the last two none is asked for ahead"
+    assert list(fast_parts) == list(slow_parts) == []
+    for optimizer in (slow, fast):
+        optimizer.close()
+
+
+def test_who_leaves_a_pass_early_loses_what_was_asked_for_ahead_and_nothing_else(
+    servers: Servers,
+) -> None:
+    with optimizer_of(gr.AsyncOptimizer, servers.client(0), 1) as optimizer:
+        for part in optimizer.hand_out("epoch", 9, ahead=True):
+            if part == 3:
+                break
+        assert list(optimizer.hand_out("epoch", 9)) == [5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("kind", [gr.AsyncOptimizer, RoundOptimizer])

@@ -185,9 +185,8 @@ class ModeOptimizer:
     def set_rule(self, rule: Any) -> None:
         """Go on with other settings of the dense parameters' rule: a learning-rate schedule.
 
-        They hold from the next step on. Servers have one rule for all workers: where those step on
-        their own, the settings that came last hold. With `gradring.Sync` every worker calls this
-        between the same two steps.
+        They hold from the next step on. Servers have one rule for all: where workers step on their
+        own, what came last holds. With `gradring.Sync` all call this between the same two steps.
 
         Args:
             rule: The same rule with other numbers, or a sequence with one for each parameter.
@@ -228,7 +227,7 @@ class ModeOptimizer:
         """Whether no worker may join later, or come back."""
         return False
 
-    def hand_out(self, name: str, count: int) -> Iterator[int]:
+    def hand_out(self, name: str, count: int, *, ahead: bool = False) -> Iterator[int]:
         """Go through the parts 0 .. count-1 of the data, each of which one worker gets.
 
         Where nobody waits for anybody (`Async`; `Geo` with `Sum` or `Mean`) a worker gets the next
@@ -238,11 +237,12 @@ class ModeOptimizer:
         n's: go through the batches with `uneven`, since not all need have equally many.
 
         Args:
-            name: Of this pass over the data, such as ``"epoch 3"``; the same on every worker, and
-                another one for every pass: servers hand out a name's parts once, and a checkpoint
-                has those that were gone by its cut.
-            count: Parts; the same on every worker. Enough that one takes no large share of the
-                pass, and so few that each takes much longer than a round trip.
+            name: Of this pass, such as ``"epoch 3"``; the same on every worker, and another one for
+                every pass: a name's parts are handed out once, also after a checkpoint is loaded.
+            count: Parts; the same on every worker. Enough that one is no large share of the pass,
+                and so few that each takes much longer than a round trip.
+            ahead: Ask for the next part when one is given: nobody waits for its number behind what
+                was pushed. Who leaves early, or is lost, then loses both.
 
         Raises:
             InvalidArgument: ``count`` is not from 1 to 32,768, or the name no string.
@@ -254,7 +254,7 @@ class ModeOptimizer:
             return dealt_out(name, count, self.store.rank, self.workers)
         require_parts(name, count)
         # Made anew: a checkpoint from before its table was made may have been loaded.
-        return Parts(self.store, self.name).take(name, count)
+        return Parts(self.store, self.name).take(name, count, self.workers if ahead else None)
 
     def flush(self) -> None:
         """Wait until servers have everything, and take their values."""

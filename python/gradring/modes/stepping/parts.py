@@ -7,6 +7,7 @@ each name: a push of one is told what the row came to, also where it had to be s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from gradring.core_arguments import OwnName
-from gradring.errors import Mismatch
-from gradring.modes.stores.store import Push, Store
+from gradring.errors import Error, Mismatch
+from gradring.modes.stores.store import Pending, Push, Store
 from gradring.optim import Sum
 
 # Every push also adds the count, so that two counts of one name are noticed: quotient and remainder
@@ -31,8 +32,14 @@ class Parts:
         self._store = store
         self._table: Any = store.sparse_table(OwnName(f"gradring/parts/{model}"), 3, Sum())
 
-    def take(self, name: str, count: int) -> Iterator[int]:
+    def take(self, name: str, count: int, ahead: int | None = None) -> Iterator[int]:
         """Take one after the other until all ``count`` are gone.
+
+        Args:
+            name: Of the pass.
+            count: Parts.
+            ahead: Where the next one is asked for when one is given, this many of the last parts
+                are not: who has one in hand then would keep the others waiting in the end.
 
         Raises:
             Mismatch: Somebody has another ``count`` for this name.
@@ -40,16 +47,27 @@ class Parts:
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         row = np.array([int.from_bytes(digest, "little")], np.uint64)
         one = np.array([[1, count // _CHECK + 1, count % _CHECK + 1]], np.float32)
+        coming: Pending | None = None
         taken = np.zeros_like(one)
-        while True:
-            self._store.push([Push(self._table, row, one, after=taken)]).result()
-            number = int(taken[0, 0])
-            if not np.array_equal(taken, number * one):
-                raise Mismatch(
-                    f"hand_out {name!r}: {count} parts here, and another number on another worker "
-                    "or in an earlier run; say the same number everywhere, and give every pass a "
-                    "name of its own"
-                )
-            if number > count:
-                return
-            yield number - 1
+        try:
+            while True:
+                if coming is None:
+                    coming = self._store.push([Push(self._table, row, one, after=taken)])
+                asked, coming = coming, None
+                asked.result()
+                number = int(taken[0, 0])
+                if not np.array_equal(taken, number * one):
+                    raise Mismatch(
+                        f"hand_out {name!r}: {count} parts here, and another number on another "
+                        "worker or in an earlier run; say the same number everywhere, and give "
+                        "every pass a name of its own"
+                    )
+                if number > count:
+                    return
+                if ahead is not None and number <= count - ahead:
+                    coming = self._store.push([Push(self._table, row, one, after=taken)])
+                yield number - 1
+        finally:
+            if coming is not None:  # Else its answer would come out of a later call.
+                with contextlib.suppress(Error):
+                    coming.result()

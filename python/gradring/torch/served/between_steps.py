@@ -64,10 +64,10 @@ class BetweenSteps:
         comm = current() if self._comm is None else self._comm
         parameters.share_buffers(comm, self._model)
 
-    def hand_out(self, name: str, count: int) -> Iterator[int]:
+    def hand_out(self, name: str, count: int, *, ahead: bool = False) -> Iterator[int]:
         """Go through parts of the data; see `gradring.modes.stepping.optimizer`."""
         in_step = [driver for driver in self._drivers() if driver.is_in_step]
-        return [*in_step, self.driver][0].hand_out(name, count)
+        return [*in_step, self.driver][0].hand_out(name, count, ahead=ahead)
 
     @property
     def is_in_step(self) -> bool:
