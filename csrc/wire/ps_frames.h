@@ -57,7 +57,7 @@ enum class PsType : std::uint8_t {
   kAdvance = 15,     // a: cut, b: milliseconds after which it is answered with who is missing;
                      // positions, their tails empty
   kCut = 16,         // a: cut; stamps, of the base; job text
-  kThaw = 17,        // a: cut
+  kThaw = 17,        // a: cut, or a load that is given up
   kLoad = 18,        // a: cut; job text
   kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
   kGoodbye = 20,

@@ -284,13 +284,13 @@ def load(
         # A server whose connection was away may have let go of it; from here on it does not.
         jobs.do("prepare", staging)
         deadline.require_left(asked)
-    except BaseException as error:
-        _abandon(jobs, staging, error)
+    except BaseException:
+        jobs.give_up_load(staging)
         raise
     try:
         jobs.do("commit", staging)
     except BaseException as error:
-        _abandon(jobs, staging, error)
+        jobs.end_load(staging)
         if not isinstance(error, errors.Error):
             raise
         raise type(error)(
@@ -298,13 +298,6 @@ def load(
         ) from error
     core.forget_residuals()  # They are of gradients that the tables of now have never seen.
     return chain[-1]
-
-
-def _abandon(jobs: AskedJobs, staging: int, error: BaseException) -> None:
-    with contextlib.suppress(errors.Error):  # Who is lost has none any more.
-        abandoned = jobs.tell("abandon", staging)
-        if isinstance(error, errors.Error):  # Else somebody wants to be away.
-            jobs.results(abandoned)
 
 
 def load_server(core: Any, url: str, shards: int) -> Manifest:

@@ -176,13 +176,13 @@ def test_a_load_whose_time_is_over_before_anything_is_replaced_changes_nothing(
 
 def test_servers_are_asked_for_no_longer_than_is_left() -> None:
     class Core:
-        shards = 1
-
         def freeze_and_cut(self, *_: Any, timeout_ms: int) -> int:
             return timeout_ms
 
         def begin_load(self, _: Any, timeout_ms: int) -> int:
             return timeout_ms
+
+        go_on_with_load = begin_load
 
     for timeout, left, least, most in ((20, 600, 20_000, 20_000), (600, 20, 1000, 20_000)):
         jobs = AskedJobs(Core(), timeout, Deadline(left))
