@@ -307,6 +307,9 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
         (["--port", "70000"], "is not a port"),
     ],
 )
+        (["--load-timeout", "0"], "--load-timeout 0: not a positive number of seconds"),
+        (["--load-timeout", "nan"], "--load-timeout nan: not a positive number of seconds"),
+        (["--load-timeout", "60"], "--load-timeout without --load"),
 def test_options_that_make_no_sense_are_told_in_one_line(
     options: list[str],
     words: str,

@@ -19,7 +19,7 @@ from gradring.ps import ParameterServer, checkpoint
 from gradring.ps.saved import asked_jobs, checkpoint_jobs, store_calls
 from gradring.ps.saved.asked_jobs import AskedJobs
 from gradring.ps.saved.store_calls import Deadline
-from ps_servers import connected
+from ps_servers import connected, start_server
 from toy_stores import HangingStore
 
 IDS = np.arange(500)
@@ -237,6 +237,50 @@ def test_a_load_names_which_of_its_checkpoints_cannot_be_read(
         with pytest.raises(InvalidArgument, match=f"{PLACE}: an earlier call .* still hangs"):
             ps.save(tmp_path / "3", base=tmp_path / "2")
         ps.save(tmp_path / "3")
+
+
+@pytest.mark.parametrize("ending", ["grps rb", "manifest.json rb"])
+def test_who_reads_a_checkpoint_without_servers_is_told_by_the_deadline_whose_store_hangs(
+    store: type[HangingStore], tmp_path: Path, ending: str
+) -> None:
+    with connected() as ps:
+        train(ps)
+        ps.save(PLACE)
+    store.ending = ending
+    with start_server(waits_to_open=True) as server:
+        for asked, call in (
+            (f"verify {PLACE}", lambda: checkpoint.verify(PLACE, timeout=0.3)),
+            (
+                "export of table 't'",
+                lambda: checkpoint.export_checkpoint(PLACE, "t", tmp_path / "t.npz", timeout=0.3),
+            ),
+            (f"load {PLACE}", lambda: checkpoint.load_server(server.core, PLACE, 1, 0.3)),
+        ):
+            # A slow machine may not even come to where it hangs.
+            with pytest.raises(
+                TimedOut, match=rf"^{asked}: {PLACE}(: the| was not done .*) 0\.3 s"
+            ):
+                call()
+            let_go()
+            store.goes_on.clear()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize("ending", ["npz wb", "npz end"])
+def test_an_export_to_a_store_that_hangs_ends_by_its_deadline_and_no_file_is_begun_later(
+    store: type[HangingStore], ending: str
+) -> None:
+    to, asked = f"{PLACE}/t.npz", "export of table 't'"
+    with connected() as ps:
+        train(ps)
+        table = ps.sparse_table("t", 3, gr.optim.Sum())
+        store.ending = ending
+        with pytest.raises(TimedOut, match=rf"^{asked}: {to} was not done within 60 s"):
+            table.export(to, timeout=60)
+        let_go()
+        assert (to.partition("://")[2] in store.contents) == (ending == "npz end")
+        assert table.export(to) == to
 
 
 @pytest.mark.usefixtures("deadlines")
