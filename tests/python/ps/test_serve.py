@@ -150,6 +150,10 @@ def test_a_server_that_goes_on_from_its_log_still_tells_what_that_began_with(
                 join([address, other.address])
             process.kill()
             process.wait()
+        # As older servers wrote it: whether that was the same one nobody knows.
+        (tmp_path / "log" / "loaded-00000-of-00002").write_text(f"{url}\n")
+        _, address = serve(*options)
+        join([address, other.address]).close()
 
 
 def test_a_shard_that_is_gone_is_missed_beside_others(
@@ -303,13 +307,13 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
         (["--fsync", "0"], "is not none, always or a number"),  # Without a log too.
         (["--fsync", "9" * 20], "is not none, always or a number"),
         (["--fsync", "always"], "--fsync always without --log"),
+        (["--load-timeout", "0"], "--load-timeout 0: not a positive number of seconds"),
+        (["--load-timeout", "nan"], "--load-timeout nan: not a positive number of seconds"),
+        (["--load-timeout", "60"], "--load-timeout without --load"),
         (["--listen-fd", "99"], "--listen-fd 99 is not a socket that listens"),
         (["--port", "70000"], "is not a port"),
     ],
 )
-        (["--load-timeout", "0"], "--load-timeout 0: not a positive number of seconds"),
-        (["--load-timeout", "nan"], "--load-timeout nan: not a positive number of seconds"),
-        (["--load-timeout", "60"], "--load-timeout without --load"),
 def test_options_that_make_no_sense_are_told_in_one_line(
     options: list[str],
     words: str,
