@@ -231,6 +231,20 @@ def test_a_load_that_was_cut_short_begins_again(
     assert (log / "loaded-00000-of-00001").exists()
 
 
+def test_a_checkpoint_whose_store_hangs_ends_the_server_with_its_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")  # Whoever opens it waits for a writer.
+    ran = subprocess.run(
+        [sys.executable, "-m", "gradring", "serve", "--load", tmp_path, "--load-timeout", "0.2"],
+        env={**os.environ, "GRADRING_SECRET": SECRET},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert f"server 0: load {tmp_path}: {tmp_path} was not done within 0.2 s" in ran.stderr
+
+
 def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: Serve) -> None:
     process, address = serve()
     with join([address]) as ps:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -264,6 +266,29 @@ def test_who_reads_a_checkpoint_without_servers_is_told_by_the_deadline_whose_st
             let_go()
             store.goes_on.clear()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_s_handler_ends_who_reads_from_a_store_that_hangs(
+    store: type[HangingStore],
+) -> None:
+    def send() -> None:
+        assert store.hangs.wait(60)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    with connected() as ps:
+        ps.save(PLACE)
+    store.ending = "grps rb"
+    other, previous = threading.Thread(target=send), signal.signal(signal.SIGALRM, interrupt)
+    other.start()
+    try:
+        with pytest.raises(InterruptedError):
+            checkpoint.verify(PLACE)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        other.join(60)
 
 
 @pytest.mark.usefixtures("deadlines")
