@@ -154,6 +154,10 @@ def test_a_server_that_goes_on_from_its_log_still_tells_what_that_began_with(
         (tmp_path / "log" / "loaded-00000-of-00002").write_text(f"{url}\n")
         _, address = serve(*options)
         join([address, other.address]).close()
+    with start_server(1, 2, waits_to_open=True) as other:
+        other.core.tell_beginning(cut, url)
+        other.core.open()
+        join([address, other.address]).close()
 
 
 def test_a_shard_that_is_gone_is_missed_beside_others(
