@@ -46,6 +46,9 @@ inline constexpr std::size_t kPsPushPartBytes = std::size_t{256} << 10;
 // Under way to one shard and not answered; one request may be larger.
 inline constexpr std::size_t kPsFlightBytes = std::size_t{8} << 20;
 inline constexpr std::size_t kPsFlightRequests = 256;
+// Arrays of a client's asynchronous calls that are not done: the next one waits for room, also
+// where servers are so slow that what a worker makes would fill its memory. One call may be larger.
+inline constexpr std::uint64_t kPsStartedBytes = std::uint64_t{1} << 30;
 // Rows of one pull's answer. Our clients ask for kPsAnswerPartBytes, or one row if that is longer;
 // whoever asks for more than this wants to take the server's memory.
 inline constexpr std::size_t kPsRowsBytes = std::size_t{64} << 20;

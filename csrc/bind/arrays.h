@@ -32,6 +32,7 @@ class Buffer {
 
   std::byte* data() const { return static_cast<std::byte*>(view_.buf); }
   std::uint64_t count() const { return count_; }
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(view_.len); }
   DType dtype() const { return dtype_; }
 
  private:

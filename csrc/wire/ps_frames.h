@@ -57,18 +57,20 @@ enum class PsType : std::uint8_t {
   kAdvance = 15,     // a: cut, b: milliseconds after which it is answered with who is missing;
                      // positions, their tails empty
   kCut = 16,         // a: cut; stamps, of the base; job text
-  kThaw = 17,        // a: cut
+  kThaw = 17,        // a: cut, or a load that is given up
   kLoad = 18,        // a: cut; job text
   kJob = 19,         // a: cut: answered when the shard's part of kCut or kLoad is done
   kGoodbye = 20,
-  kSetRule = 21,  // a: number of the change (0: none, whatever is in force); [tail] rule
+  kSetRule = 21,  // a: number of the change (0: none, whatever is in force), b: 0, or the number
+                  // of the client whose change is repeated, plus 1; [tail] rule
   // Answers.
   kWelcome = 32,     // a: server's incarnation, b: last seq done (on a card: its clock, ns, and
                      // count: shards here, seq: cut of the checkpoint it began with, or 0; where
                      // it is comes as a kText); shard u32, shards u32, host key name, Unix socket
                      // name
-  kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]. To kCut: stamps.
-                     // To kThaw, kLoad, kGoodbye: -
+  kDone = 33,        // a: pushes of the table, b: its stamp; numbers [rows]. To kMakeTable:
+                     // numbers, and the first time number of the rule in force u64, whose it is
+                     // u64, rule. To kCut: stamps. To kThaw, kLoad, kGoodbye: -
   kRows = 34,        // a: pushes of the table, b: its stamp; count rows; rows [versions, u32 each]
   kDense = 35,       // the same, count floats; floats. Nothing of both: the stamp is that of `a`
   kChanged = 36,     // a: ask with this next, b: 1 = there are more; count ids; ids rows

@@ -101,6 +101,9 @@ py::object perform(const std::shared_ptr<Client>& client, const std::shared_ptr<
                    Millis timeout, bool in_background, std::vector<Buffer> buffers,
                    PsWork::Result result) {
   if (in_background) {
+    std::uint64_t bytes = 0;
+    for (const Buffer& buffer : buffers) bytes += buffer.bytes();
+    call->note_array_bytes(bytes);
     {
       const WithoutGil release;
       client->start(call, timeout);

@@ -44,6 +44,20 @@ void register_ps_cuts(py::class_<PsClient>& type) {
             return ps::begin_load(*self.client, jobs, self.timeout_of(timeout_ms));
           },
           py::arg("jobs"), py::arg("timeout_ms") = -1, release())
+      .def(
+          "go_on_with_load",
+          [](PsClient& self, const std::string& job, std::int64_t timeout_ms) {
+            return ps::go_on_with_load(*self.client, job, self.timeout_of(timeout_ms));
+          },
+          py::arg("job"), py::arg("timeout_ms") = -1, release())
+      .def(
+          "give_up_load",
+          [](PsClient& self, std::uint64_t number) { ps::give_up_load(*self.client, number); },
+          py::arg("number"), release())
+      .def(
+          "end_load",
+          [](PsClient& self, const std::string& job) { ps::end_load(*self.client, job); },
+          py::arg("job"), release())
       .def("forget_residuals",
            [](PsClient& self) {
              for (const auto& table : self.tables) self.client->forget_residuals(table);

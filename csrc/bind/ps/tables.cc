@@ -127,12 +127,16 @@ std::size_t make_table(PsClient& self, const py::dict& from, std::int64_t timeou
   const auto first = std::make_shared<PlainCall>(what);
   first->add(ps::shard_of(ps::table_id(spec.name), shards), header_of(PsType::kMakeTable), head);
   run(self, first, timeout_ms);
-  if (shards > 1) ask_all(self, what, header_of(PsType::kMakeTable), head, timeout_ms);
+  Answers made;
+  if (shards > 1) made = ask_all(self, what, header_of(PsType::kMakeTable), head, timeout_ms);
   const auto known = std::find_if(self.tables.begin(), self.tables.end(),
                                   [&](const auto& table) { return table->spec == spec; });
-  if (known != self.tables.end()) return static_cast<std::size_t>(known - self.tables.begin());
-  self.tables.push_back(std::make_shared<RemoteTable>(spec, self.client->shards()));
-  return self.tables.size() - 1;
+  const auto number = static_cast<std::size_t>(known - self.tables.begin());
+  if (known == self.tables.end())
+    self.tables.push_back(std::make_shared<RemoteTable>(spec, shards));
+  if (const auto call = ps::repeat_last_change(*self.table(number), made))
+    run(self, call, timeout_ms);
+  return number;
 }
 
 // Pairs of a table's number and the rule that its servers go on with: one round trip for all, and

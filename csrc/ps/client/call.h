@@ -71,6 +71,10 @@ class Call {
   bool is_hint() const { return is_hint_; }
   void make_hint() { is_hint_ = true; }
 
+  // Of the caller's arrays, which it keeps until it is done. Said before it starts.
+  std::uint64_t array_bytes() const { return array_bytes_; }
+  void note_array_bytes(std::uint64_t bytes) { array_bytes_ = bytes; }
+
   // Readable by any thread once is_done().
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
   const Failure& failure() const { return failure_; }
@@ -95,6 +99,7 @@ class Call {
  private:
   std::string what_;
   bool is_hint_ = false;
+  std::uint64_t array_bytes_ = 0;
   State state_;
   Failure failure_;
   std::atomic<bool> is_done_{false};  // Set (release) after everything else.

@@ -18,7 +18,6 @@ namespace {
 constexpr Millis kTickTime{10};
 constexpr Millis kIdleTime{250};   // Between two looks after connections that nobody uses,
 constexpr Millis kRepairTime{20};  // while one of them is to be made anew.
-constexpr std::size_t kFailuresKept = 64;
 constexpr const char* kIsClosed = "this connection to the parameter server is closed";
 
 std::string no_memory_for(const Call& call) {
@@ -73,11 +72,10 @@ void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
 
 void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
   check_usable();
+  wait_for_room(*call, timeout);
   submit_later(call, timeout, [&] {
-    if (background_.size() >= limits::kQueuedWorks)
-      throw InvalidArgument(str(call->what(), ": ", background_.size(),
-                                " asynchronous operations are under way; wait for some"));
     background_.push_back(call);
+    started_bytes_ += room_of(*call);
     has_work_.notify_one();
   });
 }
@@ -196,13 +194,7 @@ bool Client::drive_background() {
   const bool moved = drive_once();
   {
     const std::lock_guard lock(mutex_);
-    const auto is_over = [this](const auto& call) {
-      if (!call->is_done()) return false;
-      const bool is_told = call->failure() && !call->is_hint();
-      if (is_told && failed_.size() < kFailuresKept) failed_.push_back(call);
-      return true;
-    };
-    std::erase_if(background_, is_over);
+    take_done();
     if (is_stopping_ || background_.empty()) return false;
   }
   if (moved)
@@ -271,6 +263,7 @@ void Client::close() {
   }
   const std::lock_guard lock(mutex_);
   background_.clear();
+  started_bytes_ = 0;
   changed_.notify_all();
 }
 

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/config.h"
 #include "base/turn.h"
 #include "ps/client/client_core.h"
 #include "ps/client/dialer.h"
@@ -28,6 +29,7 @@ struct ClientOptions {
   transport::TransportMode mode = transport::TransportMode::kAuto;
   Millis timeout{60000};
   Millis answer_time{15000};  // See SessionOptions.
+  std::uint64_t started_bytes = limits::kPsStartedBytes;
 };
 
 class Client {
@@ -42,7 +44,10 @@ class Client {
 
   // Until the call is done. Throws its failure. A signal handler that raises ends it, too.
   void run(const std::shared_ptr<Call>& call, Millis timeout);
-  // Starts a call that goes on by itself; its memory is in use until it is done.
+  // Starts a call that goes on by itself; its memory is in use until it is done. Waits while too
+  // many are under way, or too much of arrays is theirs (of those that wait for no gate). Throws
+  // TimedOut after so long without progress on a shard that the first of them waits for, or what an
+  // interrupt raises: nothing has begun then.
   void start(const std::shared_ptr<Call>& call, Millis timeout);
   // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
   // goes on.
@@ -81,6 +86,11 @@ class Client {
   void wait_done(const std::shared_ptr<Call>& call);
   void interrupt(const std::shared_ptr<Call>& call);
   void forget(const std::shared_ptr<Call>& call);
+  void take_done();
+  static std::uint64_t room_of(const Call& call);
+  bool has_room_for(const Call& call) const;
+  std::shared_ptr<Call> find_in_the_way_of(const Call& call);
+  void wait_for_room(const Call& call, Millis timeout);
   // What the driver knows of a call that is under way.
   struct Standing {
     bool is_known = false;
@@ -118,6 +128,7 @@ class Client {
   std::condition_variable has_work_;               // For run_background.
   std::vector<std::function<void(Time)>> posted_;  // For whoever has the seat.
   std::vector<std::shared_ptr<Call>> background_;  // Started, not seen to be done.
+  std::uint64_t started_bytes_ = 0;                // Of arrays of those that wait for no gate.
   std::vector<std::shared_ptr<Call>> failed_;      // The first of those nobody has waited for.
   bool is_stopping_ = false;
   std::thread thread_;

@@ -11,6 +11,7 @@ namespace gradring::ps {
 namespace {
 
 constexpr Millis kSeatTime{5};
+constexpr std::size_t kFailuresKept = 64;
 
 // How many calls this thread waits for. More than one: a signal handler's is inside of the one
 // before, which goes on only after it.
@@ -73,8 +74,66 @@ void Client::abandon(const std::shared_ptr<Call>& call) {
 // Somebody has waited for it.
 void Client::forget(const std::shared_ptr<Call>& call) {
   const std::lock_guard lock(mutex_);
-  std::erase(background_, call);
+  started_bytes_ -= std::erase(background_, call) * room_of(*call);
   std::erase(failed_, call);
+}
+
+// What is done makes room; its failure is for who flushes. Under mutex_.
+void Client::take_done() {
+  const auto is_over = [this](const auto& call) {
+    if (!call->is_done()) return false;
+    const bool is_told = call->failure() && !call->is_hint();
+    if (is_told && failed_.size() < kFailuresKept) failed_.push_back(call);
+    started_bytes_ -= room_of(*call);
+    return true;
+  };
+  std::erase_if(background_, is_over);
+}
+
+// None for what waits at a gate: that may open by what this worker does next.
+std::uint64_t Client::room_of(const Call& call) {
+  return call.array_bytes() > 0 && !call.may_wait() ? call.array_bytes() : 0;
+}
+
+// Under mutex_.
+bool Client::has_room_for(const Call& call) const {
+  if (background_.size() >= limits::kQueuedWorks) return false;
+  const std::uint64_t bytes = room_of(call);
+  return bytes == 0 || started_bytes_ == 0 || started_bytes_ + bytes <= options_.started_bytes;
+}
+
+// After a while without room the first call that takes some; null: there is room.
+std::shared_ptr<Call> Client::find_in_the_way_of(const Call& call) {
+  std::unique_lock lock(mutex_);
+  const bool has_room = changed_.wait_for(lock, limits::kSleepSlice, [&] {
+    if (has_room_for(call)) return true;
+    take_done();
+    return has_room_for(call);
+  });
+  if (has_room) return nullptr;
+  const auto found = std::find_if(background_.begin(), background_.end(),
+                                  [](const auto& other) { return room_of(*other) > 0; });
+  return found == background_.end() ? background_.front() : *found;
+}
+
+void Client::wait_for_room(const Call& call, Millis timeout) {
+  const Waiting waiting;
+  Time deadline = Clock::now() + timeout;
+  while (const std::shared_ptr<Call> first = find_in_the_way_of(call)) {
+    check_usable();
+    transport::run_interrupt_check();
+    if (Clock::now() < deadline) continue;
+    const Standing standing = standing_of(first);
+    if (!standing.is_known) continue;
+    deadline = std::max(deadline, standing.progress_at + timeout);
+    if (Clock::now() < deadline) continue;
+    const std::lock_guard lock(mutex_);
+    throw TimedOut(
+        str(call.what(), ": there is no room for its ", call.array_bytes(),
+            " bytes of arrays beside asynchronous calls that are under way (", background_.size(),
+            ", with ", started_bytes_, " bytes), and there was no progress for ", timeout.count(),
+            " ms; nothing of it was sent. The first of them: ", first->what(), standing.missing));
+  }
 }
 
 void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {

@@ -12,6 +12,8 @@ using wire::PsHeader;
 using wire::PsType;
 using Answers = std::vector<PlainCall::Answered>;
 
+constexpr Millis kLetGoTime{2000};
+
 std::uint64_t new_number() {
   std::random_device random;
   return std::uint64_t{random()} << 32 | random();
@@ -34,6 +36,28 @@ Answers ask(Client& client, const std::string& what, const PsHeader& header,
     call->add(shard, header, payloads.empty() ? Bytes{} : payloads[shard]);
   client.run(call, timeout);
   return call->answers();
+}
+
+// The same to each of them, whatever becomes of the others: what may stay behind on none. Throws
+// the first failure, once all are done.
+void tell_each(Client& client, const std::string& what, const PsHeader& header,
+               const Bytes& payload) {
+  std::vector<std::shared_ptr<PlainCall>> calls;
+  for (std::uint32_t shard = 0; shard < client.shards(); ++shard) {
+    calls.push_back(std::make_shared<PlainCall>(what));
+    calls.back()->add(shard, header, payload);
+    calls.back()->make_hint();
+    client.start(calls.back(), kLetGoTime);
+  }
+  Failure first;
+  for (const auto& call : calls) {
+    try {
+      client.wait(call, 2 * kLetGoTime);  // Its own time ends it.
+    } catch (const Error& error) {
+      if (!first) first = Failure::from(error);
+    }
+  }
+  if (first) first.raise();
 }
 
 void require_type(const Answers& answers, PsType type) {
@@ -71,6 +95,12 @@ TableStamps decode_stamps(std::span<const std::byte> payload) {
   return stamps;
 }
 
+void begin_jobs(Client& client, std::uint64_t number, const std::vector<Bytes>& payloads,
+                Millis timeout) {
+  require_type(ask(client, "load", header_of(PsType::kLoad, number), payloads, timeout),
+               PsType::kDone);
+}
+
 void require_all(const Client& client, std::size_t jobs, const char* what) {
   if (jobs != client.shards())
     throw InvalidArgument(str(what, ": ", jobs, " jobs for ", client.shards(), " shards"));
@@ -84,7 +114,7 @@ class Freeze {
   ~Freeze() {
     if (is_cut_) return;
     try {
-      ask(client_, "a checkpoint's thaw", header_of(PsType::kThaw, number_), {}, Millis{2000});
+      tell_each(client_, "a checkpoint's thaw", header_of(PsType::kThaw, number_), {});
     } catch (const std::exception&) {
       // It melts by itself.
     }
@@ -178,9 +208,31 @@ std::uint64_t begin_load(Client& client, const std::vector<std::string>& jobs, M
   const std::uint64_t number = new_number();
   std::vector<Bytes> payloads;
   for (const std::string& job : jobs) payloads.push_back(encode_text(job));
-  require_type(ask(client, "load", header_of(PsType::kLoad, number), payloads, timeout),
-               PsType::kDone);
+  try {
+    begin_jobs(client, number, payloads, timeout);
+  } catch (...) {
+    try {
+      give_up_load(client, number);
+    } catch (const std::exception&) {
+      // It ends with this client's connection.
+    }
+    throw;
+  }
   return number;
+}
+
+std::uint64_t go_on_with_load(Client& client, const std::string& job, Millis timeout) {
+  const std::uint64_t number = new_number();
+  begin_jobs(client, number, std::vector<Bytes>(client.shards(), encode_text(job)), timeout);
+  return number;
+}
+
+void give_up_load(Client& client, std::uint64_t number) {
+  tell_each(client, "the end of a load", header_of(PsType::kThaw, number), {});
+}
+
+void end_load(Client& client, const std::string& job) {
+  tell_each(client, "load", header_of(PsType::kLoad, new_number()), encode_text(job));
 }
 
 std::vector<std::string> await_job(Client& client, std::uint64_t number, Millis timeout) {

@@ -30,8 +30,18 @@ struct Cut {
 // Throws TimedOut that names the clients a shard waited for in vain; then nothing was cut that has
 // to be kept, and everybody goes on.
 Cut take_cut(Client& client, const CutRequest& request);
-// Has every shard load; `jobs` by shard. Returns the number to wait for.
+// Has every shard load; `jobs` by shard. Returns the number to wait for. Where one of them cannot
+// begin, no other goes on with it.
 std::uint64_t begin_load(Client& client, const std::vector<std::string>& jobs, Millis timeout);
+// Has the owners of all shards do the same with what was loaded. Returns the number to wait for.
+std::uint64_t go_on_with_load(Client& client, const std::string& job, Millis timeout);
+// Every shard that can be reached drops at once what it has of it, begun or not. Not after shards
+// were told to take it over: one may just be about to. Throws the first failure of those that
+// cannot be reached.
+void give_up_load(Client& client, std::uint64_t number);
+// Has the owner of every shard that can be reached do this behind what it was told before; throws
+// as give_up_load().
+void end_load(Client& client, const std::string& job);
 // The owners' results, by shard, once all of them have finished. Throws the first failure.
 std::vector<std::string> await_job(Client& client, std::uint64_t number, Millis timeout);
 

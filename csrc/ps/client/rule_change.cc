@@ -47,4 +47,30 @@ std::shared_ptr<PlainCall> RuleChange::call() const {
   return made;
 }
 
+std::shared_ptr<PlainCall> repeat_last_change(RemoteTable& table,
+                                              std::span<const PlainCall::Answered> made) {
+  std::vector<RuleInForce> found;
+  for (const PlainCall::Answered& answer : made) {
+    wire::Reader in(answer.payload);
+    get_outcome(in);
+    if (in.left() == 0) return nullptr;  // Asked again, it says less.
+    found.push_back(get_rule_in_force(in));
+    table.note_rule(found.back().order.number);
+  }
+  const auto [least, last] = std::minmax_element(
+      found.begin(), found.end(),
+      [](const RuleInForce& a, const RuleInForce& b) { return a.order < b.order; });
+  if (found.empty() || least->order == last->order) return nullptr;
+  wire::PsHeader header;
+  header.type = wire::PsType::kSetRule;
+  header.a = last->order.number;
+  header.b = std::uint64_t{last->order.client} + 1;
+  table.address(header);
+  Bytes head;
+  put(head, last->rule);
+  auto call = std::make_shared<PlainCall>(str("setting the rule of table '", table.spec.name, "'"));
+  call->add_to_all(table.shards, header, head);
+  return call;
+}
+
 }  // namespace gradring::ps

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ps/client/plain_call.h"
@@ -34,5 +35,11 @@ class RuleChange {
   std::vector<Wanted> wanted_;
   bool is_last_ = false;
 };
+
+// Of what all shards have said when the table was made: where some lack the last change of its
+// rule, since its client died before they heard of it, the call that repeats it on all. It does so
+// in that client's name, and beats nothing that came later. None: they agree, or have not said.
+std::shared_ptr<PlainCall> repeat_last_change(RemoteTable& table,
+                                              std::span<const PlainCall::Answered> made);
 
 }  // namespace gradring::ps

@@ -136,6 +136,7 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
   if (servers == 0) throw InvalidArgument("no server of parameters is named");
   const Time deadline = Clock::now() + timeout;
   FoundShards found;
+  std::string first;  // Of those that know what they began with.
   Beginning beginning;
   for (std::uint32_t index = 0; index < servers; ++index) {
     const std::string& address = named[index];
@@ -169,8 +170,13 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
                          " threads, and that at ", named.front(), " has ",
                          found.addresses.size() / index,
                          ": start all servers with the same --threads"));
-    if (index == 0) beginning = card.beginning;
-    require_same(named.front(), beginning, address, card.beginning);
+    if (card.beginning.cut != Beginning::kUnknown) {
+      if (first.empty()) {
+        first = address;
+        beginning = card.beginning;
+      }
+      require_same(first, beginning, address, card.beginning);
+    }
     found.addresses.insert(found.addresses.end(), each, address);
     found.incarnation = std::max(found.incarnation, card.next_incarnation);
   }

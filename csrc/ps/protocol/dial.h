@@ -14,10 +14,12 @@
 
 namespace gradring::ps {
 
-// The checkpoint that a server had before its first client came. 0: it began with nothing.
+// The checkpoint that a server had before its first client came.
 struct Beginning {
-  std::uint64_t cut = 0;
-  std::string place;  // For people.
+  static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
+
+  std::uint64_t cut = 0;  // 0: it began with nothing. kUnknown: with one whose number is not known.
+  std::string place;      // For people.
 };
 
 // What the server answers to a connection to shard -1: `shard` is its first one.

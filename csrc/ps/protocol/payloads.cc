@@ -87,6 +87,11 @@ void put(Bytes& out, const kernels::Rule& rule) {
   append(out, writer);
 }
 
+void put(Bytes& out, const RuleInForce& in_force) {
+  append_words(out, std::array<std::uint64_t, 2>{in_force.order.number, in_force.order.client});
+  put(out, in_force.rule);
+}
+
 void put_bytes(Bytes& out, std::span<const std::byte> bytes) {
   const std::size_t at = out.size();
   out.resize(at + bytes.size());
@@ -293,6 +298,14 @@ TableSpec get_spec(Reader& in) {
 
 kernels::Rule get_rule(Reader& in) {
   return read_rule(in);
+}
+
+RuleInForce get_rule_in_force(Reader& in) {
+  RuleInForce in_force;
+  in_force.order.number = in.get<std::uint64_t>();
+  in_force.order.client = static_cast<std::uint32_t>(in.get<std::uint64_t>());
+  in_force.rule = read_rule(in);
+  return in_force;
 }
 
 void put(Bytes& out, const SavedSpec& saved) {

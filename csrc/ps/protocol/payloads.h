@@ -56,6 +56,10 @@ struct RuleOrder {
   std::uint32_t client = 0;  // Whose it is.
   friend auto operator<=>(const RuleOrder&, const RuleOrder&) = default;
 };
+struct RuleInForce {
+  RuleOrder order;
+  kernels::Rule rule;
+};
 // How far a shard has come with one client.
 struct Position {
   std::uint32_t client = 0;
@@ -81,6 +85,7 @@ void put(Bytes& out, const Outcome& outcome);
 void put(Bytes& out, const ClockPayload& clock);
 void put(Bytes& out, const TableSpec& spec);
 void put(Bytes& out, const kernels::Rule& rule);
+void put(Bytes& out, const RuleInForce& in_force);
 void put_bytes(Bytes& out, std::span<const std::byte> bytes);
 
 wire::Tail get_tail(wire::Reader& in);
@@ -92,6 +97,7 @@ std::vector<std::uint64_t> get_skipped(wire::Reader& in, std::size_t rows);
 ClockPayload get_clock(wire::Reader& in);
 TableSpec get_spec(wire::Reader& in);
 kernels::Rule get_rule(wire::Reader& in);
+RuleInForce get_rule_in_force(wire::Reader& in);
 // What a snapshot has of a table: its spec, and behind it, if it was changed, the rule in force and
 // which of the changes that is.
 struct SavedSpec {

@@ -228,7 +228,8 @@ Outcome Shard::Impl::change_rule(const PsHeader& header, const Change& change,
                                  std::uint32_t client) {
   Table& table = store.require(header.table, header.layout);
   Outcome outcome;
-  outcome.refused = store.change_rule(table, change.rule, {header.a, client}) ? 0 : 1;
+  const std::uint32_t whose = header.b == 0 ? client : static_cast<std::uint32_t>(header.b - 1);
+  outcome.refused = store.change_rule(table, change.rule, {header.a, whose}) ? 0 : 1;
   outcome.workers = table.rule_order.number;
   return outcome;
 }
@@ -238,10 +239,11 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
   Frame answer = answer_to(header, PsType::kDone);
   answer.payload = std::move(answer_room);
   Outcome outcome;
+  const Table* made = nullptr;
   switch (header.type) {
     case PsType::kMakeTable:
       if (header.a == wire::kNoMemory) throw no_memory_for(change.spec);
-      store.make(change.spec);
+      made = &store.make(change.spec);
       break;
     case PsType::kSetRule: outcome = change_rule(header, change, client); break;
     case PsType::kPush:
@@ -286,6 +288,7 @@ Frame Shard::Impl::apply(const PsHeader& header, const Change& change, std::uint
   }
   if (!outcome.skipped.empty()) answer.header.flags |= wire::kTellsSkipped;
   put(answer.payload, outcome);
+  if (made != nullptr) put(answer.payload, RuleInForce{made->rule_order, made->rule()});
   const auto found = store.all().find(header.table);
   if (found == store.all().end()) return answer;
   answer.header.a = found->second.pushes;

@@ -67,7 +67,10 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
     case PsType::kThaw:
       if (frozen && frozen->cut == cut_id) thaw(now, answers);
       // Another shard has refused the cut: who writes this one's part is told with its next piece.
-      if (snapshot && snapshot->cut == cut_id) end_snapshot();
+      if (snapshot && snapshot->cut == cut_id)
+        end_snapshot();
+      else
+        give_up_load(cut_id, *guests.at(connection).client);
       answers.push_back({connection, answer_to(frame.header, PsType::kDone)});
       return;
     case PsType::kLoad: {

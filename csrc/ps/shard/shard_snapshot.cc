@@ -138,7 +138,7 @@ void Shard::begin_load(std::uint64_t staging) {
     client = impl_->who_asked_for(staging);
     const ClientState* state = client ? impl_->clients.find(*client) : nullptr;
     if (state == nullptr || state->is_given_up)
-      throw Closed("the client that wanted to load a checkpoint was lost");
+      throw Closed("the client that wanted to load a checkpoint was lost, or has given it up");
     incarnation = state->incarnation;
   }
   Impl::Loading& fresh = impl_->loading.emplace(impl_->empty_store());
@@ -153,6 +153,13 @@ void Shard::prepare_load(std::uint64_t staging) {
 
 void Shard::abandon_load(std::uint64_t staging) {
   if (impl_->loading && impl_->loading->staging == staging) impl_->loading.reset();
+}
+
+// By its client, at any time before it has told shards to take it over. A job that has not begun
+// yet finds nobody who has asked for it.
+void Shard::Impl::give_up_load(std::uint64_t staging, std::uint32_t client) {
+  std::erase(known_jobs, std::pair(staging, client));
+  if (loading && loading->client == client && loading->staging == staging) loading.reset();
 }
 
 // Whose it is was given up, or is another process by now.
@@ -181,7 +188,9 @@ Time Shard::Impl::end_of_load() const {
 
 Shard::Impl::Loading& Shard::Impl::loading_of(std::uint64_t staging) {
   if (!loading || loading->staging != staging)
-    throw Closed("nothing is there to be loaded: the client that wanted it was lost meanwhile");
+    throw Closed(
+        "nothing is there to be loaded: the client that wanted it was lost meanwhile, or has given "
+        "it up");
   return *loading;
 }
 

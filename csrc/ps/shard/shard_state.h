@@ -176,6 +176,7 @@ struct Shard::Impl {
 
   // shard_snapshot.cc
   std::deque<Bytes> front_of_snapshot() const;
+  void give_up_load(std::uint64_t staging, std::uint32_t client);
   Loading& loading_of(std::uint64_t staging);
   bool is_left_behind(const Loading& load);
   Time end_of_load() const;  // Of one that there is; Time::max(): nothing ends it by itself.

@@ -11,7 +11,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gradring import errors
@@ -21,8 +22,7 @@ from gradring.ps.saved.asked_jobs import AskedJobs
 from gradring.ps.saved.checkpoint_jobs import stage
 from gradring.ps.saved.export import export_checkpoint, export_table
 from gradring.ps.saved.manifest import File, Manifest
-from gradring.ps.saved.store_calls import Deadline, within
-from gradring.timeouts import milliseconds
+from gradring.ps.saved.store_calls import FOR_GOOD, Deadline, read_within, within
 
 if TYPE_CHECKING:
     from gradring.ps.client import ParameterServer
@@ -94,7 +94,7 @@ def save(
 
 
 def _deadline(timeout: float | None) -> Deadline:
-    return Deadline(_WRITE_SECONDS if timeout is None else milliseconds(timeout) / 1000)
+    return Deadline.of(timeout, _WRITE_SECONDS)
 
 
 class _Claimed:
@@ -284,13 +284,13 @@ def load(
         # A server whose connection was away may have let go of it; from here on it does not.
         jobs.do("prepare", staging)
         deadline.require_left(asked)
-    except BaseException as error:
-        _abandon(jobs, staging, error)
+    except BaseException:
+        jobs.give_up_load(staging)
         raise
     try:
         jobs.do("commit", staging)
     except BaseException as error:
-        _abandon(jobs, staging, error)
+        jobs.end_load(staging)
         if not isinstance(error, errors.Error):
             raise
         raise type(error)(
@@ -300,14 +300,7 @@ def load(
     return chain[-1]
 
 
-def _abandon(jobs: AskedJobs, staging: int, error: BaseException) -> None:
-    with contextlib.suppress(errors.Error):  # Who is lost has none any more.
-        abandoned = jobs.tell("abandon", staging)
-        if isinstance(error, errors.Error):  # Else somebody wants to be away.
-            jobs.results(abandoned)
-
-
-def load_server(core: Any, url: str, shards: int) -> Manifest:
+def load_server(core: Any, url: str, shards: int, timeout: float | None = None) -> Manifest:
     """Have one server begin with a checkpoint, before any client comes: its own shards only.
 
     Returns when it is where the server's log keeps things, too, with what was loaded.
@@ -316,14 +309,17 @@ def load_server(core: Any, url: str, shards: int) -> Manifest:
         core: The compiled server; in it there is nothing yet.
         url: As for `load`.
         shards: Of all servers.
+        timeout: Seconds for reading it; by default an hour.
 
     Raises:
         InvalidArgument: As `load`, and so for every other error.
     """
-    chain = manifest.read_chain(files.absolute(url))
+    asked = files.absolute(url)
+    deadline = Deadline.of(timeout, _WRITE_SECONDS, f"load {asked}: ")
+    chain = _read_chain(asked, deadline)
     mine = range(core.first_shard, core.first_shard + core.shards)
     for shard in mine:
-        stage(core, shard, _OWN, _files_for(shard, shards, chain))
+        stage(core, shard, _OWN, _files_for(shard, shards, chain), deadline)
     for shard in mine:
         core.commit_load(shard, _OWN)
     for shard in mine:
@@ -345,11 +341,12 @@ def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[
     ]
 
 
-def verify(url: str | os.PathLike[str]) -> Manifest:
+def verify(url: str | os.PathLike[str], *, timeout: float | None = None) -> Manifest:
     """Check every byte of a checkpoint and of all it builds on; loads nothing, needs no servers.
 
     Args:
         url: The checkpoint's folder, as for `ParameterServer.load`.
+        timeout: Seconds for all of it; by default as long as it takes.
 
     Returns:
         The manifest of this one.
@@ -358,11 +355,17 @@ def verify(url: str | os.PathLike[str]) -> Manifest:
         InvalidArgument: There is no checkpoint, or a file is missing; names it.
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file cannot be read.
+        TimedOut: Not all was read in time; names whose store hangs.
     """
-    chain = manifest.read_chain(files.absolute(url))
+    asked = files.absolute(url)
+    deadline = Deadline.of(timeout, FOR_GOOD, f"verify {asked}: ")
+    chain = _read_chain(asked, deadline)
     for step in chain:
-        where = files.folder(step.url)
         for file in step.files:
-            for _ in snapshot_files.pieces(where, file, step.cut, step.base_cut):
-                pass
+            read_within(deadline, step.url, partial(_pieces, step, file), lambda _: None)
     return chain[-1]
+
+
+def _pieces(step: Manifest, file: File) -> Iterator[memoryview]:
+    where = files.folder(step.url)
+    return snapshot_files.pieces(where, file, step.cut, step.base_cut)

@@ -22,6 +22,7 @@ from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.saved.load_note import LoadNote
 from gradring.ps.saved.log_shards import require_shards
 from gradring.settings import config
+from gradring.timeouts import is_timeout
 
 _LOOK_SECONDS = 1.0
 _INTERVAL = re.compile(r"([0-9]{1,7}) *(ms)?")  # "50" and "50 ms".
@@ -77,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 shards = options.servers * options.threads
                 with signals.raised():
-                    loaded = checkpoint.load_server(core, options.load, shards)
+                    loaded = checkpoint.load_server(
+                        core, options.load, shards, options.load_timeout
+                    )
                 if note is not None:
                     note.end(loaded.cut)
             elif note is not None and (beginning := note.beginning()) is not None:
@@ -177,6 +180,12 @@ def _parser() -> argparse.ArgumentParser:
         help="begin with this checkpoint, whatever number of servers it is of; when started again "
         "from a log that began with it, go on from there",
     )
+    add(
+        "--load-timeout",
+        type=float,
+        metavar="S",
+        help="end with an error when reading it takes longer (default: 3600 seconds)",
+    )
     return parser
 
 
@@ -211,6 +220,12 @@ def _check(options: argparse.Namespace) -> None:
             f"serve: --fsync {options.fsync} without --log: there is nothing to sync, and what was "
             "acknowledged dies with the server"
         )
+    if options.load_timeout is not None and not is_timeout(options.load_timeout):
+        raise InvalidArgument(
+            f"serve: --load-timeout {options.load_timeout:g}: not a positive number of seconds"
+        )
+    if options.load_timeout is not None and options.load is None:
+        raise InvalidArgument("serve: --load-timeout without --load: there is nothing to load")
     if not 0 <= options.port <= 65535:
         raise InvalidArgument(f"serve: --port {options.port} is not a port")
 

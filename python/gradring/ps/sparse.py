@@ -161,11 +161,12 @@ class SparseTable:
         """
         self.calls.flush(timeout)
 
-    def export(self, url: str | os.PathLike[str]) -> str:
+    def export(self, url: str | os.PathLike[str], *, timeout: float | None = None) -> str:
         """Write ids and rows for serving; see `gradring.ps.checkpoint.export_table`.
 
         Args:
             url: A path or any fsspec URL that ends in ``.npz`` or ``.parquet``.
+            timeout: Seconds for all of it; by default as long as it takes.
 
         Returns:
             Where they are.
@@ -173,11 +174,12 @@ class SparseTable:
         Raises:
             InvalidArgument: The ending is another, or an extra is missing; names it.
             DeviceError: The file cannot be written.
-            PeerLost: As for `pull`, and so for TimedOut and Closed.
+            TimedOut: It was not done in time; names the store that hangs. Or as for `pull`, and so
+                for PeerLost and Closed.
         """
         from gradring.ps import checkpoint
 
-        return checkpoint.export_table(self, url)
+        return checkpoint.export_table(self, url, timeout=timeout)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all rows and their optimizer state; see `gradring.ps.saved.state.read_rows`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from gradring.errors import InvalidArgument
+from gradring.errors import InvalidArgument, TimedOut
 from gradring.ps import DenseTable, ParameterServer, SparseTable
-from ps_servers import connected, join, serving, together
+from ps_servers import connected, join, serving, start_server, together
 
 ONE = np.ones((1, 1), np.float32)
 
@@ -150,3 +151,19 @@ def test_settings_that_workers_give_a_table_at_once_are_those_of_one_on_all_serv
         for lr, (_, table) in ((8.0, made[0]), (16.0, made[1]), (8.0, made[0])):
             table.set_optimizer(gr.optim.SGD(lr=lr))
             assert in_force() == {lr}
+
+
+def test_a_worker_that_dies_over_a_change_of_a_rule_leaves_no_servers_that_differ() -> None:
+    with start_server(0, 2) as first, contextlib.ExitStack() as stack:
+        second = start_server(1, 2)
+        addresses = [first.address, second.address]
+        with join(addresses, client=1) as dying:
+            table = dying.sparse_table("t", 2, gr.optim.SGD(lr=1.0))
+            second.stop()
+            with pytest.raises(TimedOut, match=f"without acknowledgement.*{second.address}"):
+                table.set_optimizer(gr.optim.SGD(lr=0.25), timeout=0.5)
+        port = int(second.address.rpartition(":")[2])
+        stack.enter_context(start_server(1, 2, port=port))
+        with join(addresses) as ps:
+            ps.sparse_table("t", 2, gr.optim.SGD(lr=1.0))
+            assert [shard["tables"][0]["lr"] for shard in ps.stats()] == [0.25, 0.25]

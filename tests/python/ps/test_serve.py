@@ -150,6 +150,14 @@ def test_a_server_that_goes_on_from_its_log_still_tells_what_that_began_with(
                 join([address, other.address])
             process.kill()
             process.wait()
+        # As older servers wrote it: whether that was the same one nobody knows.
+        (tmp_path / "log" / "loaded-00000-of-00002").write_text(f"{url}\n")
+        _, address = serve(*options)
+        join([address, other.address]).close()
+    with start_server(1, 2, waits_to_open=True) as other:
+        other.core.tell_beginning(cut, url)
+        other.core.open()
+        join([address, other.address]).close()
 
 
 def test_a_shard_that_is_gone_is_missed_beside_others(
@@ -225,6 +233,20 @@ def test_a_load_that_was_cut_short_begins_again(
     with join([address]) as ps:
         assert (ps.sparse_table("t", 2, gr.optim.Sum()).pull(ids) == 3).all()
     assert (log / "loaded-00000-of-00001").exists()
+
+
+def test_a_checkpoint_whose_store_hangs_ends_the_server_with_its_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")  # Whoever opens it waits for a writer.
+    ran = subprocess.run(
+        [sys.executable, "-m", "gradring", "serve", "--load", tmp_path, "--load-timeout", "0.2"],
+        env={**os.environ, "GRADRING_SECRET": SECRET},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert f"server 0: load {tmp_path}: {tmp_path} was not done within 0.2 s" in ran.stderr
 
 
 def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: Serve) -> None:
@@ -303,6 +325,9 @@ def test_ctrl_c_ends_a_wait(serve: Serve) -> None:
         (["--fsync", "0"], "is not none, always or a number"),  # Without a log too.
         (["--fsync", "9" * 20], "is not none, always or a number"),
         (["--fsync", "always"], "--fsync always without --log"),
+        (["--load-timeout", "0"], "--load-timeout 0: not a positive number of seconds"),
+        (["--load-timeout", "nan"], "--load-timeout nan: not a positive number of seconds"),
+        (["--load-timeout", "60"], "--load-timeout without --load"),
         (["--listen-fd", "99"], "--listen-fd 99 is not a socket that listens"),
         (["--port", "70000"], "is not a port"),
     ],

@@ -5,6 +5,7 @@ The servers' side is `gradring.ps.saved.checkpoint_jobs`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -48,9 +49,18 @@ class AskedJobs:
 
     def tell(self, action: str, staging: int) -> int:
         """Have all shards do something with a load; in the second after the deadline, too."""
-        jobs = [json.dumps({"action": action, "staging": staging})] * self._core.shards
-        left = max(self._deadline.left(), _GRACE_SECONDS)
-        return int(self._core.begin_load(jobs, self._milliseconds(left)))
+        timeout_ms = self._milliseconds(max(self._deadline.left(), _GRACE_SECONDS))
+        return int(self._core.go_on_with_load(_job(action, staging), timeout_ms))
+
+    def give_up_load(self, staging: int) -> None:
+        """Have every server that can be reached drop what it has read, or is reading."""
+        with contextlib.suppress(errors.Error):  # Who is lost has none any more.
+            self._core.give_up_load(staging)
+
+    def end_load(self, staging: int) -> None:
+        """Have those drop it that were not told to take it over; one may be about to do that."""
+        with contextlib.suppress(errors.Error):
+            self._core.end_load(_job("abandon", staging))
 
     def results(self, number: int) -> list[dict[str, Any]]:
         """Wait for jobs until a second after the deadline, and return what came of them.
@@ -86,3 +96,7 @@ class AskedJobs:
 
     def _milliseconds(self, seconds: float) -> int:
         return max(1, round(1000 * min(self._timeout, seconds)))
+
+
+def _job(action: str, staging: int) -> str:
+    return json.dumps({"action": action, "staging": staging})

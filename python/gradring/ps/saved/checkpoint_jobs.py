@@ -138,23 +138,20 @@ def stage(
     shard: int,
     staging: int,
     wanted: list[dict[str, Any]],
-    deadline: Deadline | None = None,
+    deadline: Deadline,
 ) -> None:
     """Read files beside what the shard has; nothing of that changes before ``commit_load``.
 
     Raises:
         InvalidArgument: Another load is under way. Its ``staging`` is another number.
         Closed: Who wanted it was lost meanwhile.
-        TimedOut: Not all was read by the deadline, where there is one; names what hangs.
+        TimedOut: Not all was read by the deadline; names what hangs.
     """
     # Here, not beside: a call that was given up finds it abandoned, and begins nothing.
     core.begin_load(shard, staging)
     try:
         for one in wanted:
-            if deadline is None:
-                _read_file(core, shard, staging, one)
-            else:
-                within(deadline, one["url"], _read_file, core, shard, staging, one)
+            within(deadline, one["url"], _read_file, core, shard, staging, one)
     except BaseException:
         core.abandon_load(shard, staging)
         raise

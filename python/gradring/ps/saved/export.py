@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradring.errors import InvalidArgument
+from gradring.errors import InvalidArgument, TimedOut
 from gradring.ps.saved import files, manifest, snapshot_files
 from gradring.ps.saved.state import pages
+from gradring.ps.saved.store_calls import FOR_GOOD, Deadline, read_within, within
 
 if TYPE_CHECKING:
     from gradring.ps.sparse import SparseTable
@@ -22,9 +26,12 @@ Rows = npt.NDArray[np.float32]
 Block = tuple[Ids, Rows]
 
 _ROWS_AT_ONCE = 1 << 16
+_GRACE_SECONDS = 1.0
 
 
-def export_table(table: SparseTable, url: str | os.PathLike[str]) -> str:
+def export_table(
+    table: SparseTable, url: str | os.PathLike[str], *, timeout: float | None = None
+) -> str:
     """Write the rows of a live table; those pushed meanwhile may be as before or after.
 
     Args:
@@ -32,6 +39,7 @@ def export_table(table: SparseTable, url: str | os.PathLike[str]) -> str:
         url: A path or any fsspec URL that ends in ``.npz`` (arrays ``ids`` uint64 (n,) and ``rows``
             float32 (n, dim), in the order of ids) or ``.parquet`` (columns ``id`` and ``row``, a
             fixed-size list of floats, in no order).
+        timeout: Seconds for all of it; by default as long as it takes.
 
     Returns:
         Where they are: ``url``, absolute.
@@ -43,80 +51,129 @@ def export_table(table: SparseTable, url: str | os.PathLike[str]) -> str:
         Mismatch: The table was replaced by one with other settings, as loading does.
         PeerLost: A server was started again, or loaded a checkpoint, while its rows were read: no
             file is left, export again.
+        TimedOut: It was not done in time; names the store that hangs, or the server that does. No
+            file comes, unless it was just being put in its place.
     """
-    return _write(url, table.dim, _live_blocks(table))
+    deadline = Deadline.of(timeout, FOR_GOOD, f"export of table {table.name!r}: ")
+    return _write(url, table.dim, _live_blocks(table, deadline), deadline)
 
 
-def export_checkpoint(url: str | os.PathLike[str], table: str, to: str | os.PathLike[str]) -> str:
+def export_checkpoint(
+    url: str | os.PathLike[str],
+    table: str,
+    to: str | os.PathLike[str],
+    *,
+    timeout: float | None = None,
+) -> str:
     """Write the rows of one table of a checkpoint; needs no servers.
 
     Args:
         url: Of the checkpoint.
         table: Its name; sparse.
         to: As for `export_table`.
+        timeout: Seconds for all of it; by default as long as it takes.
 
     Raises:
         InvalidArgument: There is no such checkpoint or table; as `export_table` otherwise.
         ProtocolError: A file is damaged; names it.
         DeviceError: A file cannot be read or written.
+        TimedOut: As for `export_table`.
     """
-    chain = manifest.read_chain(files.absolute(url))
+    deadline = Deadline.of(timeout, FOR_GOOD, f"export of table {table!r}: ")
+    asked = files.absolute(url)
+    chain = manifest.read_chain(asked, lambda place, read: within(deadline, place, read, place))
     spec = next((one for one in chain[-1].tables if one["name"] == table), None)
     if spec is None or spec["kind"] != "sparse":
         names = sorted(one["name"] for one in chain[-1].tables if one["kind"] == "sparse")
         raise InvalidArgument(f"{chain[-1].url} has no sparse table {table!r}; it has {names}")
-    return _write(to, spec["dim"], _saved_blocks(chain, table, spec["dim"]))
+    return _write(to, spec["dim"], _saved_blocks(chain, table, deadline), deadline)
 
 
-def _live_blocks(table: SparseTable) -> Iterator[Block]:
+def _live_blocks(table: SparseTable, deadline: Deadline) -> Iterator[Block]:
     for meta, wide in pages(table, _ROWS_AT_ONCE):
+        deadline.require_left("its rows on the servers")
         if len(meta):
             yield meta["id"].copy(), wide[:, : table.dim].copy()
 
 
-def _saved_blocks(chain: list[manifest.Manifest], table: str, dim: int) -> Iterator[Block]:
+def _saved_blocks(
+    chain: list[manifest.Manifest], table: str, deadline: Deadline
+) -> Iterator[Block]:
     # A shard at a time: what comes later in the chain replaces what came before.
     for index in range(chain[0].shards):
-        ids, rows, gone = [], [], []
+        found: list[snapshot_files.Part] = []
         for step in chain:
-            specs: dict[int, dict[str, Any]] = {}
             for file in step.files:
-                if file.shard != index:
-                    continue
-                found = snapshot_files.pieces(files.folder(step.url), file, step.cut, step.base_cut)
-                for piece in found:
-                    for part in snapshot_files.parts(piece, specs):
-                        if part.table != table:
-                            continue
-                        ids.append(part.ids)
-                        gone.append(np.full(len(part.ids), part.is_gone))
-                        rows.append(
-                            np.zeros((len(part.ids), dim), np.float32)
-                            if part.is_gone
-                            else part.rows
-                        )
-        if ids:
-            yield _last_ones(np.concatenate(ids), np.concatenate(rows), np.concatenate(gone))
+                if file.shard == index:
+                    parts = partial(_parts, step, file, table)
+                    read_within(deadline, step.url, parts, found.append)
+        if found:
+            yield _last_ones(found)
 
 
-def _last_ones(ids: Ids, rows: Rows, gone: npt.NDArray[np.bool_]) -> Block:
+def _parts(step: manifest.Manifest, file: manifest.File, table: str) -> Iterator[Any]:
+    specs: dict[int, dict[str, Any]] = {}
+    where = files.folder(step.url)
+    for piece in snapshot_files.pieces(where, file, step.cut, step.base_cut):
+        yield from (one for one in snapshot_files.parts(piece, specs) if one.table == table)
+
+
+def _last_ones(found: list[snapshot_files.Part]) -> Block:
+    ids = np.concatenate([part.ids for part in found])
+    gone = np.concatenate([np.full(len(part.ids), part.is_gone) for part in found])
+    dim = found[0].rows.shape[1]
+    rows = np.concatenate(
+        [
+            np.zeros((len(part.ids), dim), np.float32) if part.is_gone else part.rows
+            for part in found
+        ]
+    )
     _, from_behind = np.unique(ids[::-1], return_index=True)
     last = len(ids) - 1 - from_behind
     last = last[~gone[last]]
     return ids[last], rows[last]
 
 
-def _write(url: str | os.PathLike[str], dim: int, blocks: Iterator[Block]) -> str:
+def _write(
+    url: str | os.PathLike[str], dim: int, blocks: Iterator[Block], deadline: Deadline
+) -> str:
     whole = files.absolute(url)
     files.require_name(whole)  # Before rows are read, which may take long.
-    parent, name = files.split(whole)
-    if name.endswith(".npz"):
-        _write_npz(files.folder(parent), name, dim, blocks)
-    elif name.endswith(".parquet"):
-        _write_parquet(files.folder(parent), name, dim, blocks)
-    else:
+    write = next((each for ending, each in _WRITERS.items() if whole.endswith(ending)), None)
+    if write is None:
         raise InvalidArgument(f"export writes .npz and .parquet, not {whole!r}")
+    target = _Target(whole)
+    try:  # Who reads gives up by itself, and tells what hangs.
+        within(deadline.later(_GRACE_SECONDS), whole, write, target, dim, target.wanted(blocks))
+    finally:
+        target.is_given_up.set()
     return whole
+
+
+class _Target:
+    """A file that is written on a thread beside; once it is given up no more of it comes."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.is_given_up = threading.Event()
+
+    def wanted(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Hand them on while somebody waits for the file."""
+        for block in blocks:
+            self._require_wanted()
+            yield block
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[_SinkFile]:
+        """Put it in its place in the end, if somebody still waits for it."""
+        parent, name = files.split(self._url)
+        with files.folder(parent).create(name) as sink, _SinkFile(sink) as file:
+            yield file
+            self._require_wanted()
+
+    def _require_wanted(self) -> None:
+        if self.is_given_up.is_set():
+            raise TimedOut(f"{self._url}: nobody waits for it any more")
 
 
 class _SinkFile(io.RawIOBase):
@@ -144,17 +201,17 @@ class _SinkFile(io.RawIOBase):
         return self._at
 
 
-def _write_npz(where: files.Folder, name: str, dim: int, blocks: Iterator[Block]) -> None:
+def _write_npz(target: _Target, dim: int, blocks: Iterator[Block]) -> None:
     found = list(blocks)
     ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, _ in found)])
     rows = np.concatenate([np.empty((0, dim), np.float32), *(rows for _, rows in found)])
     del found
     order = np.argsort(ids)
-    with where.create(name) as sink, _SinkFile(sink) as file:
+    with target.open() as file:
         np.savez(file, ids=ids[order], rows=rows[order])
 
 
-def _write_parquet(where: files.Folder, name: str, dim: int, blocks: Iterator[Block]) -> None:
+def _write_parquet(target: _Target, dim: int, blocks: Iterator[Block]) -> None:
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -163,10 +220,13 @@ def _write_parquet(where: files.Folder, name: str, dim: int, blocks: Iterator[Bl
             "export to .parquet needs pyarrow: pip install gradring[parquet], or export to .npz"
         ) from error
     schema = arrow.schema([("id", arrow.uint64()), ("row", arrow.list_(arrow.float32(), dim))])
-    with where.create(name) as sink, _SinkFile(sink) as file:
+    with target.open() as file:
         writer = parquet.ParquetWriter(file, schema)
         for ids, rows in blocks:
             flat = arrow.array(rows.reshape(-1))
             lists = arrow.FixedSizeListArray.from_arrays(flat, dim)
             writer.write_table(arrow.table([arrow.array(ids), lists], schema=schema))
         writer.close()  # Not by `with`, which would end the file in good order after a failure.
+
+
+_WRITERS = {".npz": _write_npz, ".parquet": _write_parquet}

@@ -17,6 +17,8 @@ from pathlib import Path
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.ps.saved import files
 
+UNKNOWN = (1 << 64) - 1  # A cut that nobody compares.
+
 
 class LoadNote:
     """The note of one server."""
@@ -49,13 +51,15 @@ class LoadNote:
         return False
 
     def beginning(self) -> tuple[int, str] | None:
-        """Return the cut and the place of the checkpoint that the log began with, if it did."""
+        """Return the cut and the place of the checkpoint that the log began with, if it did.
+
+        Older servers have not written the cut: then it is `UNKNOWN`.
+        """
         if not self._loaded.exists():
             return None
         text = self._loaded.read_text().rstrip("\n")
         place, _, cut = text.rpartition("\n")
-        # Notes of older servers have no number.
-        return (int(cut), place) if place and cut.isdecimal() else (0, text)
+        return (int(cut), place) if place and cut.isdecimal() else (UNKNOWN, text)
 
     def require_whole(self) -> None:
         """Check that the log is none of a load that was cut short.

@@ -9,21 +9,46 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from gradring.errors import DeviceError, InvalidArgument, TimedOut
+from gradring.timeouts import milliseconds
 
 MOST_HANGING = 16  # Each has a thread, and what it was writing.
+FOR_GOOD = threading.TIMEOUT_MAX / 2  # In seconds: centuries.
+
+T = TypeVar("T")
 
 
 class Deadline:
     """Until when a save or a load has to be over, and what its caller gave for it, in seconds."""
 
-    def __init__(self, seconds: float, given: float | None = None) -> None:
-        """Begin to count; ``given``: what errors say, where ``seconds`` are what was left of it."""
+    def __init__(self, seconds: float, given: float | None = None, asked: str = "") -> None:
+        """Begin to count.
+
+        Args:
+            seconds: Until it has passed.
+            given: What errors say, where ``seconds`` are what was left of it.
+            asked: What errors begin with.
+        """
         self.given = seconds if given is None else given
+        self.asked = asked
         self._end = time.monotonic() + seconds
+
+    @classmethod
+    def of(cls, timeout: float | None, default: float, asked: str = "") -> Deadline:
+        """Begin one as users give it, or else ``default`` seconds.
+
+        Raises:
+            InvalidArgument: It makes no sense as a timeout.
+        """
+        seconds = default if timeout is None else milliseconds(timeout) / 1000
+        return cls(seconds, seconds, asked)
+
+    def later(self, seconds: float) -> Deadline:
+        """Begin one that passes so much later and says the same."""
+        return Deadline(self.left() + seconds, self.given, self.asked)
 
     def left(self) -> float:
         """Return how many seconds are left, 0 at the end and after it."""
@@ -37,8 +62,8 @@ class Deadline:
         """
         if not self.left():
             raise TimedOut(
-                f"{place}: the {self.given:g} s were over before the next step began, which was "
-                "left out; unless a store hangs, try again with a longer timeout"
+                f"{self.asked}{place}: the {self.given:g} s were over before the next step began, "
+                "which was left out; unless a store hangs, try again with a longer timeout"
             )
 
 
@@ -152,10 +177,34 @@ def within(
                 _hanging.calls.append((place, behind))
     if not is_over:
         raise TimedOut(
-            f"{place} was not done within {deadline.given:g} s: its store hangs, or is slow. The "
-            "call is left alone; use another place until it has ended"
+            f"{deadline.asked}{place} was not done within {deadline.given:g} s: its store hangs, "
+            "or is slow. The call is left alone; use another place until it has ended"
         )
     return behind.result()
+
+
+def read_within(
+    deadline: Deadline,
+    place: str,
+    pieces: Callable[[], Iterator[T]],
+    take: Callable[[T], object],
+) -> None:
+    """Give all ``pieces`` of a store to ``take``, both called as `within` calls.
+
+    Who gives up, or is interrupted, has no more than the next piece read.
+    """
+    is_given_up = threading.Event()
+
+    def read() -> None:
+        for piece in pieces():
+            if is_given_up.is_set():
+                return
+            take(piece)
+
+    try:
+        within(deadline, place, read)
+    finally:
+        is_given_up.set()
 
 
 def _require_free(place: str) -> None:

@@ -134,6 +134,20 @@ struct Cluster {
     client.call = client.change.go_on(*client.call);
     if (client.call) ++client.calls;
   }
+  // As somebody who comes: its call is what it has to repeat then, if there is anything.
+  void make_table_again(Client& client) {
+    const Request request = make_table(table_of(1));
+    ps::PlainCall made("making table 't'");
+    made.add_to_all(2, request.header, request.rest);
+    for (std::size_t shard = 0; shard < 2; ++shard) {
+      const ps::Frame answer = rigs[shard].ask(client.guests[shard], request);
+      made.take(shard, answer.header, answer.payload);
+    }
+    client.call = ps::repeat_last_change(*client.table, made.answers());
+  }
+  void deliver_to_both(Client& client) {
+    for (std::size_t shard = 0; shard < 2; ++shard) deliver(client, shard);
+  }
   void finish(Client& client) {
     for (; client.call; go_on(client))
       for (std::size_t shard = 0; shard < 2; ++shard) deliver(client, shard);
@@ -190,6 +204,44 @@ TEST_CASE("what a client that died has left on one shard is made good by the nex
   cluster.finish(next);
   CHECK(rate_of(cluster.rigs[0]) == "4");
   CHECK(rate_of(cluster.rigs[1]) == "4");
+}
+
+TEST_CASE("who makes a table has all shards go on with the last change that one of them has") {
+  Cluster cluster;
+  Cluster::Client dead = cluster.enter(9);
+  Cluster::Client next = cluster.enter(0);
+  cluster.make_table_again(next);
+  CHECK(next.call == nullptr);
+  Cluster::begin(dead, 2);
+  cluster.deliver(dead, 1);
+  cluster.make_table_again(next);
+  REQUIRE(next.call != nullptr);
+  cluster.deliver_to_both(next);
+  ShardRig replayed;
+  replayed.replay(cluster.rigs[0].journal.records);
+  for (ShardRig* each : {&cluster.rigs[0], &cluster.rigs[1], &replayed})
+    CHECK(rate_of(*each) == "2");
+  cluster.make_table_again(next);
+  CHECK(next.call == nullptr);
+  Cluster::begin(next, 4);  // It has heard of the number.
+  cluster.finish(next);
+  CHECK(next.calls == 1);
+}
+
+TEST_CASE("a change that somebody repeats while its own client goes on beats no later one") {
+  Cluster cluster;
+  Cluster::Client living = cluster.enter(3);
+  Cluster::Client next = cluster.enter(9);
+  Cluster::begin(living, 2);
+  cluster.deliver(living, 0);
+  cluster.make_table_again(next);
+  REQUIRE(next.call != nullptr);
+  cluster.deliver(living, 1);
+  Cluster::go_on(living);
+  Cluster::begin(living, 4);
+  cluster.deliver_to_both(living);
+  cluster.deliver_to_both(next);
+  for (ShardRig& each : cluster.rigs) CHECK(rate_of(each) == "4");
 }
 
 }  // namespace

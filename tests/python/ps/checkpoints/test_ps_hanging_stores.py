@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +21,7 @@ from gradring.ps import ParameterServer, checkpoint
 from gradring.ps.saved import asked_jobs, checkpoint_jobs, store_calls
 from gradring.ps.saved.asked_jobs import AskedJobs
 from gradring.ps.saved.store_calls import Deadline
-from ps_servers import connected
+from ps_servers import connected, start_server
 from toy_stores import HangingStore
 
 IDS = np.arange(500)
@@ -176,13 +178,13 @@ def test_a_load_whose_time_is_over_before_anything_is_replaced_changes_nothing(
 
 def test_servers_are_asked_for_no_longer_than_is_left() -> None:
     class Core:
-        shards = 1
-
         def freeze_and_cut(self, *_: Any, timeout_ms: int) -> int:
             return timeout_ms
 
         def begin_load(self, _: Any, timeout_ms: int) -> int:
             return timeout_ms
+
+        go_on_with_load = begin_load
 
     for timeout, left, least, most in ((20, 600, 20_000, 20_000), (600, 20, 1000, 20_000)):
         jobs = AskedJobs(Core(), timeout, Deadline(left))
@@ -237,6 +239,73 @@ def test_a_load_names_which_of_its_checkpoints_cannot_be_read(
         with pytest.raises(InvalidArgument, match=f"{PLACE}: an earlier call .* still hangs"):
             ps.save(tmp_path / "3", base=tmp_path / "2")
         ps.save(tmp_path / "3")
+
+
+@pytest.mark.parametrize("ending", ["grps rb", "manifest.json rb"])
+def test_who_reads_a_checkpoint_without_servers_is_told_by_the_deadline_whose_store_hangs(
+    store: type[HangingStore], tmp_path: Path, ending: str
+) -> None:
+    with connected() as ps:
+        train(ps)
+        ps.save(PLACE)
+    store.ending = ending
+    with start_server(waits_to_open=True) as server:
+        for asked, call in (
+            (f"verify {PLACE}", lambda: checkpoint.verify(PLACE, timeout=0.3)),
+            (
+                "export of table 't'",
+                lambda: checkpoint.export_checkpoint(PLACE, "t", tmp_path / "t.npz", timeout=0.3),
+            ),
+            (f"load {PLACE}", lambda: checkpoint.load_server(server.core, PLACE, 1, 0.3)),
+        ):
+            # A slow machine may not even come to where it hangs.
+            with pytest.raises(
+                TimedOut, match=rf"^{asked}: {PLACE}(: the| was not done .*) 0\.3 s"
+            ):
+                call()
+            let_go()
+            store.goes_on.clear()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_s_handler_ends_who_reads_from_a_store_that_hangs(
+    store: type[HangingStore],
+) -> None:
+    def send() -> None:
+        assert store.hangs.wait(60)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    with connected() as ps:
+        ps.save(PLACE)
+    store.ending = "grps rb"
+    other, previous = threading.Thread(target=send), signal.signal(signal.SIGALRM, interrupt)
+    other.start()
+    try:
+        with pytest.raises(InterruptedError):
+            checkpoint.verify(PLACE)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+        other.join(60)
+
+
+@pytest.mark.usefixtures("deadlines")
+@pytest.mark.parametrize("ending", ["npz wb", "npz end"])
+def test_an_export_to_a_store_that_hangs_ends_by_its_deadline_and_no_file_is_begun_later(
+    store: type[HangingStore], ending: str
+) -> None:
+    to, asked = f"{PLACE}/t.npz", "export of table 't'"
+    with connected() as ps:
+        train(ps)
+        table = ps.sparse_table("t", 3, gr.optim.Sum())
+        store.ending = ending
+        with pytest.raises(TimedOut, match=rf"^{asked}: {to} was not done within 60 s"):
+            table.export(to, timeout=60)
+        let_go()
+        assert (to.partition("://")[2] in store.contents) == (ending == "npz end")
+        assert table.export(to) == to
 
 
 @pytest.mark.usefixtures("deadlines")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradring as gr
-from bare_servers import NEVER, connect, service
+from bare_servers import NEVER, connect, service, spec, start
 from gradring.errors import Closed, InvalidArgument, PeerLost, ProtocolError, TimedOut
 from gradring.ps import ParameterServer
 from gradring.ps.saved import checkpoint_jobs
@@ -156,6 +156,49 @@ def test_a_load_is_its_own_clients_alone_and_ends_with_it() -> None:
             server.begin_load(shard, numbers[0])
         server.begin_load(shard, numbers[1])
         server.commit_load(shard, numbers[1])
+
+
+def test_a_load_that_one_server_refuses_does_not_begin_on_the_others() -> None:
+    with service(2) as [first, second]:
+        loader, other = connect(first, second), connect(first, second, client=1)
+        for _ in range(256):  # As many as a shard takes; the first one is done with them.
+            first.finish_job(0, other.begin_load(["", ""]), "", "")
+            first.next_job(NEVER)
+        with pytest.raises(InvalidArgument, match=r"shard 1.*256 saves and loads"):
+            loader.begin_load(["", ""])
+        job = first.next_job(NEVER)
+        assert job is not None
+        with pytest.raises(Closed, match="has given it up"):
+            first.begin_load(0, job[1])
+
+
+def test_what_a_loader_gives_up_is_dropped_at_once_also_while_it_is_read() -> None:
+    with service(2) as [first, second]:
+        loader, other = connect(first, second), connect(first, second, client=1)
+        number = loader.begin_load(["", ""])
+        first.begin_load(0, number)
+        other.give_up_load(number)  # It is not this one's.
+        first.load_piece(0, number, b"")
+        loader.give_up_load(number)
+        with pytest.raises(Closed, match="has given it up"):
+            first.load_piece(0, number, b"")
+        with pytest.raises(Closed, match="has given it up"):  # Its job comes late.
+            second.begin_load(1, number)
+
+
+def test_a_loader_that_has_lost_a_server_still_gives_up_on_the_others() -> None:
+    with service(2) as [first, second], contextlib.ExitStack() as stack:
+        loader = connect(first, second)
+        loader.make_table(spec())
+        number = loader.begin_load(["", ""])
+        first.begin_load(0, number)
+        second.stop()
+        stack.callback(start(1, 2, port=int(second.address.rpartition(":")[2])).stop)
+        for act in (loader.stats, lambda: loader.give_up_load(number)):
+            with pytest.raises(PeerLost, match="started again"):
+                act()
+        with pytest.raises(Closed, match="has given it up"):
+            first.load_piece(0, number, b"")
 
 
 @contextlib.contextmanager

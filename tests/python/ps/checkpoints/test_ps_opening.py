@@ -15,6 +15,7 @@ import pytest
 import gradring as gr
 from gradring.errors import Mismatch, PeerLost
 from gradring.ps import checkpoint
+from gradring.ps.saved.load_note import UNKNOWN
 from gradring.ps.serving import Serving
 from ps_servers import connected, join, start_server
 
@@ -75,3 +76,16 @@ def test_servers_that_began_with_different_checkpoints_are_refused_by_name(tmp_p
         # Where each has found it does not matter.
         with begun(1, tmp_path / "copy") as same, join([first.address, same.address]) as ps:
             assert (ps.sparse_table("t", 2, gr.optim.Sum()).pull(IDS) == 3).all()
+
+
+def test_a_server_that_does_not_know_what_it_began_with_is_compared_with_none() -> None:
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(start_server(index, 3, waits_to_open=True)) for index in range(3)
+        ]
+        for server, beginning in zip(servers, ((UNKNOWN, "/a"), (5, "/b"), (0, "")), strict=True):
+            server.core.tell_beginning(*beginning)
+            server.core.open()
+        told = rf"^the .* at {servers[1].address} began with the checkpoint /b .cut 5.*"
+        with pytest.raises(Mismatch, match=rf"{told}{servers[2].address} with no checkpoint"):
+            join([server.address for server in servers])

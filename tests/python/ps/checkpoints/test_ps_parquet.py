@@ -13,6 +13,7 @@ import pytest
 import gradring as gr
 from gradring.ps import checkpoint
 from gradring.ps.saved import export
+from gradring.ps.saved.store_calls import Deadline
 from ps_servers import connected
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow (gradring[parquet]) is not installed")
@@ -54,7 +55,7 @@ def breaks_after_one_block() -> Iterator[Any]:
 
 def test_an_export_that_fails_half_way_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as raised:
-        export._write(tmp_path / "a.parquet", 3, breaks_after_one_block())
+        export._write(tmp_path / "a.parquet", 3, breaks_after_one_block(), Deadline(60))
     assert list(tmp_path.iterdir()) == []
     # Where nothing says otherwise this file gets the number that the draft had.
     with (tmp_path / "other").open("wb", buffering=0) as other:
@@ -70,15 +71,15 @@ def test_an_export_to_a_store_that_fails_leaves_the_one_before(store: str) -> No
 
     url = f"{store}://exports/a.parquet"
     with pytest.raises(KeyError):
-        export._write(url, 3, breaks_after_one_block())
+        export._write(url, 3, breaks_after_one_block(), Deadline(60))
     gc.collect()
     where, path = fsspec.core.url_to_fs(url)
     assert not where.exists(path)
     good = [next(breaks_after_one_block())]
-    export._write(url, 3, iter(good))
+    export._write(url, 3, iter(good), Deadline(60))
     before = where.cat_file(path)
     with pytest.raises(KeyError):
-        export._write(url, 3, breaks_after_one_block())
+        export._write(url, 3, breaks_after_one_block(), Deadline(60))
     gc.collect()
     assert where.cat_file(path) == before
     for contents in (fsspec.filesystem("memory").store, *toy_stores.ALL_CONTENTS):

@@ -13,6 +13,7 @@ import gradring as gr
 from gradring.errors import InvalidArgument
 from gradring.ps import checkpoint
 from gradring.ps.saved import export, files
+from gradring.ps.saved.store_calls import Deadline
 from ps_servers import connected
 
 
@@ -118,5 +119,5 @@ def test_an_export_whose_name_is_too_long_is_refused_before_a_row_is_read(tmp_pa
     for name in ("x" * 252 + ".npz", "\u00e9" * 126 + ".npz", "x" * 248 + ".parquet"):
         place = tmp_path / "new" / name
         with pytest.raises(InvalidArgument, match="at most 255 bytes, this one 256"):
-            export._write(place, 2, nobody_reads())
+            export._write(place, 2, nobody_reads(), Deadline(60))
     assert list(tmp_path.iterdir()) == []

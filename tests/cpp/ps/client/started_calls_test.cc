@@ -1,0 +1,108 @@
+// How much a client lets be under way that nobody waits for.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "ps/client/client.h"
+#include "ps/client/plain_call.h"
+#include "ps/client/row_calls.h"
+#include "support/ps/requests.h"
+#include "support/ps/service.h"
+
+namespace gradring::testing::started_calls_test {
+
+namespace {
+
+using namespace gradring::ps;
+
+constexpr std::uint64_t kBytes = 1000;  // Of one call's arrays.
+const std::vector<std::uint64_t> kIds = ids_of(20, 20);
+const std::vector<float> kOnes(kIds.size() * 8, 1.0f);
+
+// A client with room for the arrays of one call, and shard 1, which acknowledges nothing while it
+// is frozen.
+struct Slow {
+  Service service{2, 1};
+  std::unique_ptr<Client> client;
+  std::unique_ptr<Client> saver = service.connect(100);
+  std::shared_ptr<RemoteTable> table;
+
+  Slow() {
+    ClientOptions options;
+    options.servers = service.addresses;
+    options.secret = kServiceSecret;
+    options.started_bytes = kBytes * 3 / 2;
+    client = std::make_unique<Client>(options);
+    table = make_table(*client, counts(8));
+  }
+  static void tell(Client& by, std::uint32_t shard, const Request& request) {
+    const auto call = std::make_shared<PlainCall>("a request");
+    call->add(shard, request.header, request.rest);
+    by.run(call, kServiceTimeout);
+  }
+  void freeze_shard_1() const { tell(*saver, 1, freeze(1, Millis{60'000})); }
+  void thaw_shard_1() const { tell(*saver, 1, thaw(1)); }
+  void push(Millis timeout, std::uint64_t bytes = kBytes) const {
+    const auto call = std::make_shared<PushCall>(
+        std::vector<PushItem>{{table, kIds, kOnes.data(), nullptr, {}}}, PushOptions{});
+    call->note_array_bytes(bytes);
+    client->start(call, timeout);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a push that finds no room beside those of a slow server says so, and is not sent") {
+  const Slow slow;
+  slow.freeze_shard_1();
+  slow.push(kServiceTimeout);
+  Slow::tell(*slow.client, 0, gradring::testing::pull("counts", {}));  // It answers in order.
+  std::string text;
+  try {
+    slow.push(Millis{20});
+  } catch (const TimedOut& error) {
+    text = error.what();
+  }
+  CHECK(text.find("no room for its 1000 bytes") != std::string::npos);
+  CHECK(text.find("(1, with 1000 bytes)") != std::string::npos);
+  CHECK(text.find("shard 1 (" + slow.service.addresses[1]) != std::string::npos);
+  CHECK(text.find("shard 0") == std::string::npos);
+  slow.thaw_shard_1();
+  slow.client->flush(kServiceTimeout);
+  CHECK(all_are(pull(*slow.client, slow.table, kIds), 1.0f));
+}
+
+TEST_CASE("a push that waits for room goes in once there is some, whatever its own size") {
+  const Slow slow;
+  slow.freeze_shard_1();
+  slow.push(kServiceTimeout);
+  std::thread other([&] { slow.push(kServiceTimeout, 5 * kBytes); });
+  slow.thaw_shard_1();
+  other.join();
+  slow.push(kServiceTimeout);
+  slow.client->flush(kServiceTimeout);
+  CHECK(all_are(pull(*slow.client, slow.table, kIds), 3.0f));
+}
+
+TEST_CASE("pulls that wait at a gate take no room: the next push may be what opens it") {
+  const Slow slow;
+  const auto say_clock = [&](std::uint64_t to) {
+    for (const std::uint32_t shard : {0u, 1u})
+      Slow::tell(*slow.client, shard, gradring::testing::clock(5, to, {0, false, 1}));
+  };
+  say_clock(0);
+  std::vector<float> rows(kOnes.size());
+  const auto gated = std::make_shared<PullCall>(
+      std::vector<PullItem>{{slow.table, kIds, rows.data()}},
+      PullOptions{wire::RowCodec::kFloat32, wire::Gate{5, 3, 60'000, false}});
+  gated->note_array_bytes(5 * kBytes);
+  slow.client->start(gated, kServiceTimeout);
+  slow.push(kServiceTimeout);
+  say_clock(3);
+  slow.client->wait(gated, kServiceTimeout);
+  CHECK(all_are(rows, 1.0f));
+}
+
+}  // namespace gradring::testing::started_calls_test
