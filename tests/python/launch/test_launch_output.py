@@ -172,7 +172,7 @@ def test_no_color_is_respected_and_a_dumb_terminal_gets_lines_only(tmp_path: Pat
 def test_ranks_are_told_the_width_that_is_left_beside_the_prefix(tmp_path: Path) -> None:
     program = "import os; print(os.environ['COLUMNS'])"
     drawn = run_in_terminal(program, tmp_path)
-    assert "\x1b[0m 20" in drawn  # A new terminal says 0 columns; less than 20 is no width.
+    assert "\x1b[0m 74" in drawn  # A new terminal says 0 columns, which is taken for 80.
 
 
 def test_what_ssh_complains_is_told_by_whole_lines() -> None:
