@@ -9,6 +9,7 @@
 
 #include "bind/gil.h"
 #include "collectives/communicator/communicator.h"
+#include "transport/joining/handshake.h"
 #include "transport/links/interrupts.h"
 #include "transport/links/socket.h"
 #include "transport/membership/inspection.h"
@@ -101,6 +102,7 @@ PYBIND11_MODULE(_core, module) {
   gradring::bind::register_rules(module);
   gradring::bind::register_spans(module);
   module.attr("version") = GRADRING_VERSION;
+  module.attr("wire_version") = gradring::transport::kSpokenVersion;
   module.attr("compiler") = __VERSION__;
   module.def("inspect", &inspect, py::arg("address"), py::arg("secret"), py::arg("timeout_ms"));
   module.def("join", &join, py::kw_only(), py::arg("rank"), py::arg("world_size"),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 version: str
+wire_version: int
 compiler: str
 
 def gpu_build() -> dict[str, Any]: ...

@@ -180,7 +180,7 @@ void Engine::run_plan(const Plan& plan, const Operation& operation, const Call& 
     record_progress(run, before, idle);
   } catch (...) {
     record_progress(run, before, idle);
-    note_progress(run);
+    note_progress(run, call);
     throw;
   }
 }
@@ -303,14 +303,20 @@ std::byte* Engine::scratch(std::uint64_t bytes) {
   return scratch_.get();
 }
 
-void Engine::note_progress(const PlanRun& run) {
+void Engine::note_progress(const PlanRun& run, const Call& call) {
   std::size_t shown = 0;
+  bool lacks_all = false;
   for (const StreamProgress& stream : run.unfinished()) {
+    lacks_all |= stream.is_recv && stream.bytes == 0;
     if (++shown > kStreamsShown) break;
     waited_for_ +=
         str(shown == 1 ? "; waiting for " : ", ", describe(stream.peer), ": ", stream.bytes, " of ",
             stream.expected_bytes, " bytes ", stream.is_recv ? "received" : "sent");
   }
+  // A part of nothing is not sent, so that nothing shows that the other rank has another count.
+  if (lacks_all && call.op == OpKind::kAllToAll)
+    waited_for_ += str("; a rank that is past this call may have a count of 0 for rank ", rank_,
+                       " in its send_counts");
 }
 
 std::string Engine::describe(Rank group_rank) const {

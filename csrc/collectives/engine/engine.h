@@ -74,7 +74,7 @@ class Engine {
                                        const Prepare& prepare = {});
   void run_local(const Request& request, const Operation& operation) const;
   std::byte* scratch(std::uint64_t bytes);
-  void note_progress(const PlanRun& run);
+  void note_progress(const PlanRun& run, const Call& call);
   void throw_if_in_vain(const PlanRun& run) const;
   void record_progress(const PlanRun& run, const PlanRun::Traffic& before,
                        transport::Idle& idle) const;

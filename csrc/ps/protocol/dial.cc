@@ -3,13 +3,13 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "base/config.h"
 #include "base/error.h"
 #include "transport/joining/host.h"
 #include "transport/links/interrupts.h"
 #include "transport/links/pass_fd.h"
+#include "transport/links/resolve.h"
 #include "transport/links/shm_link.h"
 #include "transport/links/tcp_link.h"
 
@@ -63,6 +63,8 @@ template <typename Talk>
 auto or_lost(const Talk& talk) {
   try {
     return talk();
+  } catch (const wire::OtherBuild&) {
+    throw;
   } catch (const ProtocolError& error) {
     throw PeerLost(-1, error.what());
   } catch (const TimedOut& error) {
@@ -76,8 +78,7 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
   std::string why;
   int error = 0;
   Fd fd = transport::connect_unix(unix_name, deadline, why, &error);
-  const char* hint = error == EMFILE || error == ENFILE ? "; see this process's ulimit -n" : "";
-  if (!fd) throw PeerLost(-1, str("its Unix socket: ", why, hint));
+  if (!fd) throw PeerLost(-1, str("its Unix socket: ", why, transport::limit_hint(error)));
   transport::shake_hands(fd.get(), secret,
                          intro_to(Purpose::kSharedParameters, static_cast<std::int32_t>(shard)),
                          deadline);
@@ -147,6 +148,9 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
         break;
       } catch (const AuthError& error) {
         throw AuthError(str("connecting to the parameter server at ", address, ": ", error.what()));
+      } catch (const wire::OtherBuild& error) {
+        throw wire::OtherBuild(str("this process and the parameter server at ", address,
+                                   " do not understand each other: ", error.what()));
       } catch (const PeerLost& error) {
         // It may be about to start.
         if (Clock::now() + Millis{50} > deadline)

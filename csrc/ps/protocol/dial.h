@@ -32,7 +32,8 @@ struct ServerCard {
   Beginning beginning;
 };
 
-// Both throw AuthError (another secret), or PeerLost that says why there is no connection.
+// Both throw AuthError (another secret), wire::OtherBuild, or PeerLost that says why there is no
+// connection.
 ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline);
 std::unique_ptr<transport::Link> dial_shard(const std::string& address, const std::string& secret,
                                             std::uint32_t shard, transport::TransportMode mode,
@@ -46,8 +47,8 @@ struct FoundShards {
 };
 
 // `servers` is in the order of their numbers; waits until all of them have started. Throws
-// AuthError, Mismatch (others are there than were named, or they began with different checkpoints),
-// or PeerLost.
+// AuthError, wire::OtherBuild, Mismatch (others are there than were named, or they began with
+// different checkpoints), or PeerLost.
 FoundShards find_shards(const std::vector<std::string>& servers, const std::string& secret,
                         Millis timeout);
 

@@ -10,6 +10,9 @@
 namespace gradring::transport {
 namespace {
 
+constexpr const char* kClosedEarly =
+    "it closed the connection during the handshake: it ended or was interrupted, or it waited too "
+    "long for an answer, as beside a busy or restarted process, and tries again";
 constexpr Millis kGrace{100};  // Before a guest may have to make room.
 constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
 
@@ -83,18 +86,19 @@ void Door::rest(Time now, int error) {
                        "; raise the limit of open files (ulimit -n)"));
 }
 
-Door::Outcome Door::advance(Guest& guest, Time now) const {
+Door::Outcome Door::advance(Guest& guest, Time now) {
   try {
     while (true) {
       while (!guest.out.empty()) {
         const Io io = send_some(guest.fd.get(), guest.out, {});
-        if (io.closed) throw ProtocolError("it closed the connection during the handshake");
+        if (io.closed) throw ProtocolError(kClosedEarly);
         if (io.bytes == 0) break;
         guest.out.erase(guest.out.begin(),
                         guest.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
       }
-      if (guest.handshake.is_done() && guest.out.empty()) return Outcome::kThrough;
-      if (guest.handshake.is_done()) break;
+      if (guest.handshake.wants() == 0 && !guest.out.empty()) break;
+      if (guest.handshake.is_done()) return Outcome::kThrough;
+      if (const auto& other = guest.handshake.other_build()) throw wire::OtherBuild(*other);
 
       // Never more than the message it may send now: what follows the handshake belongs to the
       // connection's owner.
@@ -102,11 +106,7 @@ Door::Outcome Door::advance(Guest& guest, Time now) const {
       guest.in.resize(guest.handshake.wants());
       const Io io = recv_some(guest.fd.get(), std::span(guest.in).subspan(have), {});
       guest.in.resize(have + io.bytes);
-      if (io.closed)
-        throw ProtocolError(
-            "it closed the connection during the handshake: it waited too long for an answer, as "
-            "beside a busy or restarted process, and tries again, or it has another "
-            "GRADRING_SECRET");
+      if (io.closed) throw ProtocolError(kClosedEarly);
       if (guest.in.size() == guest.handshake.wants()) {
         guest.out = guest.handshake.receive(guest.in);
         guest.in.clear();
@@ -114,6 +114,10 @@ Door::Outcome Door::advance(Guest& guest, Time now) const {
         break;
       }
     }
+  } catch (const wire::OtherBuild& error) {
+    other_build_ = str(peer_text(guest.fd.get()), ": ", error.what());
+    refuse(rank_, guest.fd.get(), error.what());
+    return Outcome::kGone;
   } catch (const Error& error) {
     refuse(rank_, guest.fd.get(), error.what());
     return Outcome::kGone;

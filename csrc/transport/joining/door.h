@@ -29,6 +29,8 @@ class Door {
   // Does what can be done without waiting, and returns the connections that are through.
   std::vector<Arrival> work(Time now);
   int tcp_fd() const { return tcp_.get(); }
+  // Who came with another version of the wire, the last of them, and what that is; or nothing.
+  const std::string& other_build() const { return other_build_; }
 
  private:
   struct Guest {
@@ -41,12 +43,13 @@ class Door {
   enum class Outcome : std::uint8_t { kWaiting, kThrough, kGone };
   void accept_all(int listener, Time now);
   void rest(Time now, int error);
-  Outcome advance(Guest& guest, Time now) const;
+  Outcome advance(Guest& guest, Time now);
 
   Fd tcp_;
   Fd unix_;
   std::string secret_;  // Before guests_, whose handshakes point to it.
   Rank rank_;
+  std::string other_build_;
   std::list<Guest> guests_;
   Time rests_until_{};  // Takes nobody: this process is out of descriptors.
   bool is_resting_ = false;

@@ -5,6 +5,7 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -12,9 +13,6 @@
 
 namespace gradring::transport {
 namespace {
-
-constexpr std::array<char, 8> kMagic = {'G', 'R', 'A', 'D',
-                                        'R', 'N', 'G', '1'};  // The last is the version.
 
 struct RawIntro {
   std::uint8_t purpose;
@@ -86,6 +84,17 @@ void fill_random(std::array<std::byte, N>& bytes) {
     throw InternalError("the system's random generator failed");
 }
 
+// What is behind the build of a server that refuses.
+constexpr std::array<std::byte, kAnswerBytes - sizeof(wire::BuildBytes)> kRefusalRest{};
+
+// Whether a server said so in place of an answer.
+void require_same_version(std::span<const std::byte> answer) {
+  const auto build = wire::decode_build(answer);
+  const auto rest = answer.subspan(sizeof(wire::BuildBytes));
+  if (build && build->wire != wire::kWireVersion && std::ranges::equal(rest, kRefusalRest))
+    throw wire::OtherBuild(*build);
+}
+
 std::vector<std::byte> joined(std::span<const std::byte> first, std::span<const std::byte> second) {
   std::vector<std::byte> bytes(first.begin(), first.end());
   bytes.insert(bytes.end(), second.begin(), second.end());
@@ -110,17 +119,25 @@ std::size_t ServerHandshake::wants() const {
   switch (step_) {
     case Step::kHello: return kHelloBytes;
     case Step::kProof: return kProofBytes;
-    case Step::kDone: return 0;
+    case Step::kDone:
+    case Step::kRefused: return 0;
   }
   return 0;
 }
 
 std::vector<std::byte> ServerHandshake::receive(std::span<const std::byte> bytes) {
-  GRADRING_ASSERT(bytes.size() == wants() && step_ != Step::kDone);
+  GRADRING_ASSERT(bytes.size() == wants() && wants() != 0);
   if (step_ == Step::kHello) {
-    if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0)
-      throw ProtocolError("what it sent is not Gradring's handshake, or of another version");
-    std::memcpy(client_nonce_.data(), bytes.data() + kMagic.size(), kNonceBytes);
+    const auto build = wire::decode_build(bytes);
+    if (!build) throw ProtocolError("what it sent is not Gradring's handshake");
+    // Version 1 would take an answer for one of another secret.
+    if (build->wire == 1) throw wire::OtherBuild(*build);
+    if (build->wire != wire::kWireVersion) {
+      other_build_ = build;
+      step_ = Step::kRefused;
+      return joined(wire::encode(wire::this_build()), kRefusalRest);
+    }
+    std::memcpy(client_nonce_.data(), bytes.data() + sizeof(wire::BuildBytes), kNonceBytes);
     step_ = Step::kProof;
     return joined(nonce_, mac_of(*secret_, "server", client_nonce_, nonce_, {}));
   }
@@ -137,10 +154,7 @@ ClientHandshake::ClientHandshake(const std::string& secret, const Nonce& nonce, 
     : secret_(&secret), nonce_(nonce), intro_(encode(intro)) {}
 
 std::vector<std::byte> ClientHandshake::hello() const {
-  std::vector<std::byte> bytes(kHelloBytes);
-  std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
-  std::memcpy(bytes.data() + kMagic.size(), nonce_.data(), kNonceBytes);
-  return bytes;
+  return joined(wire::encode(wire::this_build()), nonce_);
 }
 
 std::size_t ClientHandshake::wants() const {
@@ -157,9 +171,11 @@ std::vector<std::byte> ClientHandshake::receive(std::span<const std::byte> bytes
   if (step_ == Step::kAnswer) {
     std::memcpy(server_nonce_.data(), bytes.data(), kNonceBytes);
     if (!is_equal(mac_of(*secret_, "server", nonce_, server_nonce_, {}),
-                  bytes.subspan(kNonceBytes)))
+                  bytes.subspan(kNonceBytes))) {
+      require_same_version(bytes);
       throw AuthError(
           "it does not know this job's secret: GRADRING_SECRET differs between the two processes");
+    }
     step_ = Step::kAccept;
     return joined(intro_, mac_of(*secret_, "client", nonce_, server_nonce_, intro_));
   }
@@ -178,7 +194,10 @@ void shake_hands(int fd, const std::string& secret, const Intro& intro, Time dea
     try {
       send_all(fd, client.receive(bytes), deadline);
     } catch (const AuthError& error) {
+      send_some(fd, kNoProof, {});
       throw AuthError(str(peer_text(fd), ": ", error.what()));
+    } catch (const wire::OtherBuild& error) {
+      throw wire::OtherBuild(str(peer_text(fd), ": ", error.what()));
     }
   }
 }

@@ -2,10 +2,13 @@
 // secret before anything else is read (promise P14). HMAC-SHA256 challenge and response in both
 // directions; fresh nonces make a recording useless; the messages have fixed sizes, so a stranger
 // cannot make us allocate.
-//   client: hello  = magic, version, client nonce                                     40 bytes
+//   client: hello  = its build (wire/version.h), client nonce                         40 bytes
 //   server: answer = server nonce, HMAC("server", client nonce, server nonce)         64 bytes
 //   client: proof  = intro, HMAC("client", client nonce, server nonce, intro)         96 bytes
 //   server: accept = HMAC("accept", client nonce, server nonce, intro)                32 bytes
+// A hello of another version of the wire is answered with the server's own build and zeros, as long
+// as the answer, and that is the end. Hello and answer are so long in all versions. A client that
+// finds that the secrets differ sends zeros for its proof, so that the server can say so too.
 // Nothing is encrypted (docs/launchers.md). TLS would wrap the socket below this and leave the
 // handshake as it is.
 #pragma once
@@ -21,6 +24,7 @@
 #include "base/clock.h"
 #include "base/types.h"
 #include "wire/messages.h"
+#include "wire/version.h"
 
 namespace gradring::transport {
 
@@ -33,6 +37,9 @@ enum class Purpose : std::uint8_t {
   kParameters = 5,        // A client of the parameter server: to a shard, or (to -1) with the
   kSharedParameters = 6,  // question who the server is. Shared memory only to a shard.
 };
+
+// For those who do not see the wire itself: builds of one version understand each other.
+inline constexpr std::uint8_t kSpokenVersion = wire::kWireVersion;
 
 // What a connection is for. Covered by the client's proof.
 struct Intro {
@@ -48,9 +55,11 @@ struct Intro {
 inline constexpr std::size_t kIntroBytes = 64;
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMacBytes = 32;
-inline constexpr std::size_t kHelloBytes = 8 + kNonceBytes;
+inline constexpr std::size_t kHelloBytes = sizeof(wire::BuildBytes) + kNonceBytes;
 inline constexpr std::size_t kAnswerBytes = kNonceBytes + kMacBytes;
 inline constexpr std::size_t kProofBytes = kIntroBytes + kMacBytes;
+
+inline constexpr std::array<std::byte, kProofBytes> kNoProof{};
 
 using Nonce = std::array<std::byte, kNonceBytes>;
 using Mac = std::array<std::byte, kMacBytes>;
@@ -65,19 +74,22 @@ class ServerHandshake {
       : secret_(&secret), nonce_(nonce) {}
   ServerHandshake(std::string&& secret, const Nonce& nonce) = delete;  // It would not outlive this.
 
-  // How many bytes it wants next; 0 when finished.
+  // How many bytes it wants next; 0 when finished, or refused.
   std::size_t wants() const;
   // Takes exactly wants() bytes and returns the answer to send. Throws AuthError or ProtocolError:
   // drop the connection.
   std::vector<std::byte> receive(std::span<const std::byte> bytes);
+  // The client's, if it is of another version: once the answer is sent, drop the connection.
+  const std::optional<wire::Build>& other_build() const { return other_build_; }
   const Intro& intro() const { return intro_; }
   bool is_done() const { return step_ == Step::kDone; }
 
  private:
-  enum class Step : std::uint8_t { kHello, kProof, kDone };
+  enum class Step : std::uint8_t { kHello, kProof, kDone, kRefused };
   const std::string* secret_;  // Outlives this: the door owns it.
   Nonce nonce_;
   Nonce client_nonce_{};
+  std::optional<wire::Build> other_build_;
   Intro intro_;
   Step step_ = Step::kHello;
 };
@@ -90,7 +102,8 @@ class ClientHandshake {
 
   std::vector<std::byte> hello() const;  // What to send first.
   std::size_t wants() const;             // 0 when finished.
-  // Takes exactly wants() bytes and returns what to send. Throws AuthError: the secrets differ.
+  // Takes exactly wants() bytes and returns what to send. Throws AuthError: the secrets differ; or
+  // wire::OtherBuild.
   std::vector<std::byte> receive(std::span<const std::byte> bytes);
   bool is_done() const { return step_ == Step::kDone; }
 
@@ -104,7 +117,7 @@ class ClientHandshake {
 };
 
 // The client's half over a socket, blocking until `deadline`. Throws AuthError (the secrets
-// differ), TimedOut, ProtocolError.
+// differ), wire::OtherBuild, TimedOut, ProtocolError.
 void shake_hands(int fd, const std::string& secret, const Intro& intro, Time deadline);
 
 }  // namespace gradring::transport

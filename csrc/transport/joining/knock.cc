@@ -77,7 +77,10 @@ Knock::Outcome Knock::advance() {
       }
     }
   } catch (const AuthError& error) {
+    send_some(fd_.get(), kNoProof, {});
     // Its port has another owner now.
+    return fail(Outcome::kRefused, error.what());
+  } catch (const wire::OtherBuild& error) {
     return fail(Outcome::kRefused, error.what());
   }
 }

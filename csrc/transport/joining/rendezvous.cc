@@ -74,6 +74,11 @@ std::string who_is_missing(const Meeting& meeting) {
              gone.empty() ? "" : ", ", gone);
 }
 
+std::string what_to_do(const Door& door) {
+  if (door.other_build().empty()) return "start the missing ranks, or raise the timeout";
+  return str("a process that may be one of them was refused, ", door.other_build());
+}
+
 // What names the link of a link-local address: "%eth0". Each host has a name of its own for it.
 std::string link_of(const std::string& host) {
   const auto at = host.find('%');
@@ -245,8 +250,7 @@ Meeting host_meeting(const JoinOptions& options) {
     if (Clock::now() >= deadline)
       throw TimedOut(str("rendezvous at ", to_text(address), ": after ",
                          seconds_between(Time{}, Time{options.timeout}), " s ",
-                         who_is_missing(meeting),
-                         "; start the missing ranks, or raise the timeout"));
+                         who_is_missing(meeting), "; ", what_to_do(*meeting.door)));
     std::vector<pollfd> polls;
     meeting.door->add_polls(polls);
     ::poll(polls.data(), polls.size(), 50);
@@ -278,6 +282,10 @@ Fd find_host(const JoinOptions& options, Time deadline) {
                     deadline);
         return fd;
       }
+    } catch (const wire::OtherBuild& error) {
+      throw wire::OtherBuild(str("rank ", options.rank, " and rank 0 at ",
+                                 to_text(options.rendezvous),
+                                 " do not understand each other: ", error.what()));
     } catch (const ProtocolError& error) {
       why = error.what();  // Closed during the handshake: its owner may just be going or coming.
     } catch (const TimedOut&) {

@@ -75,6 +75,12 @@ std::string scope_text(const sockaddr_in6& address) {
   return str('%', name.data());
 }
 
+std::string limit_hint(int error) {
+  if (error == EMFILE) return "; see this process's ulimit -n";
+  if (error == ENFILE) return "; see this host's fs.file-max";
+  return "";
+}
+
 std::string address_problem(int error, const addrinfo& entry) {
   if (error != EINVAL || entry.ai_family != AF_INET6) return errno_text(error);
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(*entry.ai_addr);
@@ -87,8 +93,7 @@ std::string connect_problem(int error, const addrinfo& entry) {
   // What routes of the kinds "blackhole" and "prohibit" say.
   if (error == EACCES || error == EPERM || (error == EINVAL && text == errno_text(EINVAL)))
     text += ", by a route or a firewall rule of this host";
-  if (error == EMFILE || error == ENFILE) text += "; see this process's ulimit -n";
-  return text;
+  return text + limit_hint(error);
 }
 
 std::string why_none_answered(std::span<const TriedAddress> tried) {

@@ -77,8 +77,7 @@ bool wait_for(int fd, short events, Time deadline) {
 }
 
 void check_shortage(const std::string& what, int error) {
-  if (is_shortage(error))
-    throw DeviceError(str(what, ": ", errno_text(error), "; see this process's ulimit -n"));
+  if (is_shortage(error)) throw DeviceError(str(what, ": ", errno_text(error), limit_hint(error)));
 }
 
 // 0, EINPROGRESS or why not.

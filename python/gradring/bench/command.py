@@ -24,7 +24,7 @@ from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
 from gradring.bench.starts import Missing, role_in_group
 from gradring.bench.sweep import Sweep
-from gradring.commands.output_files import require_writable, writing
+from gradring.commands.output_files import require_writable, write_whole, writing
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     role = role_in_group(os.environ)
     options = parse(argv, is_launched=role is not None)
     if role is None or role.rank == 0:  # Who writes them.
-        require_writable(options.json, "--json")
+        require_writable(options.json, "--json", is_replaced=True)
         require_writable(options.plot, "--plot")
     if options.plot is not None:
         plot.require(options.plot)
@@ -139,7 +139,7 @@ def _finish(document: Document, options: Options) -> int:
         table.show(document)
     if options.json not in (None, "-"):
         with writing(str(options.json)) as file:
-            file.write_text(json.dumps(document, indent=1) + "\n")
+            write_whole(file, json.dumps(document, indent=1) + "\n")
     if options.plot is not None:
         with writing(options.plot) as file:
             plot.draw(document, file)

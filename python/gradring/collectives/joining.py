@@ -118,6 +118,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
             secret is empty or blank; the profile is none; this process has joined the same job and
             not closed that communicator.
         AuthError: The secrets differ.
+        ProtocolError: Rank 0's build of Gradring and this one do not understand each other.
         TimedOut: Names the ranks that did not come.
         PeerLost: Rank 0 ended, or gave up, before everybody had come.
     """

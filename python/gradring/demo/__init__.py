@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring.commands.output_files import require_writable, writing
+from gradring.commands.output_files import require_writable, write_whole, writing
 from gradring.commands.own_modules import module_command
 from gradring.demo.clicks import ClickOutcome, train_clicks
 from gradring.demo.digits import load_digits
@@ -82,8 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             if code != 0:
                 return code
             outcomes[name] = _read(out, ranks)
-    code = _report(n, **outcomes, json_path=options.json)
-    return max(code, _report_clicks(train_clicks(options.seed), options.json))
+    code, facts = _report(n, **outcomes)
+    clicks_code, facts["clicks"] = _report_clicks(train_clicks(options.seed))
+    if options.json is not None:
+        with writing(options.json) as file:
+            write_whole(file, json.dumps(facts, indent=2) + "\n")
+    return max(code, clicks_code)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -97,7 +101,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result there")
     options = parser.parse_args(argv)
-    require_writable(options.json, "demo: --json")
+    if str(options.json) == "-":
+        raise InvalidArgument("demo: --json - is no file; the demo itself goes to standard output")
+    require_writable(options.json, "demo: --json", is_replaced=True)
     if not 0 <= options.seed < 1 << 32:
         raise InvalidArgument(f"demo: --seed {options.seed}: not a number from 0 to 2^32 - 1")
     if options.workers < 1 or options.epochs < 1:
@@ -127,8 +133,8 @@ def _read(out: Path, ranks: int) -> Outcome:
 
 
 def _report(
-    n: int, *, whole: Outcome, parts: Outcome, workers: Outcome, json_path: Path | None
-) -> int:
+    n: int, *, whole: Outcome, parts: Outcome, workers: Outcome
+) -> tuple[int, dict[str, Any]]:
     one, many = f"1 process, batches in {n} parts", f"{n} workers"
     print()
     print(f"{'':34}{'test accuracy':>15}{'last loss':>12}{'examples/s':>13}")
@@ -161,12 +167,12 @@ def _report(
     ]
     for text, holds, detail in checks:
         print(f"{'yes' if holds else 'NO ':4} {text}{': ' if detail else ''}{detail}")
-    if json_path is not None:
-        _write(json_path, n, whole, workers, to_parts, to_whole, [holds for _, holds, _ in checks])
-    return 0 if all(holds for _, holds, _ in checks) else 1
+    all_hold = [holds for _, holds, _ in checks]
+    facts = _facts(n, whole, workers, to_parts, to_whole, all_hold)
+    return 0 if all(all_hold) else 1, facts
 
 
-def _report_clicks(outcome: ClickOutcome, json_path: Path | None) -> int:
+def _report_clicks(outcome: ClickOutcome) -> tuple[int, dict[str, Any]]:
     holds = outcome.auc >= outcome.best_auc - AUC_MISSING
     print("\nwho clicks? Embeddings and a network on a parameter server, trained asynchronously:")
     print(
@@ -177,21 +183,16 @@ def _report_clicks(outcome: ClickOutcome, json_path: Path | None) -> int:
         f"{'yes' if holds else 'NO ':4} AUC on new examples is within {AUC_MISSING} of "
         f"{outcome.best_auc:.4f}, what knowing every probability gives: {outcome.auc:.4f}"
     )
-    if json_path is not None:
-        facts = json.loads(json_path.read_text())
-        facts["clicks"] = {**vars(outcome), "holds": holds}
-        with writing(json_path):
-            json_path.write_text(json.dumps(facts, indent=2) + "\n")
-    return 0 if holds else 1
+    return 0 if holds else 1, {**vars(outcome), "holds": holds}
 
 
 def _difference(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
     return float(np.abs(a - b).max())
 
 
-def _write(path: Path, *values: Any) -> None:
+def _facts(*values: Any) -> dict[str, Any]:
     names = ("workers", "whole", "together", "difference_to_parts", "difference_to_whole", "holds")
-    facts = {
+    return {
         name: {
             "accuracy": value.accuracy,
             "examples_per_second": value.rate,
@@ -201,5 +202,3 @@ def _write(path: Path, *values: Any) -> None:
         else value
         for name, value in zip(names, values, strict=True)
     }
-    with writing(path):
-        path.write_text(json.dumps(facts, indent=2) + "\n")

@@ -28,8 +28,8 @@ from typing import Any
 from gradring.launch import processes
 from gradring.launch.numbers import is_server, server_index
 
-# A login shell may print before we do; what comes before this line is not ours.
-GREETING = b"gradring-agent 1\n"
+# What a login shell prints before is not ours. Counted up with every change of what is said after.
+GREETING = b"gradring-agent 2\n"
 
 # kind, number of the process (0 for events), bytes that follow.
 HEADER = struct.Struct(">cII")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from gradring.launch.options import Options
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16
 _FRAME_BYTES_MAX = 1 << 24
+_OTHER_GREETING = re.compile(rb"^gradring-agent \d+$", re.MULTILINE)
 # How often it is asked whether an end is urgent.
 _LOOK_SECONDS = 0.1
 
@@ -57,6 +59,12 @@ class FrameReader:
         self._pending += data
         if not self.has_greeted:
             noise, greeting, rest = self._pending.partition(agent.GREETING)
+            if not greeting and (other := _OTHER_GREETING.search(noise[: noise.rfind(b"\n") + 1])):
+                theirs, here = other[0].decode(), agent.GREETING.decode().strip()
+                raise ProtocolError(
+                    f"another version of Gradring: its agent says '{theirs}', the one here '{here}'"
+                    "; install the same Gradring everywhere"
+                )
             if len(noise) > _NOISE_BYTES_MAX:
                 raise ProtocolError(f"no agent answered, but: {noise[:200]!r}")
             if not greeting:

@@ -250,7 +250,9 @@ def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) ->
     # A rank's output is a pipe; without this Python would hold it back.
     result["PYTHONUNBUFFERED"] = environ.get("PYTHONUNBUFFERED") or "1"
     if sys.stderr.isatty() and "COLUMNS" not in environ:
-        result["COLUMNS"] = str(max(20, os.get_terminal_size(2).columns - len("[999] ")))
+        # A terminal that was never given a size, as many a container's, says 0.
+        columns = os.get_terminal_size(2).columns or 80
+        result["COLUMNS"] = str(max(20, columns - len("[999] ")))
     # Servers that somebody else has started know a secret already.
     is_theirs = bool(environ.get("GRADRING_SERVERS")) and not options.servers
     theirs = environ.get("GRADRING_SECRET", "")

@@ -21,7 +21,8 @@ def build_info() -> Facts:
     Opens NCCL, to ask for its version, but neither the GPU plugin nor a driver.
 
     Returns:
-        Plain values, fit for JSON: ``version``; ``compiler`` of the core; ``cuda`` with
+        Plain values, fit for JSON: ``version``; ``wire``, which is the same wherever two builds
+        understand each other; ``compiler`` of the core; ``cuda`` with
         ``built_for`` (toolkit and architectures, or ``None`` in a build without GPU plugin),
         ``built_why`` (the decision's reason) and ``plugin`` (the plugin's path, ``None`` where
         there is no such file; ``$GRADRING_GPU_PLUGIN`` names another); ``nccl`` with ``version``
@@ -31,6 +32,7 @@ def build_info() -> Facts:
     build = core.gpu_build()
     return {
         "version": core.version,
+        "wire": core.wire_version,
         "compiler": core.compiler,
         "cuda": {
             "built_for": build["built_for"] or None,

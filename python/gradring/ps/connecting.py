@@ -74,6 +74,7 @@ def connect(
         InvalidArgument: There are several ranks but no servers, or an argument makes no sense, such
             as a secret that is empty or blank.
         AuthError: The secrets differ.
+        ProtocolError: A server's build of Gradring and this one do not understand each other.
         Mismatch: The servers are others than were named, or began with different checkpoints; says
             which with which.
         PeerLost: A server could not be reached in time; names its address.

@@ -68,6 +68,13 @@ std::thread good_guest(const House& house, Fd& fd, Rank from) {
   });
 }
 
+std::vector<std::byte> hello_of(const wire::Build& build) {
+  const wire::BuildBytes bytes = wire::encode(build);
+  std::vector<std::byte> hello(bytes.begin(), bytes.end());
+  hello.resize(kHelloBytes);
+  return hello;
+}
+
 Rank admits_one(House& house) {
   Fd fd;
   std::thread guest = good_guest(house, fd, 6);
@@ -146,12 +153,22 @@ TEST_CASE("garbage is hung up on") {
 TEST_CASE("a proof with the wrong secret is hung up on") {
   House house;
   Fd fd = house.call();
-  std::vector<std::byte> hello(kHelloBytes);
-  std::copy_n(reinterpret_cast<const std::byte*>("GRADRNG1"), 8, hello.begin());
+  const std::vector<std::byte> hello = hello_of(wire::this_build());
   send_all(fd.get(), hello, Clock::now() + kPlenty);
   house.door.work(Clock::now());
   send_all(fd.get(), std::vector<std::byte>(kProofBytes), Clock::now() + kPlenty);
   CHECK(house.hangs_up(fd.get(), Clock::now()));
+}
+
+TEST_CASE("who comes with another version is told which one is here, and the door knows of it") {
+  House house;
+  Fd fd = house.call();
+  wire::Build later = wire::this_build();
+  later.wire = 200;
+  send_all(fd.get(), hello_of(later), Clock::now() + kPlenty);
+  CHECK(house.hangs_up(fd.get(), Clock::now()));
+  CHECK(house.door.other_build().find("it speaks version 200 of the wire") != std::string::npos);
+  CHECK(admits_one(house) == 6);
 }
 
 TEST_CASE("who does not finish in time is hung up on") {

@@ -101,15 +101,14 @@ TEST_CASE("both ends with the secret get through, and the server learns what the
   CHECK(server.intro().session == some_intro().session);
 }
 
-TEST_CASE("a client notices a server that does not know the secret, and tells it nothing") {
+TEST_CASE("a client notices a server that does not know the secret, and tells it only that") {
   const Pair pair = socket_pair();
   Client client(pair.client.get(), kSecret);
   ServerHandshake server(kWrongSecret, random_nonce());
   send_all(pair.server.get(), server.receive(recv_exactly(pair.server.get(), server.wants())),
            Clock::now() + kPlenty);
   CHECK_THROWS_AS(client.join(), AuthError);
-  std::byte byte{};
-  CHECK(recv_some(pair.server.get(), std::span(&byte, 1), {}).bytes == 0);
+  CHECK(recv_exactly(pair.server.get(), kProofBytes) == Bytes(kProofBytes));  // No proof.
 }
 
 TEST_CASE("a server refuses a client that does not know the secret") {
@@ -201,6 +200,48 @@ TEST_CASE("garbage and other protocols are refused at the first message") {
   std::copy_n(reinterpret_cast<const std::byte*>("GET / HTTP/1.1"), 14, http.begin());
   ServerHandshake server(kSecret, random_nonce());
   CHECK_THROWS_AS(server.receive(http), ProtocolError);
+}
+
+TEST_CASE("two versions tell each other which they are, and neither gets through") {
+  const Bytes ours = ClientHandshake(kSecret, random_nonce(), some_intro()).hello();
+  Bytes theirs = ours;
+  wire::Build later = wire::this_build();
+  later.wire = 200;
+  std::ranges::copy(wire::encode(later), theirs.begin());
+  // Whether or not they have one secret.
+  for (const std::string& secret : {kSecret, kWrongSecret}) {
+    ServerHandshake server(secret, random_nonce());
+    Bytes answer = server.receive(theirs);
+    CHECK(answer.size() == kAnswerBytes);
+    CHECK(wire::decode_build(answer) == wire::this_build());
+    CHECK(server.other_build() == later);
+    CHECK(server.wants() == 0);
+    CHECK_FALSE(server.is_done());
+
+    std::ranges::copy(wire::encode(later), answer.begin());  // As the other one would say it.
+    ClientHandshake client(kSecret, random_nonce(), some_intro());
+    CHECK_THROWS_WITH_AS(client.receive(answer),
+                         doctest::Contains("it speaks version 200 of the wire (Gradring "),
+                         wire::OtherBuild);
+  }
+}
+
+TEST_CASE("builds of one version talk, whatever their releases") {
+  Bytes hello = ClientHandshake(kSecret, random_nonce(), some_intro()).hello();
+  wire::Build later = wire::this_build();
+  later.release[2] += 1;
+  std::ranges::copy(wire::encode(later), hello.begin());
+  ServerHandshake server(kSecret, random_nonce());
+  server.receive(hello);
+  CHECK(server.wants() == kProofBytes);
+}
+
+TEST_CASE("the first version is named, and gets no answer, which it would not understand") {
+  Bytes hello(kHelloBytes);
+  std::ranges::copy(std::as_bytes(std::span("GRADRNG1")), hello.begin());
+  ServerHandshake server(kSecret, random_nonce());
+  CHECK_THROWS_WITH_AS(server.receive(hello), doctest::Contains("it speaks version 1 of the wire"),
+                       wire::OtherBuild);
 }
 
 TEST_CASE("what a stranger can make the server take in has a fixed size") {

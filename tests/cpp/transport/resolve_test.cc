@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 
 #include <atomic>
+#include <cerrno>
 #include <future>
 #include <thread>
 
@@ -56,6 +57,14 @@ TEST_CASE("numbers need nobody, and a name that is none is told so") {
   const auto nobody = [](const HostPort&) { return AddressList(); };
   CHECK(transport::resolve_by({"no.example", 1}, Clock::now() + kPlenty, why, nobody) == nullptr);
   CHECK(why == "the name 'no.example' does not resolve");
+}
+
+TEST_CASE("who has no descriptors left is told whose limit it is: the process's or the host's") {
+  const AddressList list = transport::resolve({"127.0.0.1", 7}, AI_NUMERICHOST);
+  CHECK(transport::connect_problem(EMFILE, *list) ==
+        "Too many open files; see this process's ulimit -n");
+  CHECK(transport::connect_problem(ENFILE, *list) ==
+        "Too many open files in system; see this host's fs.file-max");
 }
 
 }  // namespace

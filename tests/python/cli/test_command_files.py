@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import gradring as gr
+from gradring.bench import command as bench_command
 from gradring.cli import main
 from gradring.commands import output_files
 from gradring.commands.output_files import write_whole
@@ -50,9 +53,9 @@ def test_a_profile_goes_through_a_pipe_that_stays_one(tmp_path: Path) -> None:
     assert cost_profile.load(tmp_path / "copy.json") == PROFILE
 
 
-def test_a_file_that_fails_half_way_stays_what_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file that holds "before", on a disk that is full from now on."""
     file = tmp_path / "kept.json"
     file.write_text("before")
 
@@ -61,10 +64,24 @@ def test_a_file_that_fails_half_way_stays_what_it_was(
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_text", write_half)
+    return file
+
+
+def test_a_file_that_fails_half_way_stays_what_it_was(kept: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
-        write_whole(file, "twice as much")
-    assert file.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [file]
+        write_whole(kept, "twice as much")
+    assert kept.read_text() == "before"
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_what_an_earlier_bench_has_written_outlives_a_full_disk(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_command.table, "show", lambda _: None)
+    options: Any = SimpleNamespace(json=str(kept), plot=None)
+    with pytest.raises(output_files.CannotWrite, match=r"kept\.json: No space left"):
+        bench_command._finish({"operations": []}, options)
+    assert kept.read_text() == "before"
 
 
 def test_a_profile_that_could_not_be_replaced_is_told_of_before_anything_is_measured(

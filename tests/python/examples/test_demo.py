@@ -49,8 +49,17 @@ def test_three_workers_with_an_uneven_tail_equal_one_process_up_to_rounding(tmp_
     assert json.loads(path.read_text())["difference_to_whole"] < 1e-10
 
 
+def test_the_result_may_go_into_a_pipe() -> None:
+    result = run_demo("--epochs", "1", "--json", "/dev/stdout")
+    facts = json.loads(result.stdout[result.stdout.index("{\n") :])
+    assert len(facts["holds"]) == 4
+    assert facts["clicks"]["holds"] is True
+
+
 def test_options_that_make_no_sense_are_refused_before_anything_starts() -> None:
-    for arguments in (["--global-batch", "33"], ["--workers", "0"], ["--epochs", "0"]):
+    for arguments in (
+        ["--global-batch", "33"], ["--workers", "0"], ["--epochs", "0"], ["--json", "-"],
+    ):  # fmt: skip
         result = run_demo(*arguments)
         assert (result.returncode, result.stdout) == (2, "")
         assert "gradring: demo:" in result.stderr
@@ -75,22 +84,20 @@ A, B, NEAR, FAR = [1.0, 2.0], [1.0, 2.0], [1.0, 2.0 + 1e-9], [1.0, 2.1]
     ],
 )
 def test_each_promise_decides_the_exit_code(
-    tmp_path: Path, whole: Outcome, parts: Outcome, workers: Outcome, holds: list[bool]
+    whole: Outcome, parts: Outcome, workers: Outcome, holds: list[bool]
 ) -> None:
-    path = tmp_path / "result.json"
-    code = demo._report(2, whole=whole, parts=parts, workers=workers, json_path=path)
+    code, facts = demo._report(2, whole=whole, parts=parts, workers=workers)
     assert code == (0 if all(holds) else 1)
-    assert json.loads(path.read_text())["holds"] == holds
+    assert facts["holds"] == holds
 
 
 @pytest.mark.parametrize(("auc", "code"), [(0.83, 0), (0.81, 1)])
 def test_clicks_foretold_too_badly_are_an_exit_code(
-    auc: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    auc: float, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "result.json"
-    path.write_text("{}")
-    assert demo._report_clicks(ClickOutcome(auc, 0.85, 1e5, 10, 1), path) == code
-    assert json.loads(path.read_text())["clicks"]["holds"] == (code == 0)
+    found, facts = demo._report_clicks(ClickOutcome(auc, 0.85, 1e5, 10, 1))
+    assert found == code
+    assert facts["holds"] == (code == 0)
     assert ("NO " if code else "yes") in capsys.readouterr().out
 
 

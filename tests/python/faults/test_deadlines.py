@@ -173,6 +173,19 @@ def test_a_message_that_has_no_partner_times_out_and_says_who_how_far_and_which_
     assert (re.search(r"; 0 of", text) is None) == (operation == "send"), text
 
 
+def test_a_part_that_its_sender_does_not_know_of_times_out_and_says_that_counts_may_differ(
+    fresh_world: FreshWorld, transport: str
+) -> None:
+    def call(comm: Any) -> None:
+        sent = [1, 0] if comm.rank == 0 else [1, 1]
+        comm.all_to_all(np.ones(sum(sent)), send_counts=sent, recv_counts=[1, 1], timeout=0.3)
+
+    errors = fresh_world(2, transport).errors(call)
+    assert type(errors[1]) is gr.TimedOut
+    assert "0 of 8 bytes received" in str(errors[1])
+    assert "may have a count of 0 for rank 1 in its send_counts" in str(errors[1])
+
+
 def test_progress_however_slow_is_not_a_timeout(fresh_world: FreshWorld, transport: str) -> None:
     # Many operations in a row take longer than the timeout; none of them waits that long.
     def call(comm: Any) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gradring import _core
 from rank_job import Job, RankProcess, StartJob
 from thread_ranks import TRANSPORTS
 
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.parametrize("transport", TRANSPORTS),
 ]
 
-MAGIC = b"GRADRNG1"
+MAGIC = b"GRAD" + bytes([_core.wire_version, 0, 1, 0])
 REDUCE_OFTEN = """
 say("running")
 for turn in range(200):

@@ -86,6 +86,15 @@ def test_bytes_of_no_agent_are_refused(stream: bytes) -> None:
         list(FrameReader().feed(stream))
 
 
+@pytest.mark.parametrize("cut", [1, 7, 100])
+def test_an_agent_of_another_version_is_told_as_such(cut: int) -> None:
+    stream = b"Welcome!\ngradring-agent 17\n" + agent.HEADER.pack(b"j", 0, 2) + b"{}"
+    pieces = [stream[i : i + cut] for i in range(0, len(stream), cut)]
+    reader = FrameReader()
+    with pytest.raises(ProtocolError, match=r"says 'gradring-agent 17', the one here 'gradring-"):
+        _ = [frame for piece in pieces for frame in reader.feed(piece)]
+
+
 def run_in_terminal(program: str, tmp_path: Path, *awaited: str, **environ: str) -> str:
     """Run two ranks with a terminal for standard output and error; return all that was drawn.
 
@@ -172,7 +181,7 @@ def test_no_color_is_respected_and_a_dumb_terminal_gets_lines_only(tmp_path: Pat
 def test_ranks_are_told_the_width_that_is_left_beside_the_prefix(tmp_path: Path) -> None:
     program = "import os; print(os.environ['COLUMNS'])"
     drawn = run_in_terminal(program, tmp_path)
-    assert "\x1b[0m 20" in drawn  # A new terminal says 0 columns; less than 20 is no width.
+    assert "\x1b[0m 74" in drawn  # A new terminal says 0 columns, which is taken for 80.
 
 
 def test_what_ssh_complains_is_told_by_whole_lines() -> None:

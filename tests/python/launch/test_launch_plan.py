@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import os
 import pwd
 import signal
 import socket
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.launch import agent
+from gradring.launch import agent, job
 from gradring.launch.hosts import place, read_hosts
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
@@ -115,6 +118,37 @@ def test_ranks_share_the_cores_of_a_machine_that_has_several_names(tmp_path: Pat
     plan = plan_of(tmp_path, "\n".join(names), rendezvous="10.0.0.1:0")
     starts = [plan.start_of(host, {}) for host in plan.hosts]
     assert [start["share"] for start in starts] == [(0, 4), (0, 3), (2, 4), (3, 4), (1, 3)]
+
+
+def words_of(module: ModuleType, method: str) -> set[str]:
+    """Names of what each call of `method` in a module's source says."""
+    nodes = ast.walk(ast.parse(inspect.getsource(module)))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return {
+        " ".join(word.arg or "..." for word in call.keywords)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == method
+    }
+
+
+def test_what_launcher_and_agents_say_changes_only_with_the_greeting(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, count=1)
+    said = (
+        agent.GREETING,
+        words_of(job, "send"),
+        " ".join(plan.start_of(plan.hosts[0], {})),
+        words_of(agent, "_tell"),
+    )
+    # Where they change, count the greeting up: another host's agent may be of another build.
+    assert said == (
+        b"gradring-agent 2\n",
+        {"do number host port", "do ... grace bind", "do number", "do signal servers"},
+        "ranks share servers argv server_argv cwd programs environ",
+        {
+            "event text", "event number port", "event pids threads", "event number status",
+            "event left",
+        },
+    )  # fmt: skip
 
 
 def test_an_ipv6_address_in_brackets_is_given_to_ssh_without_them(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: S
         assert table.pull([1])[0, 0] in (1, 2)  # Once or not at all.
 
 
-def test_who_hangs_up_on_a_server_is_told_with_the_harmless_reason_too(
+def test_who_hangs_up_on_a_server_is_told_with_the_harmless_reason_alone(
     serve: Serve, capfd: pytest.CaptureFixture[str]
 ) -> None:
     process, address = serve()
@@ -274,8 +274,8 @@ def test_who_hangs_up_on_a_server_is_told_with_the_harmless_reason_too(
         assert len(ps.stats()) == 1
         while process.poll() is None and "refused" not in (said := capfd.readouterr().err):
             assert len(ps.stats()) == 1
-    assert "waited too long for an answer" in said
-    assert "GRADRING_SECRET" in said
+    assert "it ended or was interrupted, or it waited too long for an answer" in said
+    assert "secret" not in said.lower()
 
 
 def test_ctrl_c_ends_a_wait(serve: Serve) -> None:

@@ -24,7 +24,7 @@ from waiting import freeze, readable
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 PATIENCE = 60.0  # For what should happen at once, on a machine that may be busy.
-ASKED_BY_ANOTHER_JOB = "a connection from a local process: it closed the connection during the "
+ASKED_BY_ANOTHER_JOB = "a connection from a local process: it does not know this job's secret"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from gradring.bench.kernels import codecs, cupy_peers, report, rows, streaming, torch_peers
 from gradring.bench.kernels.measure import Bench, Case
 from gradring.bench.kernels.options import Options, parse
-from gradring.commands.output_files import require_writable, writing
+from gradring.commands.output_files import require_writable, write_whole, writing
 from gradring.errors import DeviceError
 
 _GROUPS: tuple[Callable[[Bench, Options], list[Case]], ...] = (
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
         InvalidArgument: The command line makes no sense.
     """
     options = parse(argv)
-    require_writable(options.json, "--json")
+    require_writable(options.json, "--json", is_replaced=True)
     try:
         document = _measure(options, argv)
     except DeviceError as error:
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         report.show(document)
     if options.json not in (None, "-"):
         with writing(str(options.json)) as file:
-            file.write_text(json.dumps(document, indent=1) + "\n")
+            write_whole(file, json.dumps(document, indent=1) + "\n")
     return 1 if any("failed" in row for row in document["kernels"]) else 0
 
 

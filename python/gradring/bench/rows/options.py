@@ -72,7 +72,7 @@ def parse(argv: Sequence[str]) -> Options:
         raise InvalidArgument(f"--rounds {given.rounds}: fewer than {MIN_ROUNDS} say little")
     if not is_timeout(given.seconds) or not 0 <= given.zipf < math.inf:
         raise InvalidArgument("--seconds must be positive, --zipf not negative, both finite")
-    require_writable(given.json, "--json")
+    require_writable(given.json, "--json", is_replaced=True)
     require_writable(given.plot, "--plot")
     return Options(
         operations=tuple(dict.fromkeys(given.operations)),
