@@ -120,6 +120,20 @@ std::string objection(const JoinOptions& options, const wire::Join& join, const 
   return "";
 }
 
+// A rank that joined and gave up or died before everybody was there may come again.
+void forget_dead(Meeting& meeting) {
+  for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
+    std::byte byte{};
+    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
+      ++control;
+      continue;
+    }
+    meeting.members[static_cast<std::size_t>(control->first)] = {};
+    meeting.departed.push_back(static_cast<std::size_t>(control->first));
+    control = meeting.controls.erase(control);
+  }
+}
+
 void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
   if (arrival.intro.purpose == Purpose::kInspect) return;  // Nothing has happened yet.
   if (arrival.intro.purpose != Purpose::kControl) {
@@ -133,6 +147,8 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     const wire::Message message = recv_frame(arrival.fd.get(), deadline);
     const auto* join = std::get_if<wire::Join>(&message);
     if (join == nullptr) throw ProtocolError("expected a join");
+    // One that has given up and comes again at once was there at the last look.
+    if (meeting.controls.contains(join->member.rank)) forget_dead(meeting);
     const HostPort here = local_address(arrival.fd.get());
     const std::string reason = objection(options, *join, meeting, here);
     if (!reason.empty()) {
@@ -149,20 +165,6 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     meeting.controls[join->member.rank] = std::move(arrival.fd);
   } catch (const Error& error) {
     log_warning(options.rank, str("a rank did not join properly: ", error.what()));
-  }
-}
-
-// A rank that joined and died before everybody was there may come again.
-void forget_dead(Meeting& meeting) {
-  for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
-    std::byte byte{};
-    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
-      ++control;
-      continue;
-    }
-    meeting.members[static_cast<std::size_t>(control->first)] = {};
-    meeting.departed.push_back(static_cast<std::size_t>(control->first));
-    control = meeting.controls.erase(control);
   }
 }
 
