@@ -297,7 +297,15 @@ Fd find_host(const JoinOptions& options, Time deadline) {
 
 wire::Message hear_of_others(const JoinOptions& options, int control, Time deadline) {
   try {
+    while (!wait_readable(control, std::min(deadline, Clock::now() + Millis{100})) &&
+           Clock::now() < deadline)
+      check_interrupt(options);
     return recv_frame(control, deadline);
+  } catch (const TimedOut&) {  // Also in the middle of what rank 0 says.
+    throw TimedOut(str("rank ", options.rank, ": joined at ", to_text(options.rendezvous),
+                       ", but some other ranks did not come within ",
+                       seconds_between(Time{}, Time{options.timeout}),
+                       " s; rank 0's error names them"));
   } catch (const ProtocolError&) {
     throw PeerLost(0, str("rank 0 at ", to_text(options.rendezvous),
                           " ended, or gave up, before all ranks had joined; its log says why"));
@@ -316,15 +324,6 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   send_frame(control.get(),
              wire::Join{static_cast<std::uint32_t>(options.world_size), self, options.mode},
              deadline);
-
-  while (!wait_readable(control.get(), std::min(deadline, Clock::now() + Millis{100}))) {
-    check_interrupt(options);
-    if (Clock::now() >= deadline)
-      throw TimedOut(str("rank ", options.rank, ": joined at ", to_text(options.rendezvous),
-                         ", but some other ranks did not come within ",
-                         seconds_between(Time{}, Time{options.timeout}),
-                         " s; rank 0's error names them"));
-  }
   const wire::Message message = hear_of_others(options, control.get(), deadline);
   if (const auto* refused = std::get_if<wire::Refused>(&message)) {
     if (!refused->may_come_again) throw InvalidArgument(refused->text);

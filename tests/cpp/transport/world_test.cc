@@ -5,7 +5,10 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <span>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "support/run_ranks.h"
@@ -132,6 +135,35 @@ TEST_CASE("a rank is told so where something takes its connection and says nothi
     CHECK(contains(text, transport::to_text(options[1].rendezvous)));
     CHECK(contains(text, "says nothing; is rank 0 started"));
   }
+}
+
+TEST_CASE("a rank whose time is over while rank 0 answers is told so as any other") {
+  const std::vector<JoinOptions> options = options_for({.ranks = 2, .timeout = Millis{300}});
+  std::atomic<bool> is_over{false};
+  const auto errors = run_threads(2, [&](int rank) {
+    if (rank == 1) {
+      try {
+        World::join(options[1]);
+      } catch (...) {
+        is_over = true;
+        throw;
+      }
+      return;
+    }
+    transport::Door door(transport::adopt_listener(options[0].listen_fd), transport::Fd(),
+                         options[0].secret, 0);
+    std::vector<transport::Arrival> arrivals;
+    while (!is_over && arrivals.empty()) arrivals = door.work(Clock::now());
+    REQUIRE(arrivals.size() == 1);
+    const std::uint32_t length = 100;  // And nothing behind it.
+    transport::send_all(arrivals[0].fd.get(), std::as_bytes(std::span(&length, 1)),
+                        Clock::now() + Millis{300});
+    while (!is_over) std::this_thread::yield();
+  });
+  CHECK(text_of(errors[0]) == "");
+  REQUIRE(errors[1]);
+  CHECK_THROWS_AS(std::rethrow_exception(errors[1]), TimedOut);
+  CHECK(contains(text_of(errors[1]), "rank 1: joined at "));
 }
 
 TEST_CASE("a rank with another world size is refused and told both sizes") {
