@@ -1,6 +1,7 @@
 #include "transport/joining/rendezvous.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <optional>
@@ -262,11 +263,7 @@ Meeting host_meeting(const JoinOptions& options) {
   }
   give_outward_addresses(meeting);
   give_hosts_one_path(meeting);
-  // Encoded once: it is as long as there are ranks to send it to.
-  const std::vector<std::byte> welcome =
-      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
-  for (const auto& [rank, control] : meeting.controls)
-    send_payload(control.get(), welcome, deadline + options.timeout);
+  welcome(meeting, deadline + options.timeout);
   return meeting;
 }
 
@@ -360,6 +357,20 @@ Meeting join_meeting(const JoinOptions& options) {
 }
 
 }  // namespace
+
+void welcome(const Meeting& meeting, Time deadline) {
+  // Encoded once: it is as long as there are ranks to send it to.
+  const std::vector<std::byte> payload =
+      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
+  for (const auto& [rank, control] : meeting.controls) {
+    try {
+      send_payload(control.get(), payload, deadline);
+    } catch (const Error&) {
+      // Others are in the world already, and hear of it as of any rank that is lost.
+      ::shutdown(control.get(), SHUT_RDWR);
+    }
+  }
+}
 
 Meeting meet(const JoinOptions& options) {
   return options.rank == 0 ? host_meeting(options) : join_meeting(options);

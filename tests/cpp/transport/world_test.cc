@@ -3,7 +3,9 @@
 #include "transport/world.h"
 
 #include <doctest/doctest.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <span>
 #include <string>
@@ -164,6 +166,24 @@ TEST_CASE("a rank whose time is over while rank 0 answers is told so as any othe
   REQUIRE(errors[1]);
   CHECK_THROWS_AS(std::rethrow_exception(errors[1]), TimedOut);
   CHECK(contains(text_of(errors[1]), "rank 1: joined at "));
+}
+
+TEST_CASE("a rank that gives up while all are welcomed keeps nobody else out") {
+  transport::Meeting meeting;
+  meeting.members.resize(3);
+  std::array<transport::Fd, 3> theirs;
+  for (const Rank rank : {1, 2}) {
+    std::array<int, 2> ends{};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
+    meeting.controls.emplace(rank, transport::Fd(ends[0]));
+    theirs[static_cast<std::size_t>(rank)] = transport::Fd(ends[1]);
+  }
+  theirs[1].reset();
+  const Time deadline = Clock::now() + Millis{20'000};
+  transport::welcome(meeting, deadline);
+  const wire::Message heard = transport::recv_frame(theirs[2].get(), deadline);
+  CHECK(std::get_if<wire::Welcome>(&heard) != nullptr);
+  CHECK(transport::has_hung_up(meeting.controls.at(1).get()));  // What the monitor will see.
 }
 
 TEST_CASE("a rank with another world size is refused and told both sizes") {
