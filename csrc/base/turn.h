@@ -11,14 +11,15 @@
 #include <mutex>
 #include <thread>
 
+#include "base/config.h"
+
 namespace gradring {
 
 class Turn {
  public:
   void lock() {
-    std::unique_lock guard(mutex_);
-    freed_.wait(guard, [&] { return !is_taken_; });
-    take();
+    while (!try_lock_for(limits::kSleepSlice)) {
+    }
   }
   bool try_lock() {
     const std::lock_guard guard(mutex_);

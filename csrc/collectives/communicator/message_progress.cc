@@ -14,6 +14,30 @@ std::uint64_t PointToPoint::moved(const Peer& peer, const Transfer& transfer) {
   return is_next ? peer.sent - std::min<std::uint64_t>(peer.sent, wire::kOpHeaderBytes) : 0;
 }
 
+// What grows while a transfer moves on, or what comes before it: of its peer, in its direction; of
+// a recv from anyone of all peers.
+std::uint64_t PointToPoint::bytes_towards(const Transfer& transfer) const {
+  const auto pulled = [](const Peer& peer) {
+    return peer.pulled_bytes.load(std::memory_order_relaxed);
+  };
+  if (transfer.asked_peer != kAnyPeer) {
+    const Peer& peer = peers_[static_cast<std::size_t>(transfer.asked_peer)];
+    return transfer.is_recv ? pulled(peer) : peer.pushed_bytes.load(std::memory_order_relaxed);
+  }
+  std::uint64_t bytes = 0;
+  for (const Peer& peer : peers_) bytes += pulled(peer);
+  return bytes;
+}
+
+void PointToPoint::note_pushed(Peer& peer, std::size_t bytes) {
+  peer.pushed_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  pushed_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void PointToPoint::note_pulled(Peer& peer, std::size_t bytes) {
+  peer.pulled_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 // One that is under way: an error of the background thread is told in its name.
 std::shared_ptr<const Transfer> PointToPoint::oldest() const {
   std::shared_ptr<const Transfer> found;

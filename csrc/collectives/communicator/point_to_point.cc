@@ -55,6 +55,7 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
     if (in_background && !thread_.joinable() && !is_stopping_)
       thread_ = start_thread("messages", [this] { run_background(); });
     posted_.push_back(transfer);
+    transfer->asked_peer = transfer->peer;
     transfer->record = logbook_->messages.begin(transfer->call, 0);
     if (transfer->record != nullptr) {
       transfer->record->stamp();
@@ -73,15 +74,15 @@ void PointToPoint::start(const std::shared_ptr<Transfer>& transfer, bool in_back
   group_->wake();  // Whoever drives may be asleep and has to look at the new transfer.
 }
 
-std::uint64_t PointToPoint::moved_bytes() const {
-  return pushed_bytes_.load(std::memory_order_relaxed) +
-         pulled_bytes_.load(std::memory_order_relaxed);
-}
-
 void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeout,
                         bool interruptible) {
   transport::Idle idle(*group_, timeout, interruptible);
-  std::uint64_t seen_bytes = moved_bytes();
+  std::uint64_t seen = bytes_towards(*transfer);
+  // Of this one: whatever else goes on, its time does not begin anew.
+  const auto has_moved = [&] {
+    const std::uint64_t bytes = bytes_towards(*transfer);
+    return bytes != std::exchange(seen, bytes);
+  };
   while (!is_done(*transfer)) {
     std::unique_lock seat(drive_, std::try_to_lock);
     try {
@@ -91,20 +92,22 @@ void PointToPoint::wait(const std::shared_ptr<Transfer>& transfer, Millis timeou
         changed_.wait_for(lock, Millis{5}, [&] { return is_done(*transfer); });
         if (is_done(*transfer)) break;
         lock.unlock();
-        // Who has the seat moves everybody's messages.
-        if (std::exchange(seen_bytes, moved_bytes()) != seen_bytes) idle.reset();
+        if (has_moved()) idle.reset();
         idle.check();
         if (interruptible) transport::run_interrupt_check();
         continue;
       }
       mesh_.set_timeout(timeout);
       while (!is_done(*transfer)) {
-        if (drive_once()) {
+        const bool moves_any = drive_once();
+        if (has_moved()) {
           idle.reset();
-          continue;
+        } else if (!is_done(*transfer) && moves_any) {
+          idle.note_other_progress();
+        } else if (!is_done(*transfer)) {
+          collect_interests();
+          idle.on_links(interests_);
         }
-        collect_interests();
-        idle.on_links(interests_);
       }
     } catch (...) {
       const Failure failure = give_up(*transfer, std::current_exception(), timeout, seat);
@@ -241,7 +244,7 @@ bool PointToPoint::push(Rank rank, Peer& peer) {
   if (io.closed || (io.bytes == 0 && (peer.is_closed || has_left(rank))))
     throw LinkClosed{rank, false, of_body, transfer.bytes};
   peer.sent += io.bytes;
-  pushed_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
+  note_pushed(peer, io.bytes);
   if (transfer.record != nullptr && peer.sent >= wire::kOpHeaderBytes)
     transfer.record->set_moved(peer.sent - wire::kOpHeaderBytes, 0);
   if (peer.sent == wire::kOpHeaderBytes + transfer.bytes) {
@@ -269,7 +272,7 @@ bool PointToPoint::pull(Rank rank, Peer& peer) {
   const transport::Io io =
       link->recv_some({}, std::span(data + peer.received, std::min(left, kMessageTurnBytes)));
   peer.received += io.bytes;
-  pulled_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
+  note_pulled(peer, io.bytes);
   if (peer.target && peer.target->record != nullptr)
     peer.target->record->set_moved(0, peer.received);
   if (peer.received == peer.arriving.bytes)
@@ -301,7 +304,7 @@ bool PointToPoint::pull_header(Rank rank, Peer& peer, transport::Link& link) {
   const transport::Io io =
       link.recv_some(std::span(peer.in_header).subspan(peer.in_header_bytes), {});
   peer.in_header_bytes += io.bytes;
-  pulled_bytes_.fetch_add(io.bytes, std::memory_order_relaxed);
+  note_pulled(peer, io.bytes);
   if (io.closed) peer.is_closed = true;
   if (peer.in_header_bytes < wire::kOpHeaderBytes) return io.bytes > 0;
   peer.arriving = wire::decode_op_header(peer.in_header);

@@ -38,6 +38,7 @@ struct Transfer {
   std::uint64_t bytes = 0;
   const Packed* unpacked_to = nullptr;  // Of a recv whose `data` stands for something else.
   std::uint64_t nth = 0;                // Order of posting. Under the driver's seat.
+  Rank asked_peer = kAnyPeer;           // `peer` as it was when it started.
 
   // Guarded by PointToPoint::mutex_.
   OperationRing::Slot* record = nullptr;
@@ -92,6 +93,9 @@ class PointToPoint {
     std::uint64_t received = 0;        // Bytes of the payload.
     bool is_closed = false;
     Time asked_again{};  // Before that a recv from anyone does without it.
+    // All bytes, of headers too. Counted under the seat, read by whoever waits: relaxed.
+    std::atomic<std::uint64_t> pushed_bytes{0};
+    std::atomic<std::uint64_t> pulled_bytes{0};
   };
 
   void take_posted();
@@ -125,7 +129,9 @@ class PointToPoint {
   std::string describe_wait(const Transfer& transfer) const;
   void collect_interests();
   bool has_active() const;
-  std::uint64_t moved_bytes() const;
+  std::uint64_t bytes_towards(const Transfer& transfer) const;
+  void note_pushed(Peer& peer, std::size_t bytes);
+  static void note_pulled(Peer& peer, std::size_t bytes);
   bool linger_a_moment();
   void run_background();
 
@@ -141,9 +147,7 @@ class PointToPoint {
   std::uint64_t posted_count_ = 0;
   std::vector<transport::Interest> interests_;
 
-  // By sends, and by receives; headers too. Counted under the seat.
-  std::atomic<std::uint64_t> pushed_bytes_{0};
-  std::atomic<std::uint64_t> pulled_bytes_{0};
+  std::atomic<std::uint64_t> pushed_bytes_{0};  // To all peers.
 
   mutable std::mutex mutex_;  // Guards posted_, flags of transfers and the background thread's.
   std::condition_variable changed_;

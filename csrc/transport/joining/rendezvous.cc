@@ -1,6 +1,7 @@
 #include "transport/joining/rendezvous.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <optional>
@@ -125,6 +126,20 @@ std::string objection(const JoinOptions& options, const wire::Join& join, const 
   return "";
 }
 
+// A rank that joined and gave up or died before everybody was there may come again.
+void forget_dead(Meeting& meeting) {
+  for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
+    std::byte byte{};
+    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
+      ++control;
+      continue;
+    }
+    meeting.members[static_cast<std::size_t>(control->first)] = {};
+    meeting.departed.push_back(static_cast<std::size_t>(control->first));
+    control = meeting.controls.erase(control);
+  }
+}
+
 void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
   if (arrival.intro.purpose == Purpose::kInspect) return;  // Nothing has happened yet.
   if (arrival.intro.purpose != Purpose::kControl) {
@@ -138,6 +153,8 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     const wire::Message message = recv_frame(arrival.fd.get(), deadline);
     const auto* join = std::get_if<wire::Join>(&message);
     if (join == nullptr) throw ProtocolError("expected a join");
+    // One that has given up and comes again at once was there at the last look.
+    if (meeting.controls.contains(join->member.rank)) forget_dead(meeting);
     const HostPort here = local_address(arrival.fd.get());
     const std::string reason = objection(options, *join, meeting, here);
     if (!reason.empty()) {
@@ -154,20 +171,6 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     meeting.controls[join->member.rank] = std::move(arrival.fd);
   } catch (const Error& error) {
     log_warning(options.rank, str("a rank did not join properly: ", error.what()));
-  }
-}
-
-// A rank that joined and died before everybody was there may come again.
-void forget_dead(Meeting& meeting) {
-  for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
-    std::byte byte{};
-    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
-      ++control;
-      continue;
-    }
-    meeting.members[static_cast<std::size_t>(control->first)] = {};
-    meeting.departed.push_back(static_cast<std::size_t>(control->first));
-    control = meeting.controls.erase(control);
   }
 }
 
@@ -264,11 +267,7 @@ Meeting host_meeting(const JoinOptions& options) {
   }
   give_outward_addresses(meeting);
   give_hosts_one_path(meeting);
-  // Encoded once: it is as long as there are ranks to send it to.
-  const std::vector<std::byte> welcome =
-      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
-  for (const auto& [rank, control] : meeting.controls)
-    send_payload(control.get(), welcome, deadline + options.timeout);
+  welcome(meeting, deadline + options.timeout);
   return meeting;
 }
 
@@ -303,7 +302,15 @@ Fd find_host(const JoinOptions& options, Time deadline) {
 
 wire::Message hear_of_others(const JoinOptions& options, int control, Time deadline) {
   try {
+    while (!wait_readable(control, std::min(deadline, Clock::now() + Millis{100})) &&
+           Clock::now() < deadline)
+      check_interrupt(options);
     return recv_frame(control, deadline);
+  } catch (const TimedOut&) {  // Also in the middle of what rank 0 says.
+    throw TimedOut(str("rank ", options.rank, ": joined at ", to_text(options.rendezvous),
+                       ", but some other ranks did not come within ",
+                       seconds_between(Time{}, Time{options.timeout}),
+                       " s; rank 0's error names them"));
   } catch (const ProtocolError&) {
     throw PeerLost(0, str("rank 0 at ", to_text(options.rendezvous),
                           " ended, or gave up, before all ranks had joined; its log says why"));
@@ -322,15 +329,6 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   send_frame(control.get(),
              wire::Join{static_cast<std::uint32_t>(options.world_size), self, options.mode},
              deadline);
-
-  while (!wait_readable(control.get(), std::min(deadline, Clock::now() + Millis{100}))) {
-    check_interrupt(options);
-    if (Clock::now() >= deadline)
-      throw TimedOut(str("rank ", options.rank, ": joined at ", to_text(options.rendezvous),
-                         ", but some other ranks did not come within ",
-                         seconds_between(Time{}, Time{options.timeout}),
-                         " s; rank 0's error names them"));
-  }
   const wire::Message message = hear_of_others(options, control.get(), deadline);
   if (const auto* refused = std::get_if<wire::Refused>(&message)) {
     if (!refused->may_come_again) throw InvalidArgument(refused->text);
@@ -367,6 +365,20 @@ Meeting join_meeting(const JoinOptions& options) {
 }
 
 }  // namespace
+
+void welcome(const Meeting& meeting, Time deadline) {
+  // Encoded once: it is as long as there are ranks to send it to.
+  const std::vector<std::byte> payload =
+      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
+  for (const auto& [rank, control] : meeting.controls) {
+    try {
+      send_payload(control.get(), payload, deadline);
+    } catch (const Error&) {
+      // Others are in the world already, and hear of it as of any rank that is lost.
+      ::shutdown(control.get(), SHUT_RDWR);
+    }
+  }
+}
 
 Meeting meet(const JoinOptions& options) {
   return options.rank == 0 ? host_meeting(options) : join_meeting(options);

@@ -49,6 +49,9 @@ struct Meeting {
 };
 
 Meeting meet(const JoinOptions& options);
+// Rank 0's last word in there: tells all others who is there. The connection of one that has given
+// up or died since, or does not read, ends.
+void welcome(const Meeting& meeting, Time deadline);
 
 // One control frame, whole, before `deadline`.
 void send_frame(int fd, const wire::Message& message, Time deadline);

@@ -56,6 +56,13 @@ class Idle {
     if (call_ != nullptr) group_.note_progress();
   }
 
+  // Something moved that this operation does not wait for: the next wait starts with yields again,
+  // and its deadline stays. Throws as the waits do.
+  void note_other_progress() {
+    check();
+    yields_ = 0;
+  }
+
   // Waits a little. Throws the group's failure, DeadlinePassed or Interrupted.
   void on_links(std::span<const Interest> interests);
   // Waits a little for *word to differ from `seen`; the writer calls wake_word if `sleepers` is not

@@ -118,6 +118,8 @@ class Membership {
   void settle_shrinks(Actions& actions);
   bool is_still_in(std::uint64_t communicator, Rank rank) const;
   std::vector<Rank> who_has_not_asked(std::uint64_t communicator, const Shrink& shrink) const;
+  wire::ShrinkWait who_is_awaited(std::uint64_t communicator, const Shrink& shrink) const;
+  void tell_of_shrink(const wire::ShrinkWait& wait, Rank to, Actions& actions);
   void tell_of_shrinks(Actions& actions);
   void settle(const wire::ShrinkReply& reply, Actions& actions);
   void hear_left(const wire::Left& left, Rank from, Actions& actions);

@@ -74,16 +74,22 @@ void Membership::check_members(Actions& actions) {
   }
 }
 
+// By what they told last. Where the one that has given up had not begun it by then either, that is
+// older than the operation and says nothing.
 std::string Membership::who_is_not_in(const wire::Abort& abort) const {
   std::string missing;
+  bool has_begun = false;
   for (Rank rank = 0; rank < settings_.world_size; ++rank) {
     if (!is_alive(rank)) continue;
-    for (const wire::CallState& state : peers_[static_cast<std::size_t>(rank)].calls)
-      if (state.communicator == abort.communicator && state.seq < abort.seq)
-        missing += str(missing.empty() ? "" : ", ", rank);
+    for (const wire::CallState& state : peers_[static_cast<std::size_t>(rank)].calls) {
+      if (state.communicator != abort.communicator) continue;
+      if (rank == abort.origin) has_begun = state.seq >= abort.seq;
+      if (state.seq < abort.seq) missing += str(missing.empty() ? "" : ", ", rank);
+    }
   }
-  return missing.empty() ? ""
-                         : str("; not in this operation at the last heartbeat: rank ", missing);
+  return missing.empty() || !has_begun
+             ? ""
+             : str("; not in this operation at the last heartbeat: rank ", missing);
 }
 
 }  // namespace gradring::transport

@@ -27,6 +27,10 @@ void Membership::request_shrink(const wire::ShrinkRequest& request, Rank from, A
   if (std::find(shrink.asked.begin(), shrink.asked.end(), from) == shrink.asked.end())
     shrink.asked.push_back(from);
   settle_shrinks(actions);
+  // At once: who asks for it may give up before the next beat.
+  const auto pending = shrinks_.find(request.communicator);
+  if (is_coordinator() && pending != shrinks_.end())
+    tell_of_shrink(who_is_awaited(request.communicator, pending->second), from, actions);
 }
 
 void Membership::settle_shrinks(Actions& actions) {
@@ -78,16 +82,25 @@ std::vector<Rank> Membership::who_has_not_asked(std::uint64_t communicator,
   return missing;
 }
 
+wire::ShrinkWait Membership::who_is_awaited(std::uint64_t communicator,
+                                            const Shrink& shrink) const {
+  wire::ShrinkWait wait{communicator, 0, who_has_not_asked(communicator, shrink)};
+  wait.count = static_cast<std::uint32_t>(wait.missing.size());
+  wait.missing.resize(std::min(wait.missing.size(), kAwaitedShown));
+  return wait;
+}
+
+void Membership::tell_of_shrink(const wire::ShrinkWait& wait, Rank to, Actions& actions) {
+  if (to == settings_.rank)
+    actions.awaited.push_back(wait);
+  else if (is_alive(to))
+    actions.send.emplace_back(to, wait);
+}
+
 void Membership::tell_of_shrinks(Actions& actions) {
   for (const auto& [communicator, shrink] : shrinks_) {
-    wire::ShrinkWait wait{communicator, 0, who_has_not_asked(communicator, shrink)};
-    wait.count = static_cast<std::uint32_t>(wait.missing.size());
-    wait.missing.resize(std::min(wait.missing.size(), kAwaitedShown));
-    for (const Rank rank : shrink.asked)
-      if (rank == settings_.rank)
-        actions.awaited.push_back(wait);
-      else if (is_alive(rank))
-        actions.send.emplace_back(rank, wait);
+    const wire::ShrinkWait wait = who_is_awaited(communicator, shrink);
+    for (const Rank rank : shrink.asked) tell_of_shrink(wait, rank, actions);
   }
 }
 

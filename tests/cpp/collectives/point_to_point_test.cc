@@ -5,8 +5,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string>
+#include <thread>
 
 #include "base/config.h"
 #include "support/collectives/operations.h"
@@ -178,6 +180,40 @@ TEST_CASE(
       CHECK(text.find("its next message has tag 1") != std::string::npos);
     }
   });
+}
+
+// One thread of a rank waits for a message that does not come, another one is busy with rank 2.
+TEST_CASE("a message that does not come is not waited for any longer because others do") {
+  for (const bool in_background : {false, true}) {
+    CAPTURE(in_background);
+    std::atomic<bool> is_busy{false};
+    std::atomic<bool> is_over{false};
+    const Time patience = Clock::now() + kPlenty;
+    const auto talk = [&](Communicator& comm, Rank with) {
+      Ints data(10);
+      while (!is_over && Clock::now() < patience) {
+        send(comm, data, with);
+        recv(comm, data, with);
+        is_busy = true;
+      }
+    };
+    const std::vector<Failure> ends = end_of_ranks({.ranks = 3}, [&](Communicator& comm) {
+      if (comm.rank() == 1) barrier(comm, 2 * kPlenty);
+      if (comm.rank() == 2) talk(comm, 0);
+      if (comm.rank() != 0) return;
+      run_threads(2, [&](int thread) {
+        if (thread == 1) return talk(comm, 2);
+        while (!is_busy) std::this_thread::yield();
+        Ints data(10);
+        const auto awaited = message(true, 1, 0, data);
+        comm.point_to_point().start(awaited, in_background);
+        CHECK_THROWS_AS(comm.point_to_point().wait(awaited, Millis{300}), TimedOut);
+        is_over = true;
+      });
+      CHECK(Clock::now() < patience);
+    });
+    CHECK(ends[1].kind == ErrorKind::kTimedOut);
+  }
 }
 
 TEST_CASE("waiting for a message from a rank that leaves is a PeerLost that names it") {

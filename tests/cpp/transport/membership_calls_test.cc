@@ -138,5 +138,19 @@ TEST_CASE("a deadline that passed names the ranks that never came") {
   CHECK(contains(actions.aborted[0].failure.text, "rank 2"));
 }
 
+TEST_CASE("of a deadline that passed between two heartbeats they name nobody") {
+  Cluster cluster(3);
+  for (const Rank rank : {0, 1, 2}) cluster.seat(rank).calls = {in_call(3, 100)};
+  SUBCASE("where they are older than the operation") {}
+  SUBCASE("where they are older than the communicator") {
+    cluster.seat(1).calls.clear();
+  }
+  cluster.pass(Cluster::kHeartbeatTimeout);
+  transport::Membership::Actions actions;
+  cluster.seat(0).membership.abort({7, 4, 1, {ErrorKind::kTimedOut, -1, "not finished"}}, actions);
+  REQUIRE(actions.aborted.size() == 1);
+  CHECK(actions.aborted[0].failure.text == "not finished");
+}
+
 }  // namespace
 }  // namespace gradring::testing::membership_calls_test

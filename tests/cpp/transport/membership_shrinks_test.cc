@@ -45,6 +45,19 @@ TEST_CASE("survivors hear whom their shrink waits for") {
   CHECK(cluster.seat(2).awaited.empty());
 }
 
+TEST_CASE("whoever asks for a shrink hears at once whom it waits for") {
+  Cluster cluster(4);
+  cluster.kill(1);
+  for (const Rank rank : {3, 0}) {
+    CAPTURE(rank);
+    cluster.shrink(rank, 7, {0, 1, 2, 3});
+    REQUIRE(cluster.seat(rank).awaited.size() == 1);
+    CHECK(cluster.seat(rank).awaited[0].missing == (rank == 3 ? Ranks{0, 2} : Ranks{2}));
+  }
+  cluster.shrink(2, 7, {0, 1, 2, 3});
+  CHECK(cluster.seat(2).awaited.empty());
+}
+
 TEST_CASE("a rank that dies while the others wait for it is not waited for") {
   Cluster cluster(3);
   cluster.shrink(0, 7, {0, 1, 2});

@@ -3,9 +3,14 @@
 #include "transport/world.h"
 
 #include <doctest/doctest.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <atomic>
+#include <span>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "support/run_ranks.h"
@@ -132,6 +137,53 @@ TEST_CASE("a rank is told so where something takes its connection and says nothi
     CHECK(contains(text, transport::to_text(options[1].rendezvous)));
     CHECK(contains(text, "says nothing; is rank 0 started"));
   }
+}
+
+TEST_CASE("a rank whose time is over while rank 0 answers is told so as any other") {
+  const std::vector<JoinOptions> options = options_for({.ranks = 2, .timeout = Millis{300}});
+  std::atomic<bool> is_over{false};
+  const auto errors = run_threads(2, [&](int rank) {
+    if (rank == 1) {
+      try {
+        World::join(options[1]);
+      } catch (...) {
+        is_over = true;
+        throw;
+      }
+      return;
+    }
+    transport::Door door(transport::adopt_listener(options[0].listen_fd), transport::Fd(),
+                         options[0].secret, 0);
+    std::vector<transport::Arrival> arrivals;
+    while (!is_over && arrivals.empty()) arrivals = door.work(Clock::now());
+    REQUIRE(arrivals.size() == 1);
+    const std::uint32_t length = 100;  // And nothing behind it.
+    transport::send_all(arrivals[0].fd.get(), std::as_bytes(std::span(&length, 1)),
+                        Clock::now() + Millis{300});
+    while (!is_over) std::this_thread::yield();
+  });
+  CHECK(text_of(errors[0]) == "");
+  REQUIRE(errors[1]);
+  CHECK_THROWS_AS(std::rethrow_exception(errors[1]), TimedOut);
+  CHECK(contains(text_of(errors[1]), "rank 1: joined at "));
+}
+
+TEST_CASE("a rank that gives up while all are welcomed keeps nobody else out") {
+  transport::Meeting meeting;
+  meeting.members.resize(3);
+  std::array<transport::Fd, 3> theirs;
+  for (const Rank rank : {1, 2}) {
+    std::array<int, 2> ends{};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
+    meeting.controls.emplace(rank, transport::Fd(ends[0]));
+    theirs[static_cast<std::size_t>(rank)] = transport::Fd(ends[1]);
+  }
+  theirs[1].reset();
+  const Time deadline = Clock::now() + Millis{20'000};
+  transport::welcome(meeting, deadline);
+  const wire::Message heard = transport::recv_frame(theirs[2].get(), deadline);
+  CHECK(std::get_if<wire::Welcome>(&heard) != nullptr);
+  CHECK(transport::has_hung_up(meeting.controls.at(1).get()));  // What the monitor will see.
 }
 
 TEST_CASE("a rank with another world size is refused and told both sizes") {

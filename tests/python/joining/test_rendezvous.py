@@ -150,6 +150,29 @@ def test_a_rank_that_dies_before_everybody_is_there_may_come_again(job: StartJob
         assert rank.outcome().result == [3.0, 3.0]
 
 
+def test_a_rank_that_gave_up_and_comes_again_at_once_is_let_in() -> None:
+    listen_fd, address = listening_socket()
+    settings = {"world_size": 3, "rendezvous": address, "secret": "s" * 16}
+    sums: list[Any] = [None] * 3
+
+    def join(rank: int) -> None:
+        with gr.init(
+            rank=rank, timeout=20, listen_fd=listen_fd if rank == 0 else None, **settings
+        ) as comm:
+            sums[rank] = comm.all_reduce(np.ones(1)).tolist()
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
+    threads[0].start()
+    for _ in range(3):
+        with pytest.raises(gr.TimedOut):
+            gr.init(rank=1, timeout=0.25, **settings)
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sums == [[3.0]] * 3
+
+
 def test_rank_0_waits_for_its_port_while_a_world_that_met_there_is_going(job: StartJob) -> None:
     taken, address = listening_socket()
     settings = {"world_size": 2, "rendezvous": address, "secret": "s" * 16, "timeout": 30.0}
