@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/joining/control_frames.h"
 #include "transport/joining/host.h"
 #include "transport/links/path.h"
 #include "transport/links/resolve.h"
@@ -172,12 +173,6 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
   } catch (const Error& error) {
     log_warning(options.rank, str("a rank did not join properly: ", error.what()));
   }
-}
-
-void send_payload(int fd, std::span<const std::byte> payload, Time deadline) {
-  const auto length = static_cast<std::uint32_t>(payload.size());
-  send_all(fd, std::as_bytes(std::span(&length, 1)), deadline);
-  send_all(fd, payload, deadline);
 }
 
 // `host` is where the rendezvous leads from here. A name may mean loopback on its own host, as
@@ -382,21 +377,6 @@ void welcome(const Meeting& meeting, Time deadline) {
 
 Meeting meet(const JoinOptions& options) {
   return options.rank == 0 ? host_meeting(options) : join_meeting(options);
-}
-
-void send_frame(int fd, const wire::Message& message, Time deadline) {
-  send_payload(fd, wire::encode(message), deadline);
-}
-
-wire::Message recv_frame(int fd, Time deadline) {
-  std::uint32_t length = 0;
-  recv_all(fd, std::as_writable_bytes(std::span(&length, 1)), deadline);
-  if (length > limits::kControlFrameBytes)
-    throw ProtocolError(str("a control message of ", length, " bytes is over the limit of ",
-                            limits::kControlFrameBytes));
-  std::vector<std::byte> payload(length);
-  recv_all(fd, payload, deadline);
-  return wire::decode_message(payload);
 }
 
 }  // namespace gradring::transport

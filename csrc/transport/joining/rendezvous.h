@@ -53,8 +53,4 @@ Meeting meet(const JoinOptions& options);
 // up or died since, or does not read, ends.
 void welcome(const Meeting& meeting, Time deadline);
 
-// One control frame, whole, before `deadline`.
-void send_frame(int fd, const wire::Message& message, Time deadline);
-wire::Message recv_frame(int fd, Time deadline);
-
 }  // namespace gradring::transport

@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "transport/joining/control_frames.h"
 
 namespace gradring::transport {
 namespace {

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "support/run_ranks.h"
+#include "transport/joining/control_frames.h"
 
 namespace gradring::testing::world_test {
 namespace {
