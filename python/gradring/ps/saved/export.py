@@ -90,8 +90,11 @@ def export_checkpoint(
 
 
 def _live_blocks(table: SparseTable, deadline: Deadline) -> Iterator[Block]:
-    for meta, wide in pages(table, _ROWS_AT_ONCE):
+    def timeout_ms() -> int:  # A server that hangs is named by the request, not by the file.
         deadline.require_left("its rows on the servers")
+        return max(1, round(1000 * min(table.calls.timeout, deadline.left())))
+
+    for meta, wide in pages(table, _ROWS_AT_ONCE, timeout_ms):
         if len(meta):
             yield meta["id"].copy(), wide[:, : table.dim].copy()
 
