@@ -328,6 +328,7 @@ class PsClient:
         ids_are_distinct: bool = False,
         timeout_ms: int = -1,
         in_background: bool = False,
+        goes_along: bool = False,
     ) -> Any: ...
     def pull_dense(
         self,
@@ -351,6 +352,7 @@ class PsClient:
         seen: list[int] | None = None,
         timeout_ms: int = -1,
         in_background: bool = False,
+        goes_along: bool = False,
     ) -> Any: ...
     def make_table(self, spec: dict[str, Any], timeout_ms: int = -1) -> int: ...
     def pull_changed(

@@ -153,7 +153,7 @@ py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py
                 const py::list& gradients, int codec, const RoundTuple& round,
                 const std::optional<py::list>& returns_rows,
                 const std::optional<std::vector<Seen>>& seen, bool ids_are_distinct,
-                std::int64_t timeout_ms, bool in_background) {
+                std::int64_t timeout_ms, bool in_background, bool goes_along) {
   require_same_length(tables.size(), ids.size(), "arrays of ids");
   require_same_length(tables.size(), gradients.size(), "arrays of gradients");
   if (returns_rows) require_same_length(tables.size(), returns_rows->size(), "arrays for rows");
@@ -179,6 +179,7 @@ py::object push(PsClient& self, const std::vector<std::size_t>& tables, const py
   }
   const ps::PushOptions options{codec_of(codec), round_of(round), ids_are_distinct};
   const auto call = make_call<ps::PushCall>(std::move(items), options);
+  if (goes_along) call->go_along();
   return perform(self.client, call, self.timeout_of(timeout_ms), in_background, std::move(buffers),
                  [](Call& done) { return py::cast(static_cast<ps::PushCall&>(done).report()); });
 }
@@ -201,8 +202,8 @@ py::object pull_dense(PsClient& self, std::size_t number, const py::object& out,
 
 py::object push_dense(PsClient& self, std::size_t number, const py::object& gradient, int codec,
                       const RoundTuple& round, const py::object& returns_rows,
-                      const std::optional<Seen>& seen, std::int64_t timeout_ms,
-                      bool in_background) {
+                      const std::optional<Seen>& seen, std::int64_t timeout_ms, bool in_background,
+                      bool goes_along) {
   const auto table = self.table(number);
   std::vector<Buffer> buffers;
   buffers.push_back(float_buffer(gradient, false));
@@ -215,6 +216,7 @@ py::object push_dense(PsClient& self, std::size_t number, const py::object& grad
     arrays.rows_after = as_floats(buffers[1]);
   }
   const auto call = make_call<ps::PushDenseCall>(table, arrays, codec_of(codec), round_of(round));
+  if (goes_along) call->go_along();
   return perform(
       self.client, call, self.timeout_of(timeout_ms), in_background, std::move(buffers),
       [](Call& done) { return py::cast(static_cast<ps::PushDenseCall&>(done).report()); });
@@ -269,14 +271,15 @@ void register_ps_client(py::module_& module) {
            py::arg("codec") = 0, py::arg("round") = py::none(),
            py::arg("returns_rows") = py::none(), py::arg("seen") = py::none(),
            py::arg("ids_are_distinct") = false, py::arg("timeout_ms") = -1,
-           py::arg("in_background") = false)
+           py::arg("in_background") = false, py::arg("goes_along") = false)
       .def("pull_dense", &pull_dense, py::arg("table"), py::arg("out"), py::kw_only(),
            py::arg("codec") = 0, py::arg("gate") = py::none(), py::arg("timeout_ms") = -1,
            py::arg("in_background") = false, py::arg("is_hint") = false)
       .def("push_dense", &push_dense, py::arg("table"), py::arg("gradient"), py::kw_only(),
            py::arg("codec") = 0, py::arg("round") = py::none(),
            py::arg("returns_rows") = py::none(), py::arg("seen") = py::none(),
-           py::arg("timeout_ms") = -1, py::arg("in_background") = false)
+           py::arg("timeout_ms") = -1, py::arg("in_background") = false,
+           py::arg("goes_along") = false)
       .def("seen", &seen_of, py::arg("table"))
       .def(
           "flush",

@@ -71,6 +71,11 @@ class Call {
   bool is_hint() const { return is_hint_; }
   void make_hint() { is_hint_ = true; }
 
+  // Whether it is the rest of what another call has begun: it starts without waiting for room, as
+  // half of that would be with the servers otherwise. Said before it starts.
+  bool goes_along() const { return goes_along_; }
+  void go_along() { goes_along_ = true; }
+
   // Of the caller's arrays, which it keeps until it is done. Said before it starts.
   std::uint64_t array_bytes() const { return array_bytes_; }
   void note_array_bytes(std::uint64_t bytes) { array_bytes_ = bytes; }
@@ -99,6 +104,7 @@ class Call {
  private:
   std::string what_;
   bool is_hint_ = false;
+  bool goes_along_ = false;
   std::uint64_t array_bytes_ = 0;
   State state_;
   Failure failure_;

@@ -72,7 +72,7 @@ void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
 
 void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
   check_usable();
-  wait_for_room(*call, timeout);
+  if (!call->goes_along()) wait_for_room(*call, timeout);
   submit_later(call, timeout, [&] {
     background_.push_back(call);
     started_bytes_ += room_of(*call);

@@ -280,10 +280,21 @@ void Shard::Impl::load_record(std::uint64_t kind, std::uint64_t id,
   throw ProtocolError(str("checkpoint: unknown record kind ", kind));
 }
 
+// Rules go back, and their numbers go on: who makes a table before other shards have loaded theirs
+// takes the last one for what all should have.
+void Shard::Impl::number_rules_of(Store& loaded) {
+  for (auto& [id, table] : loaded.all()) {
+    const auto before = store.all().find(id);
+    if (before != store.all().end() && before->second.rule_order > table.rule_order)
+      table.rule_order = {before->second.rule_order.number + 1, 0};
+  }
+}
+
 void Shard::commit_load(bool is_recovery, std::uint64_t staging) {
   Impl::Loading loaded = std::move(impl_->loading_of(staging));
   impl_->loading.reset();
   impl_->end_snapshot();
+  impl_->number_rules_of(loaded.store);
   impl_->store = std::move(loaded.store);
   if (!is_recovery) {
     impl_->clients.add_foreign(std::move(loaded.clients));

@@ -178,6 +178,7 @@ struct Shard::Impl {
   std::deque<Bytes> front_of_snapshot() const;
   void give_up_load(std::uint64_t staging, std::uint32_t client);
   Loading& loading_of(std::uint64_t staging);
+  void number_rules_of(Store& loaded);
   bool is_left_behind(const Loading& load);
   Time end_of_load() const;  // Of one that there is; Time::max(): nothing ends it by itself.
   void begin_source(std::uint32_t shard);

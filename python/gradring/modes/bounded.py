@@ -108,7 +108,8 @@ class BoundedOptimizer(ModeOptimizer):
             InvalidArgument: Gradients do not fit, or the weight makes no sense; nothing was sent.
             TimedOut: A worker is too far behind for too long; says who. The step is done: its
                 gradients were sent, so do not repeat it. Call `flush`, or the next `step`, which
-                waits for this one before it sends anything.
+                waits for this one before it sends anything. Only where the message says that
+                nothing of it was sent, for want of room, repeat it.
         """
         self.require_open()
         require_weight(weight)

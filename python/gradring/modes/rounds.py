@@ -84,7 +84,8 @@ class RoundOptimizer(ModeOptimizer):
             TimedOut: Others did not come to this step in time; says who. The step is done: its
                 gradients were sent, so do not repeat it. Call `flush`, or the next `step`, which
                 waits for this one before it sends anything. Where servers did not acknowledge the
-                gradients, that call says so, and the step counts as one of no examples.
+                gradients, that call says so, and the step counts as one of no examples. Only
+                where the message says that nothing of it was sent, for want of room, repeat it.
         """
         self.require_open()
         weight = require_weight(weight)

@@ -72,6 +72,22 @@ def test_who_leaves_a_pass_early_loses_what_was_asked_for_ahead_and_nothing_else
         assert list(optimizer.hand_out("epoch", 9)) == [5, 6, 7, 8]
 
 
+def test_a_part_is_given_also_where_the_next_one_cannot_be_asked_for_yet(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with optimizer_of(gr.AsyncOptimizer, servers.client(0), 1) as optimizer:
+        store, push, rooms = optimizer.store, optimizer.store.push, iter([True, False])
+
+        def push_if_there_is_room(*args: Any) -> Any:
+            if not next(rooms, True):
+                raise gr.TimedOut("no room")
+            return push(*args)
+
+        monkeypatch.setattr(store, "push", push_if_there_is_room)
+        assert list(optimizer.hand_out("epoch", 7, ahead=True)) == list(range(7))
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("kind", [gr.AsyncOptimizer, RoundOptimizer])
 def test_what_names_no_pass_or_number_of_parts_is_refused(servers: Servers, kind: Any) -> None:
     with optimizer_of(kind, servers.client(0), 1) as optimizer:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import gradring as gr
 from gradring.errors import TimedOut
 from gradring.modes.stores.served import ServedStore
-from gradring.modes.stores.store import Domain, Gate, Pull
+from gradring.modes.stores.store import Domain, Gate, Pull, Push
 from gradring.ps import ParameterServer, Pending
 from ps_servers import connected, together
 from telling_lock import Telling
@@ -124,3 +125,57 @@ def test_a_step_that_was_interrupted_at_a_gate_writes_nothing_once_that_opens(
     assert (values == 7).all()
     assert (found == 7).all()
     assert dense.pull().tolist() == [0, 0, 0]
+
+
+class Crowded:
+    """A core that notes who would wait for room, and has none for a pull of rows."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.waits_for_room: list[bool] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def push(self, *args: Any, **options: Any) -> Any:
+        self.waits_for_room.append(not options["goes_along"])
+        return self._core.push(*args, **options)
+
+    def push_dense(self, *args: Any, **options: Any) -> Any:
+        self.waits_for_room.append(not options["goes_along"])
+        return self._core.push_dense(*args, **options)
+
+    def pull(self, *_: Any, **__: Any) -> Any:
+        raise TimedOut("no room")
+
+
+def test_a_push_of_several_tables_waits_for_room_before_its_first_part_only(
+    ps: ParameterServer,
+) -> None:
+    store = ServedStore(ps, 60)
+    store._core = crowded = Crowded(ps.calls.core)
+    dense = [ps.dense_table(name, 3, gr.optim.Sum()) for name in ("v", "w")]
+    rows, ids = ps.sparse_table("t", 2, gr.optim.Sum()), np.arange(4, dtype=np.uint64)
+    pushes = [Push(rows, ids, np.ones((4, 2), np.float32))]
+    pushes += [Push(table, None, np.ones(3, np.float32)) for table in dense]
+    for some, waits in ((pushes, [True, False, False]), (pushes[:1], [True])):
+        store.push(some).result()
+        assert crowded.waits_for_room == waits, "half of a step would be with the servers"
+        crowded.waits_for_room.clear()
+    assert (rows.pull(ids) == 2).all()
+
+
+def test_a_pull_of_which_a_part_finds_no_room_writes_nothing_later(ps: ParameterServer) -> None:
+    store, domain = ServedStore(ps, 60), Domain("gates", 1, is_round=False)
+    dense, rows = ps.dense_table("w", 3, gr.optim.Sum()), ps.sparse_table("t", 2, gr.optim.Sum())
+    store.clock(domain, 0)
+    store._core = Crowded(ps.calls.core)
+    values, found = np.full(3, 7, np.float32), np.empty((4, 2), np.float32)
+    with pytest.raises(TimedOut, match="no room"):
+        store.pull(
+            [Pull(dense, None, values), Pull(rows, np.arange(4, dtype=np.uint64), found)],
+            Gate(domain, 1),
+        )
+    store.clock(domain, 1)
+    ps.flush()
+    assert (values == 7).all()

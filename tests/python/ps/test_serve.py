@@ -249,7 +249,9 @@ def test_a_checkpoint_whose_store_hangs_ends_the_server_with_its_name(tmp_path: 
     assert f"server 0: load {tmp_path}: {tmp_path} was not done within 0.2 s" in ran.stderr
 
 
-def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: Serve) -> None:
+def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(
+    serve: Serve, tmp_path: Path
+) -> None:
     process, address = serve()
     with join([address]) as ps:
         table = ps.sparse_table("t", 1, gr.optim.Sum())
@@ -259,7 +261,10 @@ def test_a_frozen_server_is_named_by_the_deadline_and_can_be_used_again(serve: S
             table.pull([1], timeout=0.3)
         with pytest.raises(TimedOut, match=f"'t'.*{address}|{address}.*'t'"):
             table.push([1], [[1.0]], timeout=0.3)
+        with pytest.raises(TimedOut, match=f"read of table 't'.*{address}"):  # No store hangs.
+            table.export(tmp_path / "t.npz", timeout=0.3)
         process.send_signal(signal.SIGCONT)
+        assert table.export(tmp_path / "t.npz")
         assert table.pull([2]).tolist() == [[0]]
         assert table.pull([1])[0, 0] in (1, 2)  # Once or not at all.
 

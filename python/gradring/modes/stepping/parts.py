@@ -65,7 +65,8 @@ class Parts:
                 if number > count:
                     return
                 if ahead is not None and number <= count - ahead:
-                    coming = self._store.push([Push(self._table, row, one, after=taken)])
+                    with contextlib.suppress(Error):  # Else the part in hand would be lost with it.
+                        coming = self._store.push([Push(self._table, row, one, after=taken)])
                 yield number - 1
         finally:
             if coming is not None:  # Else its answer would come out of a later call.

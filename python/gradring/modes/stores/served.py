@@ -229,26 +229,28 @@ class _Pulling:
             "in_background": True,
             "is_hint": is_hint,
         }
-        self._works = [
-            core.pull_dense(pull.table.number, pull.out, **options)
-            for pull in pulls
-            if pull.ids is None
-        ]
+        self._works: list[Any] = []
         sparse: dict[str | None, list[Pull]] = {}  # One call has one codec.
         for pull in pulls:
             if pull.ids is not None and len(pull.ids):
                 sparse.setdefault(pull.table.codec, []).append(pull)
         self._sparse = list(sparse.values())
-        self._works += [
-            core.pull(
-                [pull.table.number for pull in chosen],
-                [pull.ids for pull in chosen],
-                [pull.out for pull in chosen],
-                codec=codec_number(codec),
-                **options,
-            )
-            for codec, chosen in sparse.items()
-        ]
+        try:
+            for pull in pulls:
+                if pull.ids is None:
+                    self._works.append(core.pull_dense(pull.table.number, pull.out, **options))
+            for codec, chosen in sparse.items():
+                numbers, ids, outs = zip(
+                    *((pull.table.number, pull.ids, pull.out) for pull in chosen), strict=True
+                )
+                self._works.append(
+                    core.pull(
+                        list(numbers), list(ids), list(outs), codec=codec_number(codec), **options
+                    )
+                )
+        except BaseException:  # One may find no room beside the pushes that are under way.
+            self._abandon()
+            raise
 
     def is_done(self) -> bool:
         """Whether it has ended, one way or the other."""
@@ -263,8 +265,8 @@ class _Pulling:
         try:
             outcomes = _outcomes(self._works, timeout)[len(self._works) - len(self._sparse) :]
         except BaseException:
-            for work in self._works if timeout is None else ():
-                work.abandon()
+            if timeout is None:
+                self._abandon()
             raise
         # As they were when the rows came: others may have pulled from the same tables since.
         seen = {
@@ -277,11 +279,16 @@ class _Pulling:
             for pull in self._pulls
         ]
 
+    def _abandon(self) -> None:
+        for work in self._works:
+            work.abandon()
+
 
 class _Pushing:
     """A push of several tables that is under way."""
 
     def __init__(self, core: Any, pushes: Sequence[Push], round_: Gate | None) -> None:
+        # Where the first part finds no room nothing is sent; half of a step never is.
         core_round = None if round_ is None else (_number(round_.domain), round_.clock)
         self._outcomes = [Pushed() for _ in pushes]
         self._works: list[tuple[Any, list[Pushed]]] = []
@@ -297,6 +304,7 @@ class _Pushing:
                 returns_rows=push.after,
                 seen=push.seen,
                 in_background=True,
+                goes_along=bool(self._works),
             )
             self._works.append((work, [outcome]))
         # One request for each table: what became of it is then known for each.
@@ -311,6 +319,7 @@ class _Pushing:
                 seen=None if push.seen is None else [push.seen],
                 ids_are_distinct=True,
                 in_background=True,
+                goes_along=bool(self._works),
             )
             self._works.append((work, [outcome]))
 

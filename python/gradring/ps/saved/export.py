@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -90,8 +90,11 @@ def export_checkpoint(
 
 
 def _live_blocks(table: SparseTable, deadline: Deadline) -> Iterator[Block]:
-    for meta, wide in pages(table, _ROWS_AT_ONCE):
+    def timeout_ms() -> int:  # A server that hangs is named by the request, not by the file.
         deadline.require_left("its rows on the servers")
+        return max(1, round(1000 * min(table.calls.timeout, deadline.left())))
+
+    for meta, wide in pages(table, _ROWS_AT_ONCE, timeout_ms):
         if len(meta):
             yield meta["id"].copy(), wide[:, : table.dim].copy()
 
@@ -144,9 +147,11 @@ def _write(
         raise InvalidArgument(f"export writes .npz and .parquet, not {whole!r}")
     target = _Target(whole)
     try:  # Who reads gives up by itself, and tells what hangs.
-        within(deadline.later(_GRACE_SECONDS), whole, write, target, dim, target.wanted(blocks))
-    finally:
-        target.is_given_up.set()
+        within(deadline.later(_GRACE_SECONDS), whole, target.be_written, write, dim, blocks)
+    except BaseException:
+        deadline.end_now()
+        target.give_up()
+        raise
     return whole
 
 
@@ -155,24 +160,40 @@ class _Target:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.is_given_up = threading.Event()
+        self._is_given_up = threading.Event()
+        self._is_over = threading.Event()
 
-    def wanted(self, blocks: Iterator[Block]) -> Iterator[Block]:
-        """Hand them on while somebody waits for the file."""
+    def give_up(self) -> None:
+        """Have no more of it come, and what there is of it cleared away, unless a store hangs.
+
+        Whoever interrupts an export may end the process next, and that thread with it.
+        """
+        self._is_given_up.set()
+        self._is_over.wait(_GRACE_SECONDS)
+
+    def be_written(self, write: Callable[..., None], dim: int, blocks: Iterator[Block]) -> None:
+        """Call what writes it, on the thread beside."""
+        try:
+            write(self, dim, self._wanted(blocks))
+        finally:
+            self._is_over.set()
+
+    def _wanted(self, blocks: Iterator[Block]) -> Iterator[Block]:
         for block in blocks:
-            self._require_wanted()
+            self.require_wanted()
             yield block
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_SinkFile]:
         """Put it in its place in the end, if somebody still waits for it."""
         parent, name = files.split(self._url)
-        with files.folder(parent).create(name) as sink, _SinkFile(sink) as file:
+        with files.folder(parent).create(name) as sink, _SinkFile(sink, self) as file:
             yield file
-            self._require_wanted()
+            self.require_wanted()
 
-    def _require_wanted(self) -> None:
-        if self.is_given_up.is_set():
+    def require_wanted(self) -> None:
+        """Raise where nobody waits for it any more."""
+        if self._is_given_up.is_set():
             raise TimedOut(f"{self._url}: nobody waits for it any more")
 
 
@@ -183,8 +204,9 @@ class _SinkFile(io.RawIOBase):
     after a failure writes its footer, long after the sink's file has gone.
     """
 
-    def __init__(self, sink: files.Sink) -> None:
+    def __init__(self, sink: files.Sink, target: _Target) -> None:
         self._sink = sink
+        self._target = target
         self._at = 0
 
     def writable(self) -> bool:
@@ -193,6 +215,7 @@ class _SinkFile(io.RawIOBase):
     def write(self, data: Any) -> int:
         with memoryview(data) as view:
             if not self.closed:
+                self._target.require_wanted()
                 self._sink.write([bytes(view)])
             self._at += view.nbytes
             return view.nbytes

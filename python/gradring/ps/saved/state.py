@@ -8,7 +8,7 @@ to servers or back, to keep a small table. Larger ones are saved by their server
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,11 +42,18 @@ _ARRAY_KEYS = ("weights", "state", "step")
 _ROWS_AT_ONCE = 1 << 14
 
 
-def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array, Array]]:
+def pages(
+    table: SparseTable, most: int = _ROWS_AT_ONCE, timeout_ms: Callable[[], int] = lambda: -1
+) -> Iterator[tuple[Array, Array]]:
     """Read a sparse table, shard by shard and in no order, each id once.
 
     A row that goes and comes back meanwhile may lie where reading has not come yet: it was read
     already then, as it was before.
+
+    Args:
+        table: It.
+        most: Rows of a page.
+        timeout_ms: Asked before each request for how long it may take; -1: the connection's time.
 
     Yields:
         What is known of some rows, a record each, and their floats: float32 (n, dim + state).
@@ -57,14 +64,14 @@ def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array
             what comes from there belongs to another state than what was read before.
     """
     core = table.calls.core
-    lineages = _lineages(table)
+    lineages = _lineages(table, timeout_ms)
     width = table.dim + sum(floats for _, floats in _fields(table.optimizer, table.dim))
     for shard in range(core.shards):
         cursor, more, read = 0, True, ReadIds()
         while more:
             with table.calls.explaining([table]):
                 heads, values, cursor, more, of_page = core.read_rows(
-                    table.number, shard, cursor, most
+                    table.number, shard, cursor, most, timeout_ms()
                 )
                 _require_lineage(table, shard, of_page, lineages)
                 meta, floats = np.frombuffer(heads, _META), np.frombuffer(values, np.float32)
@@ -72,15 +79,20 @@ def pages(table: SparseTable, most: int = _ROWS_AT_ONCE) -> Iterator[tuple[Array
             wide = floats.reshape(len(meta), width)
             is_new = read.take(meta["id"], meta["stamp"])
             yield (meta, wide) if is_new.all() else (meta[is_new], wide[is_new])
-    for shard, now in enumerate(_lineages(table)):  # After the last page of the first shards.
+    for shard, now in enumerate(
+        _lineages(table, timeout_ms)
+    ):  # After the last page of the first shards.
         _require_lineage(table, shard, now, lineages)
 
 
-def _lineages(table: SparseTable) -> list[Any]:
+def _lineages(table: SparseTable, timeout_ms: Callable[[], int]) -> list[Any]:
     """Ask each shard which life, and which checkpoint, its rows are of: all begin as one state."""
     core = table.calls.core
     with table.calls.explaining([table]):
-        return [core.read_rows(table.number, shard, 0, 1)[4] for shard in range(core.shards)]
+        return [
+            core.read_rows(table.number, shard, 0, 1, timeout_ms())[4]
+            for shard in range(core.shards)
+        ]
 
 
 def _require_lineage(table: SparseTable, shard: int, now: Any, before: Sequence[Any]) -> None:

@@ -50,6 +50,10 @@ class Deadline:
         """Begin one that passes so much later and says the same."""
         return Deadline(self.left() + seconds, self.given, self.asked)
 
+    def end_now(self) -> None:
+        """Have it pass at once: nobody waits any more."""
+        self._end = 0.0
+
     def left(self) -> float:
         """Return how many seconds are left, 0 at the end and after it."""
         return max(0.0, self._end - time.monotonic())
@@ -197,9 +201,12 @@ def read_within(
 
     def read() -> None:
         for piece in pieces():
-            if is_given_up.is_set():
-                return
+            if is_given_up.is_set() or not deadline.left():  # Who waits here may be given up, too.
+                break
             take(piece)
+        else:
+            return
+        deadline.require_left(place)
 
     try:
         within(deadline, place, read)

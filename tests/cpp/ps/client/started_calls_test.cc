@@ -44,10 +44,11 @@ struct Slow {
   }
   void freeze_shard_1() const { tell(*saver, 1, freeze(1, Millis{60'000})); }
   void thaw_shard_1() const { tell(*saver, 1, thaw(1)); }
-  void push(Millis timeout, std::uint64_t bytes = kBytes) const {
+  void push(Millis timeout, std::uint64_t bytes = kBytes, bool goes_along = false) const {
     const auto call = std::make_shared<PushCall>(
         std::vector<PushItem>{{table, kIds, kOnes.data(), nullptr, {}}}, PushOptions{});
     call->note_array_bytes(bytes);
+    if (goes_along) call->go_along();
     client->start(call, timeout);
   }
 };
@@ -84,6 +85,17 @@ TEST_CASE("a push that waits for room goes in once there is some, whatever its o
   slow.push(kServiceTimeout);
   slow.client->flush(kServiceTimeout);
   CHECK(all_are(pull(*slow.client, slow.table, kIds), 3.0f));
+}
+
+TEST_CASE("the rest of a push of several tables goes along where its first part was let in") {
+  const Slow slow;
+  slow.freeze_shard_1();
+  slow.push(kServiceTimeout);
+  slow.push(kServiceTimeout, kBytes, true);
+  CHECK_THROWS_AS(slow.push(Millis{20}), TimedOut);
+  slow.thaw_shard_1();
+  slow.client->flush(kServiceTimeout);
+  CHECK(all_are(pull(*slow.client, slow.table, kIds), 2.0f));
 }
 
 TEST_CASE("pulls that wait at a gate take no room: the next push may be what opens it") {

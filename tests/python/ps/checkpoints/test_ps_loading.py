@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,3 +240,30 @@ def test_a_save_in_a_short_timeout_still_says_whom_it_has_waited_for(tmp_path: P
         pytest.raises(TimedOut, match=r"shard 1 waited 1600 ms .* client 7 "),
     ):
         ps.save(tmp_path / "next")
+
+
+def test_who_makes_a_table_in_the_middle_of_a_load_brings_no_rule_of_before_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_loaded, commit = threading.Event(), checkpoint_jobs._ACTIONS["commit"]
+
+    def one_after_the_other(task: Any) -> dict[str, Any]:
+        if task.shard == 1:
+            assert is_loaded.wait(60)
+            newcomer.sparse_table("t", 2, rules[0])
+        done = commit(task)
+        is_loaded.set()
+        return done
+
+    rules = [gr.optim.SGD(lr=lr) for lr in (1.0, 0.5, 0.25)]
+    with serving(2) as addresses, join(addresses) as ps, join(addresses, client=2) as newcomer:
+        table = ps.sparse_table("t", 2, rules[0])
+        table.set_optimizer(rules[1])
+        ps.save(tmp_path / "step")
+        table.set_optimizer(rules[2])
+        monkeypatch.setitem(checkpoint_jobs._ACTIONS, "commit", one_after_the_other)
+        ps.load(tmp_path / "step")
+        for expected in (0.5, 0.25):
+            newcomer.sparse_table("t", 2, rules[0])
+            assert [shard["tables"][0]["lr"] for shard in ps.stats()] == [expected] * 2
+            table.set_optimizer(rules[2])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import gradring as gr
 from gradring.ps import checkpoint
 from gradring.ps.saved import export
-from gradring.ps.saved.store_calls import Deadline
+from gradring.ps.saved.store_calls import Deadline, read_within
 from ps_servers import connected
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow (gradring[parquet]) is not installed")
@@ -62,6 +65,55 @@ def test_an_export_that_fails_half_way_leaves_no_file(tmp_path: Path) -> None:
         del raised  # With it goes pyarrow's writer, which would like to write its footer.
         gc.collect()
         assert other.tell() == 0
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.usefixtures("handler")
+def test_an_export_that_is_interrupted_leaves_nothing_behind_for_who_ends_the_process(
+    tmp_path: Path,
+) -> None:
+    block = np.arange(1 << 16, dtype=np.uint64), np.ones((1 << 16, 3), np.float32)
+
+    def blocks() -> Iterator[Any]:
+        yield block
+        os.kill(os.getpid(), signal.SIGALRM)
+        while True:
+            yield block
+
+    with pytest.raises(InterruptedError):
+        export._write(tmp_path / "a.parquet", 3, blocks(), Deadline(60))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("handler")
+def test_an_export_that_is_interrupted_reads_no_more_than_the_next_piece(tmp_path: Path) -> None:
+    others, ends, deadline = set(threading.enumerate()), threading.Event(), Deadline(60)
+
+    def pieces() -> Iterator[int]:
+        os.kill(os.getpid(), signal.SIGALRM)
+        while not ends.is_set():
+            yield 0
+
+    def blocks() -> Iterator[Any]:
+        read_within(deadline, str(tmp_path), pieces, lambda _: None)
+        yield from ()
+
+    with pytest.raises(InterruptedError):
+        export._write(tmp_path / "a.npz", 3, blocks(), deadline)
+    threads = set(threading.enumerate()) - others
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    ends.set()
 
 
 @pytest.mark.parametrize("store", ["memory", "toyobjects", "toydisk"])
