@@ -72,7 +72,8 @@ void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
 
 void Client::start(const std::shared_ptr<Call>& call, Millis timeout) {
   check_usable();
-  if (!call->goes_along()) wait_for_room(*call, timeout);
+  // What is only a hint is not worth waiting for.
+  if (!call->goes_along()) wait_for_room(*call, call->is_hint() ? Millis{0} : timeout);
   submit_later(call, timeout, [&] {
     background_.push_back(call);
     started_bytes_ += room_of(*call);

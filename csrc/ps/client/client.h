@@ -46,8 +46,8 @@ class Client {
   void run(const std::shared_ptr<Call>& call, Millis timeout);
   // Starts a call that goes on by itself; its memory is in use until it is done. Waits while too
   // many are under way, or too much of arrays is theirs (of those that wait for no gate), unless it
-  // goes along with another. Throws TimedOut after so long without progress on a shard that the
-  // first of them waits for, or what an interrupt raises: nothing has begun then.
+  // goes along with another; a hint hardly does. Throws TimedOut after so long without progress on
+  // a shard that the first of them waits for, or what an interrupt raises: nothing has begun then.
   void start(const std::shared_ptr<Call>& call, Millis timeout);
   // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
   // goes on.

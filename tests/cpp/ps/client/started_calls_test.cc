@@ -98,6 +98,20 @@ TEST_CASE("the rest of a push of several tables goes along where its first part 
   CHECK(all_are(pull(*slow.client, slow.table, kIds), 2.0f));
 }
 
+TEST_CASE("a hint that finds no room is given up at once, however long it may take otherwise") {
+  const Slow slow;
+  slow.freeze_shard_1();
+  slow.push(kServiceTimeout);
+  std::vector<float> rows(kOnes.size());
+  const auto hint = std::make_shared<PullCall>(
+      std::vector<PullItem>{{slow.table, kIds, rows.data()}}, PullOptions{});
+  hint->note_array_bytes(kBytes);
+  hint->make_hint();
+  CHECK_THROWS_AS(slow.client->start(hint, Millis{3'600'000}), TimedOut);
+  slow.thaw_shard_1();
+  slow.client->flush(kServiceTimeout);
+}
+
 TEST_CASE("pulls that wait at a gate take no room: the next push may be what opens it") {
   const Slow slow;
   const auto say_clock = [&](std::uint64_t to) {
