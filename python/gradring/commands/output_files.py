@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,12 +78,20 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         if target.exists():
             unfinished.touch(0o600)  # Until it is known who may read it.
             unfinished.write_text(text)
-            shutil.copymode(target, unfinished)
+            _give_rights_of(target, unfinished)
         else:
             unfinished.write_text(text)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _give_rights_of(target: Path, unfinished: Path) -> None:
+    was = target.stat()
+    for user, group in ((-1, was.st_gid), (was.st_uid, -1)):
+        with contextlib.suppress(OSError):  # Root may give a file away, others hardly.
+            os.chown(unfinished, user, group)
+    unfinished.chmod(stat.S_IMODE(was.st_mode))
 
 
 def _unfinished(target: Path) -> Path:

@@ -89,9 +89,15 @@ def test_who_may_read_a_file_stays_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
     for mode in (0o600, 0o640):
         file.touch()
+        if os.geteuid() == 0:
+            os.chown(file, 1234, 5678)
         file.chmod(mode)
+        before = file.stat()
         write_whole(file, "after")
-        assert stat.S_IMODE(file.stat().st_mode) == mode
+        after = file.stat()
+        assert (after.st_mode, after.st_uid, after.st_gid) == (
+            stat.S_IFREG | mode, before.st_uid, before.st_gid,
+        )  # fmt: skip
 
 
 def test_a_file_that_is_standard_output_keeps_what_is_printed_there(tmp_path: Path) -> None:
