@@ -198,8 +198,8 @@ Fd World::open(Group& group, const Intro& intro, const Limit& limit) const {
     const Knock::Outcome outcome = knock.advance();
     if (outcome == Knock::Outcome::kThrough) return knock.take();
     if (outcome == Knock::Outcome::kHere)
-      throw DeviceError(str(describe(rank()), " can open no connection to ", describe(peer), ": ",
-                            knock.why(), "; see its ulimit -n"));
+      throw DeviceError(
+          str(describe(rank()), " can open no connection to ", describe(peer), ": ", knock.why()));
     if (outcome != Knock::Outcome::kWaiting) {
       const auto left = group.left(peer);
       throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", knock.why()));

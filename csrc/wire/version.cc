@@ -29,7 +29,8 @@ bool begins_with(std::span<const std::byte> bytes, std::string_view text) {
 }  // namespace
 
 Build this_build() {
-  return {kWireVersion, numbers_of(GRADRING_VERSION)};
+  constexpr auto kRelease = numbers_of(GRADRING_VERSION);  // Compiles for three numbers only.
+  return {kWireVersion, kRelease};
 }
 
 BuildBytes encode(const Build& build) {

@@ -73,7 +73,8 @@ def _tell(error: OSError) -> int:
         print(f"gradring: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        print(f"gradring: {error.strerror} (ulimit -n)", file=sys.stderr)
+        limit = "ulimit -n" if error.errno == errno.EMFILE else "fs.file-max"
+        print(f"gradring: {error.strerror} ({limit})", file=sys.stderr)
         return 1
     if not isinstance(error.filename, (str, bytes)):
         raise error

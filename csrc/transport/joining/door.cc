@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/links/resolve.h"
 #include "transport/links/socket.h"
 
 namespace gradring::transport {
@@ -16,11 +17,15 @@ constexpr const char* kClosedEarly =
 constexpr Millis kGrace{100};  // Before a guest may have to make room.
 constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
 
-void refuse(Rank rank, int fd, const std::string& why) {
+// One line for each host and kind of reason: a stranger chooses its ports, and what it says it is.
+void refuse(Rank rank, int fd, const std::string& kind, const std::string& why) {
   const std::string from = peer_text(fd);
-  // Keyed without the port: one line for each host and reason.
   const std::string host = from.substr(0, from.rfind(':'));
-  log_warning_once(rank, host + why, str("refused a connection from ", from, ": ", why));
+  log_warning_once(rank, host + kind, str("refused a connection from ", from, ": ", why));
+}
+
+void refuse(Rank rank, int fd, const std::string& why) {
+  refuse(rank, fd, why, why);
 }
 
 }  // namespace
@@ -82,8 +87,7 @@ void Door::rest(Time now, int error) {
   is_resting_ = true;
   rests_until_ = now + kRest;
   log_warning_once(rank_, "door rests",
-                   str("takes no connections for now: ", errno_text(error),
-                       "; raise the limit of open files (ulimit -n)"));
+                   str("takes no connections for now: ", errno_text(error), limit_hint(error)));
 }
 
 Door::Outcome Door::advance(Guest& guest, Time now) {
@@ -116,7 +120,7 @@ Door::Outcome Door::advance(Guest& guest, Time now) {
     }
   } catch (const wire::OtherBuild& error) {
     other_build_ = str(peer_text(guest.fd.get()), ": ", error.what());
-    refuse(rank_, guest.fd.get(), error.what());
+    refuse(rank_, guest.fd.get(), "another version", error.what());
     return Outcome::kGone;
   } catch (const Error& error) {
     refuse(rank_, guest.fd.get(), error.what());

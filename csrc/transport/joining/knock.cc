@@ -3,6 +3,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "transport/links/resolve.h"
 #include "transport/links/socket.h"
 
 namespace gradring::transport {
@@ -15,6 +16,11 @@ Knock::Outcome outcome_of(int error) {
   return is_shortage(error) ? Knock::Outcome::kHere : Knock::Outcome::kBroken;
 }
 
+// Told to other ranks too.
+std::string hint_of(int error) {
+  return limit_hint(error, "its");
+}
+
 }  // namespace
 
 Knock::Knock(const wire::Member& member, const std::string& secret, const Intro& intro)
@@ -24,12 +30,12 @@ Knock::Knock(const wire::Member& member, const std::string& secret, const Intro&
     int error = 0;
     fd_ = connect_unix(member.unix_name, Clock::now() + kLocalTime, why, &error);
     is_connected_ = static_cast<bool>(fd_);
-    if (!fd_) fail(is_shortage(error) ? Outcome::kHere : Outcome::kBroken, why);
+    if (!fd_) fail(is_shortage(error) ? Outcome::kHere : Outcome::kBroken, why + hint_of(error));
     return;
   }
   int error = 0;
   fd_ = begin_connect_tcp(parse_host_port(member.tcp_address), error);
-  if (!fd_) fail(outcome_of(error), errno_text(error));
+  if (!fd_) fail(outcome_of(error), errno_text(error) + hint_of(error));
 }
 
 Knock::Outcome Knock::fail(Outcome outcome, const std::string& why) {

@@ -75,9 +75,9 @@ std::string scope_text(const sockaddr_in6& address) {
   return str('%', name.data());
 }
 
-std::string limit_hint(int error) {
-  if (error == EMFILE) return "; see this process's ulimit -n";
-  if (error == ENFILE) return "; see this host's fs.file-max";
+std::string limit_hint(int error, const char* whose) {
+  if (error == EMFILE) return str("; see ", whose, " process's ulimit -n");
+  if (error == ENFILE) return str("; see ", whose, " host's fs.file-max");
   return "";
 }
 

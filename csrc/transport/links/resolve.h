@@ -33,7 +33,7 @@ AddressList resolve_by(const HostPort& address, Time deadline, std::string& why)
 // "%eth0": a link-local address means nothing without the link that it is of. Else nothing.
 std::string scope_text(const sockaddr_in6& address);
 // Behind an error that says that there are no descriptors left: which limit to look at. Else "".
-std::string limit_hint(int error);
+std::string limit_hint(int error, const char* whose = "this");
 // Why an address cannot be listened at, or connected to.
 std::string address_problem(int error, const addrinfo& entry);
 // The same of an attempt to connect to it, which a route may forbid.

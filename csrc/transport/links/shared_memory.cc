@@ -11,6 +11,7 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "transport/links/resolve.h"
 #include "transport/links/socket.h"
 
 namespace gradring::transport {
@@ -21,8 +22,10 @@ namespace {
   const int error = errno;
   const std::string text = str(what, " ", bytes, " bytes of shared memory: ", errno_text(error));
   if (!is_shortage(error)) throw InternalError(text);
-  throw DeviceError(str("this process cannot: ", text,
-                        "; see its ulimit -n and -v and the limits of the control group"));
+  const std::string hint = limit_hint(error);
+  throw DeviceError(
+      str("this process cannot: ", text,
+          hint.empty() ? "; see its ulimit -v and the limits of the control group" : hint));
 }
 
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which Debian 11's headers lack.

@@ -57,7 +57,7 @@ class Idle {
   }
 
   // Something moved that this operation does not wait for: the next wait starts with yields again,
-  // and its deadline stays. Throws as the waits do.
+  // and its deadline stays. Throws as check() does.
   void note_other_progress() {
     check();
     yields_ = 0;

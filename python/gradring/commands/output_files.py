@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def require_writable(
             pass
         if is_new:
             file.unlink(missing_ok=True)  # Who else looked may have been faster.
-        elif is_replaced and not _is_written_in_place(file):
+        elif is_replaced and not _is_standard_output(file) and not _is_written_in_place(file):
             unfinished = _unfinished(Path(os.path.realpath(file)))
             with unfinished.open("ab"):
                 pass
@@ -59,26 +60,51 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Write a file whole or not at all; at the end of a symlink, which stays one.
 
     What is no regular file (a pipe, a device), or mounted into a container by itself, is written to
-    as it is: it could not be replaced.
+    as it is: it could not be replaced. Who may read and write a file stays as it was; what goes to
+    this process's standard output, by whatever name, goes there behind what was printed.
 
     Raises:
         OSError: It cannot be written.
     """
+    if _is_standard_output(Path(path)):
+        print(text, end="", flush=True)
+        return
     if Path(path).exists() and _is_written_in_place(Path(path)):
         Path(path).write_text(text)
         return
     target = Path(os.path.realpath(path))
     unfinished = _unfinished(target)
     try:
-        unfinished.write_text(text)
+        if target.exists():
+            unfinished.touch(0o600)  # Until it is known who may read it.
+            unfinished.write_text(text)
+            _give_rights_of(target, unfinished)
+        else:
+            unfinished.write_text(text)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
+def _give_rights_of(target: Path, unfinished: Path) -> None:
+    was = target.stat()
+    for user, group in ((-1, was.st_gid), (was.st_uid, -1)):
+        with contextlib.suppress(OSError):  # Root may give a file away, others hardly.
+            os.chown(unfinished, user, group)
+    unfinished.chmod(stat.S_IMODE(was.st_mode))
+
+
 def _unfinished(target: Path) -> Path:
     # A short name: that of the target may already be as long as can be.
     return target.with_name(f"gradring.{os.getpid()}.part")
+
+
+def _is_standard_output(file: Path) -> bool:
+    # Replaced, or opened once more, it would lose what is printed there.
+    try:
+        return os.path.samestat(file.stat(), os.fstat(1))
+    except OSError:
+        return False
 
 
 def _is_written_in_place(file: Path) -> bool:

@@ -65,6 +65,7 @@ TEST_CASE("who has no descriptors left is told whose limit it is: the process's 
         "Too many open files; see this process's ulimit -n");
   CHECK(transport::connect_problem(ENFILE, *list) ==
         "Too many open files in system; see this host's fs.file-max");
+  CHECK(transport::limit_hint(ENFILE, "its") == "; see its host's fs.file-max");
 }
 
 }  // namespace

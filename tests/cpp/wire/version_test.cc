@@ -6,11 +6,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "collectives/engine/compressed_layout.h"
 #include "collectives/flat/flat_memory.h"
 #include "collectives/plan/choose.h"
+#include "kernels/codec.h"
 #include "ps/protocol/payloads.h"
 #include "ps/protocol/row_codec.h"
 #include "transport/joining/handshake.h"
@@ -30,6 +34,7 @@ struct Spoken {
   std::uint64_t links;
   std::uint64_t parameters;
   std::uint64_t plans;
+  std::uint64_t compressed;
 };
 
 // Where a hash differs, what this build says has changed: count kWireVersion up, also between two
@@ -39,7 +44,8 @@ constexpr Spoken kSpoken = {2,
                             0xbeb995a09b680437u,
                             0x5deecbd168dba599u,
                             0xe0eca4fc61b3c48u,
-                            0xa50afeb6d2346b24u};
+                            0xa50afeb6d2346b24u,
+                            0xd890ebbb5df5cefbu};
 
 // FNV-1a.
 class Hash {
@@ -202,16 +208,50 @@ std::uint64_t plans() {
   return hash.value();
 }
 
+// Parts of a compressed sum, of two blocks of kInt8 and a little, with equals for kTopK.
+std::uint64_t compressed() {
+  Hash hash;
+  for (std::size_t kind = 0; kind < kernels::kCodecKindCount; ++kind) {
+    collectives::Compressed what;
+    what.codec = {static_cast<kernels::CodecKind>(kind), 0.0625};
+    const double divisor = 2;
+    what.divisor_at = &divisor;
+    what.count = 3 * 520;
+    const collectives::CompressedLayout layout(what, 1, 3);
+    std::vector<std::byte> part(layout.bytes(1));
+    layout.write_header(part.data());
+    std::vector<float> values(layout.count(1));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(static_cast<int>(i * 37 % 509) - 254) * 1.03125f;
+    kernels::encode(what.codec, values.data(), nullptr, values.size(),
+                    part.data() + collectives::CompressedLayout::kHeaderBytes);
+    hash.bytes(part);
+    for (const auto& operation : {layout.exchange(), layout.spread()}) {
+      hash.number(static_cast<std::uint64_t>(operation.request.op));
+      hash.bytes(operation.request.counts);
+      hash.bytes(operation.request.recv_counts);
+    }
+  }
+  return hash.value();
+}
+
+// As kSpoken has them.
+std::string in_hex(std::initializer_list<std::uint64_t> hashes) {
+  std::ostringstream out;
+  for (const std::uint64_t hash : hashes) out << "0x" << std::hex << hash << "u, ";
+  return out.str();
+}
+
 TEST_CASE("what builds say to each other changes only with the version of the wire") {
   INFO("Count wire::kWireVersion up, then write what is found into kSpoken.");
-  INFO(std::hex, "0x", handshake(), "u, 0x", control(), "u, 0x", links(), "u, 0x", parameters(),
-       "u, 0x", plans(), "u");
+  INFO(in_hex({handshake(), control(), links(), parameters(), plans(), compressed()}));
   CHECK(kWireVersion == kSpoken.version);
   CHECK(handshake() == kSpoken.handshake);
   CHECK(control() == kSpoken.control);
   CHECK(links() == kSpoken.links);
   CHECK(parameters() == kSpoken.parameters);
   CHECK(plans() == kSpoken.plans);
+  CHECK(compressed() == kSpoken.compressed);
 }
 
 TEST_CASE("a build comes back as it was, and says what it is") {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -82,6 +83,33 @@ def test_what_an_earlier_bench_has_written_outlives_a_full_disk(
     with pytest.raises(output_files.CannotWrite, match=r"kept\.json: No space left"):
         bench_command._finish({"operations": []}, options)
     assert kept.read_text() == "before"
+
+
+def test_who_may_read_a_file_stays_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    for mode in (0o600, 0o640):
+        file.touch()
+        if os.geteuid() == 0:
+            os.chown(file, 1234, 5678)
+        file.chmod(mode)
+        before = file.stat()
+        write_whole(file, "after")
+        after = file.stat()
+        assert (after.st_mode, after.st_uid, after.st_gid) == (
+            stat.S_IFREG | mode, before.st_uid, before.st_gid,
+        )  # fmt: skip
+
+
+def test_a_file_that_is_standard_output_keeps_what_is_printed_there(tmp_path: Path) -> None:
+    file = tmp_path / "out.txt"
+    program = (
+        "from gradring.commands.output_files import require_writable, write_whole\n"
+        "require_writable('/dev/stdout', '--json', is_replaced=True)\n"
+        "print('head'); write_whole('/dev/stdout', '{}\\n'); print('tail')\n"
+    )
+    with file.open("w") as stdout:
+        subprocess.run([sys.executable, "-c", program], stdout=stdout, check=True, timeout=60)
+    assert file.read_text() == "head\n{}\ntail\n"
 
 
 def test_a_profile_that_could_not_be_replaced_is_told_of_before_anything_is_measured(

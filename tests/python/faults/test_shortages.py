@@ -63,7 +63,7 @@ def test_a_rank_without_descriptors_says_so_and_nobody_else_is_accused(
         assert outcome.error == "DeviceError", outcome
         assert "rank 0 (" in outcome.text, outcome
         assert "can open no connection to rank 1 (" in outcome.text, outcome
-        assert "Too many open files" in outcome.text, outcome
+        assert "Too many open files; see its process's ulimit -n" in outcome.text, outcome
 
 
 def test_nor_where_it_has_none_left_for_the_memory_that_it_would_share(job: StartJob) -> None:
@@ -75,7 +75,7 @@ def test_nor_where_it_has_none_left_for_the_memory_that_it_would_share(job: Star
     ):
         assert outcome.error == "DeviceError", outcome
         assert "creating" in outcome.text, outcome
-        assert "Too many open files; see its ulimit -n" in outcome.text, outcome
+        assert "Too many open files; see this process's ulimit -n" in outcome.text, outcome
 
 
 def test_nor_where_it_cannot_take_the_memory_that_it_is_passed(job: StartJob) -> None:

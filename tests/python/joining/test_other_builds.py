@@ -74,3 +74,25 @@ def test_rank_0_names_who_came_with_another_version_where_it_names_who_is_missin
     said_here = f"{came_from}: it speaks {LATER_TEXT}, this process {HERE}"
     assert f"a process that may be one of them was refused, {said_here}" in str(raised.value)
     assert f"refused a connection from {said_here}" in capfd.readouterr().err
+
+
+def test_a_stranger_that_comes_with_ever_other_versions_is_told_of_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    listen_fd, address = listening_socket()
+    host, port = address.rsplit(":", 1)
+    source = f"127.0.{secrets.randbelow(250)}.{secrets.randbelow(250) + 2}"  # Nobody's before.
+    strangers = []
+    for release in range(5):
+        stranger = socket.create_connection((host, int(port)), source_address=(source, 0))
+        stranger.sendall(b"GRAD" + bytes([200, 1, 0, release]) + bytes(32))
+        strangers.append(stranger)
+    with pytest.raises(gr.TimedOut):
+        gr.init(
+            rank=0, world_size=2, rendezvous=address, secret=secrets.token_hex(16),
+            timeout=0.3, listen_fd=listen_fd,
+        )  # fmt: skip
+    for stranger in strangers:
+        assert len(stranger.recv(64, socket.MSG_WAITALL)) == 64  # All were told in turn.
+        stranger.close()
+    assert capfd.readouterr().err.count(f"refused a connection from {source}:") == 1
