@@ -47,6 +47,7 @@ void tell_each(Client& client, const std::string& what, const PsHeader& header,
     calls.push_back(std::make_shared<PlainCall>(what));
     calls.back()->add(shard, header, payload);
     calls.back()->make_hint();
+    calls.back()->go_along();  // With the load: it waits for no room.
     client.start(calls.back(), kLetGoTime);
   }
   Failure first;

@@ -24,7 +24,7 @@ from gradring.bench.options import Options, parse
 from gradring.bench.report import Document
 from gradring.bench.starts import Missing, role_in_group
 from gradring.bench.sweep import Sweep
-from gradring.commands.output_files import require_writable, write_whole, writing
+from gradring.commands.output_files import require_writable, write_json, writing
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -138,8 +138,7 @@ def _finish(document: Document, options: Options) -> int:
     else:
         table.show(document)
     if options.json not in (None, "-"):
-        with writing(str(options.json)) as file:
-            write_whole(file, json.dumps(document, indent=1) + "\n")
+        write_json(str(options.json), document)
     if options.plot is not None:
         with writing(options.plot) as file:
             plot.draw(document, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -84,6 +85,16 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: str | os.PathLike[str], document: object) -> None:
+    """Write a document as JSON, as `write_whole` does.
+
+    Raises:
+        CannotWrite: That failed.
+    """
+    with writing(path) as file:
+        write_whole(file, json.dumps(document, indent=1) + "\n")
 
 
 def _give_rights_of(target: Path, unfinished: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradring.commands.output_files import require_writable, write_whole, writing
+from gradring.commands.output_files import require_writable, write_json
 from gradring.commands.own_modules import module_command
 from gradring.demo.clicks import ClickOutcome, train_clicks
 from gradring.demo.digits import load_digits
@@ -85,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code, facts = _report(n, **outcomes)
     clicks_code, facts["clicks"] = _report_clicks(train_clicks(options.seed))
     if options.json is not None:
-        with writing(options.json) as file:
-            write_whole(file, json.dumps(facts, indent=2) + "\n")
+        write_json(options.json, facts)
     return max(code, clicks_code)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from gradring.bench.kernels import codecs, cupy_peers, report, rows, streaming, torch_peers
 from gradring.bench.kernels.measure import Bench, Case
 from gradring.bench.kernels.options import Options, parse
-from gradring.commands.output_files import require_writable, write_whole, writing
+from gradring.commands.output_files import require_writable, write_json
 from gradring.errors import DeviceError
 
 _GROUPS: tuple[Callable[[Bench, Options], list[Case]], ...] = (
@@ -41,8 +41,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         report.show(document)
     if options.json not in (None, "-"):
-        with writing(str(options.json)) as file:
-            write_whole(file, json.dumps(document, indent=1) + "\n")
+        write_json(str(options.json), document)
     return 1 if any("failed" in row for row in document["kernels"]) else 0
 
 

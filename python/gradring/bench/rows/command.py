@@ -18,7 +18,7 @@ from gradring.bench.rows import bounds, report
 from gradring.bench.rows.ids import zipf_ids
 from gradring.bench.rows.options import Options, parse
 from gradring.bench.starts import role_in_group
-from gradring.commands.output_files import write_whole, writing
+from gradring.commands.output_files import write_json, writing
 from gradring.commands.own_modules import module_command
 from gradring.errors import InvalidArgument
 from gradring.launch import processes
@@ -58,8 +58,7 @@ def run(argv: Sequence[str]) -> int:
     else:
         report.show(document)
     if options.json not in (None, "-"):
-        with writing(str(options.json)) as file:
-            write_whole(file, json.dumps(document, indent=1) + "\n")
+        write_json(str(options.json), document)
     if options.plot is not None:
         with writing(options.plot) as file:
             report.draw(document, file)

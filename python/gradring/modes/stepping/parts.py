@@ -49,11 +49,13 @@ class Parts:
         one = np.array([[1, count // _CHECK + 1, count % _CHECK + 1]], np.float32)
         coming: Pending | None = None
         taken = np.zeros_like(one)
+
+        def ask() -> Pending:
+            return self._store.push([Push(self._table, row, one, after=taken)])
+
         try:
             while True:
-                if coming is None:
-                    coming = self._store.push([Push(self._table, row, one, after=taken)])
-                asked, coming = coming, None
+                asked, coming = coming or ask(), None
                 asked.result()
                 number = int(taken[0, 0])
                 if not np.array_equal(taken, number * one):
@@ -66,7 +68,7 @@ class Parts:
                     return
                 if ahead is not None and number <= count - ahead:
                     with contextlib.suppress(Error):  # Else the part in hand would be lost with it.
-                        coming = self._store.push([Push(self._table, row, one, after=taken)])
+                        coming = ask()
                 yield number - 1
         finally:
             if coming is not None:  # Else its answer would come out of a later call.

@@ -42,7 +42,14 @@ struct Slow {
     call->add(shard, request.header, request.rest);
     by.run(call, kServiceTimeout);
   }
-  void freeze_shard_1() const { tell(*saver, 1, freeze(1, Millis{60'000})); }
+  void take_all_room() const {
+    tell(*saver, 1, freeze(1, Millis{60'000}));
+    push(kServiceTimeout);
+  }
+  void go_on() const {
+    thaw_shard_1();
+    client->flush(kServiceTimeout);
+  }
   void thaw_shard_1() const { tell(*saver, 1, thaw(1)); }
   void push(Millis timeout, std::uint64_t bytes = kBytes, bool goes_along = false) const {
     const auto call = std::make_shared<PushCall>(
@@ -57,8 +64,7 @@ struct Slow {
 
 TEST_CASE("a push that finds no room beside those of a slow server says so, and is not sent") {
   const Slow slow;
-  slow.freeze_shard_1();
-  slow.push(kServiceTimeout);
+  slow.take_all_room();
   Slow::tell(*slow.client, 0, gradring::testing::pull("counts", {}));  // It answers in order.
   std::string text;
   try {
@@ -70,15 +76,13 @@ TEST_CASE("a push that finds no room beside those of a slow server says so, and 
   CHECK(text.find("(1, with 1000 bytes)") != std::string::npos);
   CHECK(text.find("shard 1 (" + slow.service.addresses[1]) != std::string::npos);
   CHECK(text.find("shard 0") == std::string::npos);
-  slow.thaw_shard_1();
-  slow.client->flush(kServiceTimeout);
+  slow.go_on();
   CHECK(all_are(pull(*slow.client, slow.table, kIds), 1.0f));
 }
 
 TEST_CASE("a push that waits for room goes in once there is some, whatever its own size") {
   const Slow slow;
-  slow.freeze_shard_1();
-  slow.push(kServiceTimeout);
+  slow.take_all_room();
   std::thread other([&] { slow.push(kServiceTimeout, 5 * kBytes); });
   slow.thaw_shard_1();
   other.join();
@@ -89,27 +93,23 @@ TEST_CASE("a push that waits for room goes in once there is some, whatever its o
 
 TEST_CASE("the rest of a push of several tables goes along where its first part was let in") {
   const Slow slow;
-  slow.freeze_shard_1();
-  slow.push(kServiceTimeout);
+  slow.take_all_room();
   slow.push(kServiceTimeout, kBytes, true);
   CHECK_THROWS_AS(slow.push(Millis{20}), TimedOut);
-  slow.thaw_shard_1();
-  slow.client->flush(kServiceTimeout);
+  slow.go_on();
   CHECK(all_are(pull(*slow.client, slow.table, kIds), 2.0f));
 }
 
 TEST_CASE("a hint that finds no room is given up at once, however long it may take otherwise") {
   const Slow slow;
-  slow.freeze_shard_1();
-  slow.push(kServiceTimeout);
+  slow.take_all_room();
   std::vector<float> rows(kOnes.size());
   const auto hint = std::make_shared<PullCall>(
       std::vector<PullItem>{{slow.table, kIds, rows.data()}}, PullOptions{});
   hint->note_array_bytes(kBytes);
   hint->make_hint();
   CHECK_THROWS_AS(slow.client->start(hint, Millis{3'600'000}), TimedOut);
-  slow.thaw_shard_1();
-  slow.client->flush(kServiceTimeout);
+  slow.go_on();
 }
 
 TEST_CASE("pulls that wait at a gate take no room: the next push may be what opens it") {
