@@ -81,4 +81,9 @@ inline constexpr Millis kSleepSlice{50};
 // Socket buffers asked for on data connections (the kernel may give less).
 inline constexpr int kSocketBufferBytes = 4 << 20;
 
+// TLS: what one system call brings (four whole records), and how many records one key encrypts:
+// fewer than the 2^24.5 that AES-GCM is good for (RFC 8446, 5.5).
+inline constexpr std::size_t kTlsReadBytes = 66'600;
+inline constexpr std::uint64_t kTlsRecordsPerKey = std::uint64_t{1} << 23;
+
 }  // namespace gradring::limits

@@ -35,16 +35,16 @@ using gradring::transport::JoinOptions;
 
 std::shared_ptr<gradring::collectives::Communicator> join(
     Rank rank, Rank world_size, const std::string& rendezvous, const py::bytes& secret,
-    const std::string& transport, std::int64_t timeout_ms, std::int64_t heartbeat_timeout_ms,
-    const std::string& interface, int listen_fd, const std::string& host_label,
-    std::size_t record_operations, const std::string& record_directory,
-    const std::string& trace_directory, const gradring::bind::Costs& costs,
-    std::uint32_t link_mbit) {
+    const std::string& tls, const std::string& transport, std::int64_t timeout_ms,
+    std::int64_t heartbeat_timeout_ms, const std::string& interface, int listen_fd,
+    const std::string& host_label, std::size_t record_operations,
+    const std::string& record_directory, const std::string& trace_directory,
+    const gradring::bind::Costs& costs, std::uint32_t link_mbit) {
   JoinOptions options;
   options.rank = rank;
   options.world_size = world_size;
   if (world_size > 1) options.rendezvous = gradring::transport::parse_host_port(rendezvous);
-  options.secret = secret;
+  options.credentials = {secret, gradring::transport::parse_encryption(tls)};
   options.mode = gradring::bind::mode_of(transport);
   options.timeout = Millis{timeout_ms};
   options.heartbeat_timeout = Millis{heartbeat_timeout_ms};
@@ -60,9 +60,10 @@ std::shared_ptr<gradring::collectives::Communicator> join(
 }
 
 // A rank's record, and how far its clock is ahead of ours, in nanoseconds, give or take the last.
-py::tuple inspect(const std::string& address, const py::bytes& secret, std::int64_t timeout_ms) {
+py::tuple inspect(const std::string& address, const py::bytes& secret, std::int64_t timeout_ms,
+                  const std::string& tls) {
   constexpr int kQuestions = 8;
-  const std::string known = secret;
+  const gradring::transport::Credentials known{secret, gradring::transport::parse_encryption(tls)};
   std::string record;
   gradring::transport::ClockOffset clock;
   {
@@ -104,11 +105,12 @@ PYBIND11_MODULE(_core, module) {
   module.attr("version") = GRADRING_VERSION;
   module.attr("wire_version") = gradring::transport::kSpokenVersion;
   module.attr("compiler") = __VERSION__;
-  module.def("inspect", &inspect, py::arg("address"), py::arg("secret"), py::arg("timeout_ms"));
+  module.def("inspect", &inspect, py::arg("address"), py::arg("secret"),
+             py::arg("timeout_ms"), py::arg("tls") = "auto");
   module.def("join", &join, py::kw_only(), py::arg("rank"), py::arg("world_size"),
-             py::arg("rendezvous"), py::arg("secret"), py::arg("transport"), py::arg("timeout_ms"),
-             py::arg("heartbeat_timeout_ms"), py::arg("interface"), py::arg("listen_fd"),
-             py::arg("host_label") = "", py::arg("record_operations") = 1024,
+             py::arg("rendezvous"), py::arg("secret"), py::arg("tls") = "auto", py::arg("transport"),
+             py::arg("timeout_ms"), py::arg("heartbeat_timeout_ms"), py::arg("interface"),
+             py::arg("listen_fd"), py::arg("host_label") = "", py::arg("record_operations") = 1024,
              py::arg("record_directory") = "", py::arg("trace_directory") = "",
              py::arg("costs") = gradring::bind::Costs(), py::arg("link_mbit") = 0);
   // For the benches' plain streams.

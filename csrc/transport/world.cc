@@ -48,7 +48,7 @@ std::shared_ptr<World> World::join(const JoinOptions& options) {
   world->options_.costs = meeting.costs;
   world->monitor_ = std::make_unique<Monitor>(
       std::move(meeting), options,
-      [world = world.get()](Fd guest) { world->answer(std::move(guest)); });
+      [world = world.get()](Connection guest) { world->answer(std::move(guest)); });
   return world;
 }
 
@@ -127,22 +127,22 @@ std::optional<ClockOffset> World::compare_clocks() const {
   constexpr int kQuestions = 16;
   if (shares_host(rank(), 0)) return ClockOffset{};
   try {
-    return Inspection(member(0).tcp_address, options_.secret, Clock::now() + kClockTime)
+    return Inspection(member(0).tcp_address, options_.credentials, Clock::now() + kClockTime)
         .clock(kQuestions);
   } catch (const Error&) {
     return std::nullopt;  // It has left; the readings before have to do.
   }
 }
 
-void World::answer(Fd guest) {
-  scribe_->post([this, guest = std::make_shared<Fd>(std::move(guest))] {
+void World::answer(Connection guest) {
+  scribe_->post([this, guest = std::make_shared<Connection>(std::move(guest))] {
     const auto report = report_.with([](const auto& kept) { return kept; });
     const Time visit_ends = Clock::now() + kVisitTime;
     const auto until = [this, visit_ends] {
       const Clock::duration go_at{guests_go_at_.load(std::memory_order_relaxed)};
       return std::min(visit_ends, Time{go_at});
     };
-    if (report) answer_inspection(guest->get(), report, until);
+    if (report) answer_inspection(*guest, report, until);
   });
 }
 
@@ -191,9 +191,9 @@ void World::await(Group& group, Rank peer, pollfd entry, const Limit& limit) con
   }
 }
 
-Fd World::open(Group& group, const Intro& intro, const Limit& limit) const {
+Connection World::open(Group& group, const Intro& intro, const Limit& limit) const {
   const Rank peer = intro.to;
-  Knock knock(member(peer), options_.secret, intro);
+  Knock knock(member(peer), options_.credentials, intro);
   while (true) {
     const Knock::Outcome outcome = knock.advance();
     if (outcome == Knock::Outcome::kThrough) return knock.take();
@@ -212,26 +212,27 @@ std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane,
   const Limit limit(kConnectTime, timeout);
   const bool is_local = shares_memory(rank(), peer);
   const Purpose purpose = is_local ? Purpose::kSharedLink : Purpose::kLink;
-  Fd fd = open(group, {purpose, lane, rank(), peer, group.id, session_, group.members_hash}, limit);
-  if (!is_local) return std::make_unique<TcpLink>(std::move(fd));
+  Connection connection =
+      open(group, {purpose, lane, rank(), peer, group.id, session_, group.members_hash}, limit);
+  if (!is_local) return std::make_unique<TcpLink>(std::move(connection));
   SharedMemory memory = SharedMemory::create(ShmLink::kMemoryBytes);
-  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), limit.deadline); });
-  return std::make_unique<ShmLink>(std::move(memory), std::move(fd), true);
+  or_lost(peer, [&] { send_fd(connection.get(), memory.fd(), limit.deadline); });
+  return std::make_unique<ShmLink>(std::move(memory), connection.take_fd(), true);
 }
 
 std::unique_ptr<Link> World::accept(Group& group, Arrival arrival, Millis timeout) const {
   if (arrival.intro.purpose == Purpose::kLink)
-    return std::make_unique<TcpLink>(std::move(arrival.fd));
+    return std::make_unique<TcpLink>(std::move(arrival.connection));
   Fd memory = receive_memory(group, arrival, timeout);
   return std::make_unique<ShmLink>(SharedMemory::attach(std::move(memory), ShmLink::kMemoryBytes),
-                                   std::move(arrival.fd), false);
+                                   arrival.connection.take_fd(), false);
 }
 
 void World::give_segment(Group& group, Rank peer, const SharedMemory& memory, Millis timeout) {
   const Limit limit(kConnectTime, timeout);
-  const Fd fd = open(
+  const Connection connection = open(
       group, {Purpose::kSegment, 0, rank(), peer, group.id, session_, group.members_hash}, limit);
-  or_lost(peer, [&] { send_fd(fd.get(), memory.fd(), limit.deadline); });
+  or_lost(peer, [&] { send_fd(connection.get(), memory.fd(), limit.deadline); });
 }
 
 SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t bytes,
@@ -241,8 +242,9 @@ SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t byte
 
 Fd World::receive_memory(Group& group, const Arrival& arrival, Millis timeout) const {
   const Limit limit(kPassTime, timeout);
-  await(group, arrival.intro.from, {arrival.fd.get(), POLLIN, 0}, limit);
-  return or_lost(arrival.intro.from, [&] { return recv_fd(arrival.fd.get(), limit.deadline); });
+  await(group, arrival.intro.from, {arrival.connection.get(), POLLIN, 0}, limit);
+  return or_lost(arrival.intro.from,
+                 [&] { return recv_fd(arrival.connection.get(), limit.deadline); });
 }
 
 }  // namespace gradring::transport

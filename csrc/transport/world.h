@@ -76,9 +76,9 @@ class World {
     std::string text;
   };
   void await(Group& group, Rank peer, pollfd entry, const Limit& limit) const;
-  Fd open(Group& group, const Intro& intro, const Limit& limit) const;
+  Connection open(Group& group, const Intro& intro, const Limit& limit) const;
   Fd receive_memory(Group& group, const Arrival& arrival, Millis timeout) const;
-  void answer(Fd guest);
+  void answer(Connection guest);
   template <typename Talk>
   auto or_lost(Rank peer, const Talk& talk) const;
 

@@ -291,6 +291,7 @@ class PsClient:
         *,
         servers: Sequence[str],
         secret: bytes,
+        tls: str = "auto",
         client: int,
         transport: str,
         timeout_ms: int,
@@ -424,6 +425,7 @@ class PsServer:
         index: int,
         servers: int,
         secret: bytes,
+        tls: str = "auto",
         transport: str,
         log_directory: str,
         fsync: str,
@@ -465,6 +467,7 @@ def join(
     world_size: int,
     rendezvous: str,
     secret: bytes,
+    tls: str = "auto",
     transport: str,
     timeout_ms: int,
     heartbeat_timeout_ms: int,
@@ -519,7 +522,9 @@ def find_ids(slots: Any, known: Any, ids: Any, found: Any) -> None: ...
 def place_ids(slots: Any, known: Any, first: int, end: int) -> None: ...
 def merge_rows(slots: Any, rows: Any, places: Any, distinct: Any, sums: Any) -> int: ...
 def sum_rows(ids: Any, rows: Any, distinct: Any, sums: Any) -> int: ...
-def inspect(address: str, secret: bytes, timeout_ms: int) -> tuple[bytes, int, int]: ...
+def inspect(
+    address: str, secret: bytes, timeout_ms: int, tls: str = "auto"
+) -> tuple[bytes, int, int]: ...
 def learn_torch(types: list[type], dtypes: list[Any], codes: list[int]) -> None: ...
 def quick(
     communicator: Communicator, name: str, method: Callable[..., Any], text: str = ""

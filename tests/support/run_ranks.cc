@@ -19,7 +19,7 @@ std::vector<JoinOptions> options_for(const Job& job) {
     options.rank = rank;
     options.world_size = job.ranks;
     options.rendezvous = {"127.0.0.1", transport::local_port(listener.get())};
-    options.secret = "a secret of this test";
+    options.credentials = {"a secret of this test", job.encryption};
     options.mode = job.mode;
     options.timeout = job.timeout;
     options.heartbeat_timeout = job.heartbeat_timeout;

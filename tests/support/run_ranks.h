@@ -22,6 +22,7 @@ struct Job {
   Millis timeout{20'000};
   Millis heartbeat_timeout{5000};
   RecordOptions record = {};
+  transport::Encryption encryption = transport::Encryption::kBetweenHosts;
 };
 
 // What a rank passes to join; rank 0's brings a listening socket along.

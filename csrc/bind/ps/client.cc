@@ -223,11 +223,12 @@ py::object push_dense(PsClient& self, std::size_t number, const py::object& grad
 }
 
 std::unique_ptr<PsClient> make_client(const std::vector<std::string>& servers,
-                                      const py::bytes& secret, std::uint32_t client,
-                                      const std::string& transport, std::int64_t timeout_ms) {
+                                      const py::bytes& secret, const std::string& tls,
+                                      std::uint32_t client, const std::string& transport,
+                                      std::int64_t timeout_ms) {
   ps::ClientOptions options;
   options.servers = servers;
-  options.secret = secret;
+  options.credentials = {secret, transport::parse_encryption(tls)};
   options.client = client;
   options.mode = mode_of(transport);
   options.timeout = Millis{timeout_ms};
@@ -263,7 +264,7 @@ void register_ps_client(py::module_& module) {
 
   auto type = py::class_<PsClient>(module, "PsClient");
   type.def(py::init(&make_client), py::kw_only(), py::arg("servers"), py::arg("secret"),
-           py::arg("client"), py::arg("transport"), py::arg("timeout_ms"))
+           py::arg("tls") = "auto", py::arg("client"), py::arg("transport"), py::arg("timeout_ms"))
       .def("pull", &pull, py::arg("tables"), py::arg("ids"), py::arg("outs"), py::kw_only(),
            py::arg("codec") = 0, py::arg("gate") = py::none(), py::arg("timeout_ms") = -1,
            py::arg("in_background") = false, py::arg("is_hint") = false)

@@ -79,9 +79,9 @@ void load_piece(Server& server, std::uint32_t shard, std::uint64_t staging,
 std::shared_ptr<Server> make_server(const std::string& host, int port, int listen_fd,
                                     std::uint32_t threads, std::uint32_t index,
                                     std::uint32_t servers, const py::bytes& secret,
-                                    const std::string& transport, const std::string& log_directory,
-                                    const std::string& fsync, std::int64_t client_grace_ms,
-                                    bool waits_to_open) {
+                                    const std::string& tls, const std::string& transport,
+                                    const std::string& log_directory, const std::string& fsync,
+                                    std::int64_t client_grace_ms, bool waits_to_open) {
   ps::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -89,7 +89,7 @@ std::shared_ptr<Server> make_server(const std::string& host, int port, int liste
   options.threads = threads;
   options.index = index;
   options.servers = servers;
-  options.secret = secret;
+  options.credentials = {secret, transport::parse_encryption(tls)};
   options.mode = mode_of(transport);
   options.log_directory = log_directory;
   options.fsync = fsync;
@@ -106,8 +106,8 @@ void register_ps_server(py::module_& module) {
   py::class_<Server, std::shared_ptr<Server>>(module, "PsServer")
       .def(py::init(&make_server), py::kw_only(), py::arg("host"), py::arg("port"),
            py::arg("listen_fd"), py::arg("threads"), py::arg("index"), py::arg("servers"),
-           py::arg("secret"), py::arg("transport"), py::arg("log_directory"), py::arg("fsync"),
-           py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false)
+           py::arg("secret"), py::arg("tls") = "auto", py::arg("transport"), py::arg("log_directory"),
+           py::arg("fsync"), py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false)
       .def("open", &Server::open, release())
       .def(
           "tell_beginning",

@@ -31,7 +31,7 @@ std::string no_memory_for(const Call& call) {
 }  // namespace
 
 Client::Client(const ClientOptions& options)
-    : Client(options, find_shards(options.servers, options.secret, options.timeout)) {}
+    : Client(options, find_shards(options.servers, options.credentials, options.timeout)) {}
 
 Client::Client(const ClientOptions& options, FoundShards found)
     : options_(options),
@@ -40,7 +40,7 @@ Client::Client(const ClientOptions& options, FoundShards found)
       core_({{options.client, found.incarnation}, addresses_, options.answer_time}),
       connections_(addresses_.size()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      dialer_(addresses_, options.secret, options.mode, wake_.get()) {
+      dialer_(addresses_, options.credentials, options.mode, wake_.get()) {
   thread_ = start_thread("client", [this] { run_background(); });
 }
 

@@ -24,7 +24,7 @@ namespace gradring::ps {
 
 struct ClientOptions {
   std::vector<std::string> servers;  // "host:port", in the servers' order.
-  std::string secret;
+  transport::Credentials credentials;
   std::uint32_t client = 0;  // Number of the worker; 2^31 and more: nobody's worker.
   transport::TransportMode mode = transport::TransportMode::kAuto;
   Millis timeout{60000};

@@ -7,10 +7,10 @@
 
 namespace gradring::ps {
 
-Dialer::Dialer(std::vector<std::string> addresses, std::string secret,
+Dialer::Dialer(std::vector<std::string> addresses, transport::Credentials credentials,
                transport::TransportMode mode, int wake)
     : addresses_(std::move(addresses)),
-      secret_(std::move(secret)),
+      credentials_(std::move(credentials)),
       mode_(mode),
       wake_(wake),
       attempts_(addresses_.size()) {}
@@ -37,7 +37,7 @@ bool Dialer::begin(std::uint32_t shard) {
 void Dialer::dial(std::uint32_t shard, Attempt& attempt) const {
   try {
     attempt.outcome.link =
-        dial_shard(addresses_[shard], secret_, shard, mode_, Clock::now() + kTime);
+        dial_shard(addresses_[shard], credentials_, shard, mode_, Clock::now() + kTime);
   } catch (const std::exception& error) {
     attempt.outcome.failure = Failure::from(error);
   }

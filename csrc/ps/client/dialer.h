@@ -24,8 +24,8 @@ class Dialer {
 
   // `addresses`: of each shard's server. `wake`: an eventfd that is written to when an attempt
   // ends.
-  Dialer(std::vector<std::string> addresses, std::string secret, transport::TransportMode mode,
-         int wake);
+  Dialer(std::vector<std::string> addresses, transport::Credentials credentials,
+         transport::TransportMode mode, int wake);
   ~Dialer();  // Waits for attempts that are under way.
 
   // False if an attempt is under way, or over and not taken.
@@ -42,7 +42,7 @@ class Dialer {
   void dial(std::uint32_t shard, Attempt& attempt) const;
 
   const std::vector<std::string> addresses_;
-  const std::string secret_;
+  const transport::Credentials credentials_;
   const transport::TransportMode mode_;
   const int wake_;
   std::vector<std::unique_ptr<Attempt>> attempts_;  // By shard.

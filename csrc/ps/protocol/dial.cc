@@ -16,7 +16,7 @@
 namespace gradring::ps {
 namespace {
 
-using transport::Fd;
+using transport::Connection;
 using transport::Intro;
 using transport::Purpose;
 using transport::TransportMode;
@@ -25,36 +25,38 @@ constexpr std::uint64_t kCardBytes = 16384;
 constexpr Millis kAskTime{2000};
 constexpr int kAgainMs = 20;
 
-Fd reach(const std::string& address, const std::string& secret, const Intro& intro, Time deadline) {
+Connection reach(const std::string& address, const transport::Credentials& credentials,
+                 const Intro& intro, Time deadline) {
   std::string why;
-  Fd fd = transport::connect_tcp(transport::parse_host_port(address), deadline, why);
-  if (!fd) throw PeerLost(-1, why);
-  transport::shake_hands(fd.get(), secret, intro, deadline);
-  return fd;
+  Connection connection =
+      transport::connect_tcp(transport::parse_host_port(address), deadline, why);
+  if (!connection) throw PeerLost(-1, why);
+  transport::shake_hands(connection, credentials, intro, deadline);
+  return connection;
 }
 
 Intro intro_to(Purpose purpose, std::int32_t shard) {
   return {purpose, 0, -1, shard, 0, {}};
 }
 
-Bytes read_frame(int fd, wire::PsType type, wire::PsHeader& header, Time deadline) {
+Bytes read_frame(Connection& from, wire::PsType type, wire::PsHeader& header, Time deadline) {
   wire::PsHeaderBytes head;
-  transport::recv_all(fd, head, deadline);
+  from.recv_all(head, deadline);
   header = wire::decode_ps_header(head);
   if (header.type != type || header.payload_bytes > kCardBytes)
     throw ProtocolError("it is no server of parameters");
   Bytes payload(static_cast<std::size_t>(header.payload_bytes));
-  transport::recv_all(fd, payload, deadline);
+  from.recv_all(payload, deadline);
   return payload;
 }
 
-ServerCard read_card(int fd, Time deadline) {
+ServerCard read_card(Connection& from, Time deadline) {
   wire::PsHeader header;
-  const Bytes payload = read_frame(fd, wire::PsType::kWelcome, header, deadline);
+  const Bytes payload = read_frame(from, wire::PsType::kWelcome, header, deadline);
   if (header.b == 0) throw ProtocolError("it is no server of parameters");
   ServerCard card{header.a, header.count, header.b, decode_welcome(payload), {header.seq, ""}};
   if (card.beginning.cut != 0)
-    card.beginning.place = decode_text(read_frame(fd, wire::PsType::kText, header, deadline));
+    card.beginning.place = decode_text(read_frame(from, wire::PsType::kText, header, deadline));
   return card;
 }
 
@@ -73,18 +75,18 @@ auto or_lost(const Talk& talk) {
 }
 
 std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
-                                              const std::string& secret, std::uint32_t shard,
-                                              Time deadline) {
+                                              const transport::Credentials& credentials,
+                                              std::uint32_t shard, Time deadline) {
   std::string why;
   int error = 0;
-  Fd fd = transport::connect_unix(unix_name, deadline, why, &error);
-  if (!fd) throw PeerLost(-1, str("its Unix socket: ", why, transport::limit_hint(error)));
-  transport::shake_hands(fd.get(), secret,
+  Connection connection = transport::connect_unix(unix_name, deadline, why, &error);
+  if (!connection) throw PeerLost(-1, str("its Unix socket: ", why, transport::limit_hint(error)));
+  transport::shake_hands(connection, credentials,
                          intro_to(Purpose::kSharedParameters, static_cast<std::int32_t>(shard)),
                          deadline);
   auto memory = transport::SharedMemory::create(transport::ShmLink::kMemoryBytes);
-  transport::send_fd(fd.get(), memory.fd(), deadline);
-  return std::make_unique<transport::ShmLink>(std::move(memory), std::move(fd), true);
+  transport::send_fd(connection.get(), memory.fd(), deadline);
+  return std::make_unique<transport::ShmLink>(std::move(memory), connection.take_fd(), true);
 }
 
 std::string text_of(const Beginning& beginning) {
@@ -104,35 +106,39 @@ void require_same(const std::string& first, const Beginning& of_first, const std
 
 }  // namespace
 
-ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline) {
+ServerCard ask_server(const std::string& address, const transport::Credentials& credentials,
+                      Time deadline) {
   return or_lost([&] {
-    const Fd fd = reach(address, secret, intro_to(Purpose::kParameters, -1), deadline);
-    return read_card(fd.get(), deadline);
+    Connection connection =
+        reach(address, credentials, intro_to(Purpose::kParameters, -1), deadline);
+    return read_card(connection, deadline);
   });
 }
 
-std::unique_ptr<transport::Link> dial_shard(const std::string& address, const std::string& secret,
+std::unique_ptr<transport::Link> dial_shard(const std::string& address,
+                                            const transport::Credentials& credentials,
                                             std::uint32_t shard, TransportMode mode,
                                             Time deadline) {
   return or_lost([&]() -> std::unique_ptr<transport::Link> {
     if (mode != TransportMode::kTcp) {
       // Asked anew each time: a server that was started again has another socket.
-      const Welcome server = ask_server(address, secret, deadline).welcome;
+      const Welcome server = ask_server(address, credentials, deadline).welcome;
       const bool is_here = !server.unix_name.empty() && server.host_key == transport::host_key();
-      if (is_here) return share_memory(server.unix_name, secret, shard, deadline);
+      if (is_here) return share_memory(server.unix_name, credentials, shard, deadline);
       if (mode == TransportMode::kShm)
         throw InvalidArgument(str("transport 'shm': the server at ", address,
                                   " is on another host, or takes no shared memory; use 'auto'"));
     }
-    Fd fd = reach(address, secret, intro_to(Purpose::kParameters, static_cast<std::int32_t>(shard)),
-                  deadline);
-    transport::end_with_silence(fd.get(), limits::kPsSilence);
-    return std::make_unique<transport::TcpLink>(std::move(fd));
+    Connection connection =
+        reach(address, credentials,
+              intro_to(Purpose::kParameters, static_cast<std::int32_t>(shard)), deadline);
+    transport::end_with_silence(connection.get(), limits::kPsSilence);
+    return std::make_unique<transport::TcpLink>(std::move(connection));
   });
 }
 
-FoundShards find_shards(const std::vector<std::string>& named, const std::string& secret,
-                        Millis timeout) {
+FoundShards find_shards(const std::vector<std::string>& named,
+                        const transport::Credentials& credentials, Millis timeout) {
   const auto servers = static_cast<std::uint32_t>(named.size());
   if (servers == 0) throw InvalidArgument("no server of parameters is named");
   const Time deadline = Clock::now() + timeout;
@@ -144,7 +150,7 @@ FoundShards find_shards(const std::vector<std::string>& named, const std::string
     ServerCard card;
     while (true) {
       try {
-        card = ask_server(address, secret, std::min(deadline, Clock::now() + kAskTime));
+        card = ask_server(address, credentials, std::min(deadline, Clock::now() + kAskTime));
         break;
       } catch (const AuthError& error) {
         throw AuthError(str("connecting to the parameter server at ", address, ": ", error.what()));

@@ -34,8 +34,10 @@ struct ServerCard {
 
 // Both throw AuthError (another secret), wire::OtherBuild, or PeerLost that says why there is no
 // connection.
-ServerCard ask_server(const std::string& address, const std::string& secret, Time deadline);
-std::unique_ptr<transport::Link> dial_shard(const std::string& address, const std::string& secret,
+ServerCard ask_server(const std::string& address, const transport::Credentials& credentials,
+                      Time deadline);
+std::unique_ptr<transport::Link> dial_shard(const std::string& address,
+                                            const transport::Credentials& credentials,
                                             std::uint32_t shard, transport::TransportMode mode,
                                             Time deadline);
 
@@ -49,8 +51,8 @@ struct FoundShards {
 // `servers` is in the order of their numbers; waits until all of them have started. Throws
 // AuthError, wire::OtherBuild, Mismatch (others are there than were named, or they began with
 // different checkpoints), or PeerLost.
-FoundShards find_shards(const std::vector<std::string>& servers, const std::string& secret,
-                        Millis timeout);
+FoundShards find_shards(const std::vector<std::string>& servers,
+                        const transport::Credentials& credentials, Millis timeout);
 
 // The server's half, once the handshake is done.
 Bytes encode_card(const ServerCard& card);

@@ -115,7 +115,8 @@ void Server::open_door(std::unique_ptr<transport::Door>& door) {
   const transport::HostPort bound = transport::local_address(tcp.get());
   // What was asked for is what the others can reach; only the port may be new.
   address_ = transport::to_text({options_.listen_fd >= 0 ? bound.host : options_.host, bound.port});
-  door = std::make_unique<transport::Door>(std::move(tcp), std::move(local), options_.secret, -1);
+  door =
+      std::make_unique<transport::Door>(std::move(tcp), std::move(local), options_.credentials, -1);
 }
 
 ShardLoop::Hooks Server::make_hooks() {
@@ -166,7 +167,8 @@ bool Server::keeps_waiting(transport::Arrival& arrival) {
   // Who had no answer in time has hung up, and asks again.
   if (const Time now = Clock::now(); now >= next_purge_) {
     next_purge_ = now + kPurgeTime;
-    std::erase_if(early_, [](const auto& early) { return transport::has_hung_up(early.fd.get()); });
+    std::erase_if(early_,
+                  [](const auto& early) { return transport::has_hung_up(early.connection.get()); });
   }
   early_.push_back(std::move(arrival));
   return true;
@@ -192,11 +194,12 @@ void Server::arrived(transport::Arrival arrival) {
   const std::int64_t here = std::int64_t{intro.to} - first_shard();
   if (intro.purpose == Purpose::kParameters && intro.to == -1) {
     // What an empty connection always has room for.
-    transport::send_some(arrival.fd.get(), card(), {});
+    arrival.connection.send_some(card());
   } else if (!is_client || here < 0 || here >= std::int64_t{options_.threads}) {
-    log_warning_once(-1, "ps arrival",
-                     str("refused a connection from ", transport::peer_text(arrival.fd.get()),
-                         ": it is for shard ", intro.to, ", which is not here"));
+    log_warning_once(
+        -1, "ps arrival",
+        str("refused a connection from ", transport::peer_text(arrival.connection.get()),
+            ": it is for shard ", intro.to, ", which is not here"));
   } else {
     loops_[static_cast<std::size_t>(here)]->deliver(std::move(arrival));
   }

@@ -25,7 +25,7 @@ struct ServerOptions {
   std::uint32_t threads = 1;
   std::uint32_t index = 0;  // Of this server.
   std::uint32_t servers = 1;
-  std::string secret;
+  transport::Credentials credentials;
   transport::TransportMode mode = transport::TransportMode::kAuto;
   Millis client_grace{5000};
   std::string log_directory;   // Empty: no log; what is not in a checkpoint dies with the process.

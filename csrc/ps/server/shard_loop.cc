@@ -213,12 +213,12 @@ void ShardLoop::admit(transport::Arrival arrival) {
   const Time now = Clock::now();
   if (arrival.intro.purpose == Purpose::kSharedParameters) {
     if (newcomers_.size() >= limits::kHandshakesPending) newcomers_.pop_front();
-    newcomers_.push_back({std::move(arrival.fd), now + kMemoryTime});
+    newcomers_.push_back({arrival.connection.take_fd(), now + kMemoryTime});
     next_look_ = {};
     return;
   }
-  transport::end_with_silence(arrival.fd.get(), limits::kPsSilence);
-  add_guest(std::make_unique<transport::TcpLink>(std::move(arrival.fd)), now);
+  transport::end_with_silence(arrival.connection.get(), limits::kPsSilence);
+  add_guest(std::make_unique<transport::TcpLink>(std::move(arrival.connection)), now);
 }
 
 void ShardLoop::add_guest(std::unique_ptr<transport::Link> link, Time now) {

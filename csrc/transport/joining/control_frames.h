@@ -6,13 +6,14 @@
 #include <span>
 
 #include "base/clock.h"
+#include "transport/links/connection.h"
 #include "wire/messages.h"
 
 namespace gradring::transport {
 
-void send_frame(int fd, const wire::Message& message, Time deadline);
+void send_frame(Connection& to, const wire::Message& message, Time deadline);
 // One that is encoded already, for several.
-void send_payload(int fd, std::span<const std::byte> payload, Time deadline);
-wire::Message recv_frame(int fd, Time deadline);
+void send_payload(Connection& to, std::span<const std::byte> payload, Time deadline);
+wire::Message recv_frame(Connection& from, Time deadline);
 
 }  // namespace gradring::transport

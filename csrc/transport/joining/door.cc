@@ -14,6 +14,9 @@ namespace {
 constexpr const char* kClosedEarly =
     "it closed the connection during the handshake: it ended or was interrupted, or it waited too "
     "long for an answer, as beside a busy or restarted process, and tries again";
+constexpr const char* kPlain =
+    "it is not encrypted, which connections from other hosts are to be: GRADRING_TLS is off there; "
+    "set it to the same on all hosts";
 constexpr Millis kGrace{100};  // Before a guest may have to make room.
 constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
 
@@ -30,10 +33,10 @@ void refuse(Rank rank, int fd, const std::string& why) {
 
 }  // namespace
 
-Door::Door(Fd tcp, Fd unix_socket, std::string secret, Rank rank)
+Door::Door(Fd tcp, Fd unix_socket, Credentials credentials, Rank rank)
     : tcp_(std::move(tcp)),
       unix_(std::move(unix_socket)),
-      secret_(std::move(secret)),
+      credentials_(std::move(credentials)),
       rank_(rank) {}
 
 void Door::add_polls(std::vector<pollfd>& polls) const {
@@ -41,8 +44,8 @@ void Door::add_polls(std::vector<pollfd>& polls) const {
   if (!is_resting_) polls.push_back({tcp_.get(), POLLIN, 0});
   if (!is_resting_ && unix_) polls.push_back({unix_.get(), POLLIN, 0});
   for (const Guest& guest : guests_) {
-    const auto events = static_cast<short>(guest.out.empty() ? POLLIN : POLLIN | POLLOUT);
-    polls.push_back({guest.fd.get(), events, 0});
+    const short events = guest.connection.events(true, !guest.out.empty());
+    polls.push_back({guest.connection.get(), events, 0});
   }
 }
 
@@ -54,7 +57,7 @@ std::vector<Arrival> Door::work(Time now) {
   for (auto guest = guests_.begin(); guest != guests_.end();) {
     const Outcome outcome = advance(*guest, now);
     if (outcome == Outcome::kThrough)
-      arrivals.push_back({std::move(guest->fd), guest->handshake.intro()});
+      arrivals.push_back({std::move(guest->connection), guest->handshake.intro()});
     guest = outcome == Outcome::kWaiting ? std::next(guest) : guests_.erase(guest);
   }
   return arrivals;
@@ -71,15 +74,16 @@ void Door::accept_all(int listener, Time now) {
     if (!fd && (error == EMFILE || error == ENFILE)) rest(now, error);
     if (!fd) return;
     if (is_full) {
-      refuse(rank_, guests_.front().fd.get(),
+      refuse(rank_, guests_.front().connection.get(),
              "too many connections that have not proved themselves");
       guests_.pop_front();
     }
     guests_.push_back({std::move(fd),
-                       ServerHandshake(secret_, random_nonce()),
+                       ServerHandshake(credentials_.secret, random_nonce()),
                        now + limits::kHandshakeTime,
                        {},
-                       {}});
+                       {},
+                       false});
   }
 }
 
@@ -90,44 +94,65 @@ void Door::rest(Time now, int error) {
                    str("takes no connections for now: ", errno_text(error), limit_hint(error)));
 }
 
-Door::Outcome Door::advance(Guest& guest, Time now) {
-  try {
-    while (true) {
-      while (!guest.out.empty()) {
-        const Io io = send_some(guest.fd.get(), guest.out, {});
-        if (io.closed) throw ProtocolError(kClosedEarly);
-        if (io.bytes == 0) break;
-        guest.out.erase(guest.out.begin(),
-                        guest.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
-      }
-      if (guest.handshake.wants() == 0 && !guest.out.empty()) break;
-      if (guest.handshake.is_done()) return Outcome::kThrough;
-      if (const auto& other = guest.handshake.other_build()) throw wire::OtherBuild(*other);
+// Its first byte says whether it is encrypted; a guest that should be is heard, and refused. False
+// while it has said nothing.
+bool Door::begin(Guest& guest) const {
+  const auto first = peek(guest.connection.get());
+  if (!first) return has_hung_up(guest.connection.get());
+  if (Tls::begins_with(*first))
+    guest.connection.encrypt(credentials_.secret, Tls::End::kServer);
+  else if (credentials_.want_encrypted(guest.connection.get()))
+    guest.handshake.want_encryption();
+  return true;
+}
 
-      // Never more than the message it may send now: what follows the handshake belongs to the
-      // connection's owner.
-      const std::size_t have = guest.in.size();
-      guest.in.resize(guest.handshake.wants());
-      const Io io = recv_some(guest.fd.get(), std::span(guest.in).subspan(have), {});
-      guest.in.resize(have + io.bytes);
+// Until it is through, waits for more, or is refused. Throws what makes it be dropped.
+void Door::talk(Guest& guest) const {
+  while (true) {
+    while (!guest.out.empty()) {
+      const Io io = guest.connection.send_some(guest.out);
       if (io.closed) throw ProtocolError(kClosedEarly);
-      if (guest.in.size() == guest.handshake.wants()) {
-        guest.out = guest.handshake.receive(guest.in);
-        guest.in.clear();
-      } else if (io.bytes == 0) {
-        break;
-      }
+      if (io.bytes == 0) break;
+      guest.out.erase(guest.out.begin(), guest.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
+    }
+    if (guest.handshake.wants() == 0) return;
+
+    // Never more than the message it may send now: what follows the handshake belongs to the
+    // connection's owner.
+    const std::size_t have = guest.in.size();
+    guest.in.resize(guest.handshake.wants());
+    const Io io = guest.connection.recv_some(std::span(guest.in).subspan(have));
+    guest.in.resize(have + io.bytes);
+    if (io.closed) throw ProtocolError(kClosedEarly);
+    if (guest.in.size() == guest.handshake.wants()) {
+      guest.out = guest.handshake.receive(guest.in);
+      guest.in.clear();
+    } else if (io.bytes == 0) {
+      return;
+    }
+  }
+}
+
+Door::Outcome Door::advance(Guest& guest, Time now) {
+  const int fd = guest.connection.get();
+  try {
+    guest.has_begun = guest.has_begun || begin(guest);
+    if (guest.has_begun) talk(guest);
+    if (guest.handshake.wants() == 0 && guest.out.empty()) {
+      if (guest.handshake.is_done()) return Outcome::kThrough;
+      if (guest.handshake.lacks_encryption()) throw AuthError(kPlain);
+      throw wire::OtherBuild(*guest.handshake.other_build());
     }
   } catch (const wire::OtherBuild& error) {
-    other_build_ = str(peer_text(guest.fd.get()), ": ", error.what());
-    refuse(rank_, guest.fd.get(), "another version", error.what());
+    other_build_ = str(peer_text(fd), ": ", error.what());
+    refuse(rank_, fd, "another version", error.what());
     return Outcome::kGone;
   } catch (const Error& error) {
-    refuse(rank_, guest.fd.get(), error.what());
+    refuse(rank_, fd, error.what());
     return Outcome::kGone;
   }
   if (now < guest.deadline) return Outcome::kWaiting;
-  refuse(rank_, guest.fd.get(), "it did not finish the handshake in time");
+  refuse(rank_, fd, "it did not finish the handshake in time");
   return Outcome::kGone;
 }
 

@@ -1,7 +1,7 @@
 // The listening side of a process: one TCP port and one abstract Unix socket. Accepts, shakes hands
-// without blocking, and hands out connections that have proved themselves. Strangers are refused,
-// logged once, and disturb nobody. Owned by one thread at a time: init's while ranks meet, the
-// monitor's afterwards.
+// without blocking, encrypted where the guest or its host asks for that, and hands out connections
+// that have proved themselves. Strangers are refused, logged once, and disturb nobody. Owned by one
+// thread at a time: init's while ranks meet, the monitor's afterwards.
 #pragma once
 
 #include <poll.h>
@@ -12,18 +12,18 @@
 
 #include "base/clock.h"
 #include "transport/joining/handshake.h"
-#include "transport/links/fd.h"
+#include "transport/links/connection.h"
 
 namespace gradring::transport {
 
 struct Arrival {
-  Fd fd;
+  Connection connection;
   Intro intro;
 };
 
 class Door {
  public:
-  Door(Fd tcp, Fd unix_socket, std::string secret, Rank rank);
+  Door(Fd tcp, Fd unix_socket, Credentials credentials, Rank rank);
 
   void add_polls(std::vector<pollfd>& polls) const;
   // Does what can be done without waiting, and returns the connections that are through.
@@ -34,20 +34,23 @@ class Door {
 
  private:
   struct Guest {
-    Fd fd;
+    Connection connection;
     ServerHandshake handshake;
     Time deadline;
     std::vector<std::byte> in;
     std::vector<std::byte> out;
+    bool has_begun = false;  // To speak, encrypted or not.
   };
   enum class Outcome : std::uint8_t { kWaiting, kThrough, kGone };
   void accept_all(int listener, Time now);
   void rest(Time now, int error);
   Outcome advance(Guest& guest, Time now);
+  bool begin(Guest& guest) const;
+  void talk(Guest& guest) const;
 
   Fd tcp_;
   Fd unix_;
-  std::string secret_;  // Before guests_, whose handshakes point to it.
+  Credentials credentials_;  // Before guests_, whose handshakes point to it.
   Rank rank_;
   std::string other_build_;
   std::list<Guest> guests_;

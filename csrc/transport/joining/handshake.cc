@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "transport/links/socket.h"
 
 namespace gradring::transport {
 namespace {
@@ -85,14 +84,21 @@ void fill_random(std::array<std::byte, N>& bytes) {
 }
 
 // What is behind the build of a server that refuses.
-constexpr std::array<std::byte, kAnswerBytes - sizeof(wire::BuildBytes)> kRefusalRest{};
+using RefusalRest = std::array<std::byte, kAnswerBytes - sizeof(wire::BuildBytes)>;
+constexpr RefusalRest kRefusalRest{};
+constexpr RefusalRest kPlainRefusalRest{std::byte{1}};
 
-// Whether a server said so in place of an answer.
-void require_same_version(std::span<const std::byte> answer) {
+// Throws what a server said in place of an answer, if it did.
+void look_for_refusal(std::span<const std::byte> answer) {
   const auto build = wire::decode_build(answer);
   const auto rest = answer.subspan(sizeof(wire::BuildBytes));
   if (build && build->wire != wire::kWireVersion && std::ranges::equal(rest, kRefusalRest))
     throw wire::OtherBuild(*build);
+  if (build && std::ranges::equal(rest, kPlainRefusalRest))
+    throw AuthError(
+        "it takes only encrypted connections from other hosts, and GRADRING_TLS is off here: set "
+        "it "
+        "to the same on all of them");
 }
 
 std::vector<std::byte> joined(std::span<const std::byte> first, std::span<const std::byte> second) {
@@ -137,6 +143,10 @@ std::vector<std::byte> ServerHandshake::receive(std::span<const std::byte> bytes
       step_ = Step::kRefused;
       return joined(wire::encode(wire::this_build()), kRefusalRest);
     }
+    if (wants_encryption_) {
+      step_ = Step::kRefused;
+      return joined(wire::encode(wire::this_build()), kPlainRefusalRest);
+    }
     std::memcpy(client_nonce_.data(), bytes.data() + sizeof(wire::BuildBytes), kNonceBytes);
     step_ = Step::kProof;
     return joined(nonce_, mac_of(*secret_, "server", client_nonce_, nonce_, {}));
@@ -172,7 +182,7 @@ std::vector<std::byte> ClientHandshake::receive(std::span<const std::byte> bytes
     std::memcpy(server_nonce_.data(), bytes.data(), kNonceBytes);
     if (!is_equal(mac_of(*secret_, "server", nonce_, server_nonce_, {}),
                   bytes.subspan(kNonceBytes))) {
-      require_same_version(bytes);
+      look_for_refusal(bytes);
       throw AuthError(
           "it does not know this job's secret: GRADRING_SECRET differs between the two processes");
     }
@@ -185,21 +195,29 @@ std::vector<std::byte> ClientHandshake::receive(std::span<const std::byte> bytes
   return {};
 }
 
-void shake_hands(int fd, const std::string& secret, const Intro& intro, Time deadline) {
-  ClientHandshake client(secret, random_nonce(), intro);
-  send_all(fd, client.hello(), deadline);
-  while (!client.is_done()) {
-    std::vector<std::byte> bytes(client.wants());
-    recv_all(fd, bytes, deadline);
-    try {
-      send_all(fd, client.receive(bytes), deadline);
-    } catch (const AuthError& error) {
-      send_some(fd, kNoProof, {});
-      throw AuthError(str(peer_text(fd), ": ", error.what()));
-    } catch (const wire::OtherBuild& error) {
-      throw wire::OtherBuild(str(peer_text(fd), ": ", error.what()));
+void shake_hands(Connection& connection, const Credentials& credentials, const Intro& intro,
+                 Time deadline) {
+  const std::string peer = peer_text(connection.get());
+  ClientHandshake client(credentials.secret, random_nonce(), intro);
+  try {
+    credentials.open(connection);
+    connection.send_all(client.hello(), deadline);
+    while (!client.is_done()) {
+      std::vector<std::byte> bytes(client.wants());
+      connection.recv_all(bytes, deadline);
+      connection.send_all(client.receive(bytes), deadline);
     }
+  } catch (const AuthError& error) {
+    say_no_proof(connection);
+    throw AuthError(str(peer, ": ", error.what()));
+  } catch (const wire::OtherBuild& error) {
+    throw wire::OtherBuild(str(peer, ": ", error.what()));
   }
+}
+
+void say_no_proof(Connection& connection) {
+  // Not where TLS has found out: both ends know then.
+  if (!connection.is_encrypted()) connection.send_some(kNoProof);
 }
 
 }  // namespace gradring::transport

@@ -9,8 +9,8 @@
 // A hello of another version of the wire is answered with the server's own build and zeros, as long
 // as the answer, and that is the end. Hello and answer are so long in all versions. A client that
 // finds that the secrets differ sends zeros for its proof, so that the server can say so too.
-// Nothing is encrypted (docs/launchers.md). TLS would wrap the socket below this and leave the
-// handshake as it is.
+// A hello from another host that is not encrypted, though it should be, is answered with the
+// server's build and a one before zeros. TLS (links/tls.h) is below all this, and begins before.
 #pragma once
 
 #include <array>
@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/types.h"
+#include "transport/joining/credentials.h"
 #include "wire/messages.h"
 #include "wire/version.h"
 
@@ -60,6 +61,7 @@ inline constexpr std::size_t kAnswerBytes = kNonceBytes + kMacBytes;
 inline constexpr std::size_t kProofBytes = kIntroBytes + kMacBytes;
 
 inline constexpr std::array<std::byte, kProofBytes> kNoProof{};
+void say_no_proof(Connection& connection);  // By a client that has found out that secrets differ.
 
 using Nonce = std::array<std::byte, kNonceBytes>;
 using Mac = std::array<std::byte, kMacBytes>;
@@ -79,8 +81,12 @@ class ServerHandshake {
   // Takes exactly wants() bytes and returns the answer to send. Throws AuthError or ProtocolError:
   // drop the connection.
   std::vector<std::byte> receive(std::span<const std::byte> bytes);
+  // From now on a client of the right version is refused all the same: it is not encrypted.
+  void want_encryption() { wants_encryption_ = true; }
   // The client's, if it is of another version: once the answer is sent, drop the connection.
   const std::optional<wire::Build>& other_build() const { return other_build_; }
+  // The same, of one that should have been encrypted.
+  bool lacks_encryption() const { return step_ == Step::kRefused && !other_build_; }
   const Intro& intro() const { return intro_; }
   bool is_done() const { return step_ == Step::kDone; }
 
@@ -91,6 +97,7 @@ class ServerHandshake {
   Nonce client_nonce_{};
   std::optional<wire::Build> other_build_;
   Intro intro_;
+  bool wants_encryption_ = false;
   Step step_ = Step::kHello;
 };
 
@@ -116,8 +123,9 @@ class ClientHandshake {
   Step step_ = Step::kAnswer;
 };
 
-// The client's half over a socket, blocking until `deadline`. Throws AuthError (the secrets
-// differ), wire::OtherBuild, TimedOut, ProtocolError.
-void shake_hands(int fd, const std::string& secret, const Intro& intro, Time deadline);
+// The client's half, encrypted where that is wanted, blocking until `deadline`. Throws AuthError
+// (the secrets differ, or what is encrypted), wire::OtherBuild, TimedOut, ProtocolError.
+void shake_hands(Connection& connection, const Credentials& credentials, const Intro& intro,
+                 Time deadline);
 
 }  // namespace gradring::transport

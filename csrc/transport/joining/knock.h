@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "transport/joining/handshake.h"
-#include "transport/links/fd.h"
+#include "transport/links/connection.h"
 #include "wire/messages.h"
 
 namespace gradring::transport {
@@ -25,21 +25,24 @@ class Knock {
   };
 
   // To the door of `member`: its Unix socket where the intro is for this host, its TCP port else.
-  // `secret` outlives this.
-  Knock(const wire::Member& member, const std::string& secret, const Intro& intro);
+  // `credentials` outlive this.
+  Knock(const wire::Member& member, const Credentials& credentials, const Intro& intro);
+  Knock(const wire::Member& member, Credentials&& credentials, const Intro& intro) = delete;
 
   Rank to() const { return to_; }
   // Does what can be done without waiting. Once it is not kWaiting, it is over.
   Outcome advance();
   pollfd wants() const;
-  Fd take() { return std::move(fd_); }  // After kThrough.
+  Connection take() { return std::move(connection_); }  // After kThrough.
   const std::string& why() const { return why_; }
 
  private:
   Outcome fail(Outcome outcome, const std::string& why);
+  Outcome talk();
 
   Rank to_;
-  Fd fd_;
+  const Credentials* credentials_;
+  Connection connection_;
   ClientHandshake handshake_;
   bool is_connected_ = false;
   std::vector<std::byte> in_;

@@ -42,7 +42,7 @@ wire::Member describe_self(const JoinOptions& options, const std::string& tcp_ad
 std::unique_ptr<Door> open_door(const JoinOptions& options, Fd listener, const wire::Member& self) {
   // Without shared memory nobody has business at a Unix socket.
   Fd local = options.mode == TransportMode::kTcp ? Fd() : listen_unix(self.unix_name, 1024);
-  return std::make_unique<Door>(std::move(listener), std::move(local), options.secret,
+  return std::make_unique<Door>(std::move(listener), std::move(local), options.credentials,
                                 options.rank);
 }
 
@@ -131,7 +131,7 @@ std::string objection(const JoinOptions& options, const wire::Join& join, const 
 void forget_dead(Meeting& meeting) {
   for (auto control = meeting.controls.begin(); control != meeting.controls.end();) {
     std::byte byte{};
-    if (!recv_some(control->second.get(), std::span(&byte, 1), {}).closed) {
+    if (!control->second.recv_some(std::span(&byte, 1)).closed) {
       ++control;
       continue;
     }
@@ -151,25 +151,25 @@ void admit(const JoinOptions& options, Arrival arrival, Meeting& meeting) {
     // It has proved that it belongs to the job; a second is plenty for the rest of its first
     // message.
     const Time deadline = Clock::now() + Millis{1000};
-    const wire::Message message = recv_frame(arrival.fd.get(), deadline);
+    const wire::Message message = recv_frame(arrival.connection, deadline);
     const auto* join = std::get_if<wire::Join>(&message);
     if (join == nullptr) throw ProtocolError("expected a join");
     // One that has given up and comes again at once was there at the last look.
     if (meeting.controls.contains(join->member.rank)) forget_dead(meeting);
-    const HostPort here = local_address(arrival.fd.get());
+    const HostPort here = local_address(arrival.connection.get());
     const std::string reason = objection(options, *join, meeting, here);
     if (!reason.empty()) {
       log_warning(options.rank, str("refused a rank: ", reason));
-      send_frame(arrival.fd.get(), wire::Refused{reason, false}, deadline);
+      send_frame(arrival.connection, wire::Refused{reason, false}, deadline);
       return;
     }
     wire::Member member = join->member;
     member.tcp_address = seen_over(link_of(here.host), member.tcp_address);
     const bool is_here = member.host_key == meeting.members[0].host_key;
-    member.path_us = is_here ? 0 : path_us(arrival.fd.get());
+    member.path_us = is_here ? 0 : path_us(arrival.connection.get());
     meeting.members[static_cast<std::size_t>(join->member.rank)] = std::move(member);
     meeting.modes[static_cast<std::size_t>(join->member.rank)] = join->mode;
-    meeting.controls[join->member.rank] = std::move(arrival.fd);
+    meeting.controls[join->member.rank] = std::move(arrival.connection);
   } catch (const Error& error) {
     log_warning(options.rank, str("a rank did not join properly: ", error.what()));
   }
@@ -266,15 +266,16 @@ Meeting host_meeting(const JoinOptions& options) {
   return meeting;
 }
 
-Fd find_host(const JoinOptions& options, Time deadline) {
+Connection find_host(const JoinOptions& options, Time deadline) {
   std::string why;
   while (true) {
     try {
-      Fd fd = connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
-      if (fd) {
-        shake_hands(fd.get(), options.secret, {Purpose::kControl, 0, options.rank, 0, 0, {}},
+      Connection connection =
+          connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
+      if (connection) {
+        shake_hands(connection, options.credentials, {Purpose::kControl, 0, options.rank, 0, 0, {}},
                     deadline);
-        return fd;
+        return connection;
       }
     } catch (const wire::OtherBuild& error) {
       throw wire::OtherBuild(str("rank ", options.rank, " and rank 0 at ",
@@ -295,9 +296,9 @@ Fd find_host(const JoinOptions& options, Time deadline) {
   }
 }
 
-wire::Message hear_of_others(const JoinOptions& options, int control, Time deadline) {
+wire::Message hear_of_others(const JoinOptions& options, Connection& control, Time deadline) {
   try {
-    while (!wait_readable(control, std::min(deadline, Clock::now() + Millis{100})) &&
+    while (!control.wait_readable(std::min(deadline, Clock::now() + Millis{100})) &&
            Clock::now() < deadline)
       check_interrupt(options);
     return recv_frame(control, deadline);
@@ -314,17 +315,17 @@ wire::Message hear_of_others(const JoinOptions& options, int control, Time deadl
 
 // Nothing while rank 0 is in another world; `why` is what it says of that.
 std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, std::string& why) {
-  Fd control = find_host(options, deadline);
+  Connection control = find_host(options, deadline);
   const std::string host = options.interface.empty() ? local_address(control.get()).host
                                                      : interface_address(options.interface);
   Fd listener = listen_for_ranks(options, host, 0);
   const wire::Member self = describe_self(options, to_text({host, local_port(listener.get())}));
   Meeting meeting;
   meeting.door = open_door(options, std::move(listener), self);
-  send_frame(control.get(),
+  send_frame(control,
              wire::Join{static_cast<std::uint32_t>(options.world_size), self, options.mode},
              deadline);
-  const wire::Message message = hear_of_others(options, control.get(), deadline);
+  const wire::Message message = hear_of_others(options, control, deadline);
   if (const auto* refused = std::get_if<wire::Refused>(&message)) {
     if (!refused->may_come_again) throw InvalidArgument(refused->text);
     why = refused->text;
@@ -361,13 +362,13 @@ Meeting join_meeting(const JoinOptions& options) {
 
 }  // namespace
 
-void welcome(const Meeting& meeting, Time deadline) {
+void welcome(Meeting& meeting, Time deadline) {
   // Encoded once: it is as long as there are ranks to send it to.
   const std::vector<std::byte> payload =
       wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
-  for (const auto& [rank, control] : meeting.controls) {
+  for (auto& [rank, control] : meeting.controls) {
     try {
-      send_payload(control.get(), payload, deadline);
+      send_payload(control, payload, deadline);
     } catch (const Error&) {
       // Others are in the world already, and hear of it as of any rank that is lost.
       ::shutdown(control.get(), SHUT_RDWR);

@@ -24,7 +24,7 @@ struct JoinOptions {
   Rank world_size = 1;
   HostPort rendezvous;
   int listen_fd = -1;  // Rank 0: a socket that listens at `rendezvous` already. Ownership passes.
-  std::string secret;
+  Credentials credentials;
   std::string interface;   // NAME or CIDR; empty: by the route to the rendezvous.
   std::string host_label;  // Sets processes of one machine apart as if they ran on several: for
                            // tests of what crosses hosts.
@@ -39,9 +39,9 @@ struct JoinOptions {
 
 struct Meeting {
   std::unique_ptr<Door> door;
-  std::map<Rank, Fd> controls;        // Rank 0: one from each other rank. Others: to rank 0.
-  std::vector<wire::Member> members;  // By rank.
-  std::vector<TransportMode> modes;   // The same; rank 0's knowledge.
+  std::map<Rank, Connection> controls;  // Rank 0: one from each other rank. Others: to rank 0.
+  std::vector<wire::Member> members;    // By rank.
+  std::vector<TransportMode> modes;     // The same; rank 0's knowledge.
   wire::SessionId session{};
   CostProfile costs;                  // Rank 0's.
   std::vector<Arrival> early;         // Connections that came while we were still meeting.
@@ -51,6 +51,6 @@ struct Meeting {
 Meeting meet(const JoinOptions& options);
 // Rank 0's last word in there: tells all others who is there. The connection of one that has given
 // up or died since, or does not read, ends.
-void welcome(const Meeting& meeting, Time deadline);
+void welcome(Meeting& meeting, Time deadline);
 
 }  // namespace gradring::transport

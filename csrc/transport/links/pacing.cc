@@ -58,6 +58,13 @@ bool is_within_host(int fd) {
   return is_loopback_ip(there) || IN6_ARE_ADDR_EQUAL(&here, &there);
 }
 
+bool is_unix(int fd) {
+  sockaddr_storage mine{};
+  socklen_t length = sizeof mine;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&mine), &length) == 0 &&
+         mine.ss_family == AF_UNIX;
+}
+
 bool leads_to_this_host(const addrinfo& entry) {
   // Connecting a datagram socket sends nothing: it asks for the route.
   const Fd probe(::socket(entry.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));

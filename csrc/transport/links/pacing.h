@@ -10,6 +10,7 @@ namespace gradring::transport {
 
 bool leads_to_this_host(const addrinfo& entry);
 bool is_within_host(int fd);  // Also true of a Unix socket.
+bool is_unix(int fd);
 
 // Before connect() to this host, and before listen(): who is accepted starts like the listener.
 void start_unpaced(int fd);

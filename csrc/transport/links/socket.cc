@@ -64,18 +64,6 @@ HostPort to_host_port(const sockaddr_storage& address) {
   return {};
 }
 
-bool wait_for(int fd, short events, Time deadline) {
-  while (true) {
-    const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now()).count();
-    pollfd entry{fd, events, 0};
-    const int ready = ::poll(&entry, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
-    if (ready > 0) return true;
-    if (ready == 0 && left <= 0) return false;
-    if (ready < 0 && errno != EINTR) throw InternalError(str("poll: ", errno_text(errno)));
-    if (ready < 0) run_interrupt_check();
-  }
-}
-
 void check_shortage(const std::string& what, int error) {
   if (is_shortage(error)) throw DeviceError(str(what, ": ", errno_text(error), limit_hint(error)));
 }
@@ -369,6 +357,18 @@ Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body,
   }
 }
 
+bool wait_for(int fd, short events, Time deadline) {
+  while (true) {
+    const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now()).count();
+    pollfd entry{fd, events, 0};
+    const int ready = ::poll(&entry, 1, static_cast<int>(std::max<std::int64_t>(left, 0)));
+    if (ready > 0) return true;
+    if (ready == 0 && left <= 0) return false;
+    if (ready < 0 && errno != EINTR) throw InternalError(str("poll: ", errno_text(errno)));
+    if (ready < 0) run_interrupt_check();
+  }
+}
+
 bool wait_readable(int fd, Time deadline) {
   return wait_for(fd, POLLIN, deadline);
 }
@@ -376,24 +376,10 @@ bool wait_writable(int fd, Time deadline) {
   return wait_for(fd, POLLOUT, deadline);
 }
 
-void send_all(int fd, std::span<const std::byte> bytes, Time deadline) {
-  while (!bytes.empty()) {
-    const Io io = send_some(fd, bytes, {});
-    if (io.closed) throw ProtocolError(str(peer_text(fd), " closed the connection"));
-    bytes = bytes.subspan(io.bytes);
-    if (io.bytes == 0 && !wait_writable(fd, deadline))
-      throw TimedOut(str("no answer from ", peer_text(fd)));
-  }
-}
-
-void recv_all(int fd, std::span<std::byte> bytes, Time deadline) {
-  while (!bytes.empty()) {
-    const Io io = recv_some(fd, bytes, {});
-    if (io.closed) throw ProtocolError(str(peer_text(fd), " closed the connection"));
-    bytes = bytes.subspan(io.bytes);
-    if (io.bytes == 0 && !wait_readable(fd, deadline))
-      throw TimedOut(str("no answer from ", peer_text(fd)));
-  }
+std::optional<std::byte> peek(int fd) {
+  std::byte first{};
+  if (::recv(fd, &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) return std::nullopt;
+  return first;
 }
 
 }  // namespace gradring::transport

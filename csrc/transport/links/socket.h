@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -79,12 +80,12 @@ Io send_some(int fd, std::span<const std::byte> head, std::span<const std::byte>
 Io recv_some(int fd, std::span<std::byte> head, std::span<std::byte> body,
              std::span<std::byte> behind = {});
 
-// Waits for one direction of one descriptor. False when the deadline passed.
+// The first byte that has come, which stays where it is; nothing if none has, or none will.
+std::optional<std::byte> peek(int fd);
+
+// Wait for what poll() calls `events` of one descriptor. False when the deadline passed.
+bool wait_for(int fd, short events, Time deadline);
 bool wait_readable(int fd, Time deadline);
 bool wait_writable(int fd, Time deadline);
-// Whole messages on a non-blocking socket, for hand-shakes and rendezvous. Throws TimedOut or
-// ProtocolError ("... closed ...").
-void send_all(int fd, std::span<const std::byte> bytes, Time deadline);
-void recv_all(int fd, std::span<std::byte> bytes, Time deadline);
 
 }  // namespace gradring::transport

@@ -1,24 +1,25 @@
 #include "transport/links/tcp_link.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 
 namespace gradring::transport {
 
-TcpLink::TcpLink(Fd fd) : fd_(std::move(fd)), peer_(peer_text(fd_.get())) {
-  tune_data_socket(fd_.get());
+TcpLink::TcpLink(Connection connection)
+    : connection_(std::move(connection)), peer_(peer_text(connection_.get())) {
+  tune_data_socket(connection_.get());
 }
 
 Io TcpLink::send_some(std::span<const std::byte> head, std::span<const std::byte> body) {
-  return transport::send_some(fd_.get(), head, body);
+  return connection_.send_some(head, body);
 }
 
 Io TcpLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
   if (ahead_.empty()) {
     const bool is_short = !head.empty() && !body.empty() && body.size() <= kShortBytes;
-    return is_short ? recv_ahead(head, body) : transport::recv_some(fd_.get(), head, body);
+    if (is_short && !connection_.is_encrypted()) return recv_ahead(head, body);
+    return connection_.recv_some(head, body);
   }
   const std::size_t of_head = std::min(head.size(), ahead_.size());
   const std::size_t of_body = std::min(body.size(), ahead_.size() - of_head);
@@ -30,7 +31,7 @@ Io TcpLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
 
 Io TcpLink::recv_ahead(std::span<std::byte> head, std::span<std::byte> body) {
   room_.resize(kAheadBytes);
-  const Io io = transport::recv_some(fd_.get(), head, body, room_);
+  const Io io = transport::recv_some(connection_.get(), head, body, room_);
   const std::size_t asked = std::min(io.bytes, head.size() + body.size());
   ahead_ = std::span(room_).first(io.bytes - asked);
   return {asked, io.closed};
@@ -38,11 +39,7 @@ Io TcpLink::recv_ahead(std::span<std::byte> head, std::span<std::byte> body) {
 
 void TcpLink::hang_up() {
   // Not close(): what we have not read would reset the connection and take our last bytes with it.
-  ::shutdown(fd_.get(), SHUT_WR);
-}
-
-short TcpLink::poll_events(bool wants_recv, bool wants_send) const {
-  return static_cast<short>((wants_recv ? POLLIN : 0) | (wants_send ? POLLOUT : 0));
+  ::shutdown(connection_.get(), SHUT_WR);
 }
 
 }  // namespace gradring::transport

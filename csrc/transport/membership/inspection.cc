@@ -37,18 +37,22 @@ Fd open_inspection(const std::string& address, Time deadline) {
 // meanwhile. Throws ProtocolError if it has gone, TimedOut.
 class Visit {
  public:
-  Visit(int fd, const std::function<Time()>& until) : fd_(fd), until_(until) {}
+  Visit(Connection& guest, const std::function<Time()>& until) : guest_(guest), until_(until) {}
 
   void take(std::span<std::byte> bytes) const {
-    move(bytes, wait_readable, [this](auto rest) { return recv_some(fd_, rest, {}); });
+    move(
+        bytes, [this](Time slice) { guest_.wait_readable(slice); },
+        [this](auto rest) { return guest_.recv_some(rest); });
   }
   void give(std::span<const std::byte> bytes) const {
-    move(bytes, wait_writable, [this](auto rest) { return send_some(fd_, rest, {}); });
+    move(
+        bytes, [this](Time slice) { guest_.wait_writable(slice); },
+        [this](auto rest) { return guest_.send_some(rest); });
   }
 
  private:
-  template <typename Bytes, typename Move>
-  void move(Bytes bytes, bool (*wait)(int, Time), const Move& some) const {
+  template <typename Bytes, typename Wait, typename Move>
+  void move(Bytes bytes, const Wait& wait, const Move& some) const {
     const Time silence_ends = Clock::now() + kGuestTime;
     while (!bytes.empty()) {
       const Time now = Clock::now();
@@ -56,11 +60,11 @@ class Visit {
       const Io io = some(bytes);
       if (io.closed) throw ProtocolError("the guest has gone");
       bytes = bytes.subspan(io.bytes);
-      if (io.bytes == 0) wait(fd_, now + limits::kSleepSlice);
+      if (io.bytes == 0) wait(now + limits::kSleepSlice);
     }
   }
 
-  int fd_;
+  Connection& guest_;
   const std::function<Time()>& until_;
 };
 
@@ -86,21 +90,21 @@ ClockOffset estimate_offset(std::span<const ClockSample> samples) {
   return {quickest->theirs - (quickest->asked + half), half + 1};
 }
 
-Inspection::Inspection(const std::string& address, const std::string& secret, Time deadline)
-    : fd_(open_inspection(address, deadline)), deadline_(deadline) {
-  shake_hands(fd_.get(), secret, {Purpose::kInspect, 0, -1, -1, 0, {}}, deadline);
+Inspection::Inspection(const std::string& address, const Credentials& credentials, Time deadline)
+    : connection_(open_inspection(address, deadline)), deadline_(deadline) {
+  shake_hands(connection_, credentials, {Purpose::kInspect, 0, -1, -1, 0, {}}, deadline);
 }
 
 std::string Inspection::record() {
   auto question = Question::kRecord;
-  send_all(fd_.get(), bytes_of(question), deadline_);
+  connection_.send_all(bytes_of(question), deadline_);
   std::uint64_t length = 0;
-  recv_all(fd_.get(), bytes_of(length), deadline_);
+  connection_.recv_all(bytes_of(length), deadline_);
   if (length > limits::kRecordBytes)
     throw ProtocolError(
         str("a record of ", length, " bytes is over the limit of ", limits::kRecordBytes));
   std::string text(length, '\0');
-  recv_all(fd_.get(), std::as_writable_bytes(std::span(text)), deadline_);
+  connection_.recv_all(std::as_writable_bytes(std::span(text)), deadline_);
   return text;
 }
 
@@ -110,18 +114,18 @@ ClockOffset Inspection::clock(int questions) {
     auto question = Question::kClock;
     ClockSample sample;
     sample.asked = steady_nanos();
-    send_all(fd_.get(), bytes_of(question), deadline_);
-    recv_all(fd_.get(), bytes_of(sample.theirs), deadline_);
+    connection_.send_all(bytes_of(question), deadline_);
+    connection_.recv_all(bytes_of(sample.theirs), deadline_);
     sample.answered = steady_nanos();
     samples.push_back(sample);
   }
   return estimate_offset(samples);
 }
 
-void answer_inspection(int fd, const std::function<std::string()>& record,
+void answer_inspection(Connection& guest, const std::function<std::string()>& record,
                        const std::function<Time()>& until) noexcept {
   try {
-    const Visit visit(fd, until);
+    const Visit visit(guest, until);
     while (true) {
       auto question = Question{};
       visit.take(bytes_of(question));

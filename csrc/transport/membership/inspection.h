@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/clock.h"
-#include "transport/links/fd.h"
+#include "transport/joining/credentials.h"
 
 namespace gradring::transport {
 
@@ -33,19 +33,19 @@ class Inspection {
  public:
   // `address`: "host:port", or "unix:name" of an abstract socket. Throws PeerLost if nobody listens
   // there, AuthError, TimedOut, ProtocolError.
-  Inspection(const std::string& address, const std::string& secret, Time deadline);
+  Inspection(const std::string& address, const Credentials& credentials, Time deadline);
 
   std::string record();
   ClockOffset clock(int questions);
 
  private:
-  Fd fd_;
+  Connection connection_;
   Time deadline_;
 };
 
 // The other end. Never throws; returns when the guest has gone, is slow, or `until` has passed:
 // that is asked again and again, as a rank that leaves has less time.
-void answer_inspection(int fd, const std::function<std::string()>& record,
+void answer_inspection(Connection& guest, const std::function<std::string()>& record,
                        const std::function<Time()>& until) noexcept;
 
 }  // namespace gradring::transport

@@ -27,18 +27,19 @@ std::vector<std::string> addresses_of(const std::vector<wire::Member>& members) 
 
 }  // namespace
 
-Monitor::Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Fd)> inspect)
+Monitor::Monitor(Meeting meeting, const JoinOptions& options,
+                 std::function<void(Connection)> inspect)
     : meeting_(std::move(meeting)),
       rank_(options.rank),
-      secret_(options.secret),
+      credentials_(options.credentials),
       inspect_(std::move(inspect)),
       membership_({options.rank, options.world_size, options.heartbeat_timeout,
                    addresses_of(meeting_.members)},
                   Clock::now()),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   Membership::Actions actions;
-  for (auto& [rank, fd] : meeting_.controls) {
-    controls_[rank].fd = std::move(fd);
+  for (auto& [rank, connection] : meeting_.controls) {
+    controls_[rank].connection = std::move(connection);
     membership_.on_connected(rank, Clock::now(), actions);
   }
   groups_.with([&](Groups& groups) { groups.unclaimed = std::move(meeting_.early); });
@@ -102,7 +103,7 @@ void Monitor::wait() {
   meeting_.door->add_polls(polls);
   for (const auto& [rank, control] : controls_)
     polls.push_back(
-        {control.fd.get(), static_cast<short>(control.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+        {control.connection.get(), control.connection.events(true, !control.out.empty()), 0});
   if (knock_) polls.push_back(knock_->wants());
   const auto left = std::chrono::duration_cast<Millis>(next_beat_ - Clock::now()).count();
   ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 1000)));
@@ -164,20 +165,20 @@ void Monitor::carry_out(Membership::Actions& actions) {
 
 void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
   const Intro& intro = arrival.intro;
-  if (intro.purpose == Purpose::kInspect) return inspect_(std::move(arrival.fd));
+  if (intro.purpose == Purpose::kInspect) return inspect_(std::move(arrival.connection));
   const bool is_ours = intro.session == meeting_.session && intro.to == rank_ && intro.from >= 0 &&
                        intro.from < static_cast<Rank>(meeting_.members.size()) &&
                        intro.from != rank_;
   if (intro.purpose == Purpose::kControl && intro.session == wire::SessionId{})
-    return send_away(std::move(arrival.fd));
+    return send_away(std::move(arrival.connection));
   if (!is_ours) {
     log_warning_once(rank_, "session",
                      str("refused a connection of another job or run with the same secret from ",
-                         peer_text(arrival.fd.get())));
+                         peer_text(arrival.connection.get())));
     return;
   }
   if (intro.purpose == Purpose::kControl) {
-    controls_[intro.from] = Control{std::move(arrival.fd), {}, {}};
+    controls_[intro.from] = Control{std::move(arrival.connection), {}, {}};
     membership_.on_connected(intro.from, Clock::now(), actions);
     return;
   }
@@ -185,11 +186,11 @@ void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
 }
 
 // Somebody wants to join who comes too late, or too early: for what this rank will join after this.
-void Monitor::send_away(Fd newcomer) const {
+void Monitor::send_away(Connection newcomer) const {
   try {
     const Time deadline = Clock::now() + kNewcomerTime;
-    recv_frame(newcomer.get(), deadline);  // Its join: what is not read would undo what is sent.
-    send_frame(newcomer.get(),
+    recv_frame(newcomer, deadline);  // Its join: what is not read would undo what is sent.
+    send_frame(newcomer,
                wire::Refused{"all ranks of this job have joined, and nobody can join it any more; "
                              "a script that calls init() again closes its first communicator on "
                              "every rank before",
@@ -202,7 +203,7 @@ void Monitor::send_away(Fd newcomer) const {
 
 void Monitor::connect(Rank peer) {
   if (knock_ && knock_->to() == peer) return;
-  knock_.emplace(meeting_.members[static_cast<std::size_t>(peer)], secret_,
+  knock_.emplace(meeting_.members[static_cast<std::size_t>(peer)], credentials_,
                  Intro{Purpose::kControl, 0, rank_, peer, 0, meeting_.session});
 }
 
@@ -214,11 +215,11 @@ void Monitor::advance_knock(Membership::Actions& actions) {
   if (!membership_.is_alive(peer)) return knock_.reset();
   const Knock::Outcome outcome = knock_->advance();
   if (outcome == Knock::Outcome::kWaiting) return;
-  Fd fd = knock_->take();
+  Connection connection = knock_->take();
   knock_.reset();
   if (outcome == Knock::Outcome::kRefused) membership_.on_refused(peer, Clock::now(), actions);
   if (outcome != Knock::Outcome::kThrough) return;
-  controls_[peer] = Control{std::move(fd), {}, {}};
+  controls_[peer] = Control{std::move(connection), {}, {}};
   membership_.on_connected(peer, Clock::now(), actions);
 }
 
@@ -239,7 +240,7 @@ bool Monitor::read_control(Rank peer, Control& control, std::string& why,
   std::array<std::byte, 16384> chunk;
   bool is_open = true;
   while (is_open) {
-    const Io io = recv_some(control.fd.get(), chunk, {});
+    const Io io = control.connection.recv_some(chunk);
     is_open = !io.closed;
     if (io.bytes == 0) break;
     control.in.insert(control.in.end(), chunk.begin(),
@@ -270,7 +271,7 @@ void Monitor::flush_controls(Membership::Actions& actions) {
   std::vector<Rank> stuck;
   for (auto& [rank, control] : controls_) {
     while (!control.out.empty()) {
-      const Io io = send_some(control.fd.get(), control.out, {});
+      const Io io = control.connection.send_some(control.out);
       control.out.erase(control.out.begin(),
                         control.out.begin() + static_cast<std::ptrdiff_t>(io.bytes));
       // What it said before it went (a goodbye, say) is still to be read: reading finds the end of
@@ -302,16 +303,16 @@ void Monitor::say_goodbye() {
   }
   for (auto& [rank, control] : controls_) {
     try {
-      send_all(control.fd.get(), control.out, deadline);
-      ::shutdown(control.fd.get(), SHUT_WR);
+      control.connection.send_all(control.out, deadline);
+      ::shutdown(control.connection.get(), SHUT_WR);
     } catch (const Error&) {
       // It is gone or stuck; the goodbye was a courtesy.
     }
   }
   for (auto& [rank, control] : controls_) {
     std::array<std::byte, 4096> chunk;
-    while (wait_readable(control.fd.get(), deadline))
-      if (recv_some(control.fd.get(), chunk, {}).closed) break;
+    while (control.connection.wait_readable(deadline))
+      if (control.connection.recv_some(chunk).closed) break;
   }
 }
 

@@ -23,7 +23,7 @@ namespace gradring::transport {
 class Monitor {
  public:
   // `inspect` takes the connections of those who ask for the record; it must not block.
-  Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Fd)> inspect);
+  Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Connection)> inspect);
   ~Monitor() { stop(); }
 
   void stop();  // Says goodbye and ends the thread. Once; what is asked of it later is not done.
@@ -36,7 +36,7 @@ class Monitor {
 
  private:
   struct Control {
-    Fd fd;
+    Connection connection;
     std::vector<std::byte> in;
     std::vector<std::byte> out;
   };
@@ -67,7 +67,7 @@ class Monitor {
   void hand_over(Arrival arrival);
   void deliver(Group& group, Arrival arrival);
   void take_arrival(Arrival arrival, Membership::Actions& actions);
-  void send_away(Fd newcomer) const;
+  void send_away(Connection newcomer) const;
   void connect(Rank peer);
   void advance_knock(Membership::Actions& actions);
   void read_controls(Membership::Actions& actions);
@@ -80,8 +80,8 @@ class Monitor {
   // Monitor thread only, after the constructor.
   Meeting meeting_;
   Rank rank_;
-  std::string secret_;
-  std::function<void(Fd)> inspect_;
+  Credentials credentials_;
+  std::function<void(Connection)> inspect_;
   Membership membership_;
   std::map<Rank, Control> controls_;
   std::optional<Knock> knock_;  // At the coordinator's door.

@@ -85,6 +85,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     rendezvous: str | None = None,
     secret: str | bytes | None = None,
     transport: str | None = None,
+    tls: str | None = None,
     timeout: float | None = None,
     heartbeat_timeout: float | None = None,
     interface: str | None = None,
@@ -105,6 +106,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         rendezvous: ``HOST:PORT`` where rank 0 listens.
         secret: What every rank of the job knows; see `GRADRING_SECRET`.
         transport: ``auto`` (shared memory on one host, TCP between hosts), ``shm`` or ``tcp``.
+        tls: What is encrypted (TLS 1.3, keyed by the secret): ``auto``, what goes between hosts;
+            ``on``, all that goes over TCP; ``off``. The same on all hosts.
         timeout: Seconds to wait for the other ranks here, and later the longest time without
             progress in any call.
         heartbeat_timeout: Seconds of silence after which a rank counts as frozen.
@@ -117,19 +120,20 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         InvalidArgument: The role is incomplete or makes no sense; two processes have one rank; the
             secret is empty or blank; the profile is none; this process has joined the same job and
             not closed that communicator.
-        AuthError: The secrets differ.
+        AuthError: The secrets differ, or only some ranks encrypt.
         ProtocolError: Rank 0's build of Gradring and this one do not understand each other.
         TimedOut: Names the ranks that did not come.
         PeerLost: Rank 0 ended, or gave up, before everybody had come.
     """
     given = (
-        rank, world_size, rendezvous, secret, transport, timeout, heartbeat_timeout, interface,
-        listen_fd, profile,
+        rank, world_size, rendezvous, secret, transport, tls, timeout, heartbeat_timeout,
+        interface, listen_fd, profile,
     )  # fmt: skip
     role = roles.discover(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
     settings = config.Settings.from_environ(
         os.environ,
         transport=transport,
+        tls=tls,
         timeout=timeout,
         heartbeat_timeout=heartbeat_timeout,
         interface=interface,
@@ -232,6 +236,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         world_size=whole_number(place.world_size, "world_size", 1, MOST_RANKS),
         rendezvous=plain_text(place.rendezvous, "rendezvous"),
         secret=secret_bytes(place.secret),
+        tls=settings.tls,
         transport=settings.transport,
         timeout_ms=milliseconds(settings.timeout),
         heartbeat_timeout_ms=milliseconds(settings.heartbeat_timeout),

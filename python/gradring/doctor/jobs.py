@@ -19,6 +19,7 @@ from gradring.commands.input_files import cannot_read, files_in
 from gradring.core_arguments import MOST_RANKS, plain_text, secret_bytes
 from gradring.errors import AuthError, Error, InvalidArgument, PeerLost, TimedOut
 from gradring.launchers import job_secret, roles
+from gradring.settings.config import Settings
 
 Record = dict[str, Any]
 
@@ -51,10 +52,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Job:
-    """Where a rank of a job can be asked, and what opens the door."""
+    """Where a rank of a job can be asked, what opens the door, and what of that is encrypted."""
 
     address: str
     secret: str = field(repr=False)
+    tls: str = "auto"
 
 
 def reports_of(job: str, environ: Mapping[str, str]) -> list[Report]:
@@ -104,7 +106,7 @@ def ask(job: Job) -> list[Report]:
     # Where the rank at the address is frozen or gone, another one of this host may know the others.
     for address in (job.address, *_doors_here()):
         try:
-            first = _ask_one(address, job.secret)[0]
+            first = _ask_one(job, address)[0]
             break
         except AuthError as error:
             why = why or f"{error}; set GRADRING_SECRET to the job's"
@@ -116,7 +118,7 @@ def ask(job: Job) -> list[Report]:
 
     def report(rank: int) -> Report:
         try:
-            record, offset, error = _ask_one(addresses[rank], job.secret)
+            record, offset, error = _ask_one(job, addresses[rank])
         except TimedOut:
             return Report(rank, problem="does not answer: frozen, or the network to it is down")
         except PeerLost:
@@ -142,7 +144,7 @@ def _find(name: str, environ: Mapping[str, str]) -> Job:
     if not (name.isascii() and name.isdigit() and len(name) < 10):
         secret = environ.get("GRADRING_SECRET")
         if secret:
-            return Job(plain_text(name, "--job"), secret)
+            return Job(plain_text(name, "--job"), secret, Settings.from_environ(environ).tls)
         raise InvalidArgument(
             f"--job {name}: no such folder; for an address set GRADRING_SECRET to the job's, "
             "or say the process id of `gradring run`, or of a rank on this host"
@@ -169,7 +171,8 @@ def _job_of(environ: Mapping[str, str]) -> Job | None:
         )
         if role is None or role.world_size == 1:
             return None
-        return Job(role.rendezvous, job_secret.secret_for(role, environ))
+        secret = job_secret.secret_for(role, environ)
+        return Job(role.rendezvous, secret, Settings.from_environ(environ).tls)
     except InvalidArgument:
         return None
 
@@ -211,10 +214,12 @@ def _doors_here() -> list[str]:
     return [f"unix:{name}" for name in sorted(names)]
 
 
-def _ask_one(address: str, secret: str) -> tuple[Record, int, int]:
+def _ask_one(job: Job, address: str) -> tuple[Record, int, int]:
     from gradring import _core
 
-    text, offset, error = _core.inspect(address, secret_bytes(secret), _ANSWER_TIME_MS)
+    text, offset, error = _core.inspect(
+        address, secret_bytes(job.secret), _ANSWER_TIME_MS, job.tls
+    )
     return _parse(text, address), offset, error
 
 

@@ -74,7 +74,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "role": _role_facts(role, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
         "planner": _planner(role, settings, core, problems),
-        "servers": _servers(environ, core, problems),
+        "servers": _servers(environ, settings, core, problems),
         "network": _network(role, settings, problems),
         "cpus": host_facts.cpus(),
         "memory": {
@@ -239,7 +239,10 @@ def _planner(
 
 
 def _servers(
-    environ: Mapping[str, str], core: dict[str, Any], problems: list[str]
+    environ: Mapping[str, str],
+    settings: config.Settings | None,
+    core: dict[str, Any],
+    problems: list[str],
 ) -> dict[str, str]:
     found = _attempt(lambda: server_addresses.find(environ), problems)
     if not found:
@@ -247,7 +250,8 @@ def _servers(
     secret = environ.get("GRADRING_SECRET")
     if not secret:
         problems.append("GRADRING_SECRET is not set; connect() needs that of the parameter servers")
-    return server_doctor.ask(found, None if "missing" in core else secret, problems)
+    tls = "auto" if settings is None else settings.tls
+    return server_doctor.ask(found, None if "missing" in core else secret, tls, problems)
 
 
 def _judge_environment(environ: Mapping[str, str], warnings: list[str], *, is_alone: bool) -> None:

@@ -22,12 +22,15 @@ _FIRST_STRANGER = 1 << 31  # Numbers from here on are no worker's.
 _ASKED_AT_ONCE = 32
 
 
-def ask(addresses: Sequence[str], secret: str | None, problems: list[str]) -> dict[str, str]:
+def ask(
+    addresses: Sequence[str], secret: str | None, tls: str, problems: list[str]
+) -> dict[str, str]:
     """Ask all servers.
 
     Args:
         addresses: In the order of the servers' numbers.
         secret: Theirs, where it is known.
+        tls: What to encrypt, as for `gradring.init`.
         problems: Takes what is wrong.
 
     Returns:
@@ -35,7 +38,7 @@ def ask(addresses: Sequence[str], secret: str | None, problems: list[str]) -> di
     """
 
     def why_not(address: str) -> str | None:
-        return _why_unserved([address], secret, is_alone=len(addresses) == 1)
+        return _why_unserved([address], secret, tls, is_alone=len(addresses) == 1)
 
     def look(address: str) -> str | None:
         return host_facts.why_unreachable(*parse_address(address, "server"), _SECONDS)
@@ -48,7 +51,7 @@ def ask(addresses: Sequence[str], secret: str | None, problems: list[str]) -> di
         if reason is not None
     ]
     if secret and len(addresses) > 1 and not any(reasons):
-        together = _why_unserved(addresses, secret, is_alone=True)
+        together = _why_unserved(addresses, secret, tls, is_alone=True)
         problems += [together] if together else []
     good = "answers" if secret else "something listens"
     return {
@@ -57,7 +60,9 @@ def ask(addresses: Sequence[str], secret: str | None, problems: list[str]) -> di
     }
 
 
-def _why_unserved(addresses: Sequence[str], secret: str | None, *, is_alone: bool) -> str | None:
+def _why_unserved(
+    addresses: Sequence[str], secret: str | None, tls: str, *, is_alone: bool
+) -> str | None:
     """Connect as a client does; one server of several says by refusing that it is one."""
     from gradring import _core
 
@@ -65,6 +70,7 @@ def _why_unserved(addresses: Sequence[str], secret: str | None, *, is_alone: boo
         _core.PsClient(
             servers=list(addresses),
             secret=secret_bytes(secret or ""),
+            tls=tls,
             client=_FIRST_STRANGER + secrets.randbelow(_FIRST_STRANGER),
             transport="tcp",
             timeout_ms=round(_SECONDS * 1000),

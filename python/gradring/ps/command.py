@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             index=options.index,
             servers=options.servers,
             secret=secret_bytes(secret),
+            tls=settings.tls,
             transport=settings.transport,
             log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,

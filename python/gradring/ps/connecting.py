@@ -53,6 +53,7 @@ def connect(
     secret: str | bytes | None = None,
     client: int | None = None,
     transport: str | None = None,
+    tls: str | None = None,
     timeout: float | None = None,
 ) -> ParameterServer:
     """Connect to the parameter servers of the job.
@@ -67,19 +68,22 @@ def connect(
             another one with the same number takes its place. A process that is no rank of a job,
             and all connections of a process but the first, get random ones from 2^31.
         transport: ``auto`` (shared memory on one host, TCP between hosts), ``shm`` or ``tcp``.
+        tls: What is encrypted, as for `gradring.init`.
         timeout: Seconds to wait for the servers here, and later the longest time without progress
             in any call.
 
     Raises:
         InvalidArgument: There are several ranks but no servers, or an argument makes no sense, such
             as a secret that is empty or blank.
-        AuthError: The secrets differ.
+        AuthError: The secrets differ, or the servers want to be encrypted and this is off here.
         ProtocolError: A server's build of Gradring and this one do not understand each other.
         Mismatch: The servers are others than were named, or began with different checkpoints; says
             which with which.
         PeerLost: A server could not be reached in time; names its address.
     """
-    settings = config.Settings.from_environ(os.environ, transport=transport, timeout=timeout)
+    settings = config.Settings.from_environ(
+        os.environ, transport=transport, tls=tls, timeout=timeout
+    )
     role = roles.discover(os.environ)
     found = (
         server_addresses.find(os.environ)
@@ -139,6 +143,7 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
             index=0,
             servers=1,
             secret=secret_bytes(secret),
+            tls=settings.tls,
             transport=settings.transport,
             log_directory="",
             fsync="none",
@@ -162,6 +167,7 @@ def _open(
     core = _core.PsClient(
         servers=list(servers),
         secret=secret_bytes(secret),
+        tls=settings.tls,
         client=client,
         transport=settings.transport,
         timeout_ms=milliseconds(settings.timeout),

@@ -19,6 +19,7 @@ from gradring.errors import InvalidArgument
 from gradring.timeouts import LONGEST, is_timeout
 
 TRANSPORTS = ("auto", "shm", "tcp")
+ENCRYPTIONS = ("auto", "on", "off")
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_HEARTBEAT_TIMEOUT = 10.0
@@ -37,6 +38,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_SECRET": "the job's secret, the same on every rank; never printed",
     "GRADRING_SERVERS": "host:port of every parameter server, with commas between",
     "GRADRING_TRANSPORT": "auto, shm or tcp",
+    "GRADRING_TLS": "auto (encrypts between hosts), on (all TCP) or off; the same on all hosts",
     "GRADRING_TIMEOUT": "seconds without progress after which an operation fails",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
@@ -58,6 +60,7 @@ class Settings:
 
     Attributes:
         transport: ``auto``, ``shm`` or ``tcp``.
+        tls: ``auto`` (what goes between hosts is encrypted), ``on`` (all TCP) or ``off``.
         timeout: Seconds without progress after which an operation fails; also of joining.
         heartbeat_timeout: Seconds of silence after which a rank counts as lost.
         interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
@@ -69,6 +72,7 @@ class Settings:
     """
 
     transport: str = "auto"
+    tls: str = "auto"
     timeout: float = DEFAULT_TIMEOUT
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_TIMEOUT
     interface: str | None = None
@@ -84,6 +88,7 @@ class Settings:
         environ: Mapping[str, str],
         *,
         transport: str | None = None,
+        tls: str | None = None,
         timeout: float | None = None,
         heartbeat_timeout: float | None = None,
         interface: str | None = None,
@@ -96,12 +101,14 @@ class Settings:
                 text that is not UTF-8; the message names the argument or variable.
         """
         transport_from, transport_text = _choose("transport", transport, environ)
+        tls_from, tls_text = _choose("tls", tls, environ)
         interface_from, interface_text = _choose("interface", interface, environ)
         _, profile_text = _choose(
             "profile", None if profile is None else os.fspath(profile), environ
         )
         return cls(
-            transport=_transport(transport_from, transport_text or "auto"),
+            transport=_one_of(TRANSPORTS, transport_from, transport_text or "auto"),
+            tls=_one_of(ENCRYPTIONS, tls_from, tls_text or "auto"),
             timeout=_seconds("timeout", timeout, environ, DEFAULT_TIMEOUT),
             heartbeat_timeout=_seconds(
                 "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
@@ -162,9 +169,9 @@ def _choose(name: str, argument: str | None, environ: Mapping[str, str]) -> tupl
     return variable, environ.get(variable)
 
 
-def _transport(source: str, text: str) -> str:
-    if text not in TRANSPORTS:
-        raise InvalidArgument(f"{source}={text!r} is not one of {', '.join(TRANSPORTS)}")
+def _one_of(choices: tuple[str, ...], source: str, text: str) -> str:
+    if text not in choices:
+        raise InvalidArgument(f"{source}={text!r} is not one of {', '.join(choices)}")
     return text
 
 

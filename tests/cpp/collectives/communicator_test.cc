@@ -66,6 +66,9 @@ TEST_CASE("every operation gives the documented bits, over TCP and through share
       CAPTURE(static_cast<int>(mode));
       CHECK(wrong_results({.ranks = ranks, .mode = mode}, cases) == 0);
     }
+    const Job encrypted{
+        .ranks = ranks, .mode = TransportMode::kTcp, .encryption = transport::Encryption::kAlways};
+    CHECK(wrong_results(encrypted, cases) == 0);
   }
 }
 

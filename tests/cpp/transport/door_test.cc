@@ -22,13 +22,14 @@ const std::string kSecret = "the secret";
 constexpr Millis kPlenty{20'000};
 
 struct House {
-  House() : door(listen_tcp("127.0.0.1", 0, 512), Fd(), kSecret, 0) {
+  explicit House(Encryption encryption = Encryption::kBetweenHosts)
+      : door(listen_tcp("127.0.0.1", 0, 512), Fd(), {kSecret, encryption}, 0) {
     address = local_address(door.tcp_fd());
   }
 
-  Fd call() const {
+  Connection call() const {
     std::string why;
-    Fd fd = connect_tcp(address, Clock::now() + kPlenty, why);
+    Connection fd = connect_tcp(address, Clock::now() + kPlenty, why);
     REQUIRE_MESSAGE(fd, why);
     return fd;
   }
@@ -61,10 +62,12 @@ struct House {
 };
 
 // A guest that knows the secret, on a thread of its own.
-std::thread good_guest(const House& house, Fd& fd, Rank from) {
+std::thread good_guest(const House& house, Connection& fd, Rank from,
+                       Encryption encryption = Encryption::kBetweenHosts) {
   fd = house.call();
-  return std::thread([&fd, from] {
-    shake_hands(fd.get(), kSecret, {Purpose::kControl, 0, from, 0, 0, {}}, Clock::now() + kPlenty);
+  return std::thread([&fd, from, encryption] {
+    shake_hands(fd, {kSecret, encryption}, {Purpose::kControl, 0, from, 0, 0, {}},
+                Clock::now() + kPlenty);
   });
 }
 
@@ -75,10 +78,10 @@ std::vector<std::byte> hello_of(const wire::Build& build) {
   return hello;
 }
 
-Rank admits_one(House& house) {
-  Fd fd;
-  std::thread guest = good_guest(house, fd, 6);
-  const std::vector<Arrival> arrivals = house.wait_for_arrival();
+Rank admits_one(House& house, Encryption encryption = Encryption::kBetweenHosts) {
+  Connection fd;
+  std::thread guest = good_guest(house, fd, 6, encryption);
+  std::vector<Arrival> arrivals = house.wait_for_arrival();
   guest.join();
   REQUIRE(arrivals.size() == 1);
   return arrivals[0].intro.from;
@@ -86,44 +89,44 @@ Rank admits_one(House& house) {
 
 TEST_CASE("a guest with the secret is let in, and its connection is usable at once") {
   House house;
-  Fd fd;
+  Connection fd;
   std::thread guest = good_guest(house, fd, 6);
-  const std::vector<Arrival> arrivals = house.wait_for_arrival();
+  std::vector<Arrival> arrivals = house.wait_for_arrival();
   guest.join();
   REQUIRE(arrivals.size() == 1);
   CHECK(arrivals[0].intro.from == 6);
   const std::byte sent{42};
   std::byte got{};
-  send_all(fd.get(), std::span(&sent, 1), Clock::now() + kPlenty);
-  recv_all(arrivals[0].fd.get(), std::span(&got, 1), Clock::now() + kPlenty);
+  fd.send_all(std::span(&sent, 1), Clock::now() + kPlenty);
+  arrivals[0].connection.recv_all(std::span(&got, 1), Clock::now() + kPlenty);
   CHECK(got == sent);
 }
 
 TEST_CASE("what a guest sends right behind its handshake belongs to the connection's owner") {
   House house;
-  Fd fd = house.call();
+  Connection fd = house.call();
   std::thread guest([&] {
-    shake_hands(fd.get(), kSecret, {Purpose::kControl, 0, 1, 0, 0, {}}, Clock::now() + kPlenty);
+    shake_hands(fd, kSecret, {Purpose::kControl, 0, 1, 0, 0, {}}, Clock::now() + kPlenty);
     const std::array<std::byte, 3> message{std::byte{1}, std::byte{2}, std::byte{3}};
-    send_all(fd.get(), message, Clock::now() + kPlenty);
+    fd.send_all(message, Clock::now() + kPlenty);
   });
   std::vector<Arrival> arrivals = house.wait_for_arrival();
   guest.join();
   REQUIRE(arrivals.size() == 1);
   house.door.work(Clock::now());
   std::array<std::byte, 3> got{};
-  recv_all(arrivals[0].fd.get(), got, Clock::now() + kPlenty);
+  arrivals[0].connection.recv_all(got, Clock::now() + kPlenty);
   CHECK(got[2] == std::byte{3});
 }
 
 TEST_CASE("a stranger with another secret is turned away, and the next guest comes in") {
   House house;
-  Fd fd = house.call();
+  Connection fd = house.call();
   std::exception_ptr error;
   std::atomic<bool> has_gone{false};
   std::thread stranger([&] {
     try {
-      shake_hands(fd.get(), "a guess", {}, Clock::now() + kPlenty);
+      shake_hands(fd, Credentials{"a guess"}, {}, Clock::now() + kPlenty);
     } catch (...) {
       error = std::current_exception();
     }
@@ -143,29 +146,29 @@ TEST_CASE("a stranger with another secret is turned away, and the next guest com
 
 TEST_CASE("garbage is hung up on") {
   House house;
-  Fd fd = house.call();
+  Connection fd = house.call();
   const std::vector<std::byte> garbage(4096, std::byte{'G'});
-  send_all(fd.get(), garbage, Clock::now() + kPlenty);
+  fd.send_all(garbage, Clock::now() + kPlenty);
   CHECK(house.hangs_up(fd.get(), Clock::now()));
   CHECK(admits_one(house) == 6);
 }
 
 TEST_CASE("a proof with the wrong secret is hung up on") {
   House house;
-  Fd fd = house.call();
+  Connection fd = house.call();
   const std::vector<std::byte> hello = hello_of(wire::this_build());
-  send_all(fd.get(), hello, Clock::now() + kPlenty);
+  fd.send_all(hello, Clock::now() + kPlenty);
   house.door.work(Clock::now());
-  send_all(fd.get(), std::vector<std::byte>(kProofBytes), Clock::now() + kPlenty);
+  fd.send_all(std::vector<std::byte>(kProofBytes), Clock::now() + kPlenty);
   CHECK(house.hangs_up(fd.get(), Clock::now()));
 }
 
 TEST_CASE("who comes with another version is told which one is here, and the door knows of it") {
   House house;
-  Fd fd = house.call();
+  Connection fd = house.call();
   wire::Build later = wire::this_build();
   later.wire = 200;
-  send_all(fd.get(), hello_of(later), Clock::now() + kPlenty);
+  fd.send_all(hello_of(later), Clock::now() + kPlenty);
   CHECK(house.hangs_up(fd.get(), Clock::now()));
   CHECK(house.door.other_build().find("it speaks version 200 of the wire") != std::string::npos);
   CHECK(admits_one(house) == 6);
@@ -173,9 +176,9 @@ TEST_CASE("who comes with another version is told which one is here, and the doo
 
 TEST_CASE("who does not finish in time is hung up on") {
   House house;
-  Fd fd = house.call();
+  Connection fd = house.call();
   const std::byte first{'G'};
-  send_all(fd.get(), std::span(&first, 1), Clock::now() + kPlenty);
+  fd.send_all(std::span(&first, 1), Clock::now() + kPlenty);
   const Time now = Clock::now();
   wait_readable(house.door.tcp_fd(), now + kPlenty);
   CHECK(house.door.work(now).empty());
@@ -184,18 +187,18 @@ TEST_CASE("who does not finish in time is hung up on") {
 
 TEST_CASE("a guest who dribbles its bytes does not keep others waiting") {
   House house;
-  std::vector<Fd> slow;
+  std::vector<Connection> slow;
   for (int i = 0; i < 20; ++i) {
     slow.push_back(house.call());
     const std::byte byte{'G'};
-    send_all(slow.back().get(), std::span(&byte, 1), Clock::now() + kPlenty);
+    slow.back().send_all(std::span(&byte, 1), Clock::now() + kPlenty);
   }
   CHECK(admits_one(house) == 6);
 }
 
 TEST_CASE("a crowd of strangers has a limit, and shuts nobody out") {
   House house;
-  std::vector<Fd> crowd;
+  std::vector<Connection> crowd;
   for (std::size_t i = 0; i < limits::kHandshakesPending; ++i) {
     crowd.push_back(house.call());
     wait_readable(house.door.tcp_fd(), Clock::now() + kPlenty);
@@ -206,6 +209,64 @@ TEST_CASE("a crowd of strangers has a limit, and shuts nobody out") {
   CHECK(admits_one(house) == 6);
   CHECK(house.hangs_up(crowd.front().get(), Clock::now()));
   CHECK_FALSE(recv_some(crowd.back().get(), std::span(&byte, 1), {}).closed);
+}
+
+// Calls with `credentials`, while the door works; what came of it.
+std::exception_ptr outcome_of(House& house, const Credentials& credentials) {
+  Connection connection = house.call();
+  std::exception_ptr error;
+  std::atomic<bool> has_gone{false};
+  std::thread guest([&] {
+    try {
+      shake_hands(connection, credentials, {}, Clock::now() + kPlenty);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    has_gone = true;
+  });
+  while (!has_gone) {
+    house.door.work(Clock::now());
+    wait_readable(house.door.tcp_fd(), Clock::now() + Millis{1});
+  }
+  guest.join();
+  return error;
+}
+
+TEST_CASE("a guest that encrypts is let in, and both ends go on encrypted") {
+  for (const Encryption ours : {Encryption::kAlways, Encryption::kNever}) {  // Also asked by none.
+    House house(ours);
+    Connection guest_end;
+    std::thread guest = good_guest(house, guest_end, 6, Encryption::kAlways);
+    std::vector<Arrival> arrivals = house.wait_for_arrival();
+    guest.join();
+    REQUIRE(arrivals.size() == 1);
+    CHECK(arrivals[0].intro.from == 6);
+    CHECK(arrivals[0].connection.is_encrypted());
+    CHECK(guest_end.is_encrypted());
+    const std::byte sent{42};
+    std::byte got{};
+    arrivals[0].connection.send_all(std::span(&sent, 1), Clock::now() + kPlenty);
+    guest_end.recv_all(std::span(&got, 1), Clock::now() + kPlenty);
+    CHECK(got == sent);
+  }
+}
+
+TEST_CASE("who should encrypt and does not is refused and told which variable differs") {
+  House house(Encryption::kAlways);
+  const auto error = outcome_of(house, {kSecret, Encryption::kNever});
+  REQUIRE(error);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(error), doctest::Contains("GRADRING_TLS is off here"),
+                       AuthError);
+  CHECK(admits_one(house, Encryption::kAlways) == 6);
+}
+
+TEST_CASE("a stranger that encrypts learns only that its secret is another") {
+  House house(Encryption::kAlways);
+  const auto error = outcome_of(house, {"a guess", Encryption::kAlways});
+  REQUIRE(error);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(error), doctest::Contains("GRADRING_SECRET"),
+                       AuthError);
+  CHECK(admits_one(house, Encryption::kAlways) == 6);
 }
 
 // This process opens nothing more while this lives.
@@ -227,7 +288,7 @@ class NoDescriptors {
 
 TEST_CASE("out of descriptors, the door does not wake its poller, and soon it tries again") {
   House house;
-  const Fd fd = house.call();
+  const Connection fd = house.call();
   const Time now = Clock::now();
   std::vector<pollfd> polls;
   {

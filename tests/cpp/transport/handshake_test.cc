@@ -25,14 +25,14 @@ const std::string kWrongSecret = "another secret";
 constexpr Millis kPlenty{20'000};
 
 struct Pair {
-  Fd client;
-  Fd server;
+  Connection client;
+  Connection server;
 };
 
 Pair socket_pair() {
   int ends[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
-  return {Fd(ends[0]), Fd(ends[1])};
+  return {Connection(Fd(ends[0])), Connection(Fd(ends[1]))};
 }
 
 Intro some_intro() {
@@ -44,10 +44,10 @@ Intro some_intro() {
 // The client's half on its own thread; what it threw.
 class Client {
  public:
-  Client(int fd, const std::string& secret, Time deadline = Clock::now() + kPlenty)
-      : thread_([this, fd, secret, deadline] {
+  Client(Connection& to, const std::string& secret, Time deadline = Clock::now() + kPlenty)
+      : thread_([this, &to, secret, deadline] {
           try {
-            shake_hands(fd, secret, some_intro(), deadline);
+            shake_hands(to, secret, some_intro(), deadline);
           } catch (...) {
             error_ = std::current_exception();
           }
@@ -65,9 +65,9 @@ class Client {
   std::thread thread_;
 };
 
-Bytes recv_exactly(int fd, std::size_t bytes) {
+Bytes recv_exactly(Connection& to, std::size_t bytes) {
   Bytes got(bytes);
-  recv_all(fd, got, Clock::now() + kPlenty);
+  to.recv_all(got, Clock::now() + kPlenty);
   return got;
 }
 
@@ -76,20 +76,20 @@ struct Recording {
   Bytes hello;
   Bytes proof;
 };
-Recording serve(int fd, ServerHandshake& server) {
+Recording serve(Connection& to, ServerHandshake& server) {
   Recording recording;
-  recording.hello = recv_exactly(fd, server.wants());
-  send_all(fd, server.receive(recording.hello), Clock::now() + kPlenty);
-  recording.proof = recv_exactly(fd, server.wants());
-  send_all(fd, server.receive(recording.proof), Clock::now() + kPlenty);
+  recording.hello = recv_exactly(to, server.wants());
+  to.send_all(server.receive(recording.hello), Clock::now() + kPlenty);
+  recording.proof = recv_exactly(to, server.wants());
+  to.send_all(server.receive(recording.proof), Clock::now() + kPlenty);
   return recording;
 }
 
 TEST_CASE("both ends with the secret get through, and the server learns what the client wants") {
-  const Pair pair = socket_pair();
-  Client client(pair.client.get(), kSecret);
+  Pair pair = socket_pair();
+  Client client(pair.client, kSecret);
   ServerHandshake server(kSecret, random_nonce());
-  serve(pair.server.get(), server);
+  serve(pair.server, server);
   CHECK_NOTHROW(client.join());
   REQUIRE(server.is_done());
   CHECK(server.wants() == 0);
@@ -102,27 +102,27 @@ TEST_CASE("both ends with the secret get through, and the server learns what the
 }
 
 TEST_CASE("a client notices a server that does not know the secret, and tells it only that") {
-  const Pair pair = socket_pair();
-  Client client(pair.client.get(), kSecret);
+  Pair pair = socket_pair();
+  Client client(pair.client, kSecret);
   ServerHandshake server(kWrongSecret, random_nonce());
-  send_all(pair.server.get(), server.receive(recv_exactly(pair.server.get(), server.wants())),
-           Clock::now() + kPlenty);
+  pair.server.send_all(server.receive(recv_exactly(pair.server, server.wants())),
+                       Clock::now() + kPlenty);
   CHECK_THROWS_AS(client.join(), AuthError);
-  CHECK(recv_exactly(pair.server.get(), kProofBytes) == Bytes(kProofBytes));  // No proof.
+  CHECK(recv_exactly(pair.server, kProofBytes) == Bytes(kProofBytes));  // No proof.
 }
 
 TEST_CASE("a server refuses a client that does not know the secret") {
   // The client answers properly but for the secret: it talks to a server that shares its wrong one
   // until the proof, which the right server then gets to see.
-  const Pair pair = socket_pair();
-  Client client(pair.client.get(), kWrongSecret);
+  Pair pair = socket_pair();
+  Client client(pair.client, kWrongSecret);
   const Nonce nonce = random_nonce();
   ServerHandshake wrong(kWrongSecret, nonce);
   ServerHandshake right(kSecret, nonce);
-  const Bytes hello = recv_exactly(pair.server.get(), wrong.wants());
+  const Bytes hello = recv_exactly(pair.server, wrong.wants());
   right.receive(hello);
-  send_all(pair.server.get(), wrong.receive(hello), Clock::now() + kPlenty);
-  const Bytes proof = recv_exactly(pair.server.get(), wrong.wants());
+  pair.server.send_all(wrong.receive(hello), Clock::now() + kPlenty);
+  const Bytes proof = recv_exactly(pair.server, wrong.wants());
   CHECK_THROWS_AS(right.receive(proof), AuthError);
   CHECK_FALSE(right.is_done());
   ::shutdown(pair.server.get(), SHUT_RDWR);
@@ -130,10 +130,10 @@ TEST_CASE("a server refuses a client that does not know the secret") {
 }
 
 TEST_CASE("a recording of a good handshake opens nothing") {
-  const Pair pair = socket_pair();
-  Client client(pair.client.get(), kSecret);
+  Pair pair = socket_pair();
+  Client client(pair.client, kSecret);
   ServerHandshake server(kSecret, random_nonce());
-  const Recording recording = serve(pair.server.get(), server);
+  const Recording recording = serve(pair.server, server);
   client.join();
 
   ServerHandshake next(kSecret, random_nonce());
@@ -144,22 +144,22 @@ TEST_CASE("a recording of a good handshake opens nothing") {
 TEST_CASE("a server's answer is never the same twice, and neither is a client's hello") {
   const Bytes hello(kHelloBytes);
   CHECK(random_nonce() != random_nonce());
-  const Pair pair = socket_pair();
+  Pair pair = socket_pair();
   Bytes hellos[2];
   for (Bytes& seen : hellos) {
-    Client client(pair.client.get(), kSecret, Clock::now() + Millis{1});
-    seen = recv_exactly(pair.server.get(), kHelloBytes);
+    Client client(pair.client, kSecret, Clock::now() + Millis{1});
+    seen = recv_exactly(pair.server, kHelloBytes);
     CHECK_THROWS_AS(client.join(), TimedOut);
   }
   CHECK(hellos[0] != hellos[1]);
 }
 
 TEST_CASE("no bit of the proof can be changed, the intro's included") {
-  const Pair pair = socket_pair();
-  Client client(pair.client.get(), kSecret);
+  Pair pair = socket_pair();
+  Client client(pair.client, kSecret);
   const Nonce nonce = random_nonce();
   ServerHandshake server(kSecret, nonce);
-  const Recording recording = serve(pair.server.get(), server);
+  const Recording recording = serve(pair.server, server);
   client.join();
   for (std::size_t bit = 0; bit < 8 * kProofBytes; ++bit) {
     Bytes proof = recording.proof;
@@ -173,16 +173,16 @@ TEST_CASE("no bit of the proof can be changed, the intro's included") {
 
 TEST_CASE("a client is not fooled by a changed answer or a changed acceptance") {
   for (const bool changes_answer : {true, false}) {
-    const Pair pair = socket_pair();
-    Client client(pair.client.get(), kSecret);
+    Pair pair = socket_pair();
+    Client client(pair.client, kSecret);
     ServerHandshake server(kSecret, random_nonce());
-    Bytes answer = server.receive(recv_exactly(pair.server.get(), server.wants()));
+    Bytes answer = server.receive(recv_exactly(pair.server, server.wants()));
     if (changes_answer) answer[kAnswerBytes - 1] ^= std::byte{1};
-    send_all(pair.server.get(), answer, Clock::now() + kPlenty);
+    pair.server.send_all(answer, Clock::now() + kPlenty);
     if (!changes_answer) {
-      Bytes accept = server.receive(recv_exactly(pair.server.get(), server.wants()));
+      Bytes accept = server.receive(recv_exactly(pair.server, server.wants()));
       accept[0] ^= std::byte{1};
-      send_all(pair.server.get(), accept, Clock::now() + kPlenty);
+      pair.server.send_all(accept, Clock::now() + kPlenty);
     }
     CHECK_THROWS_AS(client.join(), AuthError);
   }
@@ -252,15 +252,15 @@ TEST_CASE("what a stranger can make the server take in has a fixed size") {
 }
 
 TEST_CASE("a client gives up on a server that stays silent, and says so") {
-  const Pair pair = socket_pair();
-  Client client(pair.client.get(), kSecret, Clock::now() + Millis{20});
+  Pair pair = socket_pair();
+  Client client(pair.client, kSecret, Clock::now() + Millis{20});
   CHECK_THROWS_AS(client.join(), TimedOut);
 }
 
 TEST_CASE("a client whose server goes away in between is told that the connection closed") {
   Pair pair = socket_pair();
-  Client client(pair.client.get(), kSecret);
-  recv_exactly(pair.server.get(), kHelloBytes);
+  Client client(pair.client, kSecret);
+  recv_exactly(pair.server, kHelloBytes);
   pair.server.reset();
   CHECK_THROWS_AS(client.join(), ProtocolError);
 }

@@ -22,7 +22,7 @@ using collectives::Communicator;
 using transport::ClockSample;
 using transport::Inspection;
 
-constexpr const char* kSecret = "a secret of this test";  // As run_ranks has it.
+const std::string kSecret = "a secret of this test";  // As run_ranks has it.
 
 std::string address_of(const Communicator& comm, Rank rank) {
   const std::string text = comm.describe(rank);  // "rank 1 (127.0.0.1:41822)"
@@ -51,7 +51,7 @@ TEST_CASE("a rank that is stuck in a call tells its record to who asks") {
 TEST_CASE("who does not know the secret learns nothing") {
   run_ranks({.ranks = 2}, [&](Communicator& comm) {
     if (comm.rank() == 1) {
-      CHECK_THROWS_AS(Inspection(address_of(comm, 0), "another", Clock::now() + kPlenty),
+      CHECK_THROWS_AS(Inspection(address_of(comm, 0), {"another"}, Clock::now() + kPlenty),
                       AuthError);
     }
     barrier(comm);
@@ -63,16 +63,16 @@ TEST_CASE("a guest that asks nonsense is sent away, and the next one is answered
     if (comm.rank() == 1) {
       std::string why;
       const Time deadline = Clock::now() + kPlenty;
-      const transport::Fd fd =
+      transport::Connection fd =
           transport::connect_tcp(transport::parse_host_port(address_of(comm, 0)), deadline, why);
       REQUIRE(fd);
-      transport::shake_hands(fd.get(), kSecret, {transport::Purpose::kInspect, 0, -1, -1, 0, {}},
+      transport::shake_hands(fd, {kSecret}, {transport::Purpose::kInspect, 0, -1, -1, 0, {}},
                              deadline);
       std::array<std::byte, 8> nonsense{};
       nonsense.fill(std::byte{0xff});
-      transport::send_all(fd.get(), nonsense, deadline);
-      CHECK_THROWS_AS(transport::recv_all(fd.get(), nonsense, deadline), ProtocolError);
-      CHECK(!Inspection(address_of(comm, 0), kSecret, deadline).record().empty());
+      fd.send_all(nonsense, deadline);
+      CHECK_THROWS_AS(fd.recv_all(nonsense, deadline), ProtocolError);
+      CHECK(!Inspection(address_of(comm, 0), {kSecret}, deadline).record().empty());
     }
     barrier(comm);
   });
@@ -92,9 +92,9 @@ TEST_CASE("a guest that never stops asking is sent away, and the next one is ans
   run_ranks({.ranks = 2}, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       const Time deadline = Clock::now() + kPlenty;
-      Inspection guest(address_of(comm, 0), kSecret, deadline);
+      Inspection guest(address_of(comm, 0), {kSecret}, deadline);
       CHECK(ask_until_sent_away(guest, deadline));
-      CHECK(!Inspection(address_of(comm, 0), kSecret, Clock::now() + kPlenty).record().empty());
+      CHECK(!Inspection(address_of(comm, 0), {kSecret}, Clock::now() + kPlenty).record().empty());
     }
     barrier(comm);
   });
@@ -134,7 +134,8 @@ TEST_CASE("an offset comes from the quickest answer, and its error covers what i
 TEST_CASE("two ranks of one host find that they have one clock") {
   run_ranks({.ranks = 2}, [&](Communicator& comm) {
     if (comm.rank() == 1) {
-      const auto clock = Inspection(address_of(comm, 0), kSecret, Clock::now() + kPlenty).clock(16);
+      const auto clock =
+          Inspection(address_of(comm, 0), {kSecret}, Clock::now() + kPlenty).clock(16);
       CHECK(std::abs(clock.offset) <= clock.error);
     }
     barrier(comm);

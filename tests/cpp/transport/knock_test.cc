@@ -14,7 +14,7 @@ namespace {
 
 using Outcome = Knock::Outcome;
 
-const std::string kSecret = "the secret";
+const Credentials kSecret{"the secret"};
 const std::string kWrongSecret = "another secret";
 constexpr Millis kPlenty{20'000};
 const Intro kIntro{Purpose::kControl, 0, 4, 2, 0, {}};
@@ -47,11 +47,11 @@ TEST_CASE("a knock gets through a door of the same job, which learns who it is")
   REQUIRE(outcome == Outcome::kThrough);
   REQUIRE(arrivals.size() == 1);
   CHECK(arrivals[0].intro.from == 4);
-  const Fd mine = knock.take();
+  Connection mine = knock.take();
   const std::byte sent{42};
   std::byte got{};
-  send_all(mine.get(), std::span(&sent, 1), Clock::now() + kPlenty);
-  recv_all(arrivals[0].fd.get(), std::span(&got, 1), Clock::now() + kPlenty);
+  mine.send_all(std::span(&sent, 1), Clock::now() + kPlenty);
+  arrivals[0].connection.recv_all(std::span(&got, 1), Clock::now() + kPlenty);
   CHECK(got == sent);
 }
 
@@ -82,9 +82,9 @@ TEST_CASE("a knock at a door that does not answer waits without blocking") {
   const Fd listener = listen_tcp("127.0.0.1", 0, 8);
   Knock knock(at(listener.get()), kSecret, kIntro);
   for (int look = 0; look < 1000; ++look) REQUIRE(knock.advance() == Outcome::kWaiting);
-  const Fd server = accept_one(listener.get());
+  Connection server = accept_one(listener.get());
   std::byte hello[kHelloBytes];
-  recv_all(server.get(), hello, Clock::now() + kPlenty);  // It has said its part.
+  server.recv_all(hello, Clock::now() + kPlenty);  // It has said its part.
   CHECK(knock.advance() == Outcome::kWaiting);
   CHECK(knock.wants().events == POLLIN);
 }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "transport/links/socket.h"
+#include "transport/links/connection.h"
 
 namespace gradring::transport::pass_fd_test {
 namespace {
@@ -53,13 +53,13 @@ void send_copies(int socket, int fd, std::size_t count) {
 
 TEST_CASE("a descriptor arrives and leads to the same file") {
   const Pair pair = make_pair();
-  const Pair passed = make_pair();
+  Pair passed = make_pair();
   send_fd(pair.near.get(), passed.near.get(), Clock::now() + kPlenty);
-  const Fd got = recv_fd(pair.far.get(), Clock::now() + kPlenty);
+  Fd got = recv_fd(pair.far.get(), Clock::now() + kPlenty);
   const std::byte sent{42};
   std::byte heard{};
-  send_all(got.get(), std::span(&sent, 1), Clock::now() + kPlenty);
-  recv_all(passed.far.get(), std::span(&heard, 1), Clock::now() + kPlenty);
+  Connection(std::move(got)).send_all(std::span(&sent, 1), Clock::now() + kPlenty);
+  Connection(std::move(passed.far)).recv_all(std::span(&heard, 1), Clock::now() + kPlenty);
   CHECK(heard == sent);
 }
 

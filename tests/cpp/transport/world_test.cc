@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/collectives/operations.h"
 #include "support/run_ranks.h"
 #include "transport/joining/control_frames.h"
 
@@ -154,13 +155,13 @@ TEST_CASE("a rank whose time is over while rank 0 answers is told so as any othe
       return;
     }
     transport::Door door(transport::adopt_listener(options[0].listen_fd), transport::Fd(),
-                         options[0].secret, 0);
+                         options[0].credentials, 0);
     std::vector<transport::Arrival> arrivals;
     while (!is_over && arrivals.empty()) arrivals = door.work(Clock::now());
     REQUIRE(arrivals.size() == 1);
     const std::uint32_t length = 100;  // And nothing behind it.
-    transport::send_all(arrivals[0].fd.get(), std::as_bytes(std::span(&length, 1)),
-                        Clock::now() + Millis{300});
+    arrivals[0].connection.send_all(std::as_bytes(std::span(&length, 1)),
+                                    Clock::now() + Millis{300});
     while (!is_over) std::this_thread::yield();
   });
   CHECK(text_of(errors[0]) == "");
@@ -172,7 +173,7 @@ TEST_CASE("a rank whose time is over while rank 0 answers is told so as any othe
 TEST_CASE("a rank that gives up while all are welcomed keeps nobody else out") {
   transport::Meeting meeting;
   meeting.members.resize(3);
-  std::array<transport::Fd, 3> theirs;
+  std::array<transport::Connection, 3> theirs;
   for (const Rank rank : {1, 2}) {
     std::array<int, 2> ends{};
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends.data()) == 0);
@@ -182,7 +183,7 @@ TEST_CASE("a rank that gives up while all are welcomed keeps nobody else out") {
   theirs[1].reset();
   const Time deadline = Clock::now() + Millis{20'000};
   transport::welcome(meeting, deadline);
-  const wire::Message heard = transport::recv_frame(theirs[2].get(), deadline);
+  const wire::Message heard = transport::recv_frame(theirs[2], deadline);
   CHECK(std::get_if<wire::Welcome>(&heard) != nullptr);
   CHECK(transport::has_hung_up(meeting.controls.at(1).get()));  // What the monitor will see.
 }
@@ -250,13 +251,31 @@ TEST_CASE("a rank outside the world is refused") {
 
 TEST_CASE("a rank with another secret gets an AuthError that names the variable") {
   std::vector<JoinOptions> options = options_for({.ranks = 2, .timeout = Millis{500}});
-  options[1].secret = "another secret";
+  options[1].credentials = {"another secret"};
   const auto errors = join_all(options);
   REQUIRE(errors[1]);
   CHECK_THROWS_AS(std::rethrow_exception(errors[1]), AuthError);
   CHECK(contains(text_of(errors[1]), "GRADRING_SECRET"));
   REQUIRE(errors[0]);
   CHECK_THROWS_AS(std::rethrow_exception(errors[0]), TimedOut);
+}
+
+TEST_CASE("ranks that do not all encrypt get an error that names the variable, not a hang") {
+  for (const int plain : {0, 1}) {
+    CAPTURE(plain);
+    std::vector<JoinOptions> options = options_for({.ranks = 2,
+                                                    .mode = TransportMode::kTcp,
+                                                    .timeout = Millis{2000},
+                                                    .encryption = transport::Encryption::kAlways});
+    options[static_cast<std::size_t>(plain)].credentials.encryption = transport::Encryption::kNever;
+    const auto errors = run_threads(2, [&](int rank) {
+      const auto comm = collectives::Communicator::join(options[static_cast<std::size_t>(rank)]);
+      barrier(*comm);
+    });
+    const auto& error = errors[static_cast<std::size_t>(plain)];
+    REQUIRE(error);
+    CHECK(contains(text_of(error), "GRADRING_TLS is off here"));
+  }
 }
 
 TEST_CASE("a wait for others can be interrupted") {

@@ -67,7 +67,7 @@ void start_for_real(Rank ranks, std::ostream& out) {
   transport::JoinOptions options;
   options.world_size = ranks;
   options.rendezvous = {"127.0.0.1", transport::local_port(listener.get())};
-  options.secret = "a secret of this program";
+  options.credentials = {"a secret of this program"};
   options.mode = transport::TransportMode::kTcp;
   options.timeout = kPatience;
   options.heartbeat_timeout = kPatience;

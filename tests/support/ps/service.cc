@@ -14,7 +14,7 @@ Service::Service(std::uint32_t count, std::uint32_t threads, TransportMode mode)
     options.threads = threads;
     options.index = index;
     options.servers = count;
-    options.secret = kServiceSecret;
+    options.credentials = {kServiceSecret};
     options.mode = mode;
     servers.push_back(std::make_unique<Server>(options));
     addresses.push_back(servers.back()->address());
@@ -25,7 +25,7 @@ std::unique_ptr<Client> Service::connect(std::uint32_t number, TransportMode mod
                                          Millis timeout) const {
   ClientOptions options;
   options.servers = addresses;
-  options.secret = kServiceSecret;
+  options.credentials = {kServiceSecret};
   options.client = number;
   options.mode = mode;
   options.timeout = timeout;

@@ -32,7 +32,7 @@ struct Slow {
   Slow() {
     ClientOptions options;
     options.servers = service.addresses;
-    options.secret = kServiceSecret;
+    options.credentials = {kServiceSecret};
     options.started_bytes = kBytes * 3 / 2;
     client = std::make_unique<Client>(options);
     table = make_table(*client, counts(8));

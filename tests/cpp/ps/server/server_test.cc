@@ -120,7 +120,7 @@ TEST_CASE("who does not know the secret is refused") {
   const Service service(1, 1);
   ClientOptions options;
   options.servers = service.addresses;
-  options.secret = "another one";
+  options.credentials = {"another one"};
   options.timeout = Millis{2000};
   CHECK_THROWS_AS(Client{options}, AuthError);
   // The others are not disturbed.
@@ -131,7 +131,7 @@ TEST_CASE("who does not know the secret is refused") {
 TEST_CASE("servers that are named in the wrong order or number are refused") {
   const Service service(2, 1);
   ClientOptions options;
-  options.secret = kSecret;
+  options.credentials = {kSecret};
   options.timeout = Millis{2000};
   options.servers = {service.addresses[1], service.addresses[0]};
   CHECK_THROWS_AS(Client{options}, Mismatch);
@@ -141,7 +141,7 @@ TEST_CASE("servers that are named in the wrong order or number are refused") {
 
 TEST_CASE("nobody listens: the error names the address and the time") {
   ClientOptions options;
-  options.secret = kSecret;
+  options.credentials = {kSecret};
   options.timeout = Millis{100};
   {
     const Service gone(1, 1);
@@ -157,18 +157,18 @@ TEST_CASE("a frame that is too long, or nonsense, ends its connection and no oth
   for (const bool is_too_long : {true, false}) {
     const Time deadline = Clock::now() + Millis{5000};
     std::string why;
-    const transport::Fd fd =
+    transport::Connection fd =
         transport::connect_tcp(transport::parse_host_port(service.addresses[0]), deadline, why);
     REQUIRE(fd);
-    transport::shake_hands(fd.get(), kSecret, {transport::Purpose::kParameters, 0, -1, 0, 0, {}},
+    transport::shake_hands(fd, {kSecret}, {transport::Purpose::kParameters, 0, -1, 0, 0, {}},
                            deadline);
     wire::PsHeader header;
     header.payload_bytes = is_too_long ? limits::kPsPayloadBytes + 1 : 12;
     wire::PsHeaderBytes bytes = wire::encode(header);
     if (!is_too_long) bytes[0] = std::byte{0};
-    transport::send_all(fd.get(), bytes, deadline);
+    fd.send_all(bytes, deadline);
     std::byte none{};
-    CHECK_THROWS_AS(transport::recv_all(fd.get(), std::span(&none, 1), deadline), ProtocolError);
+    CHECK_THROWS_AS(fd.recv_all(std::span(&none, 1), deadline), ProtocolError);
   }
   push_ones(*client, table, {1, 2, 3});
   CHECK(all_are(pull(*client, table, {1, 2, 3}), 1.0f));
@@ -184,7 +184,7 @@ TEST_CASE("a server started again on its port without its state is an error, not
     service.servers[0].reset();
     ServerOptions options;
     options.port = port;
-    options.secret = kSecret;
+    options.credentials = {kSecret};
     service.servers[0] = std::make_unique<Server>(options);
     CHECK_THROWS_WITH_AS(push_ones(*client, table, {4}), doctest::Contains("lost its state"),
                          PeerLost);
