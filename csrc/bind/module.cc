@@ -105,14 +105,15 @@ PYBIND11_MODULE(_core, module) {
   module.attr("version") = GRADRING_VERSION;
   module.attr("wire_version") = gradring::transport::kSpokenVersion;
   module.attr("compiler") = __VERSION__;
-  module.def("inspect", &inspect, py::arg("address"), py::arg("secret"),
-             py::arg("timeout_ms"), py::arg("tls") = "auto");
+  module.def("inspect", &inspect, py::arg("address"), py::arg("secret"), py::arg("timeout_ms"),
+             py::arg("tls") = "auto");
   module.def("join", &join, py::kw_only(), py::arg("rank"), py::arg("world_size"),
-             py::arg("rendezvous"), py::arg("secret"), py::arg("tls") = "auto", py::arg("transport"),
-             py::arg("timeout_ms"), py::arg("heartbeat_timeout_ms"), py::arg("interface"),
-             py::arg("listen_fd"), py::arg("host_label") = "", py::arg("record_operations") = 1024,
-             py::arg("record_directory") = "", py::arg("trace_directory") = "",
-             py::arg("costs") = gradring::bind::Costs(), py::arg("link_mbit") = 0);
+             py::arg("rendezvous"), py::arg("secret"), py::arg("tls") = "auto",
+             py::arg("transport"), py::arg("timeout_ms"), py::arg("heartbeat_timeout_ms"),
+             py::arg("interface"), py::arg("listen_fd"), py::arg("host_label") = "",
+             py::arg("record_operations") = 1024, py::arg("record_directory") = "",
+             py::arg("trace_directory") = "", py::arg("costs") = gradring::bind::Costs(),
+             py::arg("link_mbit") = 0);
   // For the benches' plain streams.
   module.def(
       "tune_data_socket", [](int fd) { gradring::transport::tune_data_socket(fd); }, py::arg("fd"));

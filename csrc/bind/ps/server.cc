@@ -106,8 +106,9 @@ void register_ps_server(py::module_& module) {
   py::class_<Server, std::shared_ptr<Server>>(module, "PsServer")
       .def(py::init(&make_server), py::kw_only(), py::arg("host"), py::arg("port"),
            py::arg("listen_fd"), py::arg("threads"), py::arg("index"), py::arg("servers"),
-           py::arg("secret"), py::arg("tls") = "auto", py::arg("transport"), py::arg("log_directory"),
-           py::arg("fsync"), py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false)
+           py::arg("secret"), py::arg("tls") = "auto", py::arg("transport"),
+           py::arg("log_directory"), py::arg("fsync"), py::arg("client_grace_ms") = 5000,
+           py::arg("waits_to_open") = false)
       .def("open", &Server::open, release())
       .def(
           "tell_beginning",

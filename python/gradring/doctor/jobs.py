@@ -217,9 +217,7 @@ def _doors_here() -> list[str]:
 def _ask_one(job: Job, address: str) -> tuple[Record, int, int]:
     from gradring import _core
 
-    text, offset, error = _core.inspect(
-        address, secret_bytes(job.secret), _ANSWER_TIME_MS, job.tls
-    )
+    text, offset, error = _core.inspect(address, secret_bytes(job.secret), _ANSWER_TIME_MS, job.tls)
     return _parse(text, address), offset, error
 
 
