@@ -16,7 +16,6 @@
 namespace gradring::ps {
 namespace {
 
-using transport::Connection;
 using transport::Intro;
 using transport::Purpose;
 using transport::TransportMode;
@@ -25,10 +24,10 @@ constexpr std::uint64_t kCardBytes = 16384;
 constexpr Millis kAskTime{2000};
 constexpr int kAgainMs = 20;
 
-Connection reach(const std::string& address, const transport::Credentials& credentials,
-                 const Intro& intro, Time deadline) {
+transport::Connection reach(const std::string& address, const transport::Credentials& credentials,
+                            const Intro& intro, Time deadline) {
   std::string why;
-  Connection connection =
+  transport::Connection connection =
       transport::connect_tcp(transport::parse_host_port(address), deadline, why);
   if (!connection) throw PeerLost(-1, why);
   transport::shake_hands(connection, credentials, intro, deadline);
@@ -39,7 +38,8 @@ Intro intro_to(Purpose purpose, std::int32_t shard) {
   return {purpose, 0, -1, shard, 0, {}};
 }
 
-Bytes read_frame(Connection& from, wire::PsType type, wire::PsHeader& header, Time deadline) {
+Bytes read_frame(transport::Connection& from, wire::PsType type, wire::PsHeader& header,
+                 Time deadline) {
   wire::PsHeaderBytes head;
   from.recv_all(head, deadline);
   header = wire::decode_ps_header(head);
@@ -50,7 +50,7 @@ Bytes read_frame(Connection& from, wire::PsType type, wire::PsHeader& header, Ti
   return payload;
 }
 
-ServerCard read_card(Connection& from, Time deadline) {
+ServerCard read_card(transport::Connection& from, Time deadline) {
   wire::PsHeader header;
   const Bytes payload = read_frame(from, wire::PsType::kWelcome, header, deadline);
   if (header.b == 0) throw ProtocolError("it is no server of parameters");
@@ -79,7 +79,7 @@ std::unique_ptr<transport::Link> share_memory(const std::string& unix_name,
                                               std::uint32_t shard, Time deadline) {
   std::string why;
   int error = 0;
-  Connection connection = transport::connect_unix(unix_name, deadline, why, &error);
+  transport::Connection connection = transport::connect_unix(unix_name, deadline, why, &error);
   if (!connection) throw PeerLost(-1, str("its Unix socket: ", why, transport::limit_hint(error)));
   transport::shake_hands(connection, credentials,
                          intro_to(Purpose::kSharedParameters, static_cast<std::int32_t>(shard)),
@@ -109,7 +109,7 @@ void require_same(const std::string& first, const Beginning& of_first, const std
 ServerCard ask_server(const std::string& address, const transport::Credentials& credentials,
                       Time deadline) {
   return or_lost([&] {
-    Connection connection =
+    transport::Connection connection =
         reach(address, credentials, intro_to(Purpose::kParameters, -1), deadline);
     return read_card(connection, deadline);
   });
@@ -129,7 +129,7 @@ std::unique_ptr<transport::Link> dial_shard(const std::string& address,
         throw InvalidArgument(str("transport 'shm': the server at ", address,
                                   " is on another host, or takes no shared memory; use 'auto'"));
     }
-    Connection connection =
+    transport::Connection connection =
         reach(address, credentials,
               intro_to(Purpose::kParameters, static_cast<std::int32_t>(shard)), deadline);
     transport::end_with_silence(connection.get(), limits::kPsSilence);

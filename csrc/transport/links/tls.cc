@@ -94,7 +94,7 @@ long Tls::control(BIO* bio, int command, long, void*) {
 bool Tls::flush() {
   while (wire_.sent < wire_.out.size()) {
     const Io io = transport::send_some(wire_.fd, std::span(wire_.out).subspan(wire_.sent), {});
-    if (io.closed) is_over_ = true;
+    is_broken_ |= io.closed;
     if (io.bytes == 0) return false;
     wire_.sent += io.bytes;
   }
@@ -106,7 +106,7 @@ bool Tls::flush() {
 bool Tls::shake() {
   if (is_ready_) [[likely]]
     return true;
-  if (is_over_) return false;
+  if (has_ended_) return false;
   ::ERR_clear_error();
   const int done = ::SSL_do_handshake(ssl_.get());
   // What went wrong is told to the other end, too.
@@ -114,7 +114,7 @@ bool Tls::shake() {
   if (done == 1) return is_ready_ = may_hold_input_ = true;
   const int error = ::SSL_get_error(ssl_.get(), done);
   if (error == SSL_ERROR_WANT_READ && !wire_.is_closed) return false;
-  is_over_ = true;
+  has_ended_ = is_broken_ = true;
   if (!wire_.is_closed) fail_to_shake();
   return false;
 }
@@ -138,15 +138,21 @@ void Tls::fail_to_shake() {
   throw ProtocolError(str("TLS: ", text == nullptr ? "the handshake failed" : text));
 }
 
-void Tls::encrypt(std::span<const std::byte> bytes) {
+// False where the session is over, as after bytes that were changed on the way.
+bool Tls::encrypt(std::span<const std::byte> bytes) {
+  ::ERR_clear_error();
   if (++records_ > records_per_key_) {
     records_ = 1;
     ::SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED);
   }
   std::size_t written = 0;
-  ::ERR_clear_error();
-  const int ok = ::SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written);
-  if (ok != 1 || written != bytes.size()) throw InternalError("TLS: a record could not be written");
+  if (::SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written) != 1) {
+    ::ERR_clear_error();
+    is_broken_ = true;
+    return false;
+  }
+  GRADRING_ASSERT(written == bytes.size());
+  return true;
 }
 
 // Takes up to kTurnBytes off both. A head shares its record with what follows it.
@@ -158,14 +164,14 @@ std::size_t Tls::encrypt_turn(std::span<const std::byte>& head, std::span<const 
     const std::size_t of_body = std::min(body.size(), record.size() - of_head);
     std::memcpy(record.data(), head.data(), of_head);
     if (of_body > 0) std::memcpy(record.data() + of_head, body.data(), of_body);
+    if (!encrypt(std::span(record).first(of_head + of_body))) return 0;
     head = head.subspan(of_head);
     body = body.subspan(of_body);
     taken = of_head + of_body;
-    encrypt(std::span(record).first(taken));
   }
   while (head.empty() && !body.empty() && taken < kTurnBytes) {
     const auto record = body.first(std::min(body.size(), kRecordBytes));
-    encrypt(record);
+    if (!encrypt(record)) return taken;
     body = body.subspan(record.size());
     taken += record.size();
   }
@@ -173,15 +179,16 @@ std::size_t Tls::encrypt_turn(std::span<const std::byte>& head, std::span<const 
 }
 
 Io Tls::send_some(std::span<const std::byte> head, std::span<const std::byte> body) {
-  if (!shake() || !flush()) return {0, is_over_};
+  if (!shake() || !flush()) return {0, is_broken_};
   std::size_t bytes = std::min(held_, head.size() + body.size());
   held_ -= bytes;
   (head.empty() ? body : head) = (head.empty() ? body : head).subspan(bytes);
   while (!head.empty() || !body.empty()) {
     const std::size_t taken = encrypt_turn(head, body);
+    if (taken == 0) return {bytes, is_broken_};
     if (!flush()) {
       held_ = 1;
-      return {bytes + taken - held_, is_over_};
+      return {bytes + taken - held_, is_broken_};
     }
     bytes += taken;
   }
@@ -195,7 +202,9 @@ bool Tls::read_into(std::span<std::byte>& part, std::size_t& bytes) {
     ::ERR_clear_error();
     if (::SSL_read_ex(ssl_.get(), part.data(), part.size(), &got) != 1) {
       may_hold_input_ = false;
-      is_over_ |= ::SSL_get_error(ssl_.get(), 0) != SSL_ERROR_WANT_READ;
+      has_ended_ |= ::SSL_get_error(ssl_.get(), 0) != SSL_ERROR_WANT_READ;
+      // Others look at this thread's errors, too: Python's own ssl does.
+      ::ERR_clear_error();
       return false;
     }
     may_hold_input_ = true;
@@ -206,10 +215,10 @@ bool Tls::read_into(std::span<std::byte>& part, std::size_t& bytes) {
 }
 
 Io Tls::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
-  if (!shake()) return {0, is_over_};
+  if (!shake()) return {0, has_ended_};
   std::size_t bytes = 0;
   if (read_into(head, bytes)) read_into(body, bytes);
-  return {bytes, bytes == 0 && is_over_};
+  return {bytes, bytes == 0 && has_ended_};
 }
 
 short Tls::events(bool reads, bool writes) const {

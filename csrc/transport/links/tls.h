@@ -62,7 +62,7 @@ class Tls {
 
   bool shake();
   bool flush();
-  void encrypt(std::span<const std::byte> bytes);
+  bool encrypt(std::span<const std::byte> bytes);
   std::size_t encrypt_turn(std::span<const std::byte>& head, std::span<const std::byte>& body);
   bool read_into(std::span<std::byte>& part, std::size_t& bytes);
   [[noreturn]] void fail_to_shake();
@@ -73,7 +73,8 @@ class Tls {
   std::uint64_t records_ = 0;  // With the sender's key of now.
   std::size_t held_ = 0;       // Encrypted, and to be offered again.
   bool is_ready_ = false;
-  bool is_over_ = false;  // Nothing more comes or goes.
+  bool has_ended_ = false;  // Nothing more comes.
+  bool is_broken_ = false;  // Nothing more goes.
   bool may_hold_input_ = false;
 };
 

@@ -112,6 +112,7 @@ std::shared_ptr<SSL_CTX> make_context(const std::string& secret, const SSL_METHO
   return context;
 }
 
+// Never destroyed: OpenSSL cleans up at exit, and before statics that are older than its first use.
 using Contexts = std::map<std::string, std::shared_ptr<SSL_CTX>>;
 
 std::shared_ptr<SSL_CTX> context_in(Guarded<Contexts>& kept, const std::string& secret,
@@ -126,12 +127,12 @@ std::shared_ptr<SSL_CTX> context_in(Guarded<Contexts>& kept, const std::string& 
 }  // namespace
 
 std::shared_ptr<SSL_CTX> client_context(const std::string& secret) {
-  static Guarded<Contexts> contexts;
+  static auto& contexts = *new Guarded<Contexts>;
   return context_in(contexts, secret, ::TLS_client_method());
 }
 
 std::shared_ptr<SSL_CTX> server_context(const std::string& secret) {
-  static Guarded<Contexts> contexts;
+  static auto& contexts = *new Guarded<Contexts>;
   return context_in(contexts, secret, ::TLS_server_method());
 }
 

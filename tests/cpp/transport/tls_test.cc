@@ -153,6 +153,7 @@ TEST_CASE("a byte that is changed on the way ends the connection, and is never d
   const Io io = pair.server.recv_some(got, {});
   CHECK(io.bytes == 0);
   CHECK(io.closed);
+  CHECK(pair.server.send_some(all, {}).closed);
 }
 
 TEST_CASE("who knows another secret gets nowhere, and both ends say why") {
@@ -193,6 +194,12 @@ TEST_CASE("what is no TLS is refused, and an end that goes in the middle is an e
   CHECK(pair.server.recv_some(std::span(&got, 1), {}).bytes == 1);
   CHECK(got == last);
   CHECK(pair.server.recv_some(std::span(&got, 1), {}).closed);
+  // The other way is open still, also where not all of it fits at once.
+  const Bytes all = random_bytes(8'000'000, 1);
+  CHECK_FALSE(pair.server.send_some({}, all).closed);
+  CHECK(pair.client.recv_some(std::span(&got, 1), {}).bytes == 1);
+  pair.fds.first.reset();
+  while (!pair.server.send_some({}, all).closed) continue;
 }
 
 TEST_CASE("a link that holds what came does not let its owner sleep") {
