@@ -117,6 +117,7 @@ def _run(options: argparse.Namespace) -> int:
             transport=options.transport,
             timeout=options.timeout,
             interface=options.interface,
+            ports=options.ports,
             rendezvous=options.rendezvous,
             ssh=options.ssh,
             python=absolute_program(options.python),
@@ -286,6 +287,7 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
     add("--timeout", type=float, metavar="S", help="seconds without progress that fail a call")
     add("--interface", metavar="NAME|CIDR", help="network interface to use")
+    add("--ports", metavar="FIRST-LAST", help="range that free ports to listen at are taken from")
     add("--rendezvous", metavar="HOST:PORT", help="where rank 0 is reached (port 0: pick one)")
     add("--ssh", default=Options.ssh, metavar="COMMAND", help="default: %(default)s")
     add(

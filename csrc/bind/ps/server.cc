@@ -81,10 +81,11 @@ std::shared_ptr<Server> make_server(const std::string& host, int port, int liste
                                     std::uint32_t servers, const py::bytes& secret,
                                     const std::string& transport, const std::string& log_directory,
                                     const std::string& fsync, std::int64_t client_grace_ms,
-                                    bool waits_to_open) {
+                                    bool waits_to_open, const std::pair<int, int>& ports) {
   ps::ServerOptions options;
   options.host = host;
   options.port = port;
+  options.ports = {ports.first, ports.second};
   options.listen_fd = listen_fd;
   options.threads = threads;
   options.index = index;
@@ -107,7 +108,8 @@ void register_ps_server(py::module_& module) {
       .def(py::init(&make_server), py::kw_only(), py::arg("host"), py::arg("port"),
            py::arg("listen_fd"), py::arg("threads"), py::arg("index"), py::arg("servers"),
            py::arg("secret"), py::arg("transport"), py::arg("log_directory"), py::arg("fsync"),
-           py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false)
+           py::arg("client_grace_ms") = 5000, py::arg("waits_to_open") = false,
+           py::arg("ports") = std::pair(0, 0))
       .def("open", &Server::open, release())
       .def(
           "tell_beginning",

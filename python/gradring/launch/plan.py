@@ -38,6 +38,7 @@ class Plan:
         listen_host: Address rank 0's socket is bound to; empty for all of them.
         listen_port: Its port; 0 picks one.
         rendezvous_host: The name under which the ranks reach it.
+        ports: What free ports are taken from, as GRADRING_PORTS; ``None``: each host's own say.
         server_argv: What every server runs; the agent adds which one it is, and its socket.
         programs: Folder of the interpreter on this machine, for the ranks' PATH; empty: unknown.
     """
@@ -48,6 +49,7 @@ class Plan:
     listen_host: str
     listen_port: int
     rendezvous_host: str
+    ports: str | None = None
     server_argv: tuple[str, ...] = ()
     programs: str = ""
 
@@ -130,6 +132,7 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     hosts = deal_servers(place(lines, options.count), options.servers)
     is_all_here = all(host.is_here for host in hosts)
     host, port = _meeting_point(options, hosts, is_all_here)
+    settings = _settings(options, environ)
     for other in hosts[1:]:
         if other.servers and is_loopback(other.address) and not is_all_here:
             raise InvalidArgument(_no_way_to(other.address))
@@ -140,6 +143,7 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
         listen_host=_listen_host(host, options.rendezvous is not None),
         listen_port=port,
         rendezvous_host=host,
+        ports=settings.ports,
         server_argv=_server_argv(options),
         programs=_programs(options),
     )
@@ -225,14 +229,18 @@ def _server_argv(options: Options) -> tuple[str, ...]:
     return module_command("gradring", *arguments, *options.server_words(), python=options.python)
 
 
-def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:
-    # Checks the values that the ranks would otherwise refuse one by one.
-    Settings.from_environ(
+def _settings(options: Options, environ: Mapping[str, str]) -> Settings:
+    """Check the values that the ranks would otherwise refuse one by one."""
+    return Settings.from_environ(
         environ,
         transport=options.transport,
         timeout=options.timeout,
         interface=options.interface,
+        ports=options.ports,
     )
+
+
+def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:
     result: dict[str, str] = {}
     if not is_all_here:
         # Ranks here inherit ours; elsewhere only this goes along. A link's rate is one host's.
@@ -245,6 +253,7 @@ def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) ->
         "GRADRING_TRANSPORT": options.transport,
         "GRADRING_TIMEOUT": None if options.timeout is None else str(options.timeout),
         "GRADRING_INTERFACE": options.interface,
+        "GRADRING_PORTS": options.ports,
     }
     result.update({name: value for name, value in said.items() if value is not None})
     # A rank's output is a pipe; without this Python would hold it back.

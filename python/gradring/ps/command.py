@@ -21,7 +21,7 @@ from gradring.errors import Error, InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.saved.load_note import LoadNote
 from gradring.ps.saved.log_shards import require_shards
-from gradring.settings import config
+from gradring.settings import config, port_range
 from gradring.timeouts import is_timeout
 
 _LOOK_SECONDS = 1.0
@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         InvalidArgument: An option or GRADRING_SECRET makes no sense.
     """
     options = _parser().parse_args(argv)
-    settings = config.Settings.from_environ(os.environ, transport=options.transport)
+    settings = config.Settings.from_environ(
+        os.environ, transport=options.transport, ports=options.ports
+    )
     _check(options)
     note = _load_note(options)
     is_to_load = options.load is not None and (note is None or not note.has_loaded(options.load))
@@ -71,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,
             waits_to_open=True,
+            ports=port_range.ends(settings.ports),
         )
         with Serving(core) as serving:
             if is_to_load:
@@ -151,6 +154,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     add("--port", type=int, default=0, help="(default: a free one)")
+    add(
+        "--ports",
+        metavar="FIRST-LAST",
+        help="range that a free port is taken from (default: GRADRING_PORTS, or any)",
+    )
     add("--listen-fd", type=int, default=-1, metavar="FD", help="inherited socket that listens")
     add("--index", type=int, default=0, metavar="I", help="which server this is (default: 0)")
     add("--servers", type=int, default=1, metavar="S", help="how many there are (default: 1)")

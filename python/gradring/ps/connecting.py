@@ -20,7 +20,7 @@ from gradring.ps.arguments.checks import whole
 from gradring.ps.calls import Calls
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
-from gradring.settings import config, server_addresses
+from gradring.settings import config, port_range, server_addresses
 from gradring.timeouts import milliseconds
 
 # Numbers from here on are no worker's: they take part in no round and no bound on staleness.
@@ -142,6 +142,7 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
             transport=settings.transport,
             log_directory="",
             fsync="none",
+            ports=port_range.ends(settings.ports),
         )
     )
     try:

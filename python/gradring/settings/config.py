@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gradring.core_arguments import is_plain_text, plain_text
 from gradring.errors import InvalidArgument
+from gradring.settings import port_range
 from gradring.timeouts import LONGEST, is_timeout
 
 TRANSPORTS = ("auto", "shm", "tcp")
@@ -40,6 +41,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_TIMEOUT": "seconds without progress after which an operation fails",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
+    "GRADRING_PORTS": "FIRST-LAST: the range that free ports to listen at are taken from",
     "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
@@ -61,6 +63,7 @@ class Settings:
         timeout: Seconds without progress after which an operation fails; also of joining.
         heartbeat_timeout: Seconds of silence after which a rank counts as lost.
         interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
+        ports: ``FIRST-LAST``, what free ports are taken from; ``None``: any.
         record: Folder for the record that a failure leaves; ``{job}`` stands for the job's id.
         record_operations: How many operations a communicator's record keeps.
         trace: Folder for traces; ``None`` makes none.
@@ -72,6 +75,7 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_TIMEOUT
     interface: str | None = None
+    ports: str | None = None
     record: str = "/tmp/gradring-{job}"
     record_operations: int = DEFAULT_RECORD_OPERATIONS
     trace: str | None = None
@@ -87,6 +91,7 @@ class Settings:
         timeout: float | None = None,
         heartbeat_timeout: float | None = None,
         interface: str | None = None,
+        ports: str | None = None,
         profile: str | os.PathLike[str] | None = None,
     ) -> Settings:
         """Read the variables; an argument that is not ``None`` wins over its variable.
@@ -97,6 +102,7 @@ class Settings:
         """
         transport_from, transport_text = _choose("transport", transport, environ)
         interface_from, interface_text = _choose("interface", interface, environ)
+        ports_from, ports_text = _choose("ports", ports, environ)
         _, profile_text = _choose(
             "profile", None if profile is None else os.fspath(profile), environ
         )
@@ -107,6 +113,7 @@ class Settings:
                 "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
             ),
             interface=_interface(interface_from, interface_text) if interface_text else None,
+            ports=port_range.checked(ports_text, ports_from) if ports_text else None,
             record=_record(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
             record_operations=_count(
                 "GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS, MOST_RECORD_OPERATIONS

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.launch import agent, job
+from gradring.launch import agent, job, listeners
 from gradring.launch.hosts import place, read_hosts
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
@@ -141,8 +141,8 @@ def test_what_launcher_and_agents_say_changes_only_with_the_greeting(tmp_path: P
     )
     # Where they change, count the greeting up: another host's agent may be of another build.
     assert said == (
-        b"gradring-agent 2\n",
-        {"do number host port", "do ... grace bind", "do number", "do signal servers"},
+        b"gradring-agent 3\n",
+        {"do number host port ports", "do ... grace bind", "do number", "do signal servers"},
         "ranks share servers argv server_argv cwd programs environ",
         {
             "event text", "event number port", "event pids threads", "event number status",
@@ -197,7 +197,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
     plan = plan_of(tmp_path, "a\nb\n", rendezvous="[fe80::1%lo]:7000")
     bound: list[tuple[object, ...]] = []
     monkeypatch.setattr(socket, "create_server", lambda address, **_: bound.append(address))
-    agent._listener(plan.listen_host, plan.listen_port)
+    listeners.listen(plan.listen_host, plan.listen_port)
     assert [address[1:] for address in bound] == [(7000, 0, socket.if_nametoindex("lo"))]
 
 
@@ -214,6 +214,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
         ({"count": 2, "transport": "rdma"}, "transport='rdma' is not one of auto, shm, tcp"),
         ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
         ({"count": 2, "interface": "10.0.0.0/99"}, "interface='10.0.0.0/99' is no network"),
+        ({"count": 2, "ports": "4000"}, "ports='4000' is no range of ports: write FIRST-LAST"),
         ({"count": 2, "rendezvous": "here"}, "--rendezvous='here' is not host:port"),
         ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `[user@]host [slots"),
         ({"hosts": "a mbit=0\n"}, "hosts:1:"),
@@ -245,6 +246,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
             )
             for own in (
                 "--port 4100",
+                "--ports 4100-4200",
                 "--host=0.0.0.0",
                 "--index 1",
                 "--servers 2",
