@@ -12,6 +12,7 @@
 #include "transport/joining/handshake.h"
 #include "transport/links/interrupts.h"
 #include "transport/links/socket.h"
+#include "transport/links/traffic.h"
 #include "transport/membership/inspection.h"
 
 namespace gradring::bind {
@@ -113,6 +114,10 @@ PYBIND11_MODULE(_core, module) {
              py::arg("record_directory") = "", py::arg("trace_directory") = "",
              py::arg("costs") = gradring::bind::Costs(), py::arg("link_mbit") = 0,
              py::arg("ports") = std::pair(0, 0));
+  module.def("tcp_traffic", [] {
+    const auto& traffic = gradring::transport::tcp_traffic;
+    return py::make_tuple(traffic.sent.load(), traffic.received.load());
+  });
   // For the benches' plain streams.
   module.def(
       "tune_data_socket", [](int fd) { gradring::transport::tune_data_socket(fd); }, py::arg("fd"));

@@ -118,6 +118,7 @@ def _run(options: argparse.Namespace) -> int:
             timeout=options.timeout,
             interface=options.interface,
             ports=options.ports,
+            metrics=options.metrics,
             rendezvous=options.rendezvous,
             ssh=options.ssh,
             python=absolute_program(options.python),
@@ -287,7 +288,6 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
     add("--timeout", type=float, metavar="S", help="seconds without progress that fail a call")
     add("--interface", metavar="NAME|CIDR", help="network interface to use")
-    add("--ports", metavar="FIRST-LAST", help="range that free ports to listen at are taken from")
     add("--rendezvous", metavar="HOST:PORT", help="where rank 0 is reached (port 0: pick one)")
     add("--ssh", default=Options.ssh, metavar="COMMAND", help="default: %(default)s")
     add(
@@ -327,9 +327,20 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add("--quiet", action="store_true", help="no status line")
     add("--verbose", action="store_true", help="tell what is started where")
+    _add_ports(run)
     _add_servers(run)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(action=_run)
+
+
+def _add_ports(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument_group("ports").add_argument
+    add("--ports", metavar="FIRST-LAST", help="range that free ports to listen at are taken from")
+    add(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="rank 0 answers Prometheus there, rank r at PORT + r, then the servers",
+    )
 
 
 def _add_servers(run: argparse.ArgumentParser) -> None:

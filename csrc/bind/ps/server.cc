@@ -68,6 +68,12 @@ void ask(Server& server, std::uint32_t shard, const Act& act) {
   server.ask(shard, [&](Shard& owner, std::vector<Answer>&) { act(owner); });
 }
 
+std::string stats_of_shard(Server& server, std::uint32_t shard) {
+  std::string text;
+  ask(server, shard, [&](Shard& owner) { text = owner.stats(); });
+  return text;
+}
+
 void load_piece(Server& server, std::uint32_t shard, std::uint64_t staging,
                 const py::object& piece) {
   const Buffer bytes(piece, static_cast<int>(DType::kUInt8), false);
@@ -120,6 +126,7 @@ void register_ps_server(py::module_& module) {
       .def_property_readonly("address", &Server::address)
       .def_property_readonly("first_shard", &Server::first_shard)
       .def_property_readonly("shards", &Server::shards)
+      .def("stats", &stats_of_shard, py::arg("shard"))
       .def("check", &Server::check, release())
       .def("next_job", &next_job, py::arg("timeout_ms"))
       .def("read_piece", &read_piece, py::arg("shard"), py::arg("cut"), py::arg("most_bytes"))

@@ -26,6 +26,7 @@ from gradring.core_arguments import (
 )
 from gradring.errors import InvalidArgument
 from gradring.launchers import job_secret, roles
+from gradring.prometheus import endpoint
 from gradring.settings import config, cost_profile, port_range
 from gradring.timeouts import milliseconds
 
@@ -230,6 +231,8 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     Raises:
         InvalidArgument: As `init`, and so for every other error.
     """
+    if settings.metrics is not None:
+        endpoint.serve_job(settings.metrics, place.rank)
     costs: dict[str, tuple[float, float, float, float]] = {}
     if settings.profile is not None and place.rank == 0:
         costs = cost_profile.load(settings.profile).as_costs()

@@ -226,6 +226,8 @@ class Agent:
         # finds in it who came meanwhile.
         own = [*self._command["server_argv"], "--index", str(server_index(number))]
         own += ["--listen-fd", str(self._listeners[number].fileno())]
+        if (metrics := self._command["metrics"].get(str(number))) is not None:
+            own += ["--metrics", metrics]
         environ = {**os.environ, **self._command["environ"]}
         self._spawn(number, own, environ, None)
 

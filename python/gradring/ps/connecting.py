@@ -16,6 +16,7 @@ from gradring.errors import Error, InvalidArgument
 from gradring.launchers import roles
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.launchers.roles import Role
+from gradring.ps import measured
 from gradring.ps.arguments.checks import whole
 from gradring.ps.calls import Calls
 from gradring.ps.client import ParameterServer
@@ -29,6 +30,7 @@ FIRST_STRANGER = 1 << 31
 _AT_EXIT_SECONDS = 5.0
 
 _connected: list[ParameterServer] = []
+measured.begin_clients(lambda: list(_connected))
 _of_parent: list[ParameterServer] = []  # Of the process that this one was forked from; not ours.
 _opening: list[int] = []  # Numbers of those that are being made.
 

@@ -54,6 +54,21 @@ def parse_port(text: str, source: str, *, any_port: bool = False, within: str = 
     return port
 
 
+def metrics_address(text: str, source: str) -> str:
+    """Return host:port of where metrics are told; without a host it is this machine's loopback.
+
+    Args:
+        text: ``port``, ``host:port`` or ``[v6]:port``; port 0 picks one.
+        source: The variable or option it came from, for the message.
+
+    Raises:
+        InvalidArgument: As for `parse_address`.
+    """
+    text = text.strip()
+    whole = f"127.0.0.1:{text}" if text.isascii() and text.isdigit() else text
+    return format_address(*parse_address(whole, source, any_port=True))
+
+
 def format_address(host: str, port: int) -> str:
     """Join host and port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

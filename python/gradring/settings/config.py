@@ -17,6 +17,7 @@ from pathlib import Path
 from gradring.core_arguments import is_plain_text, plain_text
 from gradring.errors import InvalidArgument
 from gradring.settings import port_range
+from gradring.settings.address import metrics_address
 from gradring.timeouts import LONGEST, is_timeout
 
 TRANSPORTS = ("auto", "shm", "tcp")
@@ -46,6 +47,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
     "GRADRING_PROFILE": "rank 0: file of what links cost, made by `gradring tune`",
+    "GRADRING_METRICS": "[host:]port of rank 0's metrics for Prometheus; rank r has port + r",
     "GRADRING_LINK_MBIT": "what this host may send, in Mbit/s; set on all hosts, spares slow ones",
     "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
     "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
@@ -68,6 +70,7 @@ class Settings:
         record_operations: How many operations a communicator's record keeps.
         trace: Folder for traces; ``None`` makes none.
         profile: File of what links cost, read by rank 0; ``None`` leaves the planner its defaults.
+        metrics: ``host:port`` where rank 0 answers Prometheus; ``None``: nobody does.
         link_mbit: What this host's link may send, in Mbit/s; 0: not known.
     """
 
@@ -80,6 +83,7 @@ class Settings:
     record_operations: int = DEFAULT_RECORD_OPERATIONS
     trace: str | None = None
     profile: str | None = None
+    metrics: str | None = None
     link_mbit: int = 0
 
     @classmethod
@@ -92,6 +96,7 @@ class Settings:
         heartbeat_timeout: float | None = None,
         interface: str | None = None,
         ports: str | None = None,
+        metrics: str | None = None,
         profile: str | os.PathLike[str] | None = None,
     ) -> Settings:
         """Read the variables; an argument that is not ``None`` wins over its variable.
@@ -103,6 +108,7 @@ class Settings:
         transport_from, transport_text = _choose("transport", transport, environ)
         interface_from, interface_text = _choose("interface", interface, environ)
         ports_from, ports_text = _choose("ports", ports, environ)
+        metrics_from, metrics_text = _choose("metrics", metrics, environ)
         _, profile_text = _choose(
             "profile", None if profile is None else os.fspath(profile), environ
         )
@@ -120,6 +126,7 @@ class Settings:
             ),
             trace=_absolute(environ["GRADRING_TRACE"]) if environ.get("GRADRING_TRACE") else None,
             profile=_absolute(profile_text) if profile_text else None,
+            metrics=metrics_address(metrics_text, metrics_from) if metrics_text else None,
             link_mbit=_count("GRADRING_LINK_MBIT", environ, 0, MOST_LINK_MBIT),
         )
 

@@ -143,7 +143,7 @@ def test_what_launcher_and_agents_say_changes_only_with_the_greeting(tmp_path: P
     assert said == (
         b"gradring-agent 3\n",
         {"do number host port ports", "do ... grace bind", "do number", "do signal servers"},
-        "ranks share servers argv server_argv cwd programs environ",
+        "ranks share servers argv server_argv metrics cwd programs environ",
         {
             "event text", "event number port", "event pids threads", "event number status",
             "event left",
@@ -215,6 +215,8 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
         ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
         ({"count": 2, "interface": "10.0.0.0/99"}, "interface='10.0.0.0/99' is no network"),
         ({"count": 2, "ports": "4000"}, "ports='4000' is no range of ports: write FIRST-LAST"),
+        ({"count": 2, "metrics": "here"}, "metrics='here' is not host:port"),
+        ({"count": 2, "metrics": "65534", "servers": 1}, "would answer at port 65536, which is"),
         ({"count": 2, "rendezvous": "here"}, "--rendezvous='here' is not host:port"),
         ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `[user@]host [slots"),
         ({"hosts": "a mbit=0\n"}, "hosts:1:"),
