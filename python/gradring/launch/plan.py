@@ -22,7 +22,7 @@ from gradring.launch.hosts import HostPlan, Line, deal_servers, place, read_host
 from gradring.launch.numbers import server_number
 from gradring.launch.options import Options
 from gradring.launchers.known import LOOPBACK
-from gradring.settings.address import format_address, is_loopback, parse_address
+from gradring.settings.address import format_address, is_loopback, own_loopback, parse_address
 from gradring.settings.config import Settings, absolute_path
 
 
@@ -187,7 +187,7 @@ def _meeting_point(
             _require_name(host)
         return host, port
     if is_all_here:
-        return LOOPBACK, 0
+        return own_loopback(), 0
     first = hosts[0].address
     if is_loopback(first):
         raise InvalidArgument(f"{_no_way_to(first)}, or give --rendezvous HOST:0")

@@ -22,6 +22,7 @@ from gradring.ps.calls import Calls
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
 from gradring.settings import config, port_range, server_addresses
+from gradring.settings.address import own_loopback
 from gradring.timeouts import milliseconds
 
 # Numbers from here on are no worker's: they take part in no round and no bound on staleness.
@@ -134,7 +135,7 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
     secret = secrets.token_bytes(32)
     serving = Serving(
         _core.PsServer(
-            host="127.0.0.1",
+            host=own_loopback(),
             port=0,
             listen_fd=-1,
             threads=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import math
 import os
@@ -44,6 +45,22 @@ def test_a_local_job_stays_on_loopback_and_inherits_its_environment(tmp_path: Pa
     environ = plan.environ_at(4000, {})
     assert environ["GRADRING_RENDEZVOUS"] == "127.0.0.1:4000"
     assert environ["GRADRING_WORLD_SIZE"] == "3"
+
+
+def test_a_local_job_without_127_0_0_1_meets_at_the_other_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = socket.socket.bind
+
+    def refuse(self: socket.socket, address: tuple[str, int]) -> None:
+        if address[0] == "127.0.0.1":
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        bind(self, address)
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    plan = plan_of(tmp_path, count=3)
+    assert plan.listen_host == plan.rendezvous_host == "::1"
+    assert plan.environ_at(4000, {})["GRADRING_RENDEZVOUS"] == "[::1]:4000"
 
 
 def test_the_secret_is_new_for_every_job_and_in_no_ones_text(tmp_path: Path) -> None:
