@@ -44,11 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     endings.prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    interrupts = endings.Interrupts()
     try:
-        with endings.ended_by_signals():
+        with endings.ended_by_signals() as interrupts:
             code = _perform(arguments)
             sys.stdout.flush()  # What fits the buffer would fail at exit only.
-            return code
+            # Where it was made an error of an import, as by NumPy, the command may have gone on.
+            return 128 + signal.SIGINT if interrupts.have_come else code
+    except ImportError:
+        if interrupts.have_come:
+            return 128 + signal.SIGINT
+        raise
     except InvalidArgument as error:
         print(f"gradring: {error}", file=sys.stderr)
         return 2
