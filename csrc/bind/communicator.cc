@@ -90,7 +90,11 @@ py::object cause(const Communicator& self) {
 }
 
 py::tuple activity(const Communicator& self) {
-  const collectives::Activity activity = self.activity();
+  collectives::Activity activity;
+  {
+    const WithoutGil release;  // With a trace there are megabytes to look through.
+    activity = self.activity();
+  }
   return py::make_tuple(collectives::hex_id(self.id()), activity.collectives, activity.messages,
                         activity.under_way_nanos);
 }

@@ -21,6 +21,7 @@ import gradring as gr
 from geo_steps import exchange, geo
 from gradring.cli import main
 from gradring.collectives import communicator, measured
+from gradring.doctor import machine_doctor
 from gradring.prometheus import endpoint, sources
 from gradring.prometheus.catalogue import METRICS
 from gradring.prometheus.sources import Reading
@@ -282,6 +283,10 @@ def test_without_prometheus_client_the_extra_is_named(
     monkeypatch.setenv("GRADRING_SECRET", SECRET)
     assert main(["serve", "--metrics", "0"]) == 2
     assert "gradring[metrics]" in capsys.readouterr().err
+
+
+def test_the_doctor_tells_which_prometheus_client_there_is() -> None:
+    assert "prometheus-client" in machine_doctor.versions()
 
 
 def test_what_cannot_be_listened_at_is_told_with_its_address(
