@@ -12,6 +12,7 @@
 #include "bind/module.h"
 #include "bind/operations.h"
 #include "bind/pending_work.h"
+#include "collectives/records/record_text.h"
 
 namespace gradring::bind {
 namespace {
@@ -82,6 +83,22 @@ py::object transfer(const std::shared_ptr<Communicator>& self, bool is_recv,
   return py::none();
 }
 
+py::object cause(const Communicator& self) {
+  const Failure failure = self.failure();
+  if (!failure || failure.kind == ErrorKind::kClosed) return py::none();
+  return to_python(failure);
+}
+
+py::tuple activity(const Communicator& self) {
+  collectives::Activity activity;
+  {
+    const WithoutGil release;  // With a trace there are megabytes to look through.
+    activity = self.activity();
+  }
+  return py::make_tuple(collectives::hex_id(self.id()), activity.collectives, activity.messages,
+                        activity.under_way_nanos);
+}
+
 }  // namespace
 
 void register_communicator(py::module_& module) {
@@ -98,13 +115,8 @@ void register_communicator(py::module_& module) {
       .def_property_readonly("timeout_ms",
                              [](const Communicator& self) { return self.timeout().count(); })
       .def_property_readonly("is_closed", &Communicator::is_closed)
-      .def_property_readonly("cause",
-                             [](const Communicator& self) -> py::object {
-                               const Failure failure = self.failure();
-                               if (!failure || failure.kind == ErrorKind::kClosed)
-                                 return py::none();
-                               return to_python(failure);
-                             })
+      .def_property_readonly("cause", &cause)
+      .def("activity", &activity)
       .def("describe", &Communicator::describe, py::arg("rank"))
       .def(
           "run",

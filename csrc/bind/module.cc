@@ -12,6 +12,7 @@
 #include "transport/joining/handshake.h"
 #include "transport/links/interrupts.h"
 #include "transport/links/socket.h"
+#include "transport/links/traffic.h"
 #include "transport/membership/inspection.h"
 
 namespace gradring::bind {
@@ -39,7 +40,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
     std::int64_t heartbeat_timeout_ms, const std::string& interface, int listen_fd,
     const std::string& host_label, std::size_t record_operations,
     const std::string& record_directory, const std::string& trace_directory,
-    const gradring::bind::Costs& costs, std::uint32_t link_mbit) {
+    const gradring::bind::Costs& costs, std::uint32_t link_mbit, const std::pair<int, int>& ports) {
   JoinOptions options;
   options.rank = rank;
   options.world_size = world_size;
@@ -50,6 +51,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.heartbeat_timeout = Millis{heartbeat_timeout_ms};
   options.interface = interface;
   options.listen_fd = listen_fd;
+  options.ports = {ports.first, ports.second};
   options.host_label = host_label;
   options.link_mbit = link_mbit;
   options.costs = gradring::bind::profile_of(costs);
@@ -113,7 +115,11 @@ PYBIND11_MODULE(_core, module) {
              py::arg("interface"), py::arg("listen_fd"), py::arg("host_label") = "",
              py::arg("record_operations") = 1024, py::arg("record_directory") = "",
              py::arg("trace_directory") = "", py::arg("costs") = gradring::bind::Costs(),
-             py::arg("link_mbit") = 0);
+             py::arg("link_mbit") = 0, py::arg("ports") = std::pair(0, 0));
+  module.def("tcp_traffic", [] {
+    const auto& traffic = gradring::transport::tcp_traffic;
+    return py::make_tuple(traffic.sent.load(), traffic.received.load());
+  });
   // For the benches' plain streams.
   module.def(
       "tune_data_socket", [](int fd) { gradring::transport::tune_data_socket(fd); }, py::arg("fd"));

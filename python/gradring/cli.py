@@ -44,11 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     endings.prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    interrupts = endings.Interrupts()
     try:
-        with endings.ended_by_signals():
+        with endings.ended_by_signals() as interrupts:
             code = _perform(arguments)
             sys.stdout.flush()  # What fits the buffer would fail at exit only.
-            return code
+            # Where it was made an error of an import, as by NumPy, the command may have gone on.
+            return 128 + signal.SIGINT if interrupts.have_come else code
+    except ImportError:
+        if interrupts.have_come:
+            return 128 + signal.SIGINT
+        raise
     except InvalidArgument as error:
         print(f"gradring: {error}", file=sys.stderr)
         return 2
@@ -117,6 +123,8 @@ def _run(options: argparse.Namespace) -> int:
             transport=options.transport,
             timeout=options.timeout,
             interface=options.interface,
+            ports=options.ports,
+            metrics=options.metrics,
             rendezvous=options.rendezvous,
             ssh=options.ssh,
             python=absolute_program(options.python),
@@ -325,9 +333,20 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add("--quiet", action="store_true", help="no status line")
     add("--verbose", action="store_true", help="tell what is started where")
+    _add_ports(run)
     _add_servers(run)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(action=_run)
+
+
+def _add_ports(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument_group("ports").add_argument
+    add("--ports", metavar="FIRST-LAST", help="range that free ports to listen at are taken from")
+    add(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="rank 0 answers Prometheus there, rank r at PORT + r, then the servers",
+    )
 
 
 def _add_servers(run: argparse.ArgumentParser) -> None:

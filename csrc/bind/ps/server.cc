@@ -68,6 +68,12 @@ void ask(Server& server, std::uint32_t shard, const Act& act) {
   server.ask(shard, [&](Shard& owner, std::vector<Answer>&) { act(owner); });
 }
 
+std::string stats_of_shard(Server& server, std::uint32_t shard) {
+  std::string text;
+  ask(server, shard, [&](Shard& owner) { text = owner.stats(); });
+  return text;
+}
+
 void load_piece(Server& server, std::uint32_t shard, std::uint64_t staging,
                 const py::object& piece) {
   const Buffer bytes(piece, static_cast<int>(DType::kUInt8), false);
@@ -81,10 +87,12 @@ std::shared_ptr<Server> make_server(const std::string& host, int port, int liste
                                     std::uint32_t servers, const py::bytes& secret,
                                     const std::string& tls, const std::string& transport,
                                     const std::string& log_directory, const std::string& fsync,
-                                    std::int64_t client_grace_ms, bool waits_to_open) {
+                                    std::int64_t client_grace_ms, bool waits_to_open,
+                                    const std::pair<int, int>& ports) {
   ps::ServerOptions options;
   options.host = host;
   options.port = port;
+  options.ports = {ports.first, ports.second};
   options.listen_fd = listen_fd;
   options.threads = threads;
   options.index = index;
@@ -108,7 +116,7 @@ void register_ps_server(py::module_& module) {
            py::arg("listen_fd"), py::arg("threads"), py::arg("index"), py::arg("servers"),
            py::arg("secret"), py::arg("tls") = "auto", py::arg("transport"),
            py::arg("log_directory"), py::arg("fsync"), py::arg("client_grace_ms") = 5000,
-           py::arg("waits_to_open") = false)
+           py::arg("waits_to_open") = false, py::arg("ports") = std::pair(0, 0))
       .def("open", &Server::open, release())
       .def(
           "tell_beginning",
@@ -119,6 +127,7 @@ void register_ps_server(py::module_& module) {
       .def_property_readonly("address", &Server::address)
       .def_property_readonly("first_shard", &Server::first_shard)
       .def_property_readonly("shards", &Server::shards)
+      .def("stats", &stats_of_shard, py::arg("shard"))
       .def("check", &Server::check, release())
       .def("next_job", &next_job, py::arg("timeout_ms"))
       .def("read_piece", &read_piece, py::arg("shard"), py::arg("cut"), py::arg("most_bytes"))

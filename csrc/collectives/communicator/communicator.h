@@ -93,6 +93,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   PointToPoint& point_to_point() { return point_to_point_; }
   FlightRecorder& recorder() { return *recorder_; }
+  std::uint64_t id() const { return group_->id; }
+  Activity activity() const { return recorder_->activity(*logbook_); }
 
   // Collective. Members with one color form a communicator, ordered by (key, rank). A negative
   // color gets none.

@@ -95,6 +95,24 @@ std::string FlightRecorder::report(const Failure& failure) const {
   return text.finish(Spans::of_process().read());
 }
 
+Activity FlightRecorder::activity(const Logbook& logbook) const {
+  Activity activity{logbook.collectives.begun(), logbook.messages.begun(), 0};
+  Ticks oldest = 0;
+  for (const OperationRecord& record : logbook.collectives.read())
+    if (record.state == OperationState::kStarted && record.begun != 0)
+      oldest = oldest == 0 ? record.begun : std::min(oldest, record.begun);
+  if (oldest == 0) return activity;
+  TickScale scale;
+  {
+    const std::lock_guard lock(mutex_);
+    scale = scale_;
+  }
+  const TickAnchor now = TickAnchor::read();
+  scale.add(now);
+  activity.under_way_nanos = std::max<std::int64_t>(1, now.nanos - scale.nanos(oldest));
+  return activity;
+}
+
 void FlightRecorder::note_clock(const std::optional<transport::ClockOffset>& clock) {
   const TickAnchor now = TickAnchor::read();
   const std::lock_guard lock(mutex_);

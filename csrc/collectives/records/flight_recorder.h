@@ -46,6 +46,13 @@ class Logbook {
   Queue queue_;  // What waits for its turn. Guarded by the recorder; empty once closed.
 };
 
+// What a communicator does, as a number for each: for metrics.
+struct Activity {
+  std::uint64_t collectives = 0;  // Begun so far.
+  std::uint64_t messages = 0;
+  std::int64_t under_way_nanos = 0;  // Of the oldest collective that has not ended; 0: none.
+};
+
 class FlightRecorder {
  public:
   FlightRecorder(const transport::World& world, RecordOptions options);
@@ -63,6 +70,8 @@ class FlightRecorder {
 
   // `failure` may be none: somebody just asks.
   std::string report(const Failure& failure) const;
+  // What one of its logbooks says right now.
+  Activity activity(const Logbook& logbook) const;
   // Writes the report; the file's name, or "" where there is nowhere to write it to. Never throws.
   std::string save(const Failure& failure) noexcept;
 

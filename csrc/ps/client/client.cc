@@ -60,8 +60,10 @@ void Client::run(const std::shared_ptr<Call>& call, Millis timeout) {
   check_usable();
   // Alone, the call goes straight in.
   if (std::unique_lock seat(seat_, std::try_to_lock); seat.owns_lock()) {
-    check_usable();  // close() comes here last: what it finds here it ends.
     take_posted();
+    // After what was posted: the end that close() has posted may have been among it. And close()
+    // comes here last: what it finds here it ends.
+    check_usable();
     core_.submit(call, timeout, Clock::now());
   } else {
     submit_later(call, timeout, [] {});

@@ -109,8 +109,16 @@ Server::~Server() {
 }
 
 void Server::open_door(std::unique_ptr<transport::Door>& door) {
-  Fd tcp = options_.listen_fd >= 0 ? transport::adopt_listener(options_.listen_fd)
-                                   : transport::listen_tcp(options_.host, options_.port, kBacklog);
+  const auto listen = [this](int port) {
+    return transport::listen_tcp(options_.host, port, kBacklog);
+  };
+  Fd tcp;
+  if (options_.listen_fd >= 0)
+    tcp = transport::adopt_listener(options_.listen_fd);
+  else if (options_.port != 0)
+    tcp = listen(options_.port);
+  else
+    tcp = transport::listen_at_free_port(options_.host, options_.ports, listen);
   Fd local = unix_name_.empty() ? Fd() : transport::listen_unix(unix_name_, kBacklog);
   const transport::HostPort bound = transport::local_address(tcp.get());
   // What was asked for is what the others can reach; only the port may be new.

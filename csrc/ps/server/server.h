@@ -20,7 +20,8 @@ namespace gradring::ps {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 0;        // 0: any.
+  int port = 0;  // 0: a free one, of these.
+  transport::PortRange ports;
   int listen_fd = -1;  // An inherited listening socket instead.
   std::uint32_t threads = 1;
   std::uint32_t index = 0;  // Of this server.

@@ -318,7 +318,8 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   Connection control = find_host(options, deadline);
   const std::string host = options.interface.empty() ? local_address(control.get()).host
                                                      : interface_address(options.interface);
-  Fd listener = listen_for_ranks(options, host, 0);
+  Fd listener = listen_at_free_port(
+      host, options.ports, [&](int port) { return listen_for_ranks(options, host, port); });
   const wire::Member self = describe_self(options, to_text({host, local_port(listener.get())}));
   Meeting meeting;
   meeting.door = open_door(options, std::move(listener), self);

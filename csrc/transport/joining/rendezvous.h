@@ -12,6 +12,7 @@
 #include "base/link_costs.h"
 #include "base/record.h"
 #include "transport/joining/door.h"
+#include "transport/links/free_port.h"
 #include "transport/links/socket.h"
 #include "wire/messages.h"
 
@@ -26,6 +27,7 @@ struct JoinOptions {
   int listen_fd = -1;  // Rank 0: a socket that listens at `rendezvous` already. Ownership passes.
   Credentials credentials;
   std::string interface;   // NAME or CIDR; empty: by the route to the rendezvous.
+  PortRange ports;         // Ranks but 0 listen at a free one of them.
   std::string host_label;  // Sets processes of one machine apart as if they ran on several: for
                            // tests of what crosses hosts.
   TransportMode mode = TransportMode::kAuto;

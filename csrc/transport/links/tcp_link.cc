@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "transport/links/traffic.h"
+
 namespace gradring::transport {
 
 TcpLink::TcpLink(Connection connection)
@@ -12,14 +14,18 @@ TcpLink::TcpLink(Connection connection)
 }
 
 Io TcpLink::send_some(std::span<const std::byte> head, std::span<const std::byte> body) {
-  return connection_.send_some(head, body);
+  const Io io = connection_.send_some(head, body);
+  count(tcp_traffic.sent, io.bytes);
+  return io;
 }
 
 Io TcpLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
   if (ahead_.empty()) {
     const bool is_short = !head.empty() && !body.empty() && body.size() <= kShortBytes;
     if (is_short && !connection_.is_encrypted()) return recv_ahead(head, body);
-    return connection_.recv_some(head, body);
+    const Io io = connection_.recv_some(head, body);
+    count(tcp_traffic.received, io.bytes);
+    return io;
   }
   const std::size_t of_head = std::min(head.size(), ahead_.size());
   const std::size_t of_body = std::min(body.size(), ahead_.size() - of_head);
@@ -32,6 +38,7 @@ Io TcpLink::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
 Io TcpLink::recv_ahead(std::span<std::byte> head, std::span<std::byte> body) {
   room_.resize(kAheadBytes);
   const Io io = transport::recv_some(connection_.get(), head, body, room_);
+  count(tcp_traffic.received, io.bytes);
   const std::size_t asked = std::min(io.bytes, head.size() + body.size());
   ahead_ = std::span(room_).first(io.bytes - asked);
   return {asked, io.closed};

@@ -25,7 +25,7 @@ import numpy as np
 
 from gradring import _core
 from gradring.arrays import buffers
-from gradring.collectives import calling
+from gradring.collectives import calling, measured
 from gradring.collectives.exchanges import Exchanges
 from gradring.collectives.messages import Messages
 from gradring.collectives.reductions import Reductions
@@ -50,6 +50,7 @@ _QUICK = (
 )
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+measured.begin(_open)
 
 # Those of `init`, and what they shrank to. Kept until closed: to the other ranks, one that is
 # garbage-collected would have left the job.
@@ -131,6 +132,15 @@ class Communicator(Reductions, Exchanges, Messages):
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+    def activity(self) -> tuple[str, int, int, int]:
+        """Return what metrics tell of it (docs/metrics.md).
+
+        Returns:
+            Its id as records have it, collectives begun, messages begun, and nanoseconds that the
+            oldest collective under way has taken so far (0: none is).
+        """
+        return self._core.activity()
 
     @property
     def local_rank(self) -> int:

@@ -26,7 +26,8 @@ from gradring.core_arguments import (
 )
 from gradring.errors import InvalidArgument
 from gradring.launchers import job_secret, roles
-from gradring.settings import config, cost_profile
+from gradring.prometheus import endpoint
+from gradring.settings import config, cost_profile, port_range
 from gradring.timeouts import milliseconds
 
 _P = ParamSpec("_P")
@@ -89,6 +90,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     timeout: float | None = None,
     heartbeat_timeout: float | None = None,
     interface: str | None = None,
+    ports: str | None = None,
     listen_fd: int | None = None,
     profile: str | os.PathLike[str] | None = None,
 ) -> Communicator:
@@ -112,6 +114,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
             progress in any call.
         heartbeat_timeout: Seconds of silence after which a rank counts as frozen.
         interface: ``NAME`` or ``CIDR`` of the interface that other ranks should reach this one by.
+        ports: ``FIRST-LAST``: the range that the port this rank listens at is taken from, where
+            nothing names one; see `GRADRING_PORTS`.
         listen_fd: Rank 0: a socket that already listens at ``rendezvous``; it now belongs to us.
         profile: Rank 0: a file that `gradring tune` wrote. All ranks choose algorithms by what rank
             0 has, which they hear when they join; the others' is not read.
@@ -127,9 +131,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     """
     given = (
         rank, world_size, rendezvous, secret, transport, tls, timeout, heartbeat_timeout,
-        interface, listen_fd, profile,
+        interface, ports, listen_fd, profile,
     )  # fmt: skip
-    role = roles.discover(os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous)
     settings = config.Settings.from_environ(
         os.environ,
         transport=transport,
@@ -137,7 +140,11 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         timeout=timeout,
         heartbeat_timeout=heartbeat_timeout,
         interface=interface,
+        ports=ports,
         profile=profile,
+    )
+    role = roles.discover(
+        os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, ports=settings.ports
     )
     if secret is None:
         secret = job_secret.secret_for(role, os.environ)
@@ -228,6 +235,8 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     Raises:
         InvalidArgument: As `init`, and so for every other error.
     """
+    if settings.metrics is not None:
+        endpoint.serve_job(settings.metrics, place.rank)
     costs: dict[str, tuple[float, float, float, float]] = {}
     if settings.profile is not None and place.rank == 0:
         costs = cost_profile.load(settings.profile).as_costs()
@@ -247,6 +256,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         trace_directory=path_bytes(settings.trace or ""),
         costs=costs,
         link_mbit=settings.link_mbit,
+        ports=port_range.ends(settings.ports),
     )
     return Communicator(core)
 

@@ -28,12 +28,31 @@ class Ended(BaseException):
         self.number = number
 
 
+class Interrupts:
+    """Whether Ctrl-C came, whatever became of its `KeyboardInterrupt`."""
+
+    have_come = False
+
+    def raise_one(self, _number: int, _frame: FrameType | None) -> None:
+        """Note it: what is being imported (NumPy) may make an error of its own out of this."""
+        self.have_come = True
+        raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into `Ended`; one that is ignored (nohup) stays so."""
+def ended_by_signals() -> Iterator[Interrupts]:
+    """Turn SIGTERM and SIGHUP into `Ended`, and SIGINT into `KeyboardInterrupt`.
+
+    One that is ignored (nohup) stays so. Yields what notes that SIGINT came.
+    """
+    interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupts
         return
+    before = signal.getsignal(signal.SIGINT)
+    is_heard = before in (signal.SIG_DFL, signal.default_int_handler)
+    if is_heard:
+        signal.signal(signal.SIGINT, interrupts.raise_one)
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -44,10 +63,12 @@ def ended_by_signals() -> Iterator[None]:
     for number in numbers:
         signal.signal(number, end)
     try:
-        yield
+        yield interrupts
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
+        if is_heard:
+            signal.signal(signal.SIGINT, before)
 
 
 def prepare_streams() -> None:

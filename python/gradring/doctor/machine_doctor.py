@@ -32,7 +32,7 @@ SECRET_CHARACTERS_WANTED = 32
 # Variables of launchers that do not tell all that a rank has to know.
 _NOT_READ = {"JOB_COMPLETION_INDEX": "an indexed Job of Kubernetes", "DMLC_ROLE": "ps-lite's"}
 
-_MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy")
+_MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy", "prometheus-client")
 
 
 def main(*, as_json: bool = False, environ: Mapping[str, str] | None = None) -> int:

@@ -10,7 +10,6 @@ starts in a moment, and preexec_fn is safe.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -25,11 +24,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradring.launch import processes
+from gradring.launch import listeners, processes
 from gradring.launch.numbers import is_server, server_index
 
 # What a login shell prints before is not ours. Counted up with every change of what is said after.
-GREETING = b"gradring-agent 2\n"
+GREETING = b"gradring-agent 3\n"
 
 # kind, number of the process (0 for events), bytes that follow.
 HEADER = struct.Struct(">cII")
@@ -38,25 +37,6 @@ STDOUT, STDERR, EVENT = b"o", b"e", b"j"
 READ_BYTES = 1 << 16
 # Above this the ranks' pipes wait until the launcher has read on.
 BACKLOG_BYTES = 1 << 20
-
-
-_CANNOT_LISTEN = {
-    errno.EADDRNOTAVAIL: "it is no address of this host",
-    errno.EADDRINUSE: "the port is in use",
-}
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Resolved, or the link that `%` names would be left out.
-        address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
-        return socket.create_server(address, family=family, backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-        )
-    return socket.create_server(("", port), backlog=1024)
 
 
 def search_path(environ: Mapping[str, str], programs: str) -> str:
@@ -154,7 +134,7 @@ class Agent:
             elif self._is_ending:
                 return  # Whoever is started now is seen by no stop that has begun.
             elif command["do"] == "listen":
-                self._listen(command["number"], command["host"], command["port"])
+                self._listen(*(command[name] for name in ("number", "host", "port", "ports")))
             elif command["do"] == "start":
                 self._start(command)
             elif command["do"] == "restart":
@@ -210,16 +190,8 @@ class Agent:
 
     # Starting.
 
-    def _listen(self, number: int, host: str, port: int) -> None:
-        try:
-            listener = _listener(host, port)
-        except OSError as error:
-            what = _CANNOT_LISTEN.get(error.errno or 0)
-            if what is None or is_server(number):
-                raise
-            where = f"at {host}" if host else "here"
-            text = f"{where}, port {port}: {what}; --rendezvous names an address of the first host"
-            raise OSError(f"{text}, and a port that is free there (0: any)") from error
+    def _listen(self, number: int, host: str, port: int, ports: str | None) -> None:
+        listener = listeners.open_listener(host, port, ports, is_for_ranks=not is_server(number))
         self._listeners[number] = listener
         self._tell(event="listening", number=number, port=listener.getsockname()[1])
 
@@ -254,6 +226,8 @@ class Agent:
         # finds in it who came meanwhile.
         own = [*self._command["server_argv"], "--index", str(server_index(number))]
         own += ["--listen-fd", str(self._listeners[number].fileno())]
+        if (metrics := self._command["metrics"].get(str(number))) is not None:
+            own += ["--metrics", metrics]
         environ = {**os.environ, **self._command["environ"]}
         self._spawn(number, own, environ, None)
 

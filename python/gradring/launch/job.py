@@ -115,11 +115,14 @@ class Job:
             self._watch.add(link.frames, functools.partial(self._read_frames, link))
             self._watch.add(link.complaints, functools.partial(self._read_complaints, link))
         plan = self._plan
-        self._links[0].send(do="listen", number=0, host=plan.listen_host, port=plan.listen_port)
+        self._listen(self._links[0], 0, plan.listen_host, plan.listen_port)
         for link in self._links:
             address = plan.server_listen_host(link.host)
             for index in link.host.servers:
-                link.send(do="listen", number=server_number(index), host=address, port=0)
+                self._listen(link, server_number(index), address, 0)
+
+    def _listen(self, link: AgentLink, number: int, host: str, port: int) -> None:
+        link.send(do="listen", number=number, host=host, port=port, ports=self._plan.ports)
 
     def _note_port(self, number: int, port: int) -> None:
         self._ports[number] = port

@@ -15,7 +15,7 @@ DEFAULT_SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCount
 
 
 # Options of `gradring serve` that each server gets from the launcher: a user's would not count.
-_OURS = ("--index", "--servers", "--host", "--port", "--listen-fd")
+_OURS = ("--index", "--servers", "--host", "--port", "--ports", "--listen-fd", "--metrics")
 
 # A selector cannot wait for longer than three weeks.
 MOST_SECONDS = 1e6
@@ -32,6 +32,9 @@ class Options:
         transport: As GRADRING_TRANSPORT, or ``None`` to leave it alone.
         timeout: As GRADRING_TIMEOUT.
         interface: As GRADRING_INTERFACE.
+        ports: As GRADRING_PORTS.
+        metrics: ``[host:]port`` where rank 0 answers Prometheus; the other ranks, and then the
+            servers, have the ports behind it. As GRADRING_METRICS.
         rendezvous: host:port where rank 0 is reached; port 0 picks one. ``None``: the first host.
         ssh: The command that starts a program on another host.
         python: The interpreter, here and on every host.
@@ -56,6 +59,8 @@ class Options:
     transport: str | None = None
     timeout: float | None = None
     interface: str | None = None
+    ports: str | None = None
+    metrics: str | None = None
     rendezvous: str | None = None
     ssh: str = DEFAULT_SSH
     python: str = sys.executable

@@ -22,7 +22,7 @@ from gradring.launch.hosts import HostPlan, Line, deal_servers, place, read_host
 from gradring.launch.numbers import server_number
 from gradring.launch.options import Options
 from gradring.launchers.known import LOOPBACK
-from gradring.settings.address import format_address, is_loopback, parse_address
+from gradring.settings.address import format_address, is_loopback, own_loopback, parse_address
 from gradring.settings.config import Settings, absolute_path
 
 
@@ -38,6 +38,8 @@ class Plan:
         listen_host: Address rank 0's socket is bound to; empty for all of them.
         listen_port: Its port; 0 picks one.
         rendezvous_host: The name under which the ranks reach it.
+        metrics: host:port of rank 0's metrics for Prometheus; ``None``: none are asked for.
+        ports: What free ports are taken from, as GRADRING_PORTS; ``None``: each host's own say.
         server_argv: What every server runs; the agent adds which one it is, and its socket.
         programs: Folder of the interpreter on this machine, for the ranks' PATH; empty: unknown.
     """
@@ -48,6 +50,8 @@ class Plan:
     listen_host: str
     listen_port: int
     rendezvous_host: str
+    ports: str | None = None
+    metrics: str | None = None
     server_argv: tuple[str, ...] = ()
     programs: str = ""
 
@@ -88,10 +92,22 @@ class Plan:
             "servers": [server_number(index) for index in host.servers],
             "argv": self.argv,
             "server_argv": self.server_argv,
+            "metrics": self._server_metrics(host),
             "cwd": str(Path.cwd()),
             # Elsewhere the agent runs in that interpreter, and knows better where it is.
             "programs": self.programs if host.is_here else "",
             "environ": {**environ, **host.environ},
+        }
+
+    def _server_metrics(self, host: HostPlan) -> dict[int, str]:
+        """Return where servers of a host answer Prometheus, by their numbers: behind all ranks."""
+        if self.metrics is None:
+            return {}
+        address, port = parse_address(self.metrics, "--metrics", any_port=True)
+        first = port + self.world_size
+        return {
+            server_number(index): format_address(address, first + index if port else 0)
+            for index in host.servers
         }
 
     def _share_of(self, host: HostPlan) -> tuple[int, int]:
@@ -130,19 +146,36 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     hosts = deal_servers(place(lines, options.count), options.servers)
     is_all_here = all(host.is_here for host in hosts)
     host, port = _meeting_point(options, hosts, is_all_here)
+    settings = _settings(options, environ)
     for other in hosts[1:]:
         if other.servers and is_loopback(other.address) and not is_all_here:
             raise InvalidArgument(_no_way_to(other.address))
-    return Plan(
+    plan = Plan(
         hosts=hosts,
         argv=_argv(options, is_all_here),
         environ=_environ(options, environ, is_all_here),
         listen_host=_listen_host(host, options.rendezvous is not None),
         listen_port=port,
         rendezvous_host=host,
+        ports=settings.ports,
+        metrics=settings.metrics,
         server_argv=_server_argv(options),
         programs=_programs(options),
     )
+    _require_ports_for_metrics(plan)
+    return plan
+
+
+def _require_ports_for_metrics(plan: Plan) -> None:
+    if plan.metrics is None:
+        return
+    _, port = parse_address(plan.metrics, "--metrics", any_port=True)
+    last = port + plan.world_size + plan.servers - 1
+    if port and last > 65535:
+        raise InvalidArgument(
+            f"--metrics {plan.metrics}: the last of {plan.world_size} ranks and {plan.servers} "
+            f"servers would answer at port {last}, which is none; name a lower one"
+        )
 
 
 def _meeting_point(
@@ -154,7 +187,7 @@ def _meeting_point(
             _require_name(host)
         return host, port
     if is_all_here:
-        return LOOPBACK, 0
+        return own_loopback(), 0
     first = hosts[0].address
     if is_loopback(first):
         raise InvalidArgument(f"{_no_way_to(first)}, or give --rendezvous HOST:0")
@@ -225,14 +258,19 @@ def _server_argv(options: Options) -> tuple[str, ...]:
     return module_command("gradring", *arguments, *options.server_words(), python=options.python)
 
 
-def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:
-    # Checks the values that the ranks would otherwise refuse one by one.
-    Settings.from_environ(
+def _settings(options: Options, environ: Mapping[str, str]) -> Settings:
+    """Check the values that the ranks would otherwise refuse one by one."""
+    return Settings.from_environ(
         environ,
         transport=options.transport,
         timeout=options.timeout,
         interface=options.interface,
+        ports=options.ports,
+        metrics=options.metrics,
     )
+
+
+def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) -> dict[str, str]:
     result: dict[str, str] = {}
     if not is_all_here:
         # Ranks here inherit ours; elsewhere only this goes along. A link's rate is one host's.
@@ -245,6 +283,8 @@ def _environ(options: Options, environ: Mapping[str, str], is_all_here: bool) ->
         "GRADRING_TRANSPORT": options.transport,
         "GRADRING_TIMEOUT": None if options.timeout is None else str(options.timeout),
         "GRADRING_INTERFACE": options.interface,
+        "GRADRING_PORTS": options.ports,
+        "GRADRING_METRICS": options.metrics,
     }
     result.update({name: value for name, value in said.items() if value is not None})
     # A rank's output is a pipe; without this Python would hold it back.

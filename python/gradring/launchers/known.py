@@ -14,6 +14,7 @@ from typing import Any
 
 from gradring.errors import InvalidArgument
 from gradring.launchers import endpoint_lists, mpich, slurm
+from gradring.settings import port_range
 from gradring.settings.address import parse_port
 
 LOOPBACK = "127.0.0.1"
@@ -178,10 +179,24 @@ def _read_paddle(variables: Variables) -> None:
     )
 
 
-def derived_port(identity: str) -> int:
+def _derived_ports(variables: Variables) -> tuple[int, int]:
+    """Return the first of the ports that stand for jobs, and how many there are.
+
+    Raises:
+        InvalidArgument: GRADRING_PORTS is no range.
+    """
+    said = variables.get("GRADRING_PORTS")
+    if said is None:
+        return PORT_FIRST, PORT_COUNT
+    first, last = port_range.ends(port_range.checked(said, variables.source("GRADRING_PORTS")))
+    return first, last - first + 1
+
+
+def _derived_port(variables: Variables, identity: str) -> int:
     """Return a port that stands for a job, most likely another one for another job."""
+    first, count = _derived_ports(variables)
     digest = hashlib.sha256(identity.encode()).digest()
-    return PORT_FIRST + int.from_bytes(digest[:8], "big") % PORT_COUNT
+    return first + int.from_bytes(digest[:8], "big") % count
 
 
 def _master(variables: Variables, _is_single_host: bool) -> tuple[str, int]:
@@ -204,13 +219,13 @@ def _mpi(variables: Variables, is_single_host: bool) -> tuple[str, int]:
     if is_single_host:
         identity = name or mpich.launcher_identity()
         if identity:
-            return LOOPBACK, derived_port(identity)
+            return LOOPBACK, _derived_port(variables, identity)
     job = variables.get("SLURM_JOB_ID")
     # Of the job, not of a step: mpirun starts its daemons with an srun on all nodes but its own,
     # so on those the ranks see that step, and on the first node they see none.
     if job and variables.get("SLURM_JOB_NODELIST"):
         host = slurm.first_host(variables.values, ("SLURM_JOB_NODELIST",))
-        return host, derived_port(f"{job} {name}")
+        return host, _derived_port(variables, f"{job} {name}")
     raise InvalidArgument(
         "this MPI launcher does not say where the ranks can meet; set "
         "GRADRING_RENDEZVOUS=HOST:PORT (or MASTER_ADDR and MASTER_PORT), a free port on rank 0's "
@@ -228,8 +243,9 @@ def _slurm(variables: Variables, is_single_host: bool) -> tuple[str, int]:
 def _slurm_nodes(variables: Variables) -> tuple[str, int]:
     for name in slurm.MEETING_VARIABLES:
         variables.get(name)  # Remembered as read.
-    offset = slurm.port_offset(variables.values, PORT_COUNT)
-    return slurm.first_host(variables.values), PORT_FIRST + offset
+    first, count = _derived_ports(variables)
+    offset = slurm.port_offset(variables.values, count)
+    return slurm.first_host(variables.values), first + offset
 
 
 def _tf_config(variables: Variables, is_single_host: bool) -> tuple[str, int]:

@@ -69,6 +69,7 @@ def discover(
     rank: int | None = None,
     world_size: int | None = None,
     rendezvous: str | None = None,
+    ports: str | None = None,
 ) -> Role | None:
     """Find this process's role.
 
@@ -78,6 +79,8 @@ def discover(
             our launcher says of the rank that it gave is left out where these make it another.
         world_size: As ``rank``.
         rendezvous: As ``rank``; host:port.
+        ports: In the place of GRADRING_PORTS, checked: where a meeting point has no port of its
+            own, one of these stands for the job.
 
     Returns:
         The role, or ``None`` where no launcher's variables are set: a world of one.
@@ -90,6 +93,7 @@ def discover(
         "GRADRING_RANK": ("rank", rank),
         "GRADRING_WORLD_SIZE": ("world_size", world_size),
         "GRADRING_RENDEZVOUS": ("rendezvous", rendezvous),
+        "GRADRING_PORTS": ("ports", ports),
     }
     for argument, value in (("rank", rank), ("world_size", world_size)):
         if value is None:

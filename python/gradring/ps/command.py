@@ -15,14 +15,19 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gradring.core_arguments import MOST_SHARDS, plain_text, secret_bytes
 from gradring.errors import Error, InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.ps.saved.load_note import LoadNote
 from gradring.ps.saved.log_shards import require_shards
-from gradring.settings import config
+from gradring.settings import config, port_range
+from gradring.settings.address import metrics_address, parse_address
 from gradring.timeouts import is_timeout
+
+if TYPE_CHECKING:
+    from gradring import _core
 
 _LOOK_SECONDS = 1.0
 _INTERVAL = re.compile(r"([0-9]{1,7}) *(ms)?")  # "50" and "50 ms".
@@ -42,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         InvalidArgument: An option or GRADRING_SECRET makes no sense.
     """
     options = _parser().parse_args(argv)
-    settings = config.Settings.from_environ(os.environ, transport=options.transport)
+    settings = config.Settings.from_environ(
+        os.environ, transport=options.transport, ports=options.ports
+    )
     _check(options)
     note = _load_note(options)
     is_to_load = options.load is not None and (note is None or not note.has_loaded(options.load))
@@ -72,8 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_directory="" if options.log is None else str(options.log),
             fsync=options.fsync,
             waits_to_open=True,
+            ports=port_range.ends(settings.ports),
         )
-        with Serving(core) as serving:
+        with Serving(core) as serving, _metrics_of(core, options) as metrics:
             if is_to_load:
                 from gradring.ps import checkpoint
 
@@ -87,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif note is not None and (beginning := note.beginning()) is not None:
                 core.tell_beginning(*beginning)
             core.open()  # Clients that came meanwhile find what was loaded.
-            print(_greeting(options, serving.address), flush=True)
+            print(_greeting(options, serving.address) + metrics, flush=True)
             while not signals.came_within(_LOOK_SECONDS):
                 serving.require_well()
     except _Ended:
@@ -98,6 +106,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gradring: server {options.index}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _metrics_of(core: _core.PsServer, options: argparse.Namespace) -> Iterator[str]:
+    """Answer Prometheus, where that is asked for, and yield what the greeting says of it."""
+    if options.metrics is None:
+        yield ""
+        return
+    from gradring.prometheus import endpoint
+    from gradring.ps import measured
+
+    measured.begin_server(core, options.index)
+    host, port = parse_address(options.metrics, "serve: --metrics", any_port=True)
+    try:
+        with endpoint.serve(port, host=host) as served:
+            yield f", metrics at {served.url}"
+    finally:
+        measured.end_server()
 
 
 class _Ended(BaseException):
@@ -152,7 +178,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     add("--port", type=int, default=0, help="(default: a free one)")
+    add(
+        "--ports",
+        metavar="FIRST-LAST",
+        help="range that a free port is taken from (default: GRADRING_PORTS, or any)",
+    )
     add("--listen-fd", type=int, default=-1, metavar="FD", help="inherited socket that listens")
+    add(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="answer Prometheus there (default: not; without a host on loopback)",
+    )
     add("--index", type=int, default=0, metavar="I", help="which server this is (default: 0)")
     add("--servers", type=int, default=1, metavar="S", help="how many there are (default: 1)")
     add(
@@ -203,6 +239,11 @@ def _check(options: argparse.Namespace) -> None:
             f"have more than {MOST_SHARDS} shards"
         )
     plain_text(options.host, "serve: --host")
+    if options.metrics is not None:
+        options.metrics = metrics_address(options.metrics, "serve: --metrics")
+        from gradring.prometheus import endpoint
+
+        endpoint.require_client()
     if options.log is not None:
         options.log = config.absolute_path(options.log)
         plain_text(str(options.log), "serve: --log")  # What fails there is told by name.

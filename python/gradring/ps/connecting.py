@@ -16,11 +16,13 @@ from gradring.errors import Error, InvalidArgument
 from gradring.launchers import roles
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.launchers.roles import Role
+from gradring.ps import measured
 from gradring.ps.arguments.checks import whole
 from gradring.ps.calls import Calls
 from gradring.ps.client import ParameterServer
 from gradring.ps.serving import Serving
-from gradring.settings import config, server_addresses
+from gradring.settings import config, port_range, server_addresses
+from gradring.settings.address import own_loopback
 from gradring.timeouts import milliseconds
 
 # Numbers from here on are no worker's: they take part in no round and no bound on staleness.
@@ -29,6 +31,7 @@ FIRST_STRANGER = 1 << 31
 _AT_EXIT_SECONDS = 5.0
 
 _connected: list[ParameterServer] = []
+measured.begin_clients(lambda: list(_connected))
 _of_parent: list[ParameterServer] = []  # Of the process that this one was forked from; not ours.
 _opening: list[int] = []  # Numbers of those that are being made.
 
@@ -136,7 +139,7 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
     secret = secrets.token_bytes(32)
     serving = Serving(
         _core.PsServer(
-            host="127.0.0.1",
+            host=own_loopback(),
             port=0,
             listen_fd=-1,
             threads=1,
@@ -147,6 +150,7 @@ def _embedded(role: Role | None, settings: config.Settings, client: int | None) 
             transport=settings.transport,
             log_directory="",
             fsync="none",
+            ports=port_range.ends(settings.ports),
         )
     )
     try:

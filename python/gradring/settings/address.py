@@ -6,6 +6,7 @@ Used by all who take an address from a user. Nothing in here asks a name server.
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 from gradring.core_arguments import plain_text
 from gradring.errors import InvalidArgument
@@ -54,9 +55,36 @@ def parse_port(text: str, source: str, *, any_port: bool = False, within: str = 
     return port
 
 
+def metrics_address(text: str, source: str) -> str:
+    """Return host:port of where metrics are told; without a host it is this machine's loopback.
+
+    Args:
+        text: ``port``, ``host:port`` or ``[v6]:port``; port 0 picks one.
+        source: The variable or option it came from, for the message.
+
+    Raises:
+        InvalidArgument: As for `parse_address`.
+    """
+    text = text.strip()
+    whole = f"127.0.0.1:{text}" if text.isascii() and text.isdigit() else text
+    return format_address(*parse_address(whole, source, any_port=True))
+
+
 def format_address(host: str, port: int) -> str:
     """Join host and port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_loopback() -> str:
+    """Return the address by which processes of this machine meet: 127.0.0.1, or ::1 without it."""
+    for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)):
+        try:
+            with socket.socket(family) as probe:
+                probe.bind((host, 0))
+        except OSError:
+            continue
+        return host
+    return "127.0.0.1"  # Who listens there says what is wrong.
 
 
 def is_loopback(host: str) -> bool:

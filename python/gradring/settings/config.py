@@ -16,6 +16,8 @@ from pathlib import Path
 
 from gradring.core_arguments import is_plain_text, plain_text
 from gradring.errors import InvalidArgument
+from gradring.settings import port_range
+from gradring.settings.address import metrics_address
 from gradring.timeouts import LONGEST, is_timeout
 
 TRANSPORTS = ("auto", "shm", "tcp")
@@ -42,10 +44,12 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_TIMEOUT": "seconds without progress after which an operation fails",
     "GRADRING_HEARTBEAT_TIMEOUT": "seconds of silence after which a rank counts as lost",
     "GRADRING_INTERFACE": "network interface to use: its name, or a CIDR its address lies in",
+    "GRADRING_PORTS": "FIRST-LAST: the range that free ports to listen at are taken from",
     "GRADRING_RECORD": "folder for records of failures; {job} stands for the job's id",
     "GRADRING_RECORD_OPS": "operations that a communicator's record keeps; 0 keeps none",
     "GRADRING_TRACE": "folder for a trace of every rank; none is made without it",
     "GRADRING_PROFILE": "rank 0: file of what links cost, made by `gradring tune`",
+    "GRADRING_METRICS": "[host:]port of rank 0's metrics for Prometheus; rank r has port + r",
     "GRADRING_LINK_MBIT": "what this host may send, in Mbit/s; set on all hosts, spares slow ones",
     "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
     "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
@@ -64,10 +68,12 @@ class Settings:
         timeout: Seconds without progress after which an operation fails; also of joining.
         heartbeat_timeout: Seconds of silence after which a rank counts as lost.
         interface: Interface name or CIDR; ``None`` follows the route to the rendezvous.
+        ports: ``FIRST-LAST``, what free ports are taken from; ``None``: any.
         record: Folder for the record that a failure leaves; ``{job}`` stands for the job's id.
         record_operations: How many operations a communicator's record keeps.
         trace: Folder for traces; ``None`` makes none.
         profile: File of what links cost, read by rank 0; ``None`` leaves the planner its defaults.
+        metrics: ``host:port`` where rank 0 answers Prometheus; ``None``: nobody does.
         link_mbit: What this host's link may send, in Mbit/s; 0: not known.
     """
 
@@ -76,10 +82,12 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT
     heartbeat_timeout: float = DEFAULT_HEARTBEAT_TIMEOUT
     interface: str | None = None
+    ports: str | None = None
     record: str = "/tmp/gradring-{job}"
     record_operations: int = DEFAULT_RECORD_OPERATIONS
     trace: str | None = None
     profile: str | None = None
+    metrics: str | None = None
     link_mbit: int = 0
 
     @classmethod
@@ -92,6 +100,8 @@ class Settings:
         timeout: float | None = None,
         heartbeat_timeout: float | None = None,
         interface: str | None = None,
+        ports: str | None = None,
+        metrics: str | None = None,
         profile: str | os.PathLike[str] | None = None,
     ) -> Settings:
         """Read the variables; an argument that is not ``None`` wins over its variable.
@@ -103,6 +113,8 @@ class Settings:
         transport_from, transport_text = _choose("transport", transport, environ)
         tls_from, tls_text = _choose("tls", tls, environ)
         interface_from, interface_text = _choose("interface", interface, environ)
+        ports_from, ports_text = _choose("ports", ports, environ)
+        metrics_from, metrics_text = _choose("metrics", metrics, environ)
         _, profile_text = _choose(
             "profile", None if profile is None else os.fspath(profile), environ
         )
@@ -114,12 +126,14 @@ class Settings:
                 "heartbeat_timeout", heartbeat_timeout, environ, DEFAULT_HEARTBEAT_TIMEOUT
             ),
             interface=_interface(interface_from, interface_text) if interface_text else None,
+            ports=port_range.checked(ports_text, ports_from) if ports_text else None,
             record=_record(environ.get("GRADRING_RECORD") or default_record_folder(environ)),
             record_operations=_count(
                 "GRADRING_RECORD_OPS", environ, DEFAULT_RECORD_OPERATIONS, MOST_RECORD_OPERATIONS
             ),
             trace=_absolute(environ["GRADRING_TRACE"]) if environ.get("GRADRING_TRACE") else None,
             profile=_absolute(profile_text) if profile_text else None,
+            metrics=metrics_address(metrics_text, metrics_from) if metrics_text else None,
             link_mbit=_count("GRADRING_LINK_MBIT", environ, 0, MOST_LINK_MBIT),
         )
 

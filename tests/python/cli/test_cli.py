@@ -181,6 +181,44 @@ def test_files_in_the_working_directory_are_not_taken_for_the_standard_library(
     assert (code, "was imported" in capfd.readouterr().err) == (0, False)
 
 
+# Ctrl-C comes while a module is looked for. CAUGHT: who imports it makes an error of its own.
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name != {module!r}:
+            return
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("what NumPy says") if {is_caught} else KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["bench", "all_reduce", "-n", "1", "--sizes", "4"]
+runpy.run_module("gradring", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "is_caught", "status"),
+    [
+        ("argparse", False, -signal.SIGINT),  # Before there is anything to clear away.
+        ("gradring.bench", False, 128 + signal.SIGINT),
+        ("numpy", False, 128 + signal.SIGINT),
+        ("numpy", True, 128 + signal.SIGINT),
+    ],
+)
+def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback(
+    module: str, is_caught: bool, status: int
+) -> None:
+    program = INTERRUPTED.format(module=module, is_caught=is_caught)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -45,12 +45,18 @@ def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[st
         assert "sesame" not in shown
 
 
+def test_the_range_of_ports_is_shown_with_the_other_variables() -> None:
+    found = machine_doctor.report({"GRADRING_PORTS": "20000-20099"})
+    assert found["settings"]["ports"] == found["environment"]["GRADRING_PORTS"] == "20000-20099"
+
+
 @pytest.mark.parametrize(
     ("environ", "list_name", "words"),
     [
         ({"RANK": "0"}, "problems", "WORLD_SIZE, MASTER_ADDR, MASTER_PORT missing"),
         (BY_HAND, "problems", "export GRADRING_SECRET="),
         ({"GRADRING_TIMEOUT": "soon"}, "problems", "GRADRING_TIMEOUT='soon'"),
+        ({"GRADRING_PORTS": "4000"}, "problems", "GRADRING_PORTS='4000' is no range of ports"),
         ({"GRADRING_INTERFACE": "nope0"}, "problems", "GRADRING_INTERFACE=nope0: no interface"),
         ({**BY_HAND, "GRADRING_SECRET": "short"}, "warnings", "has 5 characters"),
         ({"GRADRING_SECRET": "short"}, "warnings", "has 5 characters"),

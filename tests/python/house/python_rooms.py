@@ -33,8 +33,8 @@ ARROWS = {
     "launch": {"launchers", "settings", "commands", "base"},
     # The package itself: the names of `gradring.__all__`, each loaded when it is asked for.
     "front": {
-        "modes", "modes.geo", "optim", "ps", "collectives", "compression", "trace", "machine",
-        "base",
+        "modes", "modes.geo", "optim", "ps", "collectives", "compression", "prometheus", "trace",
+        "machine", "base",
     },
     "torch": {
         "torch.served", "torch.embeddings", "torch.gradients", "torch.c10d", "modes",
@@ -63,19 +63,26 @@ ARROWS = {
         "modes.stepping", "modes.parameters", "modes.stores", "ps", "optim", "arrays", "base",
     },
     "modes.stepping": {
-        "modes.parameters", "modes.stores", "optim", "collectives", "settings", "base",
+        "modes.parameters", "modes.stores", "optim", "collectives", "prometheus", "settings",
+        "base",
     },
     "modes.parameters": {"modes.stores", "ps.arguments", "optim", "arrays", "base"},
     "modes.stores": {"ps", "ps.arguments", "optim", "collectives", "base"},
-    "ps": {"ps.saved", "ps.arguments", "optim", "launchers", "settings", "arrays", "base"},
+    "ps": {
+        "ps.saved", "ps.arguments", "optim", "launchers", "prometheus", "settings", "arrays",
+        "base",
+    },
     "ps.saved": {"ps.arguments", "optim", "arrays", "base"},
     "ps.arguments": {"arrays", "base"},
     "optim": {"collectives", "arrays", "base"},
-    "collectives": {"gpu", "compression", "launchers", "settings", "arrays", "base"},
+    "collectives": {
+        "gpu", "compression", "launchers", "prometheus", "settings", "arrays", "base",
+    },
     "gpu": {"machine", "arrays", "base"},
     "compression": {"arrays", "base"},
     "arrays": {"base"},
     "launchers": {"settings", "base"},
+    "prometheus": {"settings", "base"},
     "settings": {"commands", "base"},
     "trace": {"commands", "base"},
     "machine": {"base"},

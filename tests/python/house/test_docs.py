@@ -93,6 +93,11 @@ device, batches, loss_of = "cpu", [torch.ones(4, 3), torch.ones(2, 3)], torch.Te
 optimizer = gradring.torch.distributed(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
 """
 
+UNLESS_MISSING = """
+try: import prometheus_client
+except ImportError: raise SystemExit
+"""
+
 # What each block of a file finds; names go on from block to block.
 BEFORE = {
     "README.md": [MODEL, GROUP, "", IDS],
@@ -109,6 +114,7 @@ BEFORE = {
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],
+    "docs/metrics.md": [MODEL + UNLESS_MISSING],
     "examples/README.md": [MODEL],
 }
 # What both sides of an example of migrating have: a model, batches, and a loss.

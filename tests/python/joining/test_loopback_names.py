@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,19 +53,24 @@ print(json.dumps([json.loads(rank.communicate(timeout=40)[0]) for rank in ranks]
 """
 
 
-def on_node1() -> list[list[str]]:
-    """Return what the ranks on two hosts call one another: 0 and 2 are on node1."""
-    alone = ["unshare", "--mount", "--net", "--"]
+def alone_in_a_network(program: str, *namespaces: str) -> str:
+    """Run a program there and return what it has printed."""
+    alone = ["unshare", *namespaces, "--"]
     try:
         subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"this process may not have a network of its own: {error}")
     run = subprocess.run(
-        [*alone, sys.executable, "-c", ON_NODE1],
+        [*alone, sys.executable, "-c", program],
         capture_output=True, text=True, timeout=50, env=dict(os.environ), check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    names: list[list[str]] = json.loads(run.stdout)
+    return run.stdout
+
+
+def on_node1() -> list[list[str]]:
+    """Return what the ranks on two hosts call one another: 0 and 2 are on node1."""
+    names: list[list[str]] = json.loads(alone_in_a_network(ON_NODE1, "--mount", "--net"))
     return names
 
 
@@ -75,6 +81,32 @@ def test_ranks_beside_rank_0_are_told_to_others_by_the_address_that_leads_there(
     for rank in range(3):  # Nobody says loopback.
         assert at[rank][1].startswith("rank 1 (10.9.9.9:")
         assert at[rank][2].startswith("rank 2 (10.9.9.9:")
+
+
+# In a network that has ::1 alone.
+ON_SIX = """
+import os, subprocess, sys
+for words in (["link", "set", "lo", "up"], ["address", "delete", "127.0.0.1/8", "dev", "lo"]):
+    subprocess.run(["ip", *words], check=True)
+RANK = '''
+import gradring as gr
+comm = gr.init()
+print(comm.describe(1))
+with gr.ps.connect() as ps:
+    print(ps.servers[0])
+'''
+run = [sys.executable, "-m", "gradring", "run", "--no-prefix", "-n"]
+subprocess.run([*run, "2", "--servers", "1", sys.executable, "-c", RANK], check=True)
+subprocess.run([*run, "1", sys.executable, "-c", RANK.replace("comm.", "0 and comm.")], check=True)
+"""
+
+
+def test_a_host_without_127_0_0_1_meets_at_the_other_loopback() -> None:
+    if shutil.which("ip") is None:
+        pytest.skip("no ip here (iproute2)")
+    said = alone_in_a_network(ON_SIX, "--net")
+    assert said.count("rank 1 ([::1]:") == 2
+    assert said.splitlines()[-1].startswith("[::1]:")  # A server inside of the process.
 
 
 class Store:
@@ -96,6 +128,6 @@ def test_a_torch_job_whose_store_is_on_such_a_host_names_it(
         assert listen_host(Store(), None, 2) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert listen_host(Store(), None, 2) == "127.0.0.1"
-    with met._listening("node1") as everywhere:
+    with met._listening("node1", 0) as everywhere:
         socket.create_connection(("127.0.0.1", everywhere.getsockname()[1]), 10).close()
         assert everywhere.getsockname()[0] in ("::", "0.0.0.0")

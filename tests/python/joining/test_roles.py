@@ -137,6 +137,20 @@ def test_slurm_meets_on_the_first_node_at_a_port_of_its_job() -> None:
     assert second_step.rendezvous_port == 25564
 
 
+def test_a_meeting_point_that_stands_for_a_job_is_in_the_range_of_ports() -> None:
+    spread = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}
+    inside = {**spread, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
+    for environ in (SLURM, OPEN_MPI, inside):
+        role = discover({**environ, "GRADRING_PORTS": "41000-41002"})
+        assert role is not None
+        assert 41000 <= role.rendezvous_port <= 41002
+        assert "GRADRING_PORTS" in role.variables
+        asked = discover({**environ, "GRADRING_PORTS": "41000-41002"}, ports="5-5")
+        assert asked is not None
+        assert asked.rendezvous_port == 5
+    assert "GRADRING_PORTS='5' is no range" in refusal({**SLURM, "GRADRING_PORTS": "5"})
+
+
 def test_a_slurm_batch_script_is_no_rank_but_its_steps_are() -> None:
     script = {**SLURM, "ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     del script["SLURM_STEP_ID"]

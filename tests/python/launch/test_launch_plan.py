@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import math
 import os
@@ -15,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.launch import agent, job
+from gradring.launch import agent, job, listeners
 from gradring.launch.hosts import place, read_hosts
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
@@ -44,6 +45,22 @@ def test_a_local_job_stays_on_loopback_and_inherits_its_environment(tmp_path: Pa
     environ = plan.environ_at(4000, {})
     assert environ["GRADRING_RENDEZVOUS"] == "127.0.0.1:4000"
     assert environ["GRADRING_WORLD_SIZE"] == "3"
+
+
+def test_a_local_job_without_127_0_0_1_meets_at_the_other_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = socket.socket.bind
+
+    def refuse(self: socket.socket, address: tuple[str, int]) -> None:
+        if address[0] == "127.0.0.1":
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        bind(self, address)
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    plan = plan_of(tmp_path, count=3)
+    assert plan.listen_host == plan.rendezvous_host == "::1"
+    assert plan.environ_at(4000, {})["GRADRING_RENDEZVOUS"] == "[::1]:4000"
 
 
 def test_the_secret_is_new_for_every_job_and_in_no_ones_text(tmp_path: Path) -> None:
@@ -141,9 +158,9 @@ def test_what_launcher_and_agents_say_changes_only_with_the_greeting(tmp_path: P
     )
     # Where they change, count the greeting up: another host's agent may be of another build.
     assert said == (
-        b"gradring-agent 2\n",
-        {"do number host port", "do ... grace bind", "do number", "do signal servers"},
-        "ranks share servers argv server_argv cwd programs environ",
+        b"gradring-agent 3\n",
+        {"do number host port ports", "do ... grace bind", "do number", "do signal servers"},
+        "ranks share servers argv server_argv metrics cwd programs environ",
         {
             "event text", "event number port", "event pids threads", "event number status",
             "event left",
@@ -197,7 +214,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
     plan = plan_of(tmp_path, "a\nb\n", rendezvous="[fe80::1%lo]:7000")
     bound: list[tuple[object, ...]] = []
     monkeypatch.setattr(socket, "create_server", lambda address, **_: bound.append(address))
-    agent._listener(plan.listen_host, plan.listen_port)
+    listeners.listen(plan.listen_host, plan.listen_port)
     assert [address[1:] for address in bound] == [(7000, 0, socket.if_nametoindex("lo"))]
 
 
@@ -214,6 +231,9 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
         ({"count": 2, "transport": "rdma"}, "transport='rdma' is not one of auto, shm, tcp"),
         ({"count": 2, "timeout": -1.0}, "timeout='-1.0' is not a positive number"),
         ({"count": 2, "interface": "10.0.0.0/99"}, "interface='10.0.0.0/99' is no network"),
+        ({"count": 2, "ports": "4000"}, "ports='4000' is no range of ports: write FIRST-LAST"),
+        ({"count": 2, "metrics": "here"}, "metrics='here' is not host:port"),
+        ({"count": 2, "metrics": "65534", "servers": 1}, "would answer at port 65536, which is"),
         ({"count": 2, "rendezvous": "here"}, "--rendezvous='here' is not host:port"),
         ({"hosts": "a slots=two\n"}, "hosts:1: 'a slots=two' is not `[user@]host [slots"),
         ({"hosts": "a mbit=0\n"}, "hosts:1:"),
@@ -245,6 +265,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
             )
             for own in (
                 "--port 4100",
+                "--ports 4100-4200",
                 "--host=0.0.0.0",
                 "--index 1",
                 "--servers 2",

@@ -6,6 +6,7 @@ A program stands in for `gradring serve`: it answers each connection with one li
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from gradring.launch.options import Options
 from gradring.launch.outcome import Restarts
 from gradring.launch.plan import Plan, make_plan
 from launcher_runs import LIVE, WAIT, Start, is_alive, launching, wait_for_end
+from thread_ranks import free_ports
 
 # Stands in for the interpreter: what runs `gradring serve ...` becomes this, all else stays.
 FAKE_PYTHON = """#!/bin/sh
@@ -91,6 +93,26 @@ def test_servers_serve_every_rank_and_end_after_the_last(
     assert sorted(line for line in lines if line[1] != "s") == [
         f"[{rank}] 0 of 2 1 of 2" for rank in range(3)
     ]
+
+
+def test_every_socket_that_the_launcher_opens_is_in_the_range_of_ports(
+    start: Start, serving: tuple[str, ...]
+) -> None:
+    names = ("GRADRING_RENDEZVOUS", "GRADRING_SERVERS", "GRADRING_PORTS")
+    program = LIVE + f"print(*(os.environ[name] for name in {names}))\n"
+    options = ("-n", "1", "--servers", "2", "--no-prefix", *serving)
+    with free_ports(3) as (first, last):
+        ports = f"{first}-{last}"
+        code, lines, err = start(program, "--ports", ports, *options).finish()
+        assert (code, err) == (0, "")
+        (said,) = (line for line in lines if line.endswith(ports))
+        taken = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", said)]
+        assert sorted(taken) == [first, first + 1, last]
+        # One port short, and by the variable.
+        environ = {"GRADRING_PORTS": f"{first}-{last - 1}"}
+        code, _, err = start(program, *options, environ=environ).finish()
+    assert code == 1
+    assert f"127.0.0.1: all 2 ports of GRADRING_PORTS={first}-{last - 1} are taken; end what" in err
 
 
 def test_a_server_that_dies_fails_the_job_and_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,29 @@ def test_who_leaves_a_pass_early_loses_what_was_asked_for_ahead_and_nothing_else
             if part == 3:
                 break
         assert list(optimizer.hand_out("epoch", 9)) == [5, 6, 7, 8]
+
+
+def test_who_leaves_a_pass_early_does_not_wait_for_a_server_that_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = RealServers("tcp")
+    optimizer = optimizer_of(gr.AsyncOptimizer, servers.client(0, timeout=60), 1)
+    store, push = optimizer.store, optimizer.store.push
+
+    def push_to_the_dead(*args: Any) -> Any:
+        for server in servers._servers:
+            server.stop()
+        return push(*args)
+
+    parts = optimizer.hand_out("epoch", 9, ahead=True)
+    assert next(parts) == 0
+    monkeypatch.setattr(store, "push", push_to_the_dead)
+    assert next(parts) == 1  # It was asked for before; part 2 is asked for now.
+    left = time.monotonic()
+    parts.close()
+    assert time.monotonic() - left < 20
+    optimizer.abandon()
+    servers.close()
 
 
 def test_a_part_is_given_also_where_the_next_one_cannot_be_asked_for_yet(

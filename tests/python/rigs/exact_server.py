@@ -172,6 +172,9 @@ class Done:
     def result(self) -> list[Pushed]:
         return self._outcomes
 
+    def leave(self, seconds: float) -> None:
+        assert seconds >= 0
+
 
 class Asked:
     """A pull that is done as soon as its gate is open, if it has one: when it is asked for."""

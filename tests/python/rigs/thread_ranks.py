@@ -7,11 +7,13 @@ and transport.
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import random
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gradring as gr
@@ -29,6 +31,25 @@ def listening_socket(host: str = "127.0.0.1") -> tuple[int, str]:
     listener.listen(64)
     port = listener.getsockname()[1]
     return listener.detach(), f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of so many ports in a row that nobody listens at.
+
+    The socket beside them is held, so that tests that run at once have others.
+    """
+    while True:
+        first = random.randrange(10001, 30000, 64)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(socket.create_server(("127.0.0.1", first - 1)))
+                for port in range(first, first + count):
+                    socket.create_server(("127.0.0.1", port)).close()
+            except OSError:
+                continue
+            yield first, first + count - 1
+            return
 
 
 class ThreadWorld:

@@ -23,6 +23,9 @@ from gradring.optim import Sum
 # in a column each. Times all parts either is below 2^24, to which float32 counts.
 _CHECK = 255
 
+# Seconds that who leaves a pass early waits for the answer about a part that it does not want.
+_LEAVES_WITHIN = 1.0
+
 
 class Parts:
     """What a worker's servers have handed out."""
@@ -72,5 +75,4 @@ class Parts:
                 yield number - 1
         finally:
             if coming is not None:  # Else its answer would come out of a later call.
-                with contextlib.suppress(Error):
-                    coming.result()
+                coming.leave(_LEAVES_WITHIN)

@@ -12,6 +12,8 @@ import sys
 import weakref
 from typing import Protocol
 
+from gradring.modes.stepping import measured
+
 
 class Closable(Protocol):
     """An optimizer.
@@ -55,6 +57,7 @@ def _register() -> None:
     # Not before there is an optimizer: what is registered last runs first, and connections, which
     # were made before it, must not be closed yet.
     atexit.register(_tell_what_is_left)
+    measured.begin(_open)
 
 
 def _tell_what_is_left() -> None:

@@ -332,6 +332,14 @@ class _Pushing:
                 outcome.refused = report.refused
         return self._outcomes
 
+    def leave(self, seconds: float) -> None:
+        """Wait so long for its end, then go: nobody hears of it, and its arrays are free again."""
+        ends = time.monotonic() + seconds
+        for work, _ in self._works:
+            with contextlib.suppress(Error):
+                work.wait(milliseconds(max(1e-3, ends - time.monotonic())))
+            work.abandon()
+
 
 def _outcomes(works: Sequence[Any], timeout: float | None = None) -> list[Any]:
     """Wait for all parts of a call; the first failure is raised, and stands for those after it.

@@ -108,6 +108,9 @@ class Pending(Protocol):
     def result(self) -> list[Pushed]:
         """Wait until all servers have acknowledged it."""
 
+    def leave(self, seconds: float) -> None:
+        """Wait so long for its end, then go: nobody hears of it, and its arrays are free again."""
+
 
 class PendingPull(Protocol):
     """A pull that is under way. Nobody has to ask what became of it."""

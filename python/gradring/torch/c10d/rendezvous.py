@@ -26,7 +26,7 @@ from gradring.collectives.communicator import Communicator
 from gradring.errors import Error, InvalidArgument, TimedOut
 from gradring.launchers import job_secret
 from gradring.machine import host_facts
-from gradring.settings import config
+from gradring.settings import config, port_range
 from gradring.settings.address import format_address, is_loopback
 
 _LOOPBACK = "127.0.0.1"
@@ -93,7 +93,9 @@ def _follow(
 
 def _host(store: Any, key: str, world_size: int, settings: config.Settings) -> Communicator:
     host = _listen_host(store, settings.interface, world_size)
-    with _listening(host) as server:
+    with port_range.listen_at_free_port(
+        host, settings.ports, lambda port: _listening(host, port)
+    ) as server:
         address = format_address(host, server.getsockname()[1])
         source = _secret_source(host)
         word = secrets.token_hex(32)
@@ -142,17 +144,17 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
     return store_host if is_loopback(here) else here
 
 
-def _listening(host: str) -> socket.socket:
+def _listening(host: str, port: int) -> socket.socket:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # A name: all addresses.
         is_dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_dual else socket.AF_INET
         return socket.create_server(
-            ("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual
+            ("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual
         )
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 def _store_host(store: Any) -> str | None:

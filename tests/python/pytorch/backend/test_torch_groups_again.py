@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradring.torch.c10d import rendezvous
+from ps_servers import together
+from thread_ranks import free_ports
 from torch_ranks import on_ranks
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -92,3 +96,16 @@ def groups_of_one_name() -> list[float]:
 
 def test_a_name_that_torch_uses_again_in_one_default_group_is_another_group() -> None:
     assert on_ranks(2, groups_of_one_name) == [[2, 2, 2]] * 2
+
+
+def test_rank_0_of_a_group_listens_in_the_range_of_ports_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.HashStore()
+    with free_ports(2) as (first, last):
+        monkeypatch.setenv("GRADRING_PORTS", f"{first}-{last}")
+        ranks = [partial(rendezvous.meet, store, "ports", [0, 1], rank, 20.0) for rank in (0, 1)]
+        comms = together(ranks)
+        taken = [comms[0].describe(rank).rpartition(":")[2] for rank in (0, 1)]
+        assert sorted(taken) == [f"{first})", f"{last})"]
+        together([comm.close for comm in comms])

@@ -1,0 +1,159 @@
+"""Where Prometheus asks: a registry that knows our collector, and an HTTP server over it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gradring.core_arguments import plain_text, whole_number
+from gradring.errors import InvalidArgument
+from gradring.settings import port_range
+from gradring.settings.address import format_address, parse_address
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+LOOPBACK = "127.0.0.1"
+
+_lock = threading.Lock()
+_job_lock = threading.Lock()
+_registered: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
+_of_job: list[Endpoint] = []  # That GRADRING_METRICS has started; one at the most.
+
+
+class Endpoint:
+    """A thread that answers scrapes; also a context manager that closes at the end of the block.
+
+    Attributes:
+        address: Where, as host:port.
+        url: What to scrape.
+    """
+
+    def __init__(self, address: str, server: Any, thread: threading.Thread) -> None:
+        """Take what prometheus-client has started."""
+        self.address = address
+        self.url = f"http://{address}/metrics"
+        self._server = server
+        self._thread = thread
+
+    def close(self) -> None:
+        """Answer no more; may be called again."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Endpoint:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def register(registry: CollectorRegistry | None = None) -> None:
+    """Have a registry of prometheus-client tell what gradring does; asked again, it does already.
+
+    Args:
+        registry: ``None``: the one that prometheus-client has by default.
+
+    Raises:
+        InvalidArgument: prometheus-client is missing.
+    """
+    client = require_client()
+    chosen = client.REGISTRY if registry is None else registry
+    from gradring.prometheus.collector import SourceCollector
+
+    with _lock:
+        if chosen not in _registered:
+            chosen.register(SourceCollector())
+            _registered.add(chosen)
+
+
+def serve(
+    port: int = 0, *, host: str = LOOPBACK, registry: CollectorRegistry | None = None
+) -> Endpoint:
+    """Answer Prometheus' scrapes from a thread, until it is closed or the program ends.
+
+    Who reaches the port reads everything: there is no secret and no encryption.
+
+    Args:
+        port: To listen at; 0: a free one.
+        host: An address of this host; ``0.0.0.0`` or ``::``: all of them.
+        registry: As for `register`, which is done as well.
+
+    Raises:
+        InvalidArgument: prometheus-client is missing, or this cannot be listened at; says why.
+    """
+    host = plain_text(host, "host")
+    port = whole_number(port, "port", 0, 65535)
+    client = require_client()
+    chosen = client.REGISTRY if registry is None else registry
+    register(chosen)
+
+    def start(port: int) -> tuple[Any, threading.Thread]:
+        started: tuple[Any, threading.Thread] = client.start_http_server(port, host, chosen)
+        return started
+
+    try:
+        if port == 0:
+            text = os.environ.get("GRADRING_PORTS") or None
+            ports = None if text is None else port_range.checked(text, "GRADRING_PORTS")
+            server, thread = port_range.listen_at_free_port(host, ports, start)
+        else:
+            server, thread = start(port)
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot serve metrics at {format_address(host, port)}: {error.strerror or error}"
+        ) from error
+    return Endpoint(format_address(host, server.server_port), server, thread)
+
+
+def serve_job(address: str, rank: int) -> None:
+    """Serve what a job's ranks are told to by GRADRING_METRICS: once a process, whoever asks first.
+
+    Args:
+        address: host:port of rank 0; rank r has the r-th port behind it. Port 0: a free one.
+        rank: Of this process.
+
+    Raises:
+        InvalidArgument: As `serve`.
+    """
+    host, port = parse_address(address, "GRADRING_METRICS", any_port=True)
+    if port + rank > 65535:
+        raise InvalidArgument(
+            f"GRADRING_METRICS={address}: rank {rank} would serve at port {port + rank}, which is "
+            "none; name a lower one for rank 0"
+        )
+    with _job_lock:
+        if not _of_job:
+            _of_job.append(serve(port + rank if port else 0, host=host))
+
+
+def require_client() -> Any:
+    """Return prometheus-client.
+
+    Raises:
+        InvalidArgument: It is missing; says which extra has it.
+    """
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise InvalidArgument(
+            "metrics need prometheus-client: pip install 'gradring[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+def _disown() -> None:
+    # A forked child has none of the threads, and would keep the port in use.
+    global _lock, _job_lock
+    _lock, _job_lock = threading.Lock(), threading.Lock()
+    for endpoint in _of_job:
+        endpoint._server.socket.close()  # noqa: SLF001 - of a class of this module
+    _of_job.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
