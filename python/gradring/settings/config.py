@@ -91,7 +91,7 @@ class Settings:
     link_mbit: int = 0
 
     @classmethod
-    def from_environ(
+    def from_environ(  # noqa: PLR0913 - every argument has a variable; none belongs together
         cls,
         environ: Mapping[str, str],
         *,
