@@ -1,4 +1,4 @@
-"""Two hosts joined by a cable: which of their addresses ranks tell one another.
+"""Two hosts joined by a cable: which of their addresses ranks tell one another, and who hears it.
 
 A link-local address, the only one that hosts have without a router, means something on one link
 only, and each host has its own name for that link.
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(60)]
 # near host, whose end is called "near"; rank 1 is on the far one. Arguments: where ranks meet, with
 # {link} for the name of the link; and the interfaces that ranks are told to use.
 ON_NEAR = """
-import json, os, subprocess, sys, time
+import json, os, socket, subprocess, sys, threading, time
 
 other = subprocess.Popen(["unshare", "--net", "--", "cat"], stdin=subprocess.PIPE)
 while os.readlink(f"/proc/{other.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
@@ -51,6 +51,22 @@ try:
 except gr.Error as error:
     print(json.dumps(f"{type(error).__name__}: {error}"))
 '''
+heard = bytearray()
+ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # All of the cable.
+ear.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE: nothing is lost.
+ear.bind(("near", 0))
+ear.settimeout(0.1)
+is_over = threading.Event()
+
+def listen():
+    while not is_over.is_set():
+        try:
+            heard.extend(ear.recv(1 << 17))
+        except TimeoutError:
+            pass
+
+listener = threading.Thread(target=listen)
+listener.start()
 meeting, *interfaces = sys.argv[1:]
 ranks = []
 for rank, inside, link in ((0, [], "near"), (1, far, "far"), (2, [], "near")):
@@ -59,16 +75,22 @@ for rank, inside, link in ((0, [], "near"), (1, far, "far"), (2, [], "near")):
         "SECRET": "s" * 32, "INTERFACE": interfaces[rank],
     }
     environ = {**os.environ, **{f"GRADRING_{name}": value for name, value in said.items()}}
+    if inside and "OF_FAR_HOST" in environ:
+        environ["GRADRING_TLS"] = environ["OF_FAR_HOST"]
     argv = [*inside, sys.executable, "-c", RANK]
     ranks.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE))
-print(json.dumps([json.loads(rank.communicate(timeout=40)[0]) for rank in ranks]))
+said = [json.loads(rank.communicate(timeout=40)[0]) for rank in ranks]
+is_over.set()
+listener.join()
+rank_1s = bytes.fromhex("0000000000000040") * 50  # What rank 1 adds, 2.0 again and again.
+print(json.dumps([*said, {"bytes": len(heard), "reads": rank_1s in heard}]))
 other.stdin.close()
 other.wait()
 """
 
 
-def on_cabled_hosts(meeting: str, *interfaces: str) -> list[Any]:
-    """Return what each rank calls the others, or the text of its error."""
+def on_cabled_hosts(meeting: str, *interfaces: str, **environ: str) -> list[Any]:
+    """Return what each rank calls the others, or the text of its error; and who listens in."""
     if shutil.which("ip") is None:
         pytest.skip("no ip here (iproute2)")
     alone = ["unshare", "--net", "--"]
@@ -78,7 +100,7 @@ def on_cabled_hosts(meeting: str, *interfaces: str) -> list[Any]:
         pytest.skip(f"this process may not have a network of its own: {error}")
     run = subprocess.run(
         [*alone, sys.executable, "-c", ON_NEAR, meeting, *interfaces],
-        capture_output=True, text=True, timeout=50, env=dict(os.environ), check=False,
+        capture_output=True, text=True, timeout=50, env={**os.environ, **environ}, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     said: list[Any] = json.loads(run.stdout)
@@ -87,7 +109,7 @@ def on_cabled_hosts(meeting: str, *interfaces: str) -> list[Any]:
 
 @pytest.mark.parametrize("interfaces", [("fe80::/10",) * 3, ("", "", "")])
 def test_hosts_meet_by_link_local_addresses(interfaces: tuple[str, ...]) -> None:
-    near, far, beside = on_cabled_hosts("[fe80::1%{link}]:4000", *interfaces)
+    near, far, beside, _ = on_cabled_hosts("[fe80::1%{link}]:4000", *interfaces)
     assert near[1].startswith("rank 1 ([fe80::2%")
     assert far[2].startswith("rank 2 ([fe80::1%")
     # Everybody names the link as it is called on that rank's own host.
@@ -98,21 +120,35 @@ def test_hosts_meet_by_link_local_addresses(interfaces: tuple[str, ...]) -> None
 def test_an_interface_with_several_kinds_of_addresses_is_known_by_the_one_that_leads_furthest() -> (
     None
 ):
-    near, far, _ = on_cabled_hosts("10.8.8.1:4000", "near", "far", "near")
+    near, far, *_ = on_cabled_hosts("10.8.8.1:4000", "near", "far", "near")
     assert near[1].startswith("rank 1 (10.8.8.2:")
     assert far[2].startswith("rank 2 (10.8.8.1:")
 
 
 def test_without_the_link_s_name_a_link_local_address_is_refused_and_one_asked_for() -> None:
-    near, far, _ = on_cabled_hosts("[fe80::1]:4000", "", "", "")
+    near, far, *_ = on_cabled_hosts("[fe80::1]:4000", "", "", "")
     assert near.startswith("InvalidArgument: cannot listen on [fe80::1]:4000: a link-local address")
     assert "needs the name of its interface behind it, as %eth0" in far
 
 
 def test_a_rank_that_other_hosts_cannot_reach_is_told_so_when_it_joins() -> None:
-    near, far, _ = on_cabled_hosts("10.8.8.1:4000", "", "lo", "")
+    near, far, *_ = on_cabled_hosts("10.8.8.1:4000", "", "lo", "")
     assert far.startswith("InvalidArgument: rank 1 listens at 127.0.0.1:")
     assert "which no other host reaches" in far
     assert "GRADRING_INTERFACE there is to name an interface" in far
     assert near.startswith("TimedOut: ")
     assert "rank 1 of a world of 3 had not joined" in near
+
+
+@pytest.mark.parametrize("tls", ["auto", "off"])
+def test_between_hosts_nobody_reads_what_ranks_say_unless_that_is_switched_off(tls: str) -> None:
+    near, _, _, cable = on_cabled_hosts("10.8.8.1:4000", "", "", "", GRADRING_TLS=tls)
+    assert near[1].startswith("rank 1 (")
+    assert cable["bytes"] > 800_000
+    assert cable["reads"] == (tls == "off")
+
+
+def test_a_host_that_does_not_encrypt_is_refused_by_one_that_does() -> None:
+    near, far, *_ = on_cabled_hosts("10.8.8.1:4000", "", "", "", OF_FAR_HOST="off")
+    assert "GRADRING_TLS is off here" in far
+    assert near.startswith("TimedOut")
