@@ -183,3 +183,9 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 def torch_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start ranks that have imported PyTorch: that takes longer than most of what they do."""
     yield from _jobs(tmp_path, "gradring.torch")
+
+
+@pytest.fixture
+def jax_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ranks that have imported JAX; once it is in use they could not be forked."""
+    yield from _jobs(tmp_path, "gradring.jax", "optax", "pytest")

@@ -48,10 +48,14 @@ HOMES = {
         "python/gradring/bench/peers/gloo.py",  # A program of its own: Gloo comes with torch.
         "python/gradring/bench/kernels/torch_peers.py",
     ),
+    "jax": ("python/gradring/jax/",),
     "cupy": ("python/gradring/arrays/device_arrays.py",),
 }
 # Where they may stand at module level: nobody gets here who has not asked for them.
-AT_MODULE_LEVEL = {"torch": ("python/gradring/torch/", "python/gradring/bench/peers/gloo.py")}
+AT_MODULE_LEVEL = {
+    "torch": ("python/gradring/torch/", "python/gradring/bench/peers/gloo.py"),
+    "jax": ("python/gradring/jax/",),
+}
 
 
 def import_complaints(path: str, text: str) -> list[str]:
@@ -241,7 +245,7 @@ def test_importing_the_package_does_not_import_an_extra() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
     ).stdout.split()
     assert "gradring" in loaded
-    assert not {"torch", "cupy", "rich", "matplotlib", "sklearn", "ml_dtypes"} & set(loaded)
+    assert not {"torch", "jax", "cupy", "rich", "matplotlib", "sklearn", "ml_dtypes"} & set(loaded)
 
 
 def test_files_and_functions_stay_short() -> None:
@@ -356,9 +360,9 @@ def test_every_public_name_has_a_docstring() -> None:
 
     assert undocumented("Bare", Bare) == ["Bare", "Bare.method"]
 
-    for room in ("gradring", "gradring.ps", "gradring.modes", "gradring.optim", "gradring.torch"):
-        if room == "gradring.torch" and importlib.util.find_spec("torch") is None:
-            continue
+    rooms = ["gradring", "gradring.ps", "gradring.modes", "gradring.optim"]
+    rooms += [f"gradring.{each}" for each in ("torch", "jax") if importlib.util.find_spec(each)]
+    for room in rooms:
         module = importlib.import_module(room)
         assert len(set(module.__all__)) == len(module.__all__)
         assert not [
