@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,18 +34,15 @@ class Operation:
     Attributes:
         comm: The ranks.
         timeout: As for `Communicator.all_reduce`.
+        name: What users call it.
+        is_in_place: Results lie where the operands are, which are then in ``outs`` already.
     """
+
+    name: ClassVar = "all_reduce"
+    is_in_place: ClassVar = True
 
     comm: Communicator
     timeout: float | None
-
-    @property
-    def name(self) -> str:
-        """What users call it."""
-        return "all_reduce"
-
-    # Whether results lie where the operands do, which are then in `outs` already.
-    is_in_place = True
 
     def result_shape(self, shape: Shape) -> Shape:
         """Return the shape that a leaf of this shape becomes."""
@@ -117,10 +114,7 @@ class Broadcast(Operation):
 
     root: int
 
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "broadcast"
+    name: ClassVar = "broadcast"
 
     def run(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:  # noqa: ARG002
         """See `Operation.run`."""
@@ -145,10 +139,7 @@ class SumAtRoot(Operation):
 
     root: int
 
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "the derivative of broadcast"
+    name: ClassVar = "the derivative of broadcast"
 
     def run(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:  # noqa: ARG002
         """See `Operation.run`."""
@@ -175,12 +166,8 @@ class AllGather(Operation):
 
     is_tiled: bool
 
-    is_in_place = False
-
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "all_gather"
+    is_in_place: ClassVar = False
+    name: ClassVar = "all_gather"
 
     def result_shape(self, shape: Shape) -> Shape:
         """See `Operation.result_shape`."""
@@ -216,12 +203,8 @@ class ReduceScatter(Operation):
     op: str
     is_tiled: bool
 
-    is_in_place = False
-
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "reduce_scatter"
+    is_in_place: ClassVar = False
+    name: ClassVar = "reduce_scatter"
 
     def result_shape(self, shape: Shape) -> Shape:
         """See `Operation.result_shape`."""
@@ -267,12 +250,8 @@ class Divided(Operation):
 
     whole: Operation
 
-    is_in_place = False
-
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return self.whole.name
+    is_in_place: ClassVar = False
+    name: ClassVar = "the derivative of reduce_scatter"
 
     def result_shape(self, shape: Shape) -> Shape:
         """See `Operation.result_shape`."""
@@ -297,12 +276,8 @@ class Divided(Operation):
 class AllToAll(Operation):
     """`Communicator.all_to_all` of each leaf, cut along its first axis."""
 
-    is_in_place = False
-
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "all_to_all"
+    is_in_place: ClassVar = False
+    name: ClassVar = "all_to_all"
 
     def result_shape(self, shape: Shape) -> Shape:
         """See `Operation.result_shape`."""
@@ -333,10 +308,7 @@ class AverageCompressed(Operation):
 
     compress: Compression
 
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "average_gradients with compress"
+    name: ClassVar = "average_gradients with compress"
 
     def run(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:  # noqa: ARG002
         """See `Operation.run`."""
@@ -358,10 +330,7 @@ class AverageCompressed(Operation):
 class Barrier(Operation):
     """`Communicator.barrier`."""
 
-    @property
-    def name(self) -> str:
-        """See `Operation.name`."""
-        return "barrier"
+    name: ClassVar = "barrier"
 
     def run(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:  # noqa: ARG002
         """See `Operation.run`."""
