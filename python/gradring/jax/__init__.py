@@ -8,13 +8,15 @@ Needs JAX: ``pip install 'gradring[jax]'``. Nothing outside this package imports
 """
 
 try:
-    import jax as _jax  # noqa: F401
+    import jax as _jax
 except ModuleNotFoundError as _error:
     if _error.name != "jax":
         raise
     raise ModuleNotFoundError(
         "gradring.jax needs JAX: pip install 'gradring[jax]'", name="jax"
     ) from None
+if _jax.__version_info__ < (0, 7):
+    raise ImportError(f"gradring.jax needs JAX 0.7 or newer, and this is {_jax.__version__}")
 
 from gradring.jax.failures import own_errors
 from gradring.jax.functions import (

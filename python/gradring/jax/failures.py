@@ -15,7 +15,7 @@ _met: deque[BaseException] = deque(maxlen=16)
 
 def remember(error: BaseException) -> None:
     """Keep what a collective has raised inside a compiled program, for `own_errors`."""
-    _met.append(copy.copy(error))  # Without its traceback, which holds on to the program's memory.
+    _met.append(_copied(error))
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def own_errors() -> Iterator[None]:
         if found is None:
             raise
         _forget_failed_program()
-        raise copy.copy(found) from error
+        raise _copied(found) from error
 
 
 def wait_for_programs() -> None:
@@ -48,6 +48,14 @@ def wait_for_programs() -> None:
     """
     with own_errors():
         jax.effects_barrier()
+
+
+def _copied(error: BaseException) -> BaseException:
+    # Without its traceback, which holds on to the program's memory.
+    try:
+        return copy.copy(error)
+    except TypeError:  # A class of the user's, as signal handlers may raise.
+        return error
 
 
 def _behind(error: BaseException) -> BaseException | None:

@@ -190,8 +190,9 @@ def _array(name: str, path: Any, leaf: Any, reduce_code: int | None) -> Any:
     if not isinstance(leaf, jax.Array):
         try:
             leaf = jax.numpy.asarray(leaf)
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"{where} is a {type(leaf).__name__}, no array") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            what = f"{where} is a {type(leaf).__name__} that makes no array"
+            raise InvalidArgument(f"{what}: {error}") from error
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):
         raise InvalidArgument(f"{where} has dtype {dtype}; give jax.random.key_data of it")

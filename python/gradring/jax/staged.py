@@ -159,6 +159,12 @@ def _batched(
     return call(operation, leaves), results
 
 
+def _devices_of(axes: Any) -> Any:
+    # Of shard_map and pmap the mesh has them. What a later JAX does not say here is refused.
+    mesh = getattr(axes, "mesh", None)
+    return getattr(axes, "num_devices", None) if mesh is None else mesh.size
+
+
 def _lowered(context: Any, *leaves: Any, operation: Operation) -> Any:
     platforms = context.module_context.platforms
     if tuple(platforms) != ("cpu",):
@@ -167,11 +173,11 @@ def _lowered(context: Any, *leaves: Any, operation: Operation) -> Any:
             "collectives in them; call it outside of jax.jit, where arrays go through the host's "
             "memory"
         )
-    devices = getattr(context.module_context.axis_context, "num_devices", 1)
+    devices = _devices_of(context.module_context.axis_context)
     if devices != 1:
         raise InvalidArgument(
             f"{operation.name}: this program runs on {devices} devices of this process, each of "
-            "which would call it; call it outside of jax.jit and jax.shard_map"
+            "which would call it; call it outside of jax.jit, jax.shard_map and jax.pmap"
         )
     return mlir.lower_fun(
         functools.partial(_in_program, operation=operation), multiple_results=True

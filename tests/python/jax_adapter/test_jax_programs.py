@@ -104,6 +104,28 @@ def slopes_are_those_of_all_ranks_losses(comm: Any) -> dict[str, Any]:
     return wrong
 
 
+def calls_of_each_derivative(comm: Any) -> int:
+    """Count what gradients take, whatever is compiled."""
+    calls = []
+    real = comm.all_reduce_many
+    comm.all_reduce_many = lambda *given, **options: (calls.append(1), real(*given, **options))[1]
+
+    def loss(x: Any) -> Any:
+        return (gj.all_reduce(x, comm) ** 2).sum()
+
+    for slope in (
+        jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss)),
+        jax.value_and_grad(jax.jit(loss)),
+    ):  # fmt: skip
+        slope(jnp.ones(3))
+        jax.effects_barrier()
+    return len(calls)
+
+
+def test_a_gradient_takes_one_call_more(jax_job: StartJob) -> None:
+    assert run(jax_job(2), calls_of_each_derivative) == [8, 8]
+
+
 def test_the_gradient_is_that_of_the_sum_of_all_ranks_losses(jax_job: StartJob) -> None:
     assert run(jax_job(2), slopes_are_those_of_all_ranks_losses) == [{}, {}]
 

@@ -152,7 +152,8 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(jax_job: StartJo
     assert said == other
     expected = [
         "leaf ['a'] has dtype uint32, which cannot be reduced", "leaf ['a'][0]: the operation",
-        "leaf ['a'] is a str", "op 'median'", "was donated or deleted", "jax.random.key_data",
+        "leaf ['a'] is a str that makes no array", "op 'median'", "was donated or deleted",
+        "jax.random.key_data",
         "root 2", "shape (3,); its first axis must be 2", "a multiple of 2", "a multiple of 2",
         "is a number", "timeout", "comm is a str", "shape (3,)",
     ]  # fmt: skip
@@ -168,18 +169,30 @@ def on_several_devices(comm: Any) -> list[Any]:
     x = jax.device_put(jnp.arange(4.0), spread)
     result = gj.all_reduce(x, comm)
     assert result.sharding == spread
-    try:
-        jax.jit(lambda x: gj.all_reduce(x, comm))(x)
-    except gr.InvalidArgument as error:
-        return [result.tolist(), gj.all_gather(x, comm).tolist(), str(error)]
-    return []
+    one = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+    alone = _over(one, comm)(jax.device_put(x, jax.devices()[0]))
+    said = []
+    for program, values in (
+        (jax.jit(lambda x: gj.all_reduce(x, comm)), x),
+        (_over(mesh, comm), x),
+        (jax.pmap(lambda x: gj.all_reduce(x, comm)), np.ones((2, 3))),
+    ):
+        with pytest.raises((gr.InvalidArgument, ValueError)) as caught:
+            program(values)
+        said.append(str(caught.value))
+    return [result.tolist(), gj.all_gather(x, comm).tolist(), alone.tolist(), said]
+
+
+def _over(mesh: Any, comm: Any) -> Any:
+    each = jax.P("x")
+    return jax.shard_map(lambda x: gj.all_reduce(x, comm), mesh=mesh, in_specs=each, out_specs=each)
 
 
 def test_arrays_on_several_devices_are_reduced_outside_of_programs_alone(jax_job: StartJob) -> None:
-    for reduced, gathered, said in run(jax_job(2), on_several_devices):
-        assert reduced == [0, 2, 4, 6]
+    for reduced, gathered, alone, said in run(jax_job(2), on_several_devices):
+        assert reduced == alone == [0, 2, 4, 6]
         assert gathered == [[0, 1, 2, 3]] * 2
-        assert "runs on 2 devices" in said
+        assert ["runs on 2 devices" in each or "`pmap`" in each for each in said] == [True] * 3
 
 
 def test_without_jax_it_says_what_to_install() -> None:
