@@ -11,7 +11,7 @@ from gradring.collectives import calling
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.joining import current, require_ranks
 from gradring.dtypes import code_of
-from gradring.keras.gradients import require_backend
+from gradring.keras.gradients import require_backend, wait_for_steps
 
 
 class BroadcastInitial(keras.callbacks.Callback):  # type: ignore[misc] # Keras may be missing.
@@ -44,6 +44,7 @@ class BroadcastInitial(keras.callbacks.Callback):  # type: ignore[misc] # Keras 
             Mismatch: The ranks have other models; as `Communicator.broadcast`, and so for its other
                 errors.
         """
+        wait_for_steps()
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
@@ -69,10 +70,11 @@ class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc] # Keras ma
             comm: As for `BroadcastInitial`.
 
         Raises:
-            InvalidArgument: ``comm`` is none.
+            InvalidArgument: ``comm`` is none, or the backend neither JAX nor PyTorch.
         """
         super().__init__()
         require_ranks(comm)
+        require_backend()
         self._comm = current() if comm is None else comm
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
@@ -84,6 +86,7 @@ class AverageMetrics(keras.callbacks.Callback):  # type: ignore[misc] # Keras ma
         """
         if logs:
             names = sorted(logs)
+            wait_for_steps()
             values = np.array([float(logs[name]) for name in names])
             self._comm.all_reduce(values, "avg")
             logs.update(zip(names, values.tolist(), strict=True))

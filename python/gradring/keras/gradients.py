@@ -73,6 +73,18 @@ def require_backend() -> str:
     return name
 
 
+def wait_for_steps() -> None:
+    """Wait until the collectives of steps that JAX may still run are done.
+
+    Raises:
+        PeerLost: As `gradring.jax.own_errors`, and so for every other error.
+    """
+    if require_backend() == "jax":
+        from gradring.jax.failures import wait_for_programs
+
+        wait_for_programs()
+
+
 def _average_of(comm: Communicator, timeout: float | None) -> Average:
     if require_backend() == "jax":
         from gradring.jax import all_reduce

@@ -44,20 +44,20 @@ def path_of_one_process(comm: Any) -> list[bool]:
     y = random.integers(-4, 5, 16).astype(np.float32)
     mine = slice(comm.rank * 16 // comm.world_size, (comm.rank + 1) * 16 // comm.world_size)
     same = []
-    for rule, steps in ((optax.sgd(0.25), 2), (optax.adam(0.01), 1), (optax.sgd(0.5), 1)):
-        for whole in (
-            gj.distributed(rule, comm=comm),
-            optax.chain(gj.average_gradients(comm, bucket_bytes=16), rule),
-        ):
-            expected = jax.tree.leaves(_train(rule, x, y, steps))
-            found = jax.tree.leaves(_train(whole, x[mine], y[mine], steps))
-            same += [a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True)]
+    sgd, adam = optax.sgd(0.25), optax.adam(0.01)
+    for rule, whole, steps in (
+        (sgd, gj.distributed(sgd, comm=comm), 2),
+        (adam, optax.chain(gj.average_gradients(comm, bucket_bytes=16), adam), 1),
+    ):
+        expected = jax.tree.leaves(_train(rule, x, y, steps))
+        found = jax.tree.leaves(_train(whole, x[mine], y[mine], steps))
+        same += [a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True)]
     return same
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_n_ranks_take_the_path_of_one_process_bit_for_bit(jax_job: StartJob, size: int) -> None:
-    assert run(jax_job(size), path_of_one_process) == [[True] * 12] * size
+    assert run(jax_job(size), path_of_one_process) == [[True] * 4] * size
 
 
 def compressed(comm: Any, codec: Any) -> list[Any]:
