@@ -36,10 +36,12 @@ class Operation:
         timeout: As for `Communicator.all_reduce`.
         name: What users call it.
         is_in_place: Results lie where the operands are, which are then in ``outs`` already.
+        is_batchable: What it does to a leaf it does to each part of it along its last axis.
     """
 
     name: ClassVar = "all_reduce"
     is_in_place: ClassVar = True
+    is_batchable: ClassVar = True
 
     comm: Communicator
     timeout: float | None
@@ -69,10 +71,6 @@ class Operation:
     def transposed(self) -> Operation:
         """Return what it does with cotangents, for the sum of all ranks' losses."""
         raise NotImplementedError
-
-    def batched_axis(self, axis: int) -> int | None:
-        """Return where an axis of `jax.vmap` is in the result; ``None`` where it cannot be."""
-        return axis
 
 
 @dataclass(frozen=True)
@@ -186,10 +184,6 @@ class AllGather(Operation):
         """Return the reduce_scatter that gives each rank what came of its own part."""
         return ReduceScatter(self.comm, self.timeout, "sum", self.is_tiled)
 
-    def batched_axis(self, axis: int) -> int | None:
-        """See `Operation.batched_axis`."""
-        return None if self.is_tiled else axis + 1
-
 
 @dataclass(frozen=True)
 class ReduceScatter(Operation):
@@ -235,10 +229,6 @@ class ReduceScatter(Operation):
         gather = AllGather(self.comm, self.timeout, self.is_tiled)
         return gather if self.op == "sum" else Divided(self.comm, self.timeout, gather)
 
-    def batched_axis(self, axis: int) -> int | None:  # noqa: ARG002
-        """See `Operation.batched_axis`."""
-        return None
-
 
 @dataclass(frozen=True)
 class Divided(Operation):
@@ -267,10 +257,6 @@ class Divided(Operation):
         """See `Operation.transposed`."""
         return Divided(self.comm, self.timeout, self.whole.transposed())
 
-    def batched_axis(self, axis: int) -> int | None:
-        """See `Operation.batched_axis`."""
-        return self.whole.batched_axis(axis)
-
 
 @dataclass(frozen=True)
 class AllToAll(Operation):
@@ -293,10 +279,6 @@ class AllToAll(Operation):
         """Return itself: what came from a rank goes back to it."""
         return self
 
-    def batched_axis(self, axis: int) -> int | None:  # noqa: ARG002
-        """See `Operation.batched_axis`."""
-        return None
-
 
 @dataclass(frozen=True)
 class AverageCompressed(Operation):
@@ -309,6 +291,7 @@ class AverageCompressed(Operation):
     compress: Compression
 
     name: ClassVar = "average_gradients with compress"
+    is_batchable: ClassVar = False
 
     def run(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:  # noqa: ARG002
         """See `Operation.run`."""
@@ -320,10 +303,6 @@ class AverageCompressed(Operation):
     def linear(self) -> Operation:
         """See `Operation.linear`."""
         raise _no_derivative(self.name)
-
-    def batched_axis(self, axis: int) -> int | None:  # noqa: ARG002
-        """See `Operation.batched_axis`."""
-        return None
 
 
 @dataclass(frozen=True)

@@ -147,16 +147,22 @@ def _cotangents(given: Sequence[Any], *_: Any, operation: Operation) -> list[Any
 def _batched(
     leaves: Sequence[Any], axes: Sequence[int | None], *, operation: Operation
 ) -> tuple[list[Any], list[int | None]]:
-    results: list[int | None] = []
-    for axis in axes:
-        moved = None if axis is None else operation.batched_axis(axis)
-        if axis is not None and moved is None:
-            raise InvalidArgument(
-                f"{operation.name} does not work under jax.vmap: call it outside, on the whole "
-                "batch"
-            )
-        results.append(moved)
-    return call(operation, leaves), results
+    if not operation.is_batchable:
+        raise InvalidArgument(f"{operation.name} does not work under jax.vmap: call it outside")
+    given: list[Any] = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is None or operation.is_in_place:
+            given.append(leaf)
+            continue
+        # Behind the axis that ranks are cut along; each example has to have one itself.
+        operation.result_shape(leaf.shape[:axis] + leaf.shape[axis + 1 :])
+        given.append(jax.numpy.moveaxis(leaf, axis, -1))
+    outs = call(operation, given)
+    if operation.is_in_place:
+        return outs, list(axes)
+    return outs, [
+        None if axis is None else out.ndim - 1 for axis, out in zip(axes, outs, strict=True)
+    ]
 
 
 def _devices_of(axes: Any) -> Any:
