@@ -60,6 +60,23 @@ def test_n_ranks_take_the_path_of_one_process_bit_for_bit(jax_job: StartJob, siz
     assert run(jax_job(size), path_of_one_process) == [[True] * 4] * size
 
 
+def unequal_batches(comm: Any) -> list[float]:
+    """Average over three examples of rank 0 and none of rank 1, as docs/jax.md says."""
+    average = gj.average_gradients(comm)
+    x = jnp.array([1.0, 2.0, 6.0])[: 0 if comm.rank else 3]
+
+    def loss(w: Any) -> Any:
+        losses = w * x
+        return losses.sum() * comm.world_size / gj.all_reduce(losses.size, comm)
+
+    step = jax.jit(lambda w: average.update(jax.grad(loss)(w), average.init(w))[0])
+    return [float(step(jnp.float32(0)))]
+
+
+def test_a_rank_may_have_fewer_examples_or_none(jax_job: StartJob) -> None:
+    assert run(jax_job(2), unequal_batches) == [[3.0], [3.0]]
+
+
 def compressed(comm: Any, codec: Any) -> list[Any]:
     """Compare compressed averages and what is left out with the communicator's own."""
     random = np.random.default_rng(comm.rank)
