@@ -5,6 +5,7 @@ And the order in which files of tests begin, for `--dist loadfile`.
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import zlib
 from collections.abc import Callable, Iterator
@@ -183,3 +184,10 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 def torch_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start ranks that have imported PyTorch: that takes longer than most of what they do."""
     yield from _jobs(tmp_path, "gradring.torch")
+
+
+@pytest.fixture
+def jax_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start ranks that have imported JAX; once it is in use they could not be forked."""
+    extra = ["optax"] if importlib.util.find_spec("optax") else []
+    yield from _jobs(tmp_path, "gradring.jax", "pytest", *extra)

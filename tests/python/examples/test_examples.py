@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_the_distributed_script_differs_in_about_ten_lines() -> None:
 @pytest.mark.parametrize("ranks", [None, 2, 3])
 def test_digits_are_recognised_on_any_number_of_ranks(ranks: int | None) -> None:
     out, _ = run_example("digits_numpy.py", ranks=ranks)
+    found = re.fullmatch(r"(\d) ranks: test accuracy (\S+)\n", out)
+    assert found is not None
+    assert int(found[1]) == (ranks or 1)
+    assert float(found[2]) >= 0.95
+
+
+@pytest.mark.parametrize("arguments", [(None,), (2,), (2, "--compress", "int8")])
+def test_digits_are_recognised_by_jax_alone_and_together(arguments: tuple[Any, ...]) -> None:
+    pytest.importorskip("jax", reason="jax (gradring[jax]) is not installed")
+    ranks, *options = arguments
+    out, _ = run_example("digits_jax.py", "--epochs", "8", *options, ranks=ranks)
     found = re.fullmatch(r"(\d) ranks: test accuracy (\S+)\n", out)
     assert found is not None
     assert int(found[1]) == (ranks or 1)

@@ -40,6 +40,8 @@ ARROWS = {
         "torch.served", "torch.embeddings", "torch.gradients", "torch.c10d", "modes",
         "modes.stepping", "optim", "collectives", "compression", "settings", "base",
     },
+    "keras": {"jax", "collectives", "base"},
+    "jax": {"modes", "collectives", "compression", "base"},
     "torch.served": {
         "torch.embeddings", "torch.gradients", "modes", "modes.geo", "modes.stepping", "optim",
         "collectives", "arrays", "base",

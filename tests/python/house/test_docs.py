@@ -5,6 +5,7 @@ Of examples of migrating the lines that stay or are new run as well.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -110,6 +111,8 @@ BEFORE = {
     ],
     "docs/checkpoints.md": [MODEL + TABLE],
     "docs/torch.md": [MODEL + GROUP],
+    "docs/jax.md": ["", "", ""],
+    "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
     "docs/training.md": [MODEL, SCALED, ""],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
@@ -140,6 +143,7 @@ MIGRATIONS = {
     ),
 }  # fmt: skip
 NEEDS_CUDA = {"docs/gpu.md"}
+NEEDS = {"docs/jax.md": "jax", "docs/keras.md": "keras"}
 TEN_LINES = "README.md's ten lines on two ranks"
 
 
@@ -182,7 +186,8 @@ json.dump(results, sys.stdout)
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """Each file's exit status and what it printed."""
-    left_out = set() if pytest.importorskip("torch").cuda.is_available() else NEEDS_CUDA
+    left_out = set() if pytest.importorskip("torch").cuda.is_available() else {*NEEDS_CUDA}
+    left_out |= {name for name, what in NEEDS.items() if importlib.util.find_spec(what) is None}
     folders = {name: tmp_path_factory.mktemp("docs") for name in BEFORE.keys() - left_out}
     programs = [(name, program_of(name, folder), str(folder)) for name, folder in folders.items()]
     folders[TEN_LINES] = tmp_path_factory.mktemp("docs")
@@ -213,6 +218,6 @@ def program_of(name: str, folder: Path) -> str:
 @pytest.mark.parametrize("name", [*BEFORE, TEN_LINES, *MIGRATIONS])
 def test_the_blocks_of_a_file_run(endings: dict[str, tuple[int, str]], name: str) -> None:
     if name not in endings:
-        pytest.skip("torch sees no CUDA device")
+        pytest.skip(f"needs {NEEDS.get(name, 'a CUDA device, and torch sees none')}")
     status, printed = endings[name]
     assert status == 0, printed

@@ -15,6 +15,8 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 import cpp_rooms
 import python_rooms
 from cpp_rooms import arrow_complaints
@@ -48,10 +50,16 @@ HOMES = {
         "python/gradring/bench/peers/gloo.py",  # A program of its own: Gloo comes with torch.
         "python/gradring/bench/kernels/torch_peers.py",
     ),
+    "jax": ("python/gradring/jax/",),
+    "keras": ("python/gradring/keras/",),
     "cupy": ("python/gradring/arrays/device_arrays.py",),
 }
 # Where they may stand at module level: nobody gets here who has not asked for them.
-AT_MODULE_LEVEL = {"torch": ("python/gradring/torch/", "python/gradring/bench/peers/gloo.py")}
+AT_MODULE_LEVEL = {
+    "torch": ("python/gradring/torch/", "python/gradring/bench/peers/gloo.py"),
+    "jax": ("python/gradring/jax/",),
+    "keras": ("python/gradring/keras/",),
+}
 
 
 def import_complaints(path: str, text: str) -> list[str]:
@@ -241,7 +249,8 @@ def test_importing_the_package_does_not_import_an_extra() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
     ).stdout.split()
     assert "gradring" in loaded
-    assert not {"torch", "cupy", "rich", "matplotlib", "sklearn", "ml_dtypes"} & set(loaded)
+    extras = {"torch", "jax", "keras", "cupy", "rich", "matplotlib", "sklearn", "ml_dtypes"}
+    assert not extras & set(loaded)
 
 
 def test_files_and_functions_stay_short() -> None:
@@ -350,15 +359,17 @@ def undocumented(name: str, value: object) -> list[str]:
     return missing
 
 
-def test_every_public_name_has_a_docstring() -> None:
+def test_every_public_name_has_a_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
     class Bare:
         def method(self) -> None: ...
 
     assert undocumented("Bare", Bare) == ["Bare", "Bare.method"]
 
-    for room in ("gradring", "gradring.ps", "gradring.modes", "gradring.optim", "gradring.torch"):
-        if room == "gradring.torch" and importlib.util.find_spec("torch") is None:
-            continue
+    rooms = ["gradring", "gradring.ps", "gradring.modes", "gradring.optim"]
+    extras = ("torch", "jax", "keras")
+    rooms += [f"gradring.{each}" for each in extras if importlib.util.find_spec(each)]
+    monkeypatch.setenv("KERAS_BACKEND", "numpy")
+    for room in rooms:
         module = importlib.import_module(room)
         assert len(set(module.__all__)) == len(module.__all__)
         assert not [
