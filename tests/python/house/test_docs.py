@@ -105,7 +105,7 @@ BEFORE = {
     ],
     "docs/checkpoints.md": [MODEL + TABLE],
     "docs/torch.md": [MODEL + GROUP],
-    "docs/training.md": [MODEL, SCALED, ""],
+    "docs/training.md": [MODEL, "optimizer.close(); comm.close()", SCALED, ""],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],
