@@ -26,8 +26,9 @@ def join(
 
     Waits until the ranks of the job call `Communicator.grow` together. Newcomers get the ranks
     behind theirs, in the order in which they came. Transport, timeouts and costs of links are the
-    job's, whatever this process was told. What the ranks have learned so far is theirs to tell: let
-    rank 0 broadcast it (docs/training.md).
+    job's, whatever this process was told. It returns when `grow` does on the others, so what they
+    call next is called here next. What the ranks have learned so far is theirs to tell: let rank 0
+    broadcast it (docs/training.md).
 
     Args:
         rendezvous: ``HOST:PORT`` of the job: its `Communicator.meeting_point`. That is where its

@@ -83,6 +83,38 @@ def test_a_rank_that_was_killed_is_started_again_and_comes_back(
     assert [old.result for old in olds] == [[rank, 3, new.result[2]] for rank in range(2)]
 
 
+# As in docs/training.md, until those that were lost are back.
+LOOP = """
+shared, lost, left = None, False, None
+while left != 0:
+    try:
+        if comm is not shared:
+            state = comm.broadcast(np.array([lost and comm.world_size == 3, *weights], np.float64))
+            weights, shared, left = state[1:], comm, 5 if state[0] else None
+        weights += comm.all_reduce(np.array([comm.rank, 1.0]), 'avg')
+        if left is None: comm = comm.grow()
+        else: left -= 1
+    except gr.PeerLost:
+        lost, comm = True, comm.shrink()
+result = [comm.rank, comm.world_size, *weights]
+"""
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_training_loop_goes_on_after_a_death_and_with_the_process_that_comes_for_it(
+    job: StartJob, transport: str
+) -> None:
+    ranks = job(3, transport=transport, secret=SECRET)
+    point = meeting_point(ranks)
+    ranks.begin("weights = np.ones(2)\n" + LOOP)
+    ranks.ranks[2].kill()
+    ranks.spawn(2).begin(join(point) + "weights = np.zeros(2)\n" + LOOP)
+    ends = [outcome.result for outcome in ranks.outcomes([*ranks.ranks[:2], ranks.ranks[3]])]
+    assert [end[:2] for end in ends] == [[0, 3], [1, 3], [2, 3]]
+    assert ends[0][2:] == ends[1][2:] == ends[2][2:]
+    assert ends[0][3] >= 6
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_job_of_one_grows_again_and_again_and_is_always_found_where_it_was(
     transport: str,
