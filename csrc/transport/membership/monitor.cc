@@ -51,7 +51,12 @@ Monitor::Monitor(Meeting meeting, const JoinOptions& options, std::shared_ptr<Lo
     else
       groups_.with([&](Groups& groups) { groups.unclaimed.push_back(std::move(arrival)); });
   }
-  thread_ = start_thread("monitor", [this] { run(); });
+  try {
+    thread_ = start_thread("monitor", [this] { run(); });
+  } catch (...) {
+    lobby_->leave(this, Fd());  // Which the world before may still have.
+    throw;
+  }
 }
 
 void Monitor::stop() {
