@@ -64,6 +64,7 @@ std::string title(const Call& call) {
     case StepOf::kNothing: return std::string(name(call.op));
     case StepOf::kSplit: return str("split: ", name(call.op));
     case StepOf::kEmpty: return str("empty: ", name(call.op));
+    case StepOf::kGrow: return str("grow: ", name(call.op));
     case StepOf::kAllReduceCompressed:
       if (call.op == OpKind::kAllReduce) return "all_reduce_compressed";  // All of it.
       return str("all_reduce_compressed: ", name(call.op));

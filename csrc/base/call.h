@@ -50,6 +50,7 @@ enum class StepOf : std::uint8_t {
   kSplit = 1,
   kEmpty = 2,
   kAllReduceCompressed = 3,
+  kGrow = 4,
 };
 // In Call::algorithm, beside an Algorithm: what the collective is a step of, and additions in rank
 // order.

@@ -20,6 +20,12 @@ inline constexpr std::size_t kTextBytes = 4096;                      // Any stri
 inline constexpr std::size_t kHandshakesPending = 256;
 inline constexpr Millis kHandshakeTime{5000};
 
+// Who has proved itself and waits until the ranks of a job grow their communicator: a descriptor
+// each.
+inline constexpr std::size_t kNewcomers = 256;
+// Of a timeout, in milliseconds, that another process tells: the longest that users can give.
+inline constexpr std::uint64_t kLongestMillis = 1'000'000'000'000;
+
 // Messages received before anybody asked for them, per peer; a sender that is further ahead waits.
 inline constexpr std::size_t kUnexpectedBytes = std::size_t{64} << 20;
 

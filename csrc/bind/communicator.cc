@@ -99,6 +99,37 @@ py::tuple activity(const Communicator& self) {
                         activity.under_way_nanos);
 }
 
+using Communicators = py::class_<Communicator, std::shared_ptr<Communicator>>;
+
+// What makes further ones.
+void register_groups(Communicators& communicators) {
+  communicators
+      .def(
+          "split",
+          [](Communicator& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {
+            const WithoutGil release;
+            return self.split(color, key, timeout_of(self, timeout_ms));
+          },
+          py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1)
+      .def("subgroup", &Communicator::subgroup, py::arg("ranks"), py::arg("name"),
+           py::call_guard<WithoutGil>())
+      .def(
+          "shrink",
+          [](Communicator& self, std::int64_t timeout_ms) {
+            const WithoutGil release;
+            return self.shrink(timeout_of(self, timeout_ms));
+          },
+          py::arg("timeout_ms") = -1)
+      .def(
+          "grow",
+          [](Communicator& self, std::int64_t timeout_ms) {
+            const WithoutGil release;
+            return self.grow(timeout_of(self, timeout_ms));
+          },
+          py::arg("timeout_ms") = -1)
+      .def_property_readonly("meeting_point", &Communicator::meeting_point);
+}
+
 }  // namespace
 
 void register_communicator(py::module_& module) {
@@ -107,8 +138,9 @@ void register_communicator(py::module_& module) {
       .def("done", &PendingWork::done)
       .def_property_readonly("source", &PendingWork::source);
 
-  py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator")
-      .def_property_readonly("rank", &Communicator::rank)
+  Communicators communicators(module, "Communicator");
+  register_groups(communicators);
+  communicators.def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("world_size", &Communicator::world_size)
       .def_property_readonly("local_rank", &Communicator::local_rank)
       .def_property_readonly("local_world_size", &Communicator::local_world_size)
@@ -139,22 +171,6 @@ void register_communicator(py::module_& module) {
       .def("transfer", &transfer, py::arg("is_recv"), py::arg("array"), py::arg("dtype"),
            py::arg("peer"), py::arg("tag"), py::arg("timeout_ms") = -1,
            py::arg("in_background") = false, py::arg("memory") = py::none())
-      .def(
-          "split",
-          [](Communicator& self, std::int64_t color, std::int64_t key, std::int64_t timeout_ms) {
-            const WithoutGil release;
-            return self.split(color, key, timeout_of(self, timeout_ms));
-          },
-          py::arg("color"), py::arg("key"), py::arg("timeout_ms") = -1)
-      .def("subgroup", &Communicator::subgroup, py::arg("ranks"), py::arg("name"),
-           py::call_guard<WithoutGil>())
-      .def(
-          "shrink",
-          [](Communicator& self, std::int64_t timeout_ms) {
-            const WithoutGil release;
-            return self.shrink(timeout_of(self, timeout_ms));
-          },
-          py::arg("timeout_ms") = -1)
       .def(
           "algorithm_for",
           [](const Communicator& self, std::uint8_t op, int dtype, std::uint64_t count) {

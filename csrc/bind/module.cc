@@ -44,7 +44,8 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   JoinOptions options;
   options.rank = rank;
   options.world_size = world_size;
-  if (world_size > 1) options.rendezvous = gradring::transport::parse_host_port(rendezvous);
+  options.is_open_alone = !rendezvous.empty();
+  if (!rendezvous.empty()) options.rendezvous = gradring::transport::parse_host_port(rendezvous);
   options.credentials = {secret, gradring::transport::parse_encryption(tls)};
   options.mode = gradring::bind::mode_of(transport);
   options.timeout = Millis{timeout_ms};
@@ -58,7 +59,9 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.record = {record_operations, record_directory, trace_directory};
   options.check_interrupt = [] { gradring::transport::run_interrupt_check(); };
   const gradring::bind::WithoutGil release;
-  return gradring::collectives::Communicator::join(options);
+  // Rank -1: a job that runs already.
+  return rank < 0 ? gradring::collectives::Communicator::join_running(options)
+                  : gradring::collectives::Communicator::join(options);
 }
 
 // A rank's record, and how far its clock is ahead of ours, in nanoseconds, give or take the last.

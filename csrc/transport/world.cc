@@ -18,6 +18,7 @@
 namespace gradring::transport {
 namespace {
 
+constexpr int kBacklog = 1024;
 constexpr Millis kConnectTime{10000};
 constexpr Millis kPassTime{5000};
 constexpr Millis kClockTime{1000};
@@ -39,15 +40,21 @@ void check_shm_possible(const JoinOptions& options, const std::vector<wire::Memb
 
 std::shared_ptr<World> World::join(const JoinOptions& options) {
   watch_forks();
-  if (options.world_size == 1)
+  if (options.world_size == 1 && !options.is_open_alone)
     return std::shared_ptr<World>(
         new World(options, {wire::Member{0, "", "", "self"}}, random_session()));
-  Meeting meeting = meet(options);
+  JoinOptions to_meet = options;
+  if (options.growth) to_meet.timeout = options.growth->patience;
+  Meeting meeting = meet(to_meet);
   check_shm_possible(options, meeting.members);
   std::shared_ptr<World> world(new World(options, meeting.members, meeting.session));
   world->options_.costs = meeting.costs;
+  world->meeting_point_ = meeting.meeting_point;
+  world->door_host_ = local_address(meeting.door->tcp_fd()).host;
+  world->lobby_ =
+      options.growth && options.growth->lobby ? options.growth->lobby : std::make_shared<Lobby>();
   world->monitor_ = std::make_unique<Monitor>(
-      std::move(meeting), options,
+      std::move(meeting), options, world->lobby_,
       [world = world.get()](Connection guest) { world->answer(std::move(guest)); });
   return world;
 }
@@ -56,9 +63,28 @@ World::World(const JoinOptions& options, std::vector<wire::Member> members, wire
     : options_(options),
       members_(std::move(members)),
       session_(session),
-      fork_generation_(fork_generation()) {}
+      fork_generation_(fork_generation()) {
+  options_.growth.reset();
+  options_.check_interrupt = [] { run_interrupt_check(); };  // The other was of the call to join.
+}
 
 World::~World() = default;
+
+std::string World::meeting_point(Rank leader) const {
+  return leader == 0 && !meeting_point_.empty() ? meeting_point_ : member(leader).tcp_address;
+}
+
+Fd World::listen_beside() const {
+  return listen_at_free_port(door_host_, options_.ports,
+                             [this](int port) { return listen_tcp(door_host_, port, kBacklog); });
+}
+
+JoinOptions World::options_to_grow(Rank leader, int port) const {
+  JoinOptions options = options_;
+  options.rendezvous = {parse_host_port(member(leader).tcp_address).host, port};
+  options.listen_fd = -1;
+  return options;
+}
 
 bool World::is_here() const {
   return fork_generation() == fork_generation_;

@@ -27,6 +27,7 @@ class World {
   Rank rank() const { return options_.rank; }
   Rank world_size() const { return options_.world_size; }
   Millis timeout() const { return options_.timeout; }
+  Millis heartbeat_timeout() const { return options_.heartbeat_timeout; }
   const wire::Member& member(Rank rank) const { return members_[static_cast<std::size_t>(rank)]; }
   bool shares_memory(Rank a, Rank b) const;  // On one host, and allowed to use it.
   bool shares_host(Rank a, Rank b) const;
@@ -35,6 +36,13 @@ class World {
   const wire::SessionId& session() const { return session_; }
   const RecordOptions& record_options() const { return options_.record; }
   const CostProfile& costs() const { return options_.costs; }  // The same on every rank.
+  // Where newcomers come to, if `leader` leads; "" in a world of one that has no door.
+  std::string meeting_point(Rank leader) const;
+  const std::shared_ptr<Lobby>& lobby() const { return lobby_; }  // None in such a world.
+  // A listener on the host, or all addresses, on which this rank's door is. Any port.
+  Fd listen_beside() const;
+  // How to meet again, as a part of a larger world; the rest is for the caller to say.
+  JoinOptions options_to_grow(Rank leader, int port) const;
   Scribe& scribe() { return *scribe_; }
   // How far rank 0's clock is ahead of ours; nothing if it does not answer. Blocks for round trips.
   std::optional<ClockOffset> compare_clocks() const;
@@ -89,6 +97,9 @@ class World {
   std::atomic<int> users_{0};  // Only counted.
   // When guests are sent away: Time::max() until this rank leaves. A hint: relaxed.
   std::atomic<Clock::rep> guests_go_at_{Time::max().time_since_epoch().count()};
+  std::string meeting_point_;  // As in wire::Welcome.
+  std::string door_host_;      // Where this rank's door listens.
+  std::shared_ptr<Lobby> lobby_;
   Guarded<std::function<std::string()>> report_;
   Guarded<std::set<std::uint64_t>> made_alone_;  // In a world of one: the groups' ids.
   std::unique_ptr<Scribe> scribe_ = std::make_unique<Scribe>();

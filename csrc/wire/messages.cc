@@ -110,6 +110,7 @@ struct Encoder {
     for (const Member& member : m.members) put(out, member);
     put(out, m.costs.tcp);
     put(out, m.costs.shared_memory);
+    out.put_text(m.meeting_point);
   }
   void operator()(const Refused& m) const {
     out.put_text(m.text);
@@ -166,6 +167,17 @@ struct Encoder {
     out.put(m.rank);
     out.put_text(m.text);
   }
+  void operator()(const Invitation& m) const {
+    out.put(m.rank);
+    out.put(m.world_size);
+    out.put(m.port);
+    out.put(m.mode);
+    out.put_text(m.host_key);
+    out.put(m.patience_ms);
+    out.put(m.timeout_ms);
+    out.put(m.heartbeat_timeout_ms);
+  }
+  void operator()(const Grown& m) const { out.put(static_cast<std::uint8_t>(m.is_done)); }
 };
 
 Welcome get_welcome(Reader& in) {
@@ -175,6 +187,30 @@ Welcome get_welcome(Reader& in) {
   for (std::uint32_t i = 0; i < count; ++i) m.members.push_back(get_member(in));
   m.costs.tcp = get_costs(in);
   m.costs.shared_memory = get_costs(in);
+  m.meeting_point = in.get_text();
+  return m;
+}
+
+// Times that no clock holds would overflow where they are added to one.
+std::uint64_t get_millis(Reader& in) {
+  const auto millis = in.get<std::uint64_t>();
+  if (millis > limits::kLongestMillis) throw ProtocolError("a time in an invitation is too long");
+  return millis;
+}
+
+Invitation get_invitation(Reader& in) {
+  Invitation m;
+  m.rank = in.get<Rank>();
+  m.world_size = in.get<std::uint32_t>();
+  m.port = in.get<std::uint32_t>();
+  m.mode = in.get_enum<TransportMode>(kTransportModeCount);
+  m.host_key = in.get_text();
+  m.patience_ms = get_millis(in);
+  m.timeout_ms = get_millis(in);
+  m.heartbeat_timeout_ms = get_millis(in);
+  if (m.rank < 0 || m.world_size > limits::kWorldSize ||
+      static_cast<std::uint32_t>(m.rank) >= m.world_size || m.port > 0xffff)
+    throw ProtocolError("an invitation makes no sense");
   return m;
 }
 
@@ -263,6 +299,8 @@ Message get_message(Reader& in, std::uint8_t type) {
       m.text = in.get_text();
       return m;
     }
+    case 12: return get_invitation(in);
+    case 13: return Grown{in.get<std::uint8_t>() != 0};
     default: throw ProtocolError(str("control message of unknown type ", int{type}));
   }
 }

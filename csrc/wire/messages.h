@@ -55,7 +55,8 @@ struct Join {  // Follower -> coordinator, first.
 struct Welcome {  // Coordinator -> follower, when everybody has joined.
   SessionId session{};
   std::vector<Member> members;
-  CostProfile costs;  // What every rank chooses algorithms by.
+  CostProfile costs;          // What every rank chooses algorithms by.
+  std::string meeting_point;  // Of a grown world: where newcomers find its rank 0; else empty.
 };
 struct Refused {  // Coordinator -> follower: this join makes no sense.
   std::string text;
@@ -103,8 +104,23 @@ struct ShrinkReply {  // Coordinator -> every survivor.
   std::vector<Rank> survivors;
 };
 
+// Grow: the coordinator takes in who waits in its lobby, by a new rendezvous.
+struct Invitation {  // Coordinator -> newcomer.
+  Rank rank = -1;
+  std::uint32_t world_size = 0;
+  std::uint32_t port = 0;  // Where all meet, on the host at which the newcomer found this one.
+  TransportMode mode = TransportMode::kAuto;
+  std::string host_key;           // The coordinator's.
+  std::uint64_t patience_ms = 0;  // How long ranks wait for each other there.
+  std::uint64_t timeout_ms = 0;   // These two as all ranks of the job have them.
+  std::uint64_t heartbeat_timeout_ms = 0;
+};
+struct Grown {  // Coordinator -> newcomer: whether all have met. If not it waits for the next time.
+  bool is_done = false;
+};
+
 using Message = std::variant<Join, Welcome, Refused, Heartbeat, Lost, Abort, Bye, ShrinkRequest,
-                             ShrinkReply, Left, ShrinkWait, Doubt>;
+                             ShrinkReply, Left, ShrinkWait, Doubt, Invitation, Grown>;
 
 std::vector<std::byte> encode(const Message& message);
 // Throws ProtocolError.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gradring._core import version as __version__
     from gradring.collectives.communicator import Communicator
     from gradring.collectives.joining import init
+    from gradring.collectives.newcomers import join
     from gradring.collectives.sampling import shard
     from gradring.collectives.work import Work
     from gradring.compression import TopK
@@ -75,6 +76,7 @@ __all__ = [
     "build_info",
     "distributed",
     "init",
+    "join",
     "optim",
     "prometheus",
     "ps",
@@ -100,6 +102,7 @@ _LAZY = {
     "Work": "gradring.collectives.work",
     "build_info": "gradring.machine.build",
     "init": "gradring.collectives.joining",
+    "join": "gradring.collectives.newcomers",
     "shard": "gradring.collectives.sampling",
 }
 

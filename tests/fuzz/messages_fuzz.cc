@@ -50,6 +50,15 @@ std::vector<std::vector<std::byte>> fuzz::examples() {
       wire::Left{.communicator = 7, .rank = 1, .members = {0, 1, 3}},
       wire::ShrinkWait{.communicator = 7, .count = 20, .missing = {1, 2}},
       wire::Doubt{.rank = 3, .text = "no heartbeat"},
+      wire::Invitation{.rank = 3,
+                       .world_size = 4,
+                       .port = 41822,
+                       .mode = wire::TransportMode::kShm,
+                       .host_key = "host",
+                       .patience_ms = 5,
+                       .timeout_ms = 6,
+                       .heartbeat_timeout_ms = 7},
+      wire::Grown{.is_done = true},
   };
   std::vector<std::vector<std::byte>> found;
   for (const auto& message : messages) found.push_back(wire::encode(message));

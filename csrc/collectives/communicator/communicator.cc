@@ -12,7 +12,6 @@
 namespace gradring::collectives {
 namespace {
 
-using transport::Group;
 using transport::World;
 
 constexpr std::uint64_t kWorldGroup = 1;
@@ -72,13 +71,14 @@ std::shared_ptr<Communicator> Communicator::join(const transport::JoinOptions& o
                                             std::move(recorder));
 }
 
-Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<Group> group,
+Communicator::Communicator(std::shared_ptr<World> world, std::shared_ptr<transport::Group> group,
                            std::shared_ptr<FlightRecorder> recorder)
     : world_(std::move(world)),
       group_(std::move(group)),
       recorder_(std::move(recorder)),
       logbook_(recorder_->open(group_, [this] { return queued(); })),
       rank_(index_of(group_->members, world_->rank())),
+      can_grow_(group_->id == kWorldGroup),
       point_to_point_(world_, group_, rank_, logbook_),
       engine_(world_, group_, rank_) {
   world_->enter();

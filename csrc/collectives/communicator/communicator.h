@@ -10,7 +10,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/strided.h"
 #include "base/turn.h"
@@ -37,6 +40,9 @@ class ForeignOperation {
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   static std::shared_ptr<Communicator> join(const transport::JoinOptions& options);
+  // A job that runs already, at its next grow(). `options.timeout` is how long that is waited for;
+  // rank, transport and timeouts are the job's.
+  static std::shared_ptr<Communicator> join_running(const transport::JoinOptions& options);
   Communicator(std::shared_ptr<transport::World> world, std::shared_ptr<transport::Group> group,
                std::shared_ptr<FlightRecorder> recorder);
   ~Communicator();
@@ -108,6 +114,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // After a PeerLost: the living members agree on who is left and get a new communicator of those.
   // This one is closed.
   std::shared_ptr<Communicator> shrink(Millis timeout);
+  // Collective: takes in who has called join_running() by now and waits at the meeting point. Where
+  // nobody does it returns this one. Whatever it throws but PeerLost and Mismatch leaves this one
+  // open.
+  std::shared_ptr<Communicator> grow(Millis timeout);
+  std::string meeting_point() const;  // "" where it cannot grow.
 
   // Before the call `next`: throws what has ended this communicator, once; then Closed with that
   // cause.
@@ -165,6 +176,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void leave();
   void run_progress();
   std::vector<OperationRecord> queued();
+  // What grow() agrees on: from rank 0, or one value of each rank.
+  void share_growth(OpKind op, std::span<std::int64_t> values, Millis timeout);
+  bool has_grown(const std::vector<std::int64_t>& verdicts, const Failure& own) const;
   std::shared_ptr<Communicator> make_child(std::uint64_t id, std::vector<Rank> members,
                                            std::string made_by = {});
 
@@ -173,6 +187,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<FlightRecorder> recorder_;
   std::shared_ptr<Logbook> logbook_;
   Rank rank_;
+  bool can_grow_;  // It has all ranks that live. Set before it is shared.
   PointToPoint point_to_point_;
 
   Turn drive_;  // Held while an operation runs: guards engine_, seq_, splits_, has_left_, note_.

@@ -124,6 +124,7 @@ std::shared_ptr<Communicator> Communicator::shrink(Millis timeout) {
                                            "without it"));
       auto child =
           make_child(transport::derive_id(group_->id, ~std::uint64_t{0}, 0), std::move(*survivors));
+      child->can_grow_ = can_grow_;
       has_shrunk_ = true;  // A second one would have the same name.
       return child;
     }

@@ -42,6 +42,7 @@ Door::Door(Fd tcp, Fd unix_socket, Credentials credentials, Rank rank)
 void Door::add_polls(std::vector<pollfd>& polls) const {
   // Who cannot be taken would wake its poller for nothing, again and again.
   if (!is_resting_) polls.push_back({tcp_.get(), POLLIN, 0});
+  if (!is_resting_ && second_) polls.push_back({second_.get(), POLLIN, 0});
   if (!is_resting_ && unix_) polls.push_back({unix_.get(), POLLIN, 0});
   for (const Guest& guest : guests_) {
     const short events = guest.connection.events(true, !guest.out.empty());
@@ -52,6 +53,7 @@ void Door::add_polls(std::vector<pollfd>& polls) const {
 std::vector<Arrival> Door::work(Time now) {
   is_resting_ = now < rests_until_;
   if (!is_resting_) accept_all(tcp_.get(), now);
+  if (!is_resting_ && second_) accept_all(second_.get(), now);
   if (!is_resting_ && unix_) accept_all(unix_.get(), now);
   std::vector<Arrival> arrivals;
   for (auto guest = guests_.begin(); guest != guests_.end();) {

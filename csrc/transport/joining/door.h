@@ -29,6 +29,11 @@ class Door {
   // Does what can be done without waiting, and returns the connections that are through.
   std::vector<Arrival> work(Time now);
   int tcp_fd() const { return tcp_.get(); }
+  // Takes in also who comes to `listener`.
+  void open_also(Fd listener) { second_ = std::move(listener); }
+  bool is_open_twice() const { return static_cast<bool>(second_); }
+  // For another door, when this one closes: what it was given so, or its own.
+  Fd take_listener() { return second_ ? std::move(second_) : std::move(tcp_); }
   // Who came with another version of the wire, the last of them, and what that is; or nothing.
   const std::string& other_build() const { return other_build_; }
 
@@ -49,6 +54,7 @@ class Door {
   void talk(Guest& guest) const;
 
   Fd tcp_;
+  Fd second_;
   Fd unix_;
   Credentials credentials_;  // Before guests_, whose handshakes point to it.
   Rank rank_;

@@ -45,7 +45,7 @@ IntroBytes encode(const Intro& intro) {
 Intro decode_intro(std::span<const std::byte> bytes) {
   RawIntro raw;
   std::memcpy(&raw, bytes.data(), sizeof raw);
-  if (raw.purpose > static_cast<std::uint8_t>(Purpose::kSharedParameters) || raw.lane > 1)
+  if (raw.purpose > static_cast<std::uint8_t>(Purpose::kNewcomer) || raw.lane > 1)
     throw ProtocolError("handshake: unknown purpose");
   return {static_cast<Purpose>(raw.purpose),
           raw.lane,

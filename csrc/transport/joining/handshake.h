@@ -37,6 +37,7 @@ enum class Purpose : std::uint8_t {
   kInspect = 4,           // Not from a rank: somebody who asks for the record (inspection.h).
   kParameters = 5,        // A client of the parameter server: to a shard, or (to -1) with the
   kSharedParameters = 6,  // question who the server is. Shared memory only to a shard.
+  kNewcomer = 7,          // Not a rank yet: waits until those of the job take it in (lobby.h).
 };
 
 // For those who do not see the wire itself: builds of one version understand each other.

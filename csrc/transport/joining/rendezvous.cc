@@ -81,6 +81,17 @@ std::string what_to_do(const Door& door) {
   return str("a process that may be one of them was refused, ", door.other_build());
 }
 
+[[noreturn]] void give_up_waiting(const JoinOptions& options, const Meeting& meeting,
+                                  const HostPort& address) {
+  std::vector<Rank> missing;
+  for (std::size_t rank = 0; rank < meeting.members.size(); ++rank)
+    if (meeting.members[rank].rank < 0) missing.push_back(static_cast<Rank>(rank));
+  throw NotMet(str("rendezvous at ", to_text(address), ": after ",
+                   seconds_between(Time{}, Time{options.timeout}), " s ", who_is_missing(meeting),
+                   "; ", what_to_do(*meeting.door)),
+               std::move(missing));
+}
+
 // What names the link of a link-local address: "%eth0". Each host has a name of its own for it.
 std::string link_of(const std::string& host) {
   const auto at = host.find('%');
@@ -241,14 +252,14 @@ Meeting host_meeting(const JoinOptions& options) {
   meeting.modes.resize(meeting.members.size(), options.mode);
   meeting.members[0] = describe_self(options, to_text(address));
   meeting.door = open_door(options, std::move(listener), meeting.members[0]);
+  if (options.growth) meeting.meeting_point = options.growth->meeting_point;
 
   const Time deadline = Clock::now() + options.timeout;
   Time next_look{};
   while (!is_complete(meeting)) {
-    if (Clock::now() >= deadline)
-      throw TimedOut(str("rendezvous at ", to_text(address), ": after ",
-                         seconds_between(Time{}, Time{options.timeout}), " s ",
-                         who_is_missing(meeting), "; ", what_to_do(*meeting.door)));
+    if (Clock::now() >= deadline) give_up_waiting(options, meeting, address);
+    if (options.growth && !meeting.departed.empty())
+      throw NotMet(who_is_missing(meeting), {meeting.departed.begin(), meeting.departed.end()});
     std::vector<pollfd> polls;
     meeting.door->add_polls(polls);
     ::poll(polls.data(), polls.size(), 50);
@@ -266,20 +277,24 @@ Meeting host_meeting(const JoinOptions& options) {
   return meeting;
 }
 
+}  // namespace
+
 Connection find_host(const JoinOptions& options, Time deadline) {
+  const bool is_rank = options.rank >= 0;
+  const std::string who = is_rank ? str("rank ", options.rank) : "a newcomer";
+  const Purpose purpose = is_rank ? Purpose::kControl : Purpose::kNewcomer;
   std::string why;
   while (true) {
     try {
       Connection connection =
           connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
       if (connection) {
-        shake_hands(connection, options.credentials, {Purpose::kControl, 0, options.rank, 0, 0, {}},
+        shake_hands(connection, options.credentials, {purpose, 0, options.rank, 0, 0, {}},
                     deadline);
         return connection;
       }
     } catch (const wire::OtherBuild& error) {
-      throw wire::OtherBuild(str("rank ", options.rank, " and rank 0 at ",
-                                 to_text(options.rendezvous),
+      throw wire::OtherBuild(str(who, " and rank 0 at ", to_text(options.rendezvous),
                                  " do not understand each other: ", error.what()));
     } catch (const ProtocolError& error) {
       why = error.what();  // Closed during the handshake: its owner may just be going or coming.
@@ -287,14 +302,16 @@ Connection find_host(const JoinOptions& options, Time deadline) {
       why = "something takes connections there and says nothing";
     }
     check_interrupt(options);
-    if (Clock::now() + kRetryPause >= deadline)
-      throw TimedOut(str("rank ", options.rank, ": rank 0 does not answer at ",
-                         to_text(options.rendezvous), " after ",
-                         seconds_between(Time{}, Time{options.timeout}), " s: ", why,
+    // Where a world grows rank 0 listens before it says where: it has given up.
+    if (options.growth || Clock::now() + kRetryPause >= deadline)
+      throw TimedOut(str(who, ": rank 0 does not answer at ", to_text(options.rendezvous),
+                         " after ", seconds_between(Time{}, Time{options.timeout}), " s: ", why,
                          "; is rank 0 started, and is the address reachable from here?"));
     ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
   }
 }
+
+namespace {
 
 wire::Message hear_of_others(const JoinOptions& options, Connection& control, Time deadline) {
   try {
@@ -340,6 +357,7 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   for (wire::Member& member : meeting.members)
     member.tcp_address = seen_over(link_of(host), member.tcp_address);
   meeting.costs = welcome->costs;
+  meeting.meeting_point = welcome->meeting_point;
   // Where rank 0 was found is where it can be reached, whatever it calls itself.
   meeting.members[0].tcp_address = to_text(options.rendezvous);
   meeting.controls[0] = std::move(control);
@@ -365,8 +383,8 @@ Meeting join_meeting(const JoinOptions& options) {
 
 void welcome(Meeting& meeting, Time deadline) {
   // Encoded once: it is as long as there are ranks to send it to.
-  const std::vector<std::byte> payload =
-      wire::encode(wire::Welcome{meeting.session, meeting.members, meeting.costs});
+  const std::vector<std::byte> payload = wire::encode(
+      wire::Welcome{meeting.session, meeting.members, meeting.costs, meeting.meeting_point});
   for (auto& [rank, control] : meeting.controls) {
     try {
       send_payload(control, payload, deadline);

@@ -37,6 +37,10 @@ class Fd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
+  int release() {  // The caller is its owner now.
+    if (fd_ >= 0) forget_fd(fd_);
+    return std::exchange(fd_, -1);
+  }
   void reset() {
     if (fd_ < 0) return;
     forget_fd(fd_);

@@ -27,12 +27,14 @@ std::vector<std::string> addresses_of(const std::vector<wire::Member>& members) 
 
 }  // namespace
 
-Monitor::Monitor(Meeting meeting, const JoinOptions& options,
+Monitor::Monitor(Meeting meeting, const JoinOptions& options, std::shared_ptr<Lobby> lobby,
                  std::function<void(Connection)> inspect)
     : meeting_(std::move(meeting)),
       rank_(options.rank),
       credentials_(options.credentials),
       inspect_(std::move(inspect)),
+      lobby_(std::move(lobby)),
+      is_first_there_(!options.growth || options.growth->lobby == nullptr),
       membership_({options.rank, options.world_size, options.heartbeat_timeout,
                    addresses_of(meeting_.members)},
                   Clock::now()),
@@ -42,8 +44,19 @@ Monitor::Monitor(Meeting meeting, const JoinOptions& options,
     controls_[rank].connection = std::move(connection);
     membership_.on_connected(rank, Clock::now(), actions);
   }
-  groups_.with([&](Groups& groups) { groups.unclaimed = std::move(meeting_.early); });
-  thread_ = start_thread("monitor", [this] { run(); });
+  lobby_->enter(this, [this] { wake(); });
+  for (Arrival& arrival : std::exchange(meeting_.early, {})) {
+    if (arrival.intro.purpose == Purpose::kNewcomer)
+      take_newcomer(std::move(arrival));
+    else
+      groups_.with([&](Groups& groups) { groups.unclaimed.push_back(std::move(arrival)); });
+  }
+  try {
+    thread_ = start_thread("monitor", [this] { run(); });
+  } catch (...) {
+    lobby_->leave(this, Fd());  // Which the world before may still have.
+    throw;
+  }
 }
 
 void Monitor::stop() {
@@ -88,8 +101,10 @@ void Monitor::run() {
     }
     say_goodbye();
     controls_.clear();
+    leave_lobby();
     meeting_.door.reset();
   } catch (const std::exception& error) {
+    leave_lobby();
     const Failure failure = Failure::from(error);
     log_warning(rank_, str("the monitor stopped: ", failure.text));
     groups_.with([&](Groups& groups) {
@@ -118,6 +133,7 @@ void Monitor::step(Membership::Actions& actions) {
     pending.is_leaving = taken.is_leaving;
     return taken;
   });
+  if (Fd listener = lobby_->take_listener()) meeting_.door->open_also(std::move(listener));
   for (Arrival& arrival : meeting_.door->work(Clock::now()))
     take_arrival(std::move(arrival), actions);
   advance_knock(actions);
@@ -166,6 +182,7 @@ void Monitor::carry_out(Membership::Actions& actions) {
 void Monitor::take_arrival(Arrival arrival, Membership::Actions& actions) {
   const Intro& intro = arrival.intro;
   if (intro.purpose == Purpose::kInspect) return inspect_(std::move(arrival.connection));
+  if (intro.purpose == Purpose::kNewcomer) return take_newcomer(std::move(arrival));
   const bool is_ours = intro.session == meeting_.session && intro.to == rank_ && intro.from >= 0 &&
                        intro.from < static_cast<Rank>(meeting_.members.size()) &&
                        intro.from != rank_;
@@ -191,7 +208,7 @@ void Monitor::send_away(Connection newcomer) const {
     const Time deadline = Clock::now() + kNewcomerTime;
     recv_frame(newcomer, deadline);  // Its join: what is not read would undo what is sent.
     send_frame(newcomer,
-               wire::Refused{"all ranks of this job have joined, and nobody can join it any more; "
+               wire::Refused{"all ranks of this job have joined; who comes later calls join(), and "
                              "a script that calls init() again closes its first communicator on "
                              "every rank before",
                              true},
@@ -199,6 +216,29 @@ void Monitor::send_away(Connection newcomer) const {
   } catch (const Error&) {
     // It asks again.
   }
+}
+
+void Monitor::take_newcomer(Arrival newcomer) {
+  // The lobby closes what it does not take.
+  const Rank leader = membership_.coordinator();
+  if (leader == rank_ && lobby_->has_room()) return lobby_->take_in(std::move(newcomer));
+  const wire::Refused refused =
+      leader == rank_
+          ? wire::Refused{str(limits::kNewcomers, " newcomers wait there already"), true}
+          : wire::Refused{str("rank ", leader, " leads this job now; newcomers come to ",
+                              meeting_.members[static_cast<std::size_t>(leader)].tcp_address),
+                          false};
+  try {
+    send_frame(newcomer.connection, refused, Clock::now() + kNewcomerTime);
+  } catch (const Error&) {
+    // It asks again.
+  }
+}
+
+// Whoever opens that door next finds those who have come meanwhile behind it.
+void Monitor::leave_lobby() {
+  const bool has_listener = is_first_there_ || meeting_.door->is_open_twice();
+  lobby_->leave(this, has_listener ? meeting_.door->take_listener() : Fd());
 }
 
 void Monitor::connect(Rank peer) {

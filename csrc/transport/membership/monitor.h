@@ -23,7 +23,9 @@ namespace gradring::transport {
 class Monitor {
  public:
   // `inspect` takes the connections of those who ask for the record; it must not block.
-  Monitor(Meeting meeting, const JoinOptions& options, std::function<void(Connection)> inspect);
+  // `lobby` is for newcomers, of this world or of the one that it has grown out of.
+  Monitor(Meeting meeting, const JoinOptions& options, std::shared_ptr<Lobby> lobby,
+          std::function<void(Connection)> inspect);
   ~Monitor() { stop(); }
 
   void stop();  // Says goodbye and ends the thread. Once; what is asked of it later is not done.
@@ -68,6 +70,8 @@ class Monitor {
   void deliver(Group& group, Arrival arrival);
   void take_arrival(Arrival arrival, Membership::Actions& actions);
   void send_away(Connection newcomer) const;
+  void take_newcomer(Arrival newcomer);
+  void leave_lobby();
   void connect(Rank peer);
   void advance_knock(Membership::Actions& actions);
   void read_controls(Membership::Actions& actions);
@@ -82,6 +86,8 @@ class Monitor {
   Rank rank_;
   Credentials credentials_;
   std::function<void(Connection)> inspect_;
+  std::shared_ptr<Lobby> lobby_;
+  bool is_first_there_;  // The lobby's listener is this one's door.
   Membership membership_;
   std::map<Rank, Control> controls_;
   std::optional<Knock> knock_;  // At the coordinator's door.

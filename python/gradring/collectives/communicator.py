@@ -14,7 +14,6 @@ import contextlib
 import functools
 import inspect
 import math
-import operator
 import os
 import sys
 import weakref
@@ -25,7 +24,7 @@ import numpy as np
 
 from gradring import _core
 from gradring.arrays import buffers
-from gradring.collectives import calling, measured
+from gradring.collectives import calling, measured, shapes
 from gradring.collectives.exchanges import Exchanges
 from gradring.collectives.messages import Messages
 from gradring.collectives.reductions import Reductions
@@ -216,9 +215,9 @@ class Communicator(Reductions, Exchanges, Messages):
             Mismatch: The ranks ask for different amounts.
             PeerLost: As `all_reduce`, and so for TimedOut and Closed.
         """
-        wanted, sizes = _plain_dtype(dtype), _sizes(shape)
+        wanted, sizes = shapes.plain_dtype(dtype), shapes.sizes_of(shape)
         count = math.prod(sizes)
-        if count * wanted.itemsize > buffers.LARGEST_BYTES or not _is_shape(sizes, wanted):
+        if count * wanted.itemsize > buffers.LARGEST_BYTES or not shapes.is_shape(sizes, wanted):
             raise InvalidArgument(f"empty: no array has shape {sizes} of {wanted}")
         memory = self._core.share_memory(count * wanted.itemsize, milliseconds(timeout))
         if memory is None or count * wanted.itemsize == 0:
@@ -309,6 +308,48 @@ class Communicator(Reductions, Exchanges, Messages):
         self.close(linger=False)
         return smaller
 
+    def grow(self, *, timeout: float | None = None) -> Communicator:
+        """Take in the processes that wait in `gradring.join`; a collective call between two steps.
+
+        Where nobody waits it returns this communicator after one small broadcast, so it may be
+        called every few steps. Else the new one has the ranks of this one in their order, then the
+        newcomers in the order in which they came, and this one is closed; what was split from it
+        stays open. Where this one is what `init` made, the new one takes its place in calls without
+        ``comm=``. A newcomer that dies or freezes on the way is left out.
+
+        Args:
+            timeout: As for `all_reduce`, and how long tries go on where newcomers fail.
+
+        Returns:
+            This communicator or the larger one.
+
+        Raises:
+            InvalidArgument: This is a part of the ranks, made by `split` or `subgroup`.
+            TimedOut: Not all ranks met in time; names those that did not. This communicator stays
+                as it was, unless some did not call it at all.
+            DeviceError: A rank has no descriptors or memory left, raised on all; this communicator
+                stays as it was.
+            PeerLost: As `all_reduce`, and so for Mismatch and Closed.
+        """
+        is_kept = any(other is self for other in kept)
+        core = self._core.grow(milliseconds(timeout))
+        if core is self._core:
+            return self
+        larger = Communicator(core)
+        if is_kept:
+            keep(larger)
+        self.close(linger=False)
+        return larger
+
+    @property
+    def meeting_point(self) -> str:
+        """``HOST:PORT`` where newcomers find this job; empty where it cannot `grow`.
+
+        It stays the same when the job grows, and is another one after a `shrink` without rank 0. A
+        world of one has one where `init` was given a ``rendezvous`` and a ``secret``.
+        """
+        return self._core.meeting_point
+
     def describe(self, rank: int) -> str:
         """Return ``rank N (address)`` as errors show it.
 
@@ -332,32 +373,6 @@ class Communicator(Reductions, Exchanges, Messages):
         self._devices.clear()
         _open.discard(self)
         _let_go(self)
-
-
-def _plain_dtype(dtype: Any) -> np.dtype[Any]:
-    try:
-        wanted: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise InvalidArgument(f"empty: {error}") from error
-    if wanted.hasobject:
-        raise InvalidArgument(f"empty: {wanted} holds Python objects, which ranks cannot share")
-    return wanted
-
-
-def _is_shape(sizes: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    # Whether NumPy has arrays of it: of so many axes, and of so long ones beside one of 0.
-    try:
-        np.broadcast_to(np.empty((), dtype), sizes)
-    except ValueError:
-        return False
-    return True
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    try:
-        return (operator.index(shape),)
-    except TypeError:
-        return tuple(calling.whole_numbers("empty: shape", shape))
 
 
 @atexit.register

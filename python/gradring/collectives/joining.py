@@ -105,7 +105,8 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     Args:
         rank: This rank, from 0.
         world_size: Number of ranks.
-        rendezvous: ``HOST:PORT`` where rank 0 listens.
+        rendezvous: ``HOST:PORT`` where rank 0 listens. With it and a secret a world of one is open
+            to newcomers too (`Communicator.grow`).
         secret: What every rank of the job knows; see `GRADRING_SECRET`.
         transport: ``auto`` (shared memory on one host, TCP between hosts), ``shm`` or ``tcp``.
         tls: What is encrypted (TLS 1.3, keyed by the secret): ``auto``, what goes between hosts;
@@ -146,13 +147,16 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     role = roles.discover(
         os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, ports=settings.ports
     )
+    if secret is None and role is not None and role.world_size == 1:
+        secret = role.secret
+        rendezvous = rendezvous if secret else None  # Nobody could come.
     if secret is None:
         secret = job_secret.secret_for(role, os.environ)
     else:
         require_secret(secret, "init: secret")
     place = Place(0, 1, "", secret)
     if role is not None:
-        place = Place(role.rank, role.world_size, role.rendezvous, secret)
+        place = _place_of(role, rendezvous, secret)
     made = _take_implicit(place) if all(each is None for each in given) else None
     if made is not None:
         return made
@@ -164,6 +168,13 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     keep(communicator)
     _joined[communicator] = (place.rendezvous, place.rank)
     return communicator
+
+
+def _place_of(role: roles.Role, rendezvous: str | None, secret: str | bytes) -> Place:
+    if role.world_size > 1:
+        return Place(role.rank, role.world_size, role.rendezvous, secret)
+    # Alone it needs neither, but is open to newcomers where it was given both.
+    return Place(role.rank, 1, rendezvous or "", secret)
 
 
 def _take_implicit(place: Place) -> Communicator | None:
@@ -228,7 +239,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     The communicator is its caller's alone: `current` does not know it.
 
     Args:
-        place: Who this process is.
+        place: Who this process is; rank -1: a newcomer, which waits for the job there to grow.
         settings: How to talk.
         listen_fd: As for `init`.
 
@@ -241,7 +252,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     if settings.profile is not None and place.rank == 0:
         costs = cost_profile.load(settings.profile).as_costs()
     core = _core.join(
-        rank=whole_number(place.rank, "rank", 0, MOST_RANKS - 1),
+        rank=whole_number(place.rank, "rank", -1, MOST_RANKS - 1),
         world_size=whole_number(place.world_size, "world_size", 1, MOST_RANKS),
         rendezvous=plain_text(place.rendezvous, "rendezvous"),
         secret=secret_bytes(place.secret),

@@ -63,6 +63,8 @@ std::vector<Message> all_messages() {
       Left{9, 2, {0, 2, 5}},
       ShrinkWait{9, 20, {1, 5}},
       Doubt{3, "rank 0 sent no heartbeat"},
+      Invitation{3, 4, 41822, TransportMode::kShm, "host", 5, 6, 7},
+      Grown{true},
   };
 }
 
@@ -154,6 +156,20 @@ TEST_CASE("a welcome with costs that no planner can compare by is refused") {
     CAPTURE(latency);
     CHECK_THROWS_AS(decode_message(encode(Message{welcome})), ProtocolError);
   }
+}
+
+TEST_CASE("an invitation to a rank, a port or for a time that cannot be is refused") {
+  const Invitation sound{3, 4, 41822, TransportMode::kAuto, "host", 5, 6, 7};
+  std::vector<Invitation> lies(6, sound);
+  lies[0].rank = -1;
+  lies[1].rank = 4;
+  lies[2].world_size = limits::kWorldSize + 1;
+  lies[3].port = 65536;
+  lies[4].patience_ms = limits::kLongestMillis + 1;
+  lies[5].heartbeat_timeout_ms = ~std::uint64_t{0};
+  CHECK_NOTHROW(decode_message(encode(Message{sound})));
+  for (const Invitation& lie : lies)
+    CHECK_THROWS_AS(decode_message(encode(Message{lie})), ProtocolError);
 }
 
 TEST_CASE("texts longer than the limit are cut when they are sent") {

@@ -113,7 +113,7 @@ BEFORE = {
     "docs/torch.md": [MODEL + GROUP],
     "docs/jax.md": ["", "", ""],
     "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
-    "docs/training.md": [MODEL, SCALED, ""],
+    "docs/training.md": [MODEL, "optimizer.close(); comm.close()", SCALED, ""],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],

@@ -114,4 +114,4 @@ def test_who_comes_when_all_have_joined_is_told_so(start: Start) -> None:
     code, lines, err = start(program, "-n", "2", "--no-prefix").finish()
     assert (code, err) == (0, "")
     assert len(lines) == 1
-    assert "all ranks of this job have joined, and nobody can join it any more" in lines[0]
+    assert "all ranks of this job have joined; who comes later calls join()" in lines[0]
