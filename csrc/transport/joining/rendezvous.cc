@@ -277,42 +277,6 @@ Meeting host_meeting(const JoinOptions& options) {
   return meeting;
 }
 
-}  // namespace
-
-Connection find_host(const JoinOptions& options, Time deadline) {
-  const bool is_rank = options.rank >= 0;
-  const std::string who = is_rank ? str("rank ", options.rank) : "a newcomer";
-  const Purpose purpose = is_rank ? Purpose::kControl : Purpose::kNewcomer;
-  std::string why;
-  while (true) {
-    try {
-      Connection connection =
-          connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
-      if (connection) {
-        shake_hands(connection, options.credentials, {purpose, 0, options.rank, 0, 0, {}},
-                    deadline);
-        return connection;
-      }
-    } catch (const wire::OtherBuild& error) {
-      throw wire::OtherBuild(str(who, " and rank 0 at ", to_text(options.rendezvous),
-                                 " do not understand each other: ", error.what()));
-    } catch (const ProtocolError& error) {
-      why = error.what();  // Closed during the handshake: its owner may just be going or coming.
-    } catch (const TimedOut&) {
-      why = "something takes connections there and says nothing";
-    }
-    check_interrupt(options);
-    // Where a world grows rank 0 listens before it says where: it has given up.
-    if (options.growth || Clock::now() + kRetryPause >= deadline)
-      throw TimedOut(str(who, ": rank 0 does not answer at ", to_text(options.rendezvous),
-                         " after ", seconds_between(Time{}, Time{options.timeout}), " s: ", why,
-                         "; is rank 0 started, and is the address reachable from here?"));
-    ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
-  }
-}
-
-namespace {
-
 wire::Message hear_of_others(const JoinOptions& options, Connection& control, Time deadline) {
   try {
     while (!control.wait_readable(std::min(deadline, Clock::now() + Millis{100})) &&
