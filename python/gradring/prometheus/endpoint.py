@@ -15,12 +15,15 @@ from gradring.settings.address import format_address, parse_address
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from gradring.prometheus.web_server import WebServer
+
 LOOPBACK = "127.0.0.1"
 
 _lock = threading.Lock()
 _job_lock = threading.Lock()
 _registered: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
 _of_job: list[Endpoint] = []  # That GRADRING_METRICS has started; one at the most.
+_serving: set[Endpoint] = set()
 
 
 class Endpoint:
@@ -31,18 +34,29 @@ class Endpoint:
         url: What to scrape.
     """
 
-    def __init__(self, address: str, server: Any, thread: threading.Thread) -> None:
-        """Take what prometheus-client has started."""
+    def __init__(self, address: str, server: WebServer) -> None:
+        """Begin to answer at what listens already."""
         self.address = address
         self.url = f"http://{address}/metrics"
         self._server = server
-        self._thread = thread
+        self._thread = threading.Thread(
+            target=server.serve_forever, name="gradring metrics", daemon=True
+        )
+        self._thread.start()
+        _serving.add(self)
 
     def close(self) -> None:
-        """Answer no more; may be called again."""
+        """Answer no more; may be called again, and in a forked child, which never answers."""
+        if self not in _serving:
+            return
+        _serving.discard(self)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def disown(self) -> None:
+        """Give the port back in a forked child, which has none of the threads."""
+        self._server.socket.close()
 
     def __enter__(self) -> Endpoint:
         """Return it."""
@@ -93,22 +107,25 @@ def serve(
     chosen = client.REGISTRY if registry is None else registry
     register(chosen)
 
-    def start(port: int) -> tuple[Any, threading.Thread]:
-        started: tuple[Any, threading.Thread] = client.start_http_server(port, host, chosen)
-        return started
+    from gradring.prometheus.web_server import WebServer
+
+    app = client.make_wsgi_app(chosen)
+
+    def listen(port: int) -> WebServer:
+        return WebServer(host, port, app)
 
     try:
         if port == 0:
             text = os.environ.get("GRADRING_PORTS") or None
             ports = None if text is None else port_range.checked(text, "GRADRING_PORTS")
-            server, thread = port_range.listen_at_free_port(host, ports, start)
+            server = port_range.listen_at_free_port(host, ports, listen)
         else:
-            server, thread = start(port)
+            server = listen(port)
     except OSError as error:
         raise InvalidArgument(
             f"cannot serve metrics at {format_address(host, port)}: {error.strerror or error}"
         ) from error
-    return Endpoint(format_address(host, server.server_port), server, thread)
+    return Endpoint(format_address(host, server.server_port), server)
 
 
 def serve_job(address: str, rank: int) -> None:
@@ -148,11 +165,11 @@ def require_client() -> Any:
 
 
 def _disown() -> None:
-    # A forked child has none of the threads, and would keep the port in use.
     global _lock, _job_lock
     _lock, _job_lock = threading.Lock(), threading.Lock()
-    for endpoint in _of_job:
-        endpoint._server.socket.close()  # noqa: SLF001 - of a class of this module
+    for served in _serving:
+        served.disown()
+    _serving.clear()
     _of_job.clear()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import gradring as gr
+from gradring.settings import port_range
 from gradring.settings.config import Settings
 from ps_servers import SECRET, start_server
 from test_rendezvous import join_all
@@ -94,3 +96,9 @@ def test_a_server_of_the_command_line_knows_the_option(monkeypatch: pytest.Monke
     monkeypatch.setenv("GRADRING_SECRET", SECRET)
     with free_ports(1) as (port, _), socket.create_server(("127.0.0.1", port)):
         assert main(["serve", "--ports", f"{port}-{port}"]) == 2
+
+
+def test_what_a_program_draws_by_its_own_seed_stays_the_same() -> None:
+    before = random.getstate()
+    port_range.listen_at_free_port("here", "20000-20099", lambda port: port)
+    assert random.getstate() == before
