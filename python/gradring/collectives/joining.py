@@ -241,7 +241,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     if settings.metrics is not None:
         # Groups of one host have a rank 0 each.
         number = place.rank if place.number is None else place.number
-        endpoint.serve_job(settings.metrics, number)
+        endpoint.serve_job(settings.metrics, number, settings.ports)
     costs: dict[str, tuple[float, float, float, float]] = {}
     if settings.profile is not None and place.rank == 0:
         costs = cost_profile.load(settings.profile).as_costs()

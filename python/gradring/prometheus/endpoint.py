@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from gradring.prometheus.web_server import WebServer
 
 LOOPBACK = "127.0.0.1"
+
+_ADVICE = {
+    errno.EADDRINUSE: "; another job may answer there: name another port (0: a free one)",
+    errno.EADDRNOTAVAIL: "; name an address of this host",
+}
 
 _lock = threading.Lock()
 _job_lock = threading.Lock()
@@ -87,7 +93,11 @@ def register(registry: CollectorRegistry | None = None) -> None:
 
 
 def serve(
-    port: int = 0, *, host: str = LOOPBACK, registry: CollectorRegistry | None = None
+    port: int = 0,
+    *,
+    host: str = LOOPBACK,
+    ports: str | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> Endpoint:
     """Answer Prometheus' scrapes from a thread, until it is closed or the program ends.
 
@@ -96,6 +106,8 @@ def serve(
     Args:
         port: To listen at; 0: a free one.
         host: An address of this host; ``0.0.0.0`` or ``::``: all of them.
+        ports: ``FIRST-LAST``: the range that a free one is taken from; ``None``: that of
+            `GRADRING_PORTS`, or any.
         registry: As for `register`, which is done as well.
 
     Raises:
@@ -103,10 +115,13 @@ def serve(
     """
     host = plain_text(host, "host")
     port = whole_number(port, "port", 0, 65535)
+    if ports is not None:
+        ports = port_range.checked(ports, "ports")
+    elif text := os.environ.get("GRADRING_PORTS"):
+        ports = port_range.checked(text, "GRADRING_PORTS")
     client = require_client()
     chosen = client.REGISTRY if registry is None else registry
     register(chosen)
-
     from gradring.prometheus.web_server import WebServer
 
     app = client.make_wsgi_app(chosen)
@@ -116,24 +131,25 @@ def serve(
 
     try:
         if port == 0:
-            text = os.environ.get("GRADRING_PORTS") or None
-            ports = None if text is None else port_range.checked(text, "GRADRING_PORTS")
             server = port_range.listen_at_free_port(host, ports, listen)
         else:
             server = listen(port)
     except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "")
         raise InvalidArgument(
-            f"cannot serve metrics at {format_address(host, port)}: {error.strerror or error}"
+            f"cannot serve metrics at {format_address(host, port)}: "
+            f"{error.strerror or error}{advice}"
         ) from error
     return Endpoint(format_address(host, server.server_port), server)
 
 
-def serve_job(address: str, rank: int) -> None:
+def serve_job(address: str, rank: int, ports: str | None) -> None:
     """Serve what a job's ranks are told to by GRADRING_METRICS: once a process, whoever asks first.
 
     Args:
         address: host:port of rank 0; rank r has the r-th port behind it. Port 0: a free one.
         rank: Of this process.
+        ports: As for `serve`.
 
     Raises:
         InvalidArgument: As `serve`.
@@ -146,7 +162,7 @@ def serve_job(address: str, rank: int) -> None:
         )
     with _job_lock:
         if not _of_job:
-            _of_job.append(serve(port + rank if port else 0, host=host))
+            _of_job.append(serve(port + rank if port else 0, host=host, ports=ports))
 
 
 def require_client() -> Any:

@@ -98,6 +98,23 @@ def test_a_server_of_the_command_line_knows_the_option(monkeypatch: pytest.Monke
         assert main(["serve", "--ports", f"{port}-{port}"]) == 2
 
 
+def test_metrics_take_their_free_port_from_the_same_range(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    from gradring.cli import main
+
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    with free_ports(2) as (taken, free), socket.create_server(("127.0.0.1", taken)):
+        range_of_one = f"{taken}-{taken}"
+        options = ["--port", str(free), "--ports", range_of_one, "--metrics", "0"]
+        assert main(["serve", *options]) == 2
+        assert f"GRADRING_PORTS={range_of_one} are taken" in capsys.readouterr().err
+        monkeypatch.setenv("GRADRING_METRICS", "0")
+        with pytest.raises(gr.InvalidArgument, match=f"GRADRING_PORTS={range_of_one} are taken"):
+            gr.init(rank=0, world_size=1, ports=range_of_one)
+
+
 def test_what_a_program_draws_by_its_own_seed_stays_the_same() -> None:
     before = random.getstate()
     port_range.listen_at_free_port("here", "20000-20099", lambda port: port)
