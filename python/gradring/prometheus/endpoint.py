@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gradring.core_arguments import plain_text, whole_number
 from gradring.errors import InvalidArgument
 from gradring.settings import port_range
-from gradring.settings.address import format_address, parse_address
+from gradring.settings.address import format_address, own_loopback, parse_address
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from gradring.prometheus.web_server import WebServer
-
-LOOPBACK = "127.0.0.1"
 
 _ADVICE = {
     errno.EADDRINUSE: "; another job may answer there: name another port (0: a free one)",
@@ -95,7 +93,7 @@ def register(registry: CollectorRegistry | None = None) -> None:
 def serve(
     port: int = 0,
     *,
-    host: str = LOOPBACK,
+    host: str | None = None,
     ports: str | None = None,
     registry: CollectorRegistry | None = None,
 ) -> Endpoint:
@@ -105,7 +103,7 @@ def serve(
 
     Args:
         port: To listen at; 0: a free one.
-        host: An address of this host; ``0.0.0.0`` or ``::``: all of them.
+        host: An address of this host; ``None``: loopback; ``0.0.0.0`` or ``::``: all of them.
         ports: ``FIRST-LAST``: the range that a free one is taken from; ``None``: that of
             `GRADRING_PORTS`, or any.
         registry: As for `register`, which is done as well.
@@ -113,7 +111,7 @@ def serve(
     Raises:
         InvalidArgument: prometheus-client is missing, or this cannot be listened at; says why.
     """
-    host = plain_text(host, "host")
+    host = own_loopback() if host is None else plain_text(host, "host")
     port = whole_number(port, "port", 0, 65535)
     if ports is not None:
         ports = port_range.checked(ports, "ports")

@@ -27,9 +27,8 @@ from gradring.errors import Error, InvalidArgument, TimedOut
 from gradring.launchers import job_secret
 from gradring.machine import host_facts
 from gradring.settings import config, port_range
-from gradring.settings.address import format_address, is_loopback
+from gradring.settings.address import format_address, is_loopback, own_loopback
 
-_LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
 
 # Where the ranks have the secret from.
@@ -139,10 +138,10 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
         return str(chosen.ip)
     store_host = _store_host(store)
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size) or store_host is None:
-        return _LOOPBACK  # All ranks are on this host.
+        return own_loopback()  # All ranks are on this host.
     if is_loopback(store_host):
-        return _LOOPBACK
-    here = host_facts.route_source(store_host, 1) or _LOOPBACK
+        return own_loopback()
+    here = host_facts.route_source(store_host, 1) or own_loopback()
     # The store is on this host, and its name means loopback here (127.0.1.1 on Debian). Elsewhere
     # it leads to this host.
     return store_host if is_loopback(here) else here
