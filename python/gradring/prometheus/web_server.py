@@ -1,7 +1,8 @@
 """The HTTP server that scrapes come to, and whoever else reaches its port.
 
 Strangers may hold its few connections, and so keep scrapes away, but cost the program neither
-descriptors nor threads beyond that, and write nothing into its output. It asks no name server.
+descriptors nor threads beyond that, and write nothing into its output. No name server is asked for
+their names, or for ours.
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ import pytest
 import gradring as gr
 from geo_steps import exchange, geo
 from gradring.cli import main
-from gradring.collectives import communicator, measured
+from gradring.collectives import communicator, joining, measured
 from gradring.doctor import machine_doctor
 from gradring.prometheus import endpoint, sources
 from gradring.prometheus.catalogue import METRICS
 from gradring.prometheus.sources import Reading
+from gradring.settings.config import Settings
 from launcher_runs import LIVE, launching
 from ps_servers import SECRET, connected, join
 from source_tree import ROOT
@@ -135,6 +136,28 @@ def test_a_closed_communicator_is_told_no_more(
     assert value_of(scrape(served.url), metric, rank="0") == 2
     world.run(lambda comm: parts[comm.rank].close())
     assert metric not in {name for name, _ in scrape(served.url)}
+
+
+def test_worlds_of_one_rank_and_id_are_told_apart_and_keep_their_names(
+    served: endpoint.Endpoint,
+) -> None:
+    worlds = [joining.join(joining.Place(0, 1, "", "secret"), Settings()) for _ in range(2)]
+    measured.begin(weakref.WeakSet(worlds))
+    try:
+        worlds[1].barrier()
+        told = {
+            labels: value
+            for (name, labels), value in scrape(served.url).items()
+            if name == "gradring_collectives_total"
+        }
+        assert sorted(told.values()) == [0, 1]
+        worlds[0].close()
+        (second,) = (labels for labels, value in told.items() if value == 1)
+        assert scrape(served.url)["gradring_collectives_total", second] == 1
+    finally:
+        measured.begin(communicator._open)
+        for each in worlds:
+            each.close()
 
 
 def test_clients_and_optimizers_tell_what_they_count_anyway(served: endpoint.Endpoint) -> None:
