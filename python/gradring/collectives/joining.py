@@ -70,12 +70,15 @@ class Place:
         world_size: Number of ranks.
         rendezvous: host:port where rank 0 listens; empty in a world of one.
         secret: The job's.
+        number: Of the process among all of a program of which these ranks are some; ``None``: its
+            rank.
     """
 
     rank: int
     world_size: int
     rendezvous: str
     secret: str | bytes = field(repr=False)
+    number: int | None = None
 
 
 @_with_initializers
@@ -247,7 +250,9 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         InvalidArgument: As `init`, and so for every other error.
     """
     if settings.metrics is not None:
-        endpoint.serve_job(settings.metrics, place.rank)
+        # Groups of one host have a rank 0 each.
+        number = place.rank if place.number is None else place.number
+        endpoint.serve_job(settings.metrics, number, settings.ports)
     costs: dict[str, tuple[float, float, float, float]] = {}
     if settings.profile is not None and place.rank == 0:
         costs = cost_profile.load(settings.profile).as_costs()

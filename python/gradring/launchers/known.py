@@ -15,7 +15,7 @@ from typing import Any
 from gradring.errors import InvalidArgument
 from gradring.launchers import endpoint_lists, mpich, slurm
 from gradring.settings import port_range
-from gradring.settings.address import parse_port
+from gradring.settings.address import own_loopback, parse_port
 
 LOOPBACK = "127.0.0.1"
 
@@ -209,7 +209,7 @@ def _torchrun(variables: Variables, is_single_host: bool) -> tuple[str, int]:
     # torchrun's own store listens on MASTER_PORT, so we meet next door.
     host, port = _master(variables, is_single_host)
     next_door = port + 1 if port < 65535 else port - 1
-    return LOOPBACK if is_single_host else host, next_door
+    return own_loopback() if is_single_host else host, next_door
 
 
 def _mpi(variables: Variables, is_single_host: bool) -> tuple[str, int]:
@@ -219,7 +219,7 @@ def _mpi(variables: Variables, is_single_host: bool) -> tuple[str, int]:
     if is_single_host:
         identity = name or mpich.launcher_identity()
         if identity:
-            return LOOPBACK, _derived_port(variables, identity)
+            return own_loopback(), _derived_port(variables, identity)
     job = variables.get("SLURM_JOB_ID")
     # Of the job, not of a step: mpirun starts its daemons with an srun on all nodes but its own,
     # so on those the ranks see that step, and on the first node they see none.
@@ -237,7 +237,7 @@ def _slurm(variables: Variables, is_single_host: bool) -> tuple[str, int]:
     if variables.has("MASTER_ADDR", "MASTER_PORT"):
         return _master(variables, is_single_host)
     host, port = _slurm_nodes(variables)
-    return LOOPBACK if is_single_host else host, port
+    return own_loopback() if is_single_host else host, port
 
 
 def _slurm_nodes(variables: Variables) -> tuple[str, int]:
@@ -260,7 +260,7 @@ def _paddle(variables: Variables, is_single_host: bool) -> tuple[str, int]:
 def _beside(variables: Variables, name: str, source: str, is_single_host: bool) -> tuple[str, int]:
     addresses = [address.strip() for address in (variables.get(name) or "").split(",")]
     host, port = endpoint_lists.meeting_point(addresses, source)
-    return LOOPBACK if is_single_host else host, port
+    return own_loopback() if is_single_host else host, port
 
 
 def job_name(variables: Variables, names: tuple[str, ...]) -> str:

@@ -41,11 +41,11 @@ METRICS: Mapping[str, Metric] = {
     ),
     "gradring_sent_bytes_total": Metric(
         COUNTER, ("transport",),
-        "bytes that this process has given to its connections, headers included",
+        "bytes of messages sent to other ranks, servers and clients, headers included",
     ),
     "gradring_received_bytes_total": Metric(
         COUNTER, ("transport",),
-        "bytes that this process has taken from its connections, headers included",
+        "bytes of messages received from other ranks, servers and clients, headers included",
     ),
     "gradring_communicator_ranks": Metric(GAUGE, _COMMUNICATOR, "ranks of an open communicator"),
     "gradring_collectives_total": Metric(

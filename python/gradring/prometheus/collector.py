@@ -20,7 +20,7 @@ class SourceCollector:
     def collect(self) -> Iterator[Any]:
         """Read every source; returns within `sources.LONGEST_SECONDS` for each."""
         families: dict[str, Any] = {}
-        # Two jobs of a process have communicators of one name; a scrape with both would be refused.
+        # A scrape that tells one twice would be refused, with all that is in it.
         told: set[tuple[str, tuple[str, ...]]] = set()
         for source in sources.everybody():
             said = source.readings(sources.LONGEST_SECONDS)

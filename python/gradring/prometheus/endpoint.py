@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -10,17 +11,23 @@ from typing import TYPE_CHECKING, Any
 from gradring.core_arguments import plain_text, whole_number
 from gradring.errors import InvalidArgument
 from gradring.settings import port_range
-from gradring.settings.address import format_address, parse_address
+from gradring.settings.address import format_address, own_loopback, parse_address
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-LOOPBACK = "127.0.0.1"
+    from gradring.prometheus.web_server import WebServer
+
+_ADVICE = {
+    errno.EADDRINUSE: "; another job may answer there: name another port (0: a free one)",
+    errno.EADDRNOTAVAIL: "; name an address of this host",
+}
 
 _lock = threading.Lock()
 _job_lock = threading.Lock()
 _registered: weakref.WeakSet[CollectorRegistry] = weakref.WeakSet()
 _of_job: list[Endpoint] = []  # That GRADRING_METRICS has started; one at the most.
+_serving: set[Endpoint] = set()
 
 
 class Endpoint:
@@ -31,18 +38,29 @@ class Endpoint:
         url: What to scrape.
     """
 
-    def __init__(self, address: str, server: Any, thread: threading.Thread) -> None:
-        """Take what prometheus-client has started."""
+    def __init__(self, address: str, server: WebServer) -> None:
+        """Begin to answer at what listens already."""
         self.address = address
         self.url = f"http://{address}/metrics"
         self._server = server
-        self._thread = thread
+        self._thread = threading.Thread(
+            target=server.serve_forever, name="gradring metrics", daemon=True
+        )
+        self._thread.start()
+        _serving.add(self)
 
     def close(self) -> None:
-        """Answer no more; may be called again."""
+        """Answer no more; may be called again, and in a forked child, which never answers."""
+        if self not in _serving:
+            return
+        _serving.discard(self)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def disown(self) -> None:
+        """Give the port back in a forked child, which has none of the threads."""
+        self._server.socket.close()
 
     def __enter__(self) -> Endpoint:
         """Return it."""
@@ -73,7 +91,11 @@ def register(registry: CollectorRegistry | None = None) -> None:
 
 
 def serve(
-    port: int = 0, *, host: str = LOOPBACK, registry: CollectorRegistry | None = None
+    port: int = 0,
+    *,
+    host: str | None = None,
+    ports: str | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> Endpoint:
     """Answer Prometheus' scrapes from a thread, until it is closed or the program ends.
 
@@ -81,42 +103,51 @@ def serve(
 
     Args:
         port: To listen at; 0: a free one.
-        host: An address of this host; ``0.0.0.0`` or ``::``: all of them.
+        host: An address of this host; ``None``: loopback; ``0.0.0.0`` or ``::``: all of them.
+        ports: ``FIRST-LAST``: the range that a free one is taken from; ``None``: that of
+            `GRADRING_PORTS`, or any.
         registry: As for `register`, which is done as well.
 
     Raises:
         InvalidArgument: prometheus-client is missing, or this cannot be listened at; says why.
     """
-    host = plain_text(host, "host")
+    host = own_loopback() if host is None else plain_text(host, "host")
     port = whole_number(port, "port", 0, 65535)
+    if ports is not None:
+        ports = port_range.checked(ports, "ports")
+    elif text := os.environ.get("GRADRING_PORTS"):
+        ports = port_range.checked(text, "GRADRING_PORTS")
     client = require_client()
     chosen = client.REGISTRY if registry is None else registry
     register(chosen)
+    from gradring.prometheus.web_server import WebServer
 
-    def start(port: int) -> tuple[Any, threading.Thread]:
-        started: tuple[Any, threading.Thread] = client.start_http_server(port, host, chosen)
-        return started
+    app = client.make_wsgi_app(chosen)
+
+    def listen(port: int) -> WebServer:
+        return WebServer(host, port, app)
 
     try:
         if port == 0:
-            text = os.environ.get("GRADRING_PORTS") or None
-            ports = None if text is None else port_range.checked(text, "GRADRING_PORTS")
-            server, thread = port_range.listen_at_free_port(host, ports, start)
+            server = port_range.listen_at_free_port(host, ports, listen)
         else:
-            server, thread = start(port)
+            server = listen(port)
     except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, "")
         raise InvalidArgument(
-            f"cannot serve metrics at {format_address(host, port)}: {error.strerror or error}"
+            f"cannot serve metrics at {format_address(host, port)}: "
+            f"{error.strerror or error}{advice}"
         ) from error
-    return Endpoint(format_address(host, server.server_port), server, thread)
+    return Endpoint(format_address(host, server.server_port), server)
 
 
-def serve_job(address: str, rank: int) -> None:
+def serve_job(address: str, rank: int, ports: str | None) -> None:
     """Serve what a job's ranks are told to by GRADRING_METRICS: once a process, whoever asks first.
 
     Args:
         address: host:port of rank 0; rank r has the r-th port behind it. Port 0: a free one.
         rank: Of this process.
+        ports: As for `serve`.
 
     Raises:
         InvalidArgument: As `serve`.
@@ -129,7 +160,7 @@ def serve_job(address: str, rank: int) -> None:
         )
     with _job_lock:
         if not _of_job:
-            _of_job.append(serve(port + rank if port else 0, host=host))
+            _of_job.append(serve(port + rank if port else 0, host=host, ports=ports))
 
 
 def require_client() -> Any:
@@ -148,11 +179,11 @@ def require_client() -> Any:
 
 
 def _disown() -> None:
-    # A forked child has none of the threads, and would keep the port in use.
     global _lock, _job_lock
     _lock, _job_lock = threading.Lock(), threading.Lock()
-    for endpoint in _of_job:
-        endpoint._server.socket.close()  # noqa: SLF001 - of a class of this module
+    for served in _serving:
+        served.disown()
+    _serving.clear()
     _of_job.clear()
 
 

@@ -6,7 +6,9 @@ deadline: what it asks may hang, and a scrape must not.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -60,6 +62,7 @@ class Source:
 
     def readings(self, seconds: float) -> list[Reading] | None:
         """Return what it says; ``None`` where it fails, or does not say it within ``seconds``."""
+        ends = time.monotonic() + seconds
         if not self._asked.acquire(timeout=seconds):
             return None
         said: list[list[Reading]] = []
@@ -74,9 +77,18 @@ class Source:
                 self._asked.release()
                 is_done.set()
 
-        threading.Thread(target=read, name=f"gradring metrics of {self.name}", daemon=True).start()
-        is_done.wait(seconds)
+        thread = threading.Thread(target=read, name=f"gradring metrics of {self.name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # None can be had now; there may be one for the next scrape.
+            self._asked.release()
+            return None
+        is_done.wait(max(0.0, ends - time.monotonic()))
         return said[0] if said else None
+
+    def begin_anew(self) -> None:
+        """Forget in a forked child that a thread of its parent was reading."""
+        self._asked = threading.Lock()
 
 
 _sources: dict[str, Source] = {}
@@ -115,3 +127,11 @@ def buckets(counted: Sequence[tuple[int, int]]) -> Buckets:
     names = [*(f"{bound}.0" for bound in _BOUNDS), "+Inf"]
     counts = tuple(zip(names, accumulate(within), strict=True))
     return Buckets(counts, float(sum(value * times for value, times in counted)))
+
+
+def _begin_anew() -> None:
+    for source in everybody():
+        source.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

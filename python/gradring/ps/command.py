@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             waits_to_open=True,
             ports=port_range.ends(settings.ports),
         )
-        with Serving(core) as serving, _metrics_of(core, options) as metrics:
+        with Serving(core) as serving, _metrics_of(core, options, settings) as metrics:
             if is_to_load:
                 from gradring.ps import checkpoint
 
@@ -109,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _metrics_of(core: _core.PsServer, options: argparse.Namespace) -> Iterator[str]:
+def _metrics_of(
+    core: _core.PsServer, options: argparse.Namespace, settings: config.Settings
+) -> Iterator[str]:
     """Answer Prometheus, where that is asked for, and yield what the greeting says of it."""
     if options.metrics is None:
         yield ""
@@ -120,7 +122,7 @@ def _metrics_of(core: _core.PsServer, options: argparse.Namespace) -> Iterator[s
     measured.begin_server(core, options.index)
     host, port = parse_address(options.metrics, "serve: --metrics", any_port=True)
     try:
-        with endpoint.serve(port, host=host) as served:
+        with endpoint.serve(port, host=host, ports=settings.ports) as served:
             yield f", metrics at {served.url}"
     finally:
         measured.end_server()

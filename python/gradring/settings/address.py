@@ -66,8 +66,9 @@ def metrics_address(text: str, source: str) -> str:
         InvalidArgument: As for `parse_address`.
     """
     text = text.strip()
-    whole = f"127.0.0.1:{text}" if text.isascii() and text.isdigit() else text
-    return format_address(*parse_address(whole, source, any_port=True))
+    if text.isascii() and text.isdigit():
+        return format_address(own_loopback(), parse_port(text, source, any_port=True))
+    return format_address(*parse_address(text, source, any_port=True))
 
 
 def format_address(host: str, port: int) -> str:

@@ -67,7 +67,9 @@ def listen_at_free_port(host: str, text: str | None, listen: Callable[[int], Lis
     first, last = ends(text)
     count = last - first + 1
     # Processes that start at once begin at places of their own, or all would try the same ports.
-    start = random.randrange(count)
+    # Not by `random` itself: a program's seed would take all to one place, and what it draws next
+    # would be another number here than on ranks that listen at nothing.
+    start = random.SystemRandom().randrange(count)
     for step in range(count):
         try:
             return listen(first + (start + step) % count)

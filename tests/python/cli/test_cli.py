@@ -237,9 +237,9 @@ def test_every_variable_is_documented_and_no_other() -> None:
 def test_settings_come_from_arguments_then_variables_then_defaults() -> None:
     environ = {"GRADRING_TRANSPORT": "tcp", "GRADRING_TIMEOUT": "5", "GRADRING_INTERFACE": "eth0"}
     assert Settings.from_environ({}) == Settings()
-    assert Settings.from_environ(environ) == Settings("tcp", 5.0, interface="eth0")
+    assert Settings.from_environ(environ) == Settings("tcp", timeout=5.0, interface="eth0")
     settings = Settings.from_environ(environ, transport="shm", timeout=1, interface="10.0.0.1/8")
-    assert settings == Settings("shm", 1.0, interface="10.0.0.0/8")
+    assert settings == Settings("shm", timeout=1.0, interface="10.0.0.0/8")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "9e9", "soon"])

@@ -100,6 +100,37 @@ subprocess.run([*run, "2", "--servers", "1", sys.executable, "-c", RANK], check=
 subprocess.run([*run, "1", sys.executable, "-c", RANK.replace("comm.", "0 and comm.")], check=True)
 """
 
+# There as well: two ranks of mpirun's, where metrics are told, and where torch's rank 0 listens.
+ON_SIX_WITHOUT_US = (
+    ON_SIX.split("RANK =", maxsplit=1)[0]
+    + """
+SHOW = "import gradring as gr; comm = gr.init(); comm.barrier(); print(comm.describe(0))"
+OURS = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "job"}
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-c", SHOW],
+        env={**os.environ, **OURS, "OMPI_COMM_WORLD_RANK": r, "OMPI_COMM_WORLD_LOCAL_RANK": r},
+    )
+    for r in "01"
+]
+assert [rank.wait(40) for rank in ranks] == [0, 0]
+from gradring.settings.address import metrics_address
+print(metrics_address("9400", "--metrics"))
+try:
+    import gradring as gr
+    with gr.prometheus.serve() as served:
+        assert served.address.startswith("[::1]:")
+except gr.InvalidArgument as error:
+    assert "prometheus-client" in str(error)
+try:
+    from gradring.torch.c10d import rendezvous
+except ImportError:
+    raise SystemExit
+store = type("Store", (), {"host": "::1"})
+assert rendezvous._listen_host(store, None, 2) == "::1"
+"""
+)
+
 
 def test_a_host_without_127_0_0_1_meets_at_the_other_loopback() -> None:
     if shutil.which("ip") is None:
@@ -107,6 +138,14 @@ def test_a_host_without_127_0_0_1_meets_at_the_other_loopback() -> None:
     said = alone_in_a_network(ON_SIX, "--net")
     assert said.count("rank 1 ([::1]:") == 2
     assert said.splitlines()[-1].startswith("[::1]:")  # A server inside of the process.
+
+
+def test_other_launchers_ranks_torch_and_metrics_find_that_loopback_too() -> None:
+    if shutil.which("ip") is None:
+        pytest.skip("no ip here (iproute2)")
+    said = alone_in_a_network(ON_SIX_WITHOUT_US, "--net")
+    assert said.count("rank 0 ([::1]:") == 2
+    assert said.splitlines()[-1] == "[::1]:9400"
 
 
 class Store:

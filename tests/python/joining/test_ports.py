@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 import gradring as gr
+from gradring.bench.peers.link import RawLink
+from gradring.settings import port_range
 from gradring.settings.config import Settings
 from ps_servers import SECRET, start_server
 from test_rendezvous import join_all
@@ -94,3 +97,40 @@ def test_a_server_of_the_command_line_knows_the_option(monkeypatch: pytest.Monke
     monkeypatch.setenv("GRADRING_SECRET", SECRET)
     with free_ports(1) as (port, _), socket.create_server(("127.0.0.1", port)):
         assert main(["serve", "--ports", f"{port}-{port}"]) == 2
+
+
+def test_metrics_take_their_free_port_from_the_same_range(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    from gradring.cli import main
+
+    monkeypatch.setenv("GRADRING_SECRET", SECRET)
+    with free_ports(2) as (taken, free), socket.create_server(("127.0.0.1", taken)):
+        range_of_one = f"{taken}-{taken}"
+        options = ["--port", str(free), "--ports", range_of_one, "--metrics", "0"]
+        assert main(["serve", *options]) == 2
+        assert f"GRADRING_PORTS={range_of_one} are taken" in capsys.readouterr().err
+        monkeypatch.setenv("GRADRING_METRICS", "0")
+        with pytest.raises(gr.InvalidArgument, match=f"GRADRING_PORTS={range_of_one} are taken"):
+            gr.init(rank=0, world_size=1, ports=range_of_one)
+
+
+def test_a_bench_of_the_bare_link_listens_in_the_range_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with free_ports(3) as (first, last):  # Rank 1 of the world has one.
+        monkeypatch.setenv("GRADRING_PORTS", f"{first}-{last}")
+        world = ThreadWorld(2, "tcp")
+        links = [RawLink(comm) for comm in world.comms]
+        world.run(lambda comm: links[comm.rank].stream(1 << 10, 1, together=True))
+        for link in links:
+            assert link._next is not None
+            assert link._previous is not None
+            with link._next, link._previous:
+                assert first <= link._next.getpeername()[1] <= last
+        world.run(lambda comm: comm.close())
+
+
+def test_what_a_program_draws_by_its_own_seed_stays_the_same() -> None:
+    before = random.getstate()
+    port_range.listen_at_free_port("here", "20000-20099", lambda port: port)
+    assert random.getstate() == before

@@ -20,11 +20,12 @@ import pytest
 import gradring as gr
 from geo_steps import exchange, geo
 from gradring.cli import main
-from gradring.collectives import communicator, measured
+from gradring.collectives import communicator, joining, measured
 from gradring.doctor import machine_doctor
 from gradring.prometheus import endpoint, sources
 from gradring.prometheus.catalogue import METRICS
 from gradring.prometheus.sources import Reading
+from gradring.settings.config import Settings
 from launcher_runs import LIVE, launching
 from ps_servers import SECRET, connected, join
 from source_tree import ROOT
@@ -135,6 +136,28 @@ def test_a_closed_communicator_is_told_no_more(
     assert value_of(scrape(served.url), metric, rank="0") == 2
     world.run(lambda comm: parts[comm.rank].close())
     assert metric not in {name for name, _ in scrape(served.url)}
+
+
+def test_worlds_of_one_rank_and_id_are_told_apart_and_keep_their_names(
+    served: endpoint.Endpoint,
+) -> None:
+    worlds = [joining.join(joining.Place(0, 1, "", "secret"), Settings()) for _ in range(2)]
+    measured.begin(weakref.WeakSet(worlds))
+    try:
+        worlds[1].barrier()
+        told = {
+            labels: value
+            for (name, labels), value in scrape(served.url).items()
+            if name == "gradring_collectives_total"
+        }
+        assert sorted(told.values()) == [0, 1]
+        worlds[0].close()
+        (second,) = (labels for labels, value in told.items() if value == 1)
+        assert scrape(served.url)["gradring_collectives_total", second] == 1
+    finally:
+        measured.begin(communicator._open)
+        for each in worlds:
+            each.close()
 
 
 def test_clients_and_optimizers_tell_what_they_count_anyway(served: endpoint.Endpoint) -> None:
@@ -294,7 +317,9 @@ def test_what_cannot_be_listened_at_is_told_with_its_address(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(gr.InvalidArgument, match=f"metrics at 127.0.0.1:{port}: Address al"):
+        with pytest.raises(
+            gr.InvalidArgument, match=f"at 127.0.0.1:{port}: Address al.*name another"
+        ):
             gr.prometheus.serve(port)
         with free_ports(1) as (first, _):
             monkeypatch.setenv("GRADRING_PORTS", f"{first}-{first}")
@@ -303,7 +328,7 @@ def test_what_cannot_be_listened_at_is_told_with_its_address(
     with pytest.raises(gr.InvalidArgument, match="70000"):
         gr.prometheus.serve(70000)
     with pytest.raises(gr.InvalidArgument, match="rank 9 would serve at port 65539, which is none"):
-        endpoint.serve_job("127.0.0.1:65530", 9)
+        endpoint.serve_job("127.0.0.1:65530", 9, None)
     for text in ("here", "a:b", "1:2:3"):
         monkeypatch.setenv("GRADRING_METRICS", text)
         with pytest.raises(gr.InvalidArgument, match=f"GRADRING_METRICS='{text}"):

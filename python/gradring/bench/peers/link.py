@@ -20,6 +20,7 @@ from gradring.bench.peers.pattern import Array
 from gradring.bench.peers.timing import Reply
 from gradring.launchers import roles
 from gradring.machine import host_facts
+from gradring.settings import config, port_range
 
 _ADDRESS_BYTES = 64
 _BLOCK_BYTES = 1 << 20
@@ -118,7 +119,10 @@ class RawLink:
         host = "127.0.0.1"
         if role is not None:
             host = host_facts.route_source(role.rendezvous_host, role.rendezvous_port or 9) or host
-        with socket.create_server((host, 0), family=_family(host)) as listener:
+        ports = config.Settings.from_environ(os.environ).ports
+        with port_range.listen_at_free_port(
+            host, ports, lambda port: socket.create_server((host, port), family=_family(host))
+        ) as listener:
             mine = np.zeros(_ADDRESS_BYTES, np.uint8)
             text = f"{host} {listener.getsockname()[1]}".encode()
             mine[: len(text)] = np.frombuffer(text, np.uint8)

@@ -27,9 +27,8 @@ from gradring.errors import Error, InvalidArgument, TimedOut
 from gradring.launchers import job_secret
 from gradring.machine import host_facts
 from gradring.settings import config, port_range
-from gradring.settings.address import format_address, is_loopback
+from gradring.settings.address import format_address, is_loopback, own_loopback
 
-_LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024
 
 # Where the ranks have the secret from.
@@ -55,7 +54,8 @@ def meet(store: Any, name: str, members: Sequence[int], rank: int, timeout: floa
     settings = config.Settings.from_environ(os.environ, timeout=timeout)
     world_size = len(members)
     if world_size == 1:
-        return joining.join(joining.Place(0, 1, "", secrets.token_hex(16)), settings)
+        place = joining.Place(0, 1, "", secrets.token_hex(16), members[rank])
+        return joining.join(place, settings)
     # How often just these members have met here is what all of them know; a process's own count of
     # groups is not.
     name += f"/{hashlib.sha256(str(list(members)).encode()).hexdigest()[:16]}"
@@ -63,8 +63,8 @@ def meet(store: Any, name: str, members: Sequence[int], rank: int, timeout: floa
     key = f"{name}/{store.add(count, 1)}"
     try:
         if rank == 0:
-            return _host(store, key, world_size, settings)
-        return _follow(store, key, rank, world_size, settings)
+            return _host(store, key, members, settings)
+        return _follow(store, key, rank, members, settings)
     except Error:
         # Who tries again meets ranks that have not tried yet, and where it listens then.
         with contextlib.suppress(dist.DistError):
@@ -75,8 +75,9 @@ def meet(store: Any, name: str, members: Sequence[int], rank: int, timeout: floa
 
 
 def _follow(
-    store: Any, key: str, rank: int, world_size: int, settings: config.Settings
+    store: Any, key: str, rank: int, members: Sequence[int], settings: config.Settings
 ) -> Communicator:
+    world_size = len(members)
     try:
         store.wait([key], timedelta(seconds=settings.timeout))
         told = json.loads(store.get(key))
@@ -88,10 +89,12 @@ def _follow(
             f"{settings.timeout:g} s; is it running? ({error})"
         ) from None
     secret = _secret(told["secret_from"], told["word"])
-    return joining.join(joining.Place(rank, world_size, told["address"], secret), settings)
+    place = joining.Place(rank, world_size, told["address"], secret, members[rank])
+    return joining.join(place, settings)
 
 
-def _host(store: Any, key: str, world_size: int, settings: config.Settings) -> Communicator:
+def _host(store: Any, key: str, members: Sequence[int], settings: config.Settings) -> Communicator:
+    world_size = len(members)
     host = _listen_host(store, settings.interface, world_size)
     with port_range.listen_at_free_port(
         host, settings.ports, lambda port: _listening(host, port)
@@ -101,7 +104,7 @@ def _host(store: Any, key: str, world_size: int, settings: config.Settings) -> C
         word = secrets.token_hex(32)
         secret = _secret(source, word)
         store.set(key, json.dumps({"address": address, "secret_from": source, "word": word}))
-        place = joining.Place(0, world_size, address, secret)
+        place = joining.Place(0, world_size, address, secret, members[0])
         communicator = joining.join(place, settings, listen_fd=server.detach())
     store.delete_key(key)  # Everybody has read it.
     return communicator
@@ -135,10 +138,10 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
         return str(chosen.ip)
     store_host = _store_host(store)
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size) or store_host is None:
-        return _LOOPBACK  # All ranks are on this host.
+        return own_loopback()  # All ranks are on this host.
     if is_loopback(store_host):
-        return _LOOPBACK
-    here = host_facts.route_source(store_host, 1) or _LOOPBACK
+        return own_loopback()
+    here = host_facts.route_source(store_host, 1) or own_loopback()
     # The store is on this host, and its name means loopback here (127.0.1.1 on Debian). Elsewhere
     # it leads to this host.
     return store_host if is_loopback(here) else here

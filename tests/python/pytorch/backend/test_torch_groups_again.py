@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradring.prometheus import endpoint
 from gradring.torch.c10d import rendezvous
 from ps_servers import together
 from thread_ranks import free_ports
@@ -109,3 +110,17 @@ def test_rank_0_of_a_group_listens_in_the_range_of_ports_too(
         taken = [comms[0].describe(rank).rpartition(":")[2] for rank in (0, 1)]
         assert sorted(taken) == [f"{first})", f"{last})"]
         together([comm.close for comm in comms])
+
+
+def test_ranks_of_any_group_tell_metrics_at_the_port_of_their_rank_in_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(endpoint, "serve_job", lambda *where: told.append(where[:2]))
+    monkeypatch.setenv("GRADRING_METRICS", "9400")
+    store = dist.HashStore()
+    pair = [partial(rendezvous.meet, store, "told", [2, 5], rank, 20.0) for rank in (0, 1)]
+    alone = partial(rendezvous.meet, store, "alone", [7], 0, 20.0)
+    comms = together([*pair, alone])
+    assert sorted(told) == [("127.0.0.1:9400", number) for number in (2, 5, 7)]
+    together([comm.close for comm in comms])
