@@ -69,7 +69,11 @@ const bio_method_st* Tls::method() {
 int Tls::write(BIO* bio, const char* data, int size) {
   auto& out = static_cast<Wire*>(::BIO_get_data(bio))->out;
   const auto bytes = std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
-  out.insert(out.end(), bytes.begin(), bytes.end());
+  try {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  } catch (const std::bad_alloc&) {
+    return -1;  // Nothing may be thrown through OpenSSL. The session is over.
+  }
   return size;
 }
 
@@ -111,7 +115,10 @@ bool Tls::shake() {
   const int done = ::SSL_do_handshake(ssl_.get());
   // What went wrong is told to the other end, too.
   flush();
-  if (done == 1) return is_ready_ = may_hold_input_ = true;
+  if (done == 1) {
+    GRADRING_ASSERT(::SSL_session_reused(ssl_.get()) == 1);  // By the key, and nothing else.
+    return is_ready_ = may_hold_input_ = true;
+  }
   const int error = ::SSL_get_error(ssl_.get(), done);
   if (error == SSL_ERROR_WANT_READ && !wire_.is_closed) return false;
   has_ended_ = is_broken_ = true;
@@ -129,6 +136,7 @@ void Tls::fail_to_shake() {
                                    SSL_R_MISSING_PSK_KEX_MODES_EXTENSION,
                                    SSL_R_BINDER_DOES_NOT_VERIFY,
                                    SSL_R_NO_CERTIFICATE_SET,
+                                   SSL_R_CERTIFICATE_VERIFY_FAILED,
                                    SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE,
                                    SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER,
                                    SSL_R_TLSV1_ALERT_DECRYPT_ERROR,
@@ -179,13 +187,13 @@ std::size_t Tls::encrypt_turn(std::span<const std::byte>& head, std::span<const 
 }
 
 Io Tls::send_some(std::span<const std::byte> head, std::span<const std::byte> body) {
-  if (!shake() || !flush()) return {0, is_broken_};
+  if (!shake() || is_broken_ || !flush()) return {0, is_broken_};
   std::size_t bytes = std::min(held_, head.size() + body.size());
   held_ -= bytes;
   (head.empty() ? body : head) = (head.empty() ? body : head).subspan(bytes);
   while (!head.empty() || !body.empty()) {
     const std::size_t taken = encrypt_turn(head, body);
-    if (taken == 0) return {bytes, is_broken_};
+    if (is_broken_) return {bytes, true};
     if (!flush()) {
       held_ = 1;
       return {bytes + taken - held_, is_broken_};
