@@ -15,8 +15,9 @@ constexpr const char* kClosedEarly =
     "it closed the connection during the handshake: it ended or was interrupted, or it waited too "
     "long for an answer, as beside a busy or restarted process, and tries again";
 constexpr const char* kPlain =
-    "it is not encrypted, which connections from other hosts are to be: GRADRING_TLS is off there; "
-    "set it to the same on all hosts";
+    "it is not encrypted, and is to be: GRADRING_TLS is off there, or auto where it is on here or "
+    "where a tunnel or a published port leads here; set it to the same on all hosts, and before a "
+    "tunnel to on";
 constexpr Millis kGrace{100};  // Before a guest may have to make room.
 constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
 

@@ -260,6 +260,15 @@ TEST_CASE("who should encrypt and does not is refused and told which variable di
   CHECK(admits_one(house, Encryption::kAlways) == 6);
 }
 
+TEST_CASE("who encrypts between hosts and takes this for its own is not told that it is off") {
+  House house(Encryption::kAlways);
+  const auto error = outcome_of(house, {kSecret, Encryption::kBetweenHosts});
+  REQUIRE(error);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(error),
+                       doctest::Contains("auto where it is on there"), AuthError);
+  CHECK(outcome_of(house, {kSecret, Encryption::kAlways}) == nullptr);
+}
+
 TEST_CASE("a stranger that encrypts learns only that its secret is another") {
   House house(Encryption::kAlways);
   const auto error = outcome_of(house, {"a guess", Encryption::kAlways});
