@@ -117,7 +117,7 @@ bool Tls::shake() {
   flush();
   if (done == 1) {
     GRADRING_ASSERT(::SSL_session_reused(ssl_.get()) == 1);  // By the key, and nothing else.
-    return is_ready_ = may_hold_input_ = true;
+    return is_ready_ = may_hold_whole_ = true;
   }
   const int error = ::SSL_get_error(ssl_.get(), done);
   if (error == SSL_ERROR_WANT_READ && !wire_.is_closed) return false;
@@ -209,13 +209,13 @@ bool Tls::read_into(std::span<std::byte>& part, std::size_t& bytes) {
     std::size_t got = 0;
     ::ERR_clear_error();
     if (::SSL_read_ex(ssl_.get(), part.data(), part.size(), &got) != 1) {
-      may_hold_input_ = false;
+      may_hold_whole_ = false;
       has_ended_ |= ::SSL_get_error(ssl_.get(), 0) != SSL_ERROR_WANT_READ;
       // Others look at this thread's errors, too: Python's own ssl does.
       ::ERR_clear_error();
       return false;
     }
-    may_hold_input_ = true;
+    may_hold_whole_ = true;
     part = part.subspan(got);
     bytes += got;
   }
@@ -227,6 +227,11 @@ Io Tls::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
   std::size_t bytes = 0;
   if (read_into(head, bytes)) read_into(body, bytes);
   return {bytes, bytes == 0 && has_ended_};
+}
+
+bool Tls::may_hold_input() const {
+  // An end that was found behind bytes which were asked for has still to be told.
+  return has_ended_ || (may_hold_whole_ && ::SSL_has_pending(ssl_.get()) == 1);
 }
 
 short Tls::events(bool reads, bool writes) const {

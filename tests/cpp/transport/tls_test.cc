@@ -117,6 +117,15 @@ TEST_CASE(
   CHECK(sent == all.size());
 }
 
+TEST_CASE("what has been read whole holds nobody off from sleeping") {
+  Pair pair;
+  for (const std::size_t bytes : {1, 100, 40'000}) {
+    check_carried(pair.client, pair.server, bytes, 0);
+    CHECK_FALSE(pair.server.may_hold_input());
+    CHECK_FALSE(pair.client.may_hold_input());
+  }
+}
+
 TEST_CASE("keys are changed on the way, again and again") {
   Pair pair(3);
   for (int round = 0; round < 20; ++round) {
@@ -157,6 +166,24 @@ TEST_CASE("a byte that is changed on the way ends the connection, and is never d
   CHECK(io.bytes == 0);
   CHECK(io.closed);
   CHECK(pair.server.send_some(all, {}).closed);
+}
+
+TEST_CASE("an end that is found behind good bytes is told without a poll") {
+  Pair pair;
+  check_carried(pair.client, pair.server, 1, 0);
+  const Bytes all = random_bytes(1000, 3);
+  REQUIRE(pair.client.send_some(all, {}).bytes == all.size());
+  Bytes raw(4096);
+  raw.resize(recv_some(pair.fds.second.get(), raw, {}).bytes);
+  REQUIRE(pair.client.send_some(all, {}).bytes == all.size());
+  Bytes changed(4096);
+  changed.resize(recv_some(pair.fds.second.get(), changed, {}).bytes);
+  changed[500] ^= std::byte{1};
+  REQUIRE(send_some(pair.fds.first.get(), raw, changed).bytes == raw.size() + changed.size());
+  Bytes got(2000);
+  CHECK(pair.server.recv_some(got, {}).bytes == all.size());
+  CHECK(pair.server.may_hold_input());
+  CHECK(pair.server.recv_some(got, {}).closed);
 }
 
 TEST_CASE("who knows another secret gets nowhere, and both ends say why") {
