@@ -288,10 +288,8 @@ TEST_CASE("a wait for others can be interrupted") {
 }
 
 TEST_CASE("so can that of a rank that has joined encrypted") {
-  std::vector<JoinOptions> options = options_for({.ranks = 3,
-                                                  .mode = TransportMode::kTcp,
-                                                  .timeout = Millis{2000},
-                                                  .encryption = transport::Encryption::kAlways});
+  std::vector<JoinOptions> options = options_for(
+      {.ranks = 3, .mode = TransportMode::kTcp, .encryption = transport::Encryption::kAlways});
   std::atomic<bool> has_left{false};
   int calls = 0;
   options[0].check_interrupt = [&] {
