@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "transport/links/pacing.h"
 #include "transport/links/resolve.h"
 #include "transport/links/socket.h"
 
@@ -15,10 +16,17 @@ constexpr const char* kClosedEarly =
     "it closed the connection during the handshake: it ended or was interrupted, or it waited too "
     "long for an answer, as beside a busy or restarted process, and tries again";
 constexpr const char* kPlain =
-    "it is not encrypted, which connections from other hosts are to be: GRADRING_TLS is off there; "
-    "set it to the same on all hosts";
+    "it is not encrypted, and is to be: GRADRING_TLS is off there, or auto where it is on here or "
+    "where a tunnel or a published port leads here; set it to the same on all hosts, and before a "
+    "tunnel to on";
 constexpr Millis kGrace{100};  // Before a guest may have to make room.
 constexpr Millis kRest{100};   // Without descriptors, before the next try to take somebody.
+
+// What comes with it are descriptors, which only a Unix socket carries.
+bool brings_memory(Purpose purpose) {
+  return purpose == Purpose::kSharedLink || purpose == Purpose::kSegment ||
+         purpose == Purpose::kSharedParameters;
+}
 
 // One line for each host and kind of reason: a stranger chooses its ports, and what it says it is.
 void refuse(Rank rank, int fd, const std::string& kind, const std::string& why) {
@@ -101,7 +109,7 @@ void Door::rest(Time now, int error) {
 bool Door::begin(Guest& guest) const {
   const auto first = peek(guest.connection.get());
   if (!first) return has_hung_up(guest.connection.get());
-  if (Tls::begins_with(*first))
+  if (Tls::begins_with(*first) && !is_unix(guest.connection.get()))
     guest.connection.encrypt(credentials_.secret, Tls::End::kServer);
   else if (credentials_.want_encrypted(guest.connection.get()))
     guest.handshake.want_encryption();
@@ -141,7 +149,11 @@ Door::Outcome Door::advance(Guest& guest, Time now) {
     guest.has_begun = guest.has_begun || begin(guest);
     if (guest.has_begun) talk(guest);
     if (guest.handshake.wants() == 0 && guest.out.empty()) {
-      if (guest.handshake.is_done()) return Outcome::kThrough;
+      if (guest.handshake.is_done()) {
+        if (!brings_memory(guest.handshake.intro().purpose) || is_unix(fd))
+          return Outcome::kThrough;
+        throw ProtocolError("it brings shared memory, and not through this host's Unix socket");
+      }
       if (guest.handshake.lacks_encryption()) throw AuthError(kPlain);
       throw wire::OtherBuild(*guest.handshake.other_build());
     }

@@ -96,9 +96,9 @@ void look_for_refusal(std::span<const std::byte> answer) {
     throw wire::OtherBuild(*build);
   if (build && std::ranges::equal(rest, kPlainRefusalRest))
     throw AuthError(
-        "it takes only encrypted connections from other hosts, and GRADRING_TLS is off here: set "
-        "it "
-        "to the same on all of them");
+        "it takes only encrypted connections, and this one is not: GRADRING_TLS is off here, or "
+        "auto where it is on there or where a tunnel or a published port leads there; set it to "
+        "the same on all hosts, and before a tunnel to on");
 }
 
 std::vector<std::byte> joined(std::span<const std::byte> first, std::span<const std::byte> second) {

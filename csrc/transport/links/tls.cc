@@ -69,7 +69,11 @@ const bio_method_st* Tls::method() {
 int Tls::write(BIO* bio, const char* data, int size) {
   auto& out = static_cast<Wire*>(::BIO_get_data(bio))->out;
   const auto bytes = std::as_bytes(std::span(data, static_cast<std::size_t>(size)));
-  out.insert(out.end(), bytes.begin(), bytes.end());
+  try {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  } catch (const std::bad_alloc&) {
+    return -1;  // Nothing may be thrown through OpenSSL. The session is over.
+  }
   return size;
 }
 
@@ -111,7 +115,10 @@ bool Tls::shake() {
   const int done = ::SSL_do_handshake(ssl_.get());
   // What went wrong is told to the other end, too.
   flush();
-  if (done == 1) return is_ready_ = may_hold_input_ = true;
+  if (done == 1) {
+    GRADRING_ASSERT(::SSL_session_reused(ssl_.get()) == 1);  // By the key, and nothing else.
+    return is_ready_ = may_hold_whole_ = true;
+  }
   const int error = ::SSL_get_error(ssl_.get(), done);
   if (error == SSL_ERROR_WANT_READ && !wire_.is_closed) return false;
   has_ended_ = is_broken_ = true;
@@ -129,6 +136,7 @@ void Tls::fail_to_shake() {
                                    SSL_R_MISSING_PSK_KEX_MODES_EXTENSION,
                                    SSL_R_BINDER_DOES_NOT_VERIFY,
                                    SSL_R_NO_CERTIFICATE_SET,
+                                   SSL_R_CERTIFICATE_VERIFY_FAILED,
                                    SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE,
                                    SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER,
                                    SSL_R_TLSV1_ALERT_DECRYPT_ERROR,
@@ -179,13 +187,13 @@ std::size_t Tls::encrypt_turn(std::span<const std::byte>& head, std::span<const 
 }
 
 Io Tls::send_some(std::span<const std::byte> head, std::span<const std::byte> body) {
-  if (!shake() || !flush()) return {0, is_broken_};
+  if (!shake() || is_broken_ || !flush()) return {0, is_broken_};
   std::size_t bytes = std::min(held_, head.size() + body.size());
   held_ -= bytes;
   (head.empty() ? body : head) = (head.empty() ? body : head).subspan(bytes);
   while (!head.empty() || !body.empty()) {
     const std::size_t taken = encrypt_turn(head, body);
-    if (taken == 0) return {bytes, is_broken_};
+    if (is_broken_) return {bytes, true};
     if (!flush()) {
       held_ = 1;
       return {bytes + taken - held_, is_broken_};
@@ -201,13 +209,13 @@ bool Tls::read_into(std::span<std::byte>& part, std::size_t& bytes) {
     std::size_t got = 0;
     ::ERR_clear_error();
     if (::SSL_read_ex(ssl_.get(), part.data(), part.size(), &got) != 1) {
-      may_hold_input_ = false;
+      may_hold_whole_ = false;
       has_ended_ |= ::SSL_get_error(ssl_.get(), 0) != SSL_ERROR_WANT_READ;
       // Others look at this thread's errors, too: Python's own ssl does.
       ::ERR_clear_error();
       return false;
     }
-    may_hold_input_ = true;
+    may_hold_whole_ = true;
     part = part.subspan(got);
     bytes += got;
   }
@@ -219,6 +227,11 @@ Io Tls::recv_some(std::span<std::byte> head, std::span<std::byte> body) {
   std::size_t bytes = 0;
   if (read_into(head, bytes)) read_into(body, bytes);
   return {bytes, bytes == 0 && has_ended_};
+}
+
+bool Tls::may_hold_input() const {
+  // An end that was found behind bytes which were asked for has still to be told.
+  return has_ended_ || (may_hold_whole_ && ::SSL_has_pending(ssl_.get()) == 1);
 }
 
 short Tls::events(bool reads, bool writes) const {

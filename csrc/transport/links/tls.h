@@ -43,7 +43,7 @@ class Tls {
   // What to poll the socket for: hands may have to be shaken first.
   short events(bool reads, bool writes) const;
   // Whether a recv_some may bring something that a poll of the socket knows nothing of.
-  bool may_hold_input() const { return may_hold_input_; }
+  bool may_hold_input() const;
 
   static bool begins_with(std::byte first);  // What a client says first.
 
@@ -73,9 +73,9 @@ class Tls {
   std::uint64_t records_ = 0;  // With the sender's key of now.
   std::size_t held_ = 0;       // Encrypted, and to be offered again.
   bool is_ready_ = false;
-  bool has_ended_ = false;  // Nothing more comes.
-  bool is_broken_ = false;  // Nothing more goes.
-  bool may_hold_input_ = false;
+  bool has_ended_ = false;       // Nothing more comes.
+  bool is_broken_ = false;       // Nothing more goes.
+  bool may_hold_whole_ = false;  // What is held may be more than the beginning of a record.
 };
 
 }  // namespace gradring::transport

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "base/config.h"
@@ -258,6 +259,56 @@ TEST_CASE("who should encrypt and does not is refused and told which variable di
   CHECK_THROWS_WITH_AS(std::rethrow_exception(error), doctest::Contains("GRADRING_TLS is off here"),
                        AuthError);
   CHECK(admits_one(house, Encryption::kAlways) == 6);
+}
+
+TEST_CASE("who encrypts between hosts and takes this for its own is not told that it is off") {
+  House house(Encryption::kAlways);
+  const auto error = outcome_of(house, {kSecret, Encryption::kBetweenHosts});
+  REQUIRE(error);
+  CHECK_THROWS_WITH_AS(std::rethrow_exception(error),
+                       doctest::Contains("auto where it is on there"), AuthError);
+  CHECK(outcome_of(house, {kSecret, Encryption::kAlways}) == nullptr);
+}
+
+// Lets the door work until `guest`, on a thread of its own, has been hung up on.
+void hang_up_on(Door& door, const std::function<void()>& guest) {
+  std::atomic<bool> was_hung_up_on{false};
+  std::atomic<bool> has_gone{false};
+  std::thread thread([&] {
+    try {
+      guest();
+    } catch (const ProtocolError&) {
+      was_hung_up_on = true;
+    }
+    has_gone = true;
+  });
+  std::size_t arrivals = 0;
+  while (!has_gone) {
+    arrivals += door.work(Clock::now()).size();
+    wait_readable(door.tcp_fd(), Clock::now() + Millis{1});
+  }
+  thread.join();
+  CHECK(was_hung_up_on);
+  CHECK(arrivals == 0);
+}
+
+TEST_CASE("a guest whose memory cannot come over its connection is refused, encrypted or not") {
+  House house(Encryption::kNever);
+  std::byte more{};
+  for (const Encryption theirs : {Encryption::kAlways, Encryption::kNever})
+    for (const auto purpose : {Purpose::kSharedLink, Purpose::kSegment, Purpose::kSharedParameters})
+      hang_up_on(house.door, [&] {
+        Connection fd = house.call();
+        shake_hands(fd, {kSecret, theirs}, {purpose, 0, 6, 0, 0, {}}, Clock::now() + kPlenty);
+        fd.recv_all(std::span(&more, 1), Clock::now() + kPlenty);
+      });
+  Door local(listen_tcp("127.0.0.1", 0, 5), listen_unix("gradring-door-test", 5), {kSecret}, 0);
+  hang_up_on(local, [&] {
+    std::string why;
+    Connection fd = connect_unix("gradring-door-test", Clock::now() + kPlenty, why);
+    fd.encrypt(kSecret, Tls::End::kClient);
+    fd.send_all(std::span(&more, 1), Clock::now() + kPlenty);
+  });
 }
 
 TEST_CASE("a stranger that encrypts learns only that its secret is another") {

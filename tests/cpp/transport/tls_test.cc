@@ -3,6 +3,8 @@
 #include "transport/links/tls.h"
 
 #include <doctest/doctest.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/no_memory.h"
 #include "transport/links/connection.h"
 #include "transport/links/tcp_link.h"
 
@@ -114,6 +117,15 @@ TEST_CASE(
   CHECK(sent == all.size());
 }
 
+TEST_CASE("what has been read whole holds nobody off from sleeping") {
+  Pair pair;
+  for (const std::size_t bytes : {1, 100, 40'000}) {
+    check_carried(pair.client, pair.server, bytes, 0);
+    CHECK_FALSE(pair.server.may_hold_input());
+    CHECK_FALSE(pair.client.may_hold_input());
+  }
+}
+
 TEST_CASE("keys are changed on the way, again and again") {
   Pair pair(3);
   for (int round = 0; round < 20; ++round) {
@@ -156,6 +168,24 @@ TEST_CASE("a byte that is changed on the way ends the connection, and is never d
   CHECK(pair.server.send_some(all, {}).closed);
 }
 
+TEST_CASE("an end that is found behind good bytes is told without a poll") {
+  Pair pair;
+  check_carried(pair.client, pair.server, 1, 0);
+  const Bytes all = random_bytes(1000, 3);
+  REQUIRE(pair.client.send_some(all, {}).bytes == all.size());
+  Bytes raw(4096);
+  raw.resize(recv_some(pair.fds.second.get(), raw, {}).bytes);
+  REQUIRE(pair.client.send_some(all, {}).bytes == all.size());
+  Bytes changed(4096);
+  changed.resize(recv_some(pair.fds.second.get(), changed, {}).bytes);
+  changed[500] ^= std::byte{1};
+  REQUIRE(send_some(pair.fds.first.get(), raw, changed).bytes == raw.size() + changed.size());
+  Bytes got(2000);
+  CHECK(pair.server.recv_some(got, {}).bytes == all.size());
+  CHECK(pair.server.may_hold_input());
+  CHECK(pair.server.recv_some(got, {}).closed);
+}
+
 TEST_CASE("who knows another secret gets nowhere, and both ends say why") {
   Pair pair(limits::kTlsRecordsPerKey, "another secret");
   std::byte byte{};
@@ -166,6 +196,53 @@ TEST_CASE("who knows another secret gets nowhere, and both ends say why") {
   CHECK_THROWS_WITH_AS(shake(pair.server), doctest::Contains("GRADRING_SECRET"), AuthError);
   CHECK_THROWS_WITH_AS(shake(pair.client), doctest::Contains("GRADRING_SECRET"), AuthError);
   CHECK(pair.client.send_some(std::span(&byte, 1), {}).closed);
+}
+
+// A server as there are many: with a certificate, which it has signed itself, and no key of ours.
+std::unique_ptr<SSL, void (*)(SSL*)> certified_server(int fd) {
+  EVP_PKEY* key = ::EVP_EC_gen("P-256");
+  X509* certificate = ::X509_new();
+  ::X509_gmtime_adj(X509_getm_notBefore(certificate), -60);
+  ::X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
+  ::X509_set_pubkey(certificate, key);
+  REQUIRE(::X509_sign(certificate, key, ::EVP_sha256()) > 0);
+  SSL_CTX* context = ::SSL_CTX_new(::TLS_server_method());
+  REQUIRE(::SSL_CTX_use_certificate(context, certificate) == 1);
+  REQUIRE(::SSL_CTX_use_PrivateKey(context, key) == 1);
+  std::unique_ptr<SSL, void (*)(SSL*)> server(::SSL_new(context), ::SSL_free);
+  ::SSL_set_fd(server.get(), fd);
+  ::SSL_CTX_free(context);
+  ::X509_free(certificate);
+  ::EVP_PKEY_free(key);
+  return server;
+}
+
+TEST_CASE("a server with a certificate in place of the secret is told nothing") {
+  auto [near, far] = sockets();
+  Tls client(near.get(), kSecret, Tls::End::kClient);
+  const auto server = certified_server(far.get());
+  const auto said = std::as_bytes(std::span(kSecret));
+  char heard[100];
+  const auto talk = [&] {
+    for (int round = 0; round < 10; ++round) {
+      client.send_some(said, {});
+      ::SSL_accept(server.get());
+    }
+  };
+  CHECK_THROWS_WITH_AS(talk(), doctest::Contains("GRADRING_SECRET"), AuthError);
+  CHECK(client.send_some(said, {}).closed);
+  CHECK(::SSL_accept(server.get()) != 1);
+  CHECK(::SSL_read(server.get(), heard, sizeof heard) <= 0);
+}
+
+TEST_CASE("a session that finds no memory is over") {
+  Pair pair;
+  check_carried(pair.client, pair.server, 1, 0);
+  const Bytes all = random_bytes(60'000, 1);
+  const testing::NoHeap shortage(30'000);
+  CHECK(pair.client.send_some({}, all).closed);
+  CHECK(shortage.was_felt());
+  CHECK(pair.client.send_some({}, all).closed);
 }
 
 TEST_CASE("what is no TLS is refused, and an end that goes in the middle is an end") {

@@ -287,6 +287,29 @@ TEST_CASE("a wait for others can be interrupted") {
   CHECK_THROWS_AS(World::join(options[0]), Interrupted);
 }
 
+TEST_CASE("so can that of a rank that has joined encrypted") {
+  std::vector<JoinOptions> options = options_for(
+      {.ranks = 3, .mode = TransportMode::kTcp, .encryption = transport::Encryption::kAlways});
+  std::atomic<bool> has_left{false};
+  int calls = 0;
+  options[0].check_interrupt = [&] {
+    if (has_left) throw Interrupted("Ctrl-C");
+  };
+  options[1].check_interrupt = [&] {
+    if (++calls == 3) throw Interrupted("Ctrl-C");
+  };
+  const auto errors = run_threads(2, [&](int rank) {
+    try {
+      World::join(options[static_cast<std::size_t>(rank)]);
+    } catch (...) {
+      has_left = true;
+      throw;
+    }
+  });
+  REQUIRE(errors[1]);
+  CHECK_THROWS_AS(std::rethrow_exception(errors[1]), Interrupted);
+}
+
 // Rank 0's connection to a rank that has come and then does nothing: nobody answers its door.
 template <typename Connect>
 void connect_to_a_frozen_rank(Millis heartbeat_timeout, const Connect& connect) {
