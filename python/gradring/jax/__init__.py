@@ -18,16 +18,22 @@ except ModuleNotFoundError as _error:
 if _jax.__version_info__ < (0, 7):
     raise ImportError(f"gradring.jax needs JAX 0.7 or newer, and this is {_jax.__version__}")
 
-from gradring.jax.failures import own_errors
-from gradring.jax.functions import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    broadcast,
-    reduce_scatter,
-)
-from gradring.jax.gradients import GradientTransformation, average_gradients, distributed
+try:
+    from gradring.jax.failures import own_errors
+    from gradring.jax.functions import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        reduce_scatter,
+    )
+    from gradring.jax.gradients import GradientTransformation, average_gradients, distributed
+except (ImportError, AttributeError) as _error:  # Parts that JAX calls experimental, or moves.
+    raise ImportError(
+        f"gradring.jax does not work with JAX {_jax.__version__}, where something is missing or "
+        f"has moved ({_error}): install an older JAX or a newer gradring"
+    ) from _error
 
 __all__ = [
     "GradientTransformation",
