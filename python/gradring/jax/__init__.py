@@ -7,6 +7,8 @@ gradring's own exceptions out of a compiled program (docs/jax.md).
 Needs JAX: ``pip install 'gradring[jax]'``. Nothing outside this package imports it.
 """
 
+import atexit as _atexit
+
 try:
     import jax as _jax
 except ModuleNotFoundError as _error:
@@ -18,16 +20,26 @@ except ModuleNotFoundError as _error:
 if _jax.__version_info__ < (0, 7):
     raise ImportError(f"gradring.jax needs JAX 0.7 or newer, and this is {_jax.__version__}")
 
-from gradring.jax.failures import own_errors
-from gradring.jax.functions import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    broadcast,
-    reduce_scatter,
-)
-from gradring.jax.gradients import GradientTransformation, average_gradients, distributed
+try:
+    from gradring.jax.failures import own_errors, wait_for_programs
+    from gradring.jax.functions import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        reduce_scatter,
+    )
+    from gradring.jax.gradients import GradientTransformation, average_gradients, distributed
+except (ImportError, AttributeError) as _error:  # Parts that JAX calls experimental, or moves.
+    raise ImportError(
+        f"gradring.jax does not work with JAX {_jax.__version__}, where something is missing or "
+        f"has moved ({_error}): install an older JAX or a newer gradring"
+    ) from _error
+
+# Behind what the imports have registered, and so before it: communicators close and the core keeps
+# threads that come out of it, while JAX would still wait, and for ever, for programs begun late.
+_atexit.register(wait_for_programs)
 
 __all__ = [
     "GradientTransformation",

@@ -196,6 +196,10 @@ def _array(name: str, path: Any, leaf: Any, reduce_code: int | None) -> Any:
     dtype = leaf.dtype
     if not isinstance(dtype, np.dtype):
         raise InvalidArgument(f"{where} has dtype {dtype}; give jax.random.key_data of it")
+    if _is_packed(dtype):
+        raise InvalidArgument(
+            f"{where} has dtype {dtype}, several of which JAX packs into a byte; use int8"
+        )
     code = code_of(dtype)
     if reduce_code is not None:
         if code is None:
@@ -205,3 +209,10 @@ def _array(name: str, path: Any, leaf: Any, reduce_code: int | None) -> Any:
         if not _core.is_defined(code, reduce_code):
             raise InvalidArgument(f"{where}: the operation is not defined for {dtype}")
     return leaf
+
+
+def _is_packed(dtype: Any) -> bool:
+    if jax.numpy.issubdtype(dtype, jax.numpy.integer):
+        return bool(jax.numpy.iinfo(dtype).bits < 8)
+    is_float = jax.numpy.issubdtype(dtype, jax.numpy.floating)
+    return is_float and bool(jax.numpy.finfo(dtype).bits < 8)

@@ -107,12 +107,13 @@ def _compressed(
     code_of(compress)
 
     def init(params: Any) -> LeftOut:
-        size = sum(leaf.size for leaf in jax.tree_util.tree_leaves(params))
+        size = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params))
         return LeftOut(jax.numpy.zeros(size, np.float32))
 
     def update(updates: Any, state: LeftOut, params: Any = None) -> tuple[Any, LeftOut]:
         del params
-        paths, structure = jax.tree_util.tree_flatten_with_path(updates)
+        arrays = jax.tree_util.tree_map(jax.numpy.asarray, updates)
+        paths, structure = jax.tree_util.tree_flatten_with_path(arrays)
         for path, leaf in paths:
             if leaf.dtype != np.float32:
                 raise InvalidArgument(

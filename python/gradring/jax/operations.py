@@ -147,7 +147,7 @@ class SumAtRoot(Operation):
             if self.comm.rank != self.root:
                 flat[...] = 0
 
-        _in_buckets([out.reshape(-1) for out in outs], reduce)
+        _in_buckets([_summable(out) for out in outs], reduce)
 
     def transposed(self) -> Operation:
         """Return the broadcast."""
@@ -215,8 +215,7 @@ class ReduceScatter(Operation):
     def run(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
         """See `Operation.run`."""
         for x, out in zip(ins, outs, strict=True):
-            flat = out.reshape(-1)
-            self.comm.reduce_scatter(x.reshape(-1), flat, self.op, timeout=self.timeout)
+            self.comm.reduce_scatter(_summable(x), _summable(out), self.op, timeout=self.timeout)
 
     def linear(self) -> Operation:
         """See `Operation.linear`."""
@@ -333,6 +332,12 @@ def _sendable(x: Array) -> Array:
     """See an array flat; as bytes where its dtype is only moved (uint32, complex64)."""
     flat = x.reshape(-1)
     return flat if code_of(flat.dtype) is not None else flat.view(np.uint8)
+
+
+def _summable(x: Array) -> Array:
+    """See an array flat; complex numbers, which cotangents may be, as pairs of real ones."""
+    flat = x.reshape(-1)
+    return flat.view(flat.real.dtype) if np.iscomplexobj(flat) else flat
 
 
 def _in_buckets(flats: Sequence[Array], call: Callable[[Array], None]) -> None:

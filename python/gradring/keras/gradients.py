@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 
@@ -47,14 +47,21 @@ def distributed(
     if "apply" in vars(optimizer):
         raise InvalidArgument("this optimizer is distributed already")
     average = _average_of(current() if comm is None else comm, timeout)
-    plain = optimizer.apply
+    plain, stateless = optimizer.apply, optimizer.stateless_apply
 
     @functools.wraps(plain)
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         return plain(average(list(grads)), trainable_variables)
 
+    @functools.wraps(stateless)
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        return stateless(optimizer_variables, average(list(grads)), trainable_variables)
+
     # Of this object, not of a class in front of its own, which files of models would name.
     optimizer.apply = apply
+    if type(optimizer).stateless_apply is not keras.optimizers.Optimizer.stateless_apply:
+        # One of its own does not come by apply: that of LossScaleOptimizer, which JAX takes.
+        optimizer.stateless_apply = stateless_apply
     return optimizer
 
 
@@ -91,6 +98,8 @@ def _average_of(comm: Communicator, timeout: float | None) -> Average:
 
         return lambda grads: list(all_reduce(grads, comm, "avg", timeout=timeout))
 
+    import torch
+
     def average(grads: Sequence[Any]) -> list[Any]:
         # Copies: they may be the variables' own, which a script still looks at.
         copies = [None if grad is None else grad.detach().clone() for grad in grads]
@@ -98,4 +107,5 @@ def _average_of(comm: Communicator, timeout: float | None) -> Average:
         comm.all_reduce_many(there, "avg", timeout=timeout)
         return copies
 
-    return average
+    # PyTorch, asked for jit_compile=True, would else look into what NumPy and the core do.
+    return cast(Average, torch.compiler.disable(average))  # type: ignore[no-untyped-call]

@@ -49,6 +49,7 @@ HOMES = {
         "python/gradring/arrays/buffers.py",  # Tensors in, tensors out.
         "python/gradring/bench/peers/gloo.py",  # A program of its own: Gloo comes with torch.
         "python/gradring/bench/kernels/torch_peers.py",
+        "python/gradring/keras/gradients.py",  # On that backend alone.
     ),
     "jax": ("python/gradring/jax/",),
     "keras": ("python/gradring/keras/",),

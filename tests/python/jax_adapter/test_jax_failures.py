@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -106,3 +108,30 @@ def test_without_its_own_errors_the_text_is_in_jaxs_and_the_next_call_tells_it(
         assert "the ranks made different calls" in text
         assert not told or told in text
         assert total == 2
+
+
+LAST_WORDS = """
+import jax, jax.numpy as jnp
+from jax.experimental import io_callback
+import gradring as gr, gradring.jax as gj
+comm = gr.init()
+slow = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, x: x @ x / len(x), x))
+
+@jax.jit
+def program(x):
+    total = gj.all_reduce(x, comm)
+    io_callback(lambda: print("done", flush=True), None, ordered=True)
+    return total.sum()
+
+for _ in range(2):
+    last = program(slow(jnp.ones((500, 500))))
+print("end", flush=True)
+"""
+
+
+def test_a_program_that_still_runs_as_the_script_ends_is_done_first() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert sorted(done.stdout.split()) == ["done", "done", "end"]
+    assert "Error" not in done.stderr

@@ -97,12 +97,13 @@ def compressed(comm: Any, codec: Any) -> list[Any]:
         np.asarray(state.residual).tobytes() == residual.tobytes(),
         jax.tree.structure(averages) == jax.tree.structure(tree),
         bool(residual.any()),
+        average.update({"loss": 0.0}, average.init({"loss": 0.0}))[0] == {"loss": 0},
     ]
 
 
 @pytest.mark.parametrize("codec", ["int8", "bf16", 0.1])
 def test_compressed_gradients_are_the_communicators(jax_job: StartJob, codec: Any) -> None:
-    assert run(jax_job(2), compressed, codec) == [[True] * 4] * 2
+    assert run(jax_job(2), compressed, codec) == [[True] * 5] * 2
 
 
 def other_beginnings(comm: Any, what: str) -> None:

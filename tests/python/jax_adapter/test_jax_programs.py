@@ -152,6 +152,27 @@ def test_other_derivatives_are_right_or_refused(jax_job: StartJob) -> None:
     assert run(jax_job(2), other_derivatives) == [expected] * 2
 
 
+def slopes_of_complex_numbers(comm: Any) -> list[Any]:
+    """Differentiate what only moves complex leaves; what comes back is added up."""
+
+    def gathered(x: Any) -> Any:
+        return (gj.all_gather(x, comm) * (2 + 1j)).real.sum()
+
+    def shared(x: Any) -> Any:
+        return sum((leaf * (2 + 1j)).real.sum() for leaf in gj.broadcast([x, x[:1]], comm, 1))
+
+    z = jnp.array([1j, 3])
+    slopes = [jax.grad(gathered)(z), jax.jit(jax.grad(gathered))(z), jax.grad(shared)(z)]
+    return [[[each.real, each.imag] for each in slope.tolist()] for slope in slopes]
+
+
+def test_complex_cotangents_are_added_up(jax_job: StartJob) -> None:
+    both = [[4, 2], [4, 2]]
+    first, second = run(jax_job(2), slopes_of_complex_numbers)
+    assert first == [both, both, [[0, 0], [0, 0]]]
+    assert second == [both, both, [[8, 4], [4, 2]]]
+
+
 def batches(comm: Any) -> list[str]:
     """Call each under vmap along either axis, and beside what has no batch; what is wrong."""
     wrong = []

@@ -136,6 +136,8 @@ def refusals(comm: Any) -> list[str]:
         lambda: gj.all_reduce(jnp.ones(2), comm, timeout=-1),
         lambda: gj.all_reduce(jnp.ones(2), "comm"),
         lambda: jax.jit(lambda x: gj.reduce_scatter(x, comm))(jnp.ones(3)),
+        lambda: jax.jit(lambda x: gj.all_gather(x, comm))(jnp.ones(3, jnp.int4)),
+        lambda: gj.broadcast({"a": jnp.ones(3, jnp.float4_e2m1fn)}, comm),
     ]
     said = []
     for call in calls:
@@ -156,6 +158,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(jax_job: StartJo
         "jax.random.key_data",
         "root 2", "shape (3,); its first axis must be 2", "a multiple of 2", "a multiple of 2",
         "is a number", "timeout", "comm is a str", "shape (3,)",
+        "dtype int4, several of which JAX packs", "leaf ['a'] has dtype float4_e2m1fn",
     ]  # fmt: skip
     assert len(said) == len(expected)
     assert [part for part, text in zip(expected, said, strict=True) if part not in text] == []
@@ -193,6 +196,18 @@ def test_arrays_on_several_devices_are_reduced_outside_of_programs_alone(jax_job
         assert reduced == alone == [0, 2, 4, 6]
         assert gathered == [[0, 1, 2, 3]] * 2
         assert ["runs on 2 devices" in each or "`pmap`" in each for each in said] == [True] * 3
+
+
+def test_a_jax_without_what_it_needs_is_named() -> None:
+    script = (
+        "import sys; sys.modules['jax.experimental.buffer_callback'] = None\nimport gradring.jax"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"does not work with JAX {jax.__version__}, where something is missing" in done.stderr
+    assert "install an older JAX or a newer gradring" in done.stderr
 
 
 def test_without_jax_it_says_what_to_install() -> None:

@@ -86,17 +86,57 @@ def loop_of_ones_own(comm: Any) -> list[Any]:
     return [*values[:2], values[2][0] / 2, *said]
 
 
+def scaled_losses(comm: Any) -> list[Any]:
+    """Fit as float16 policies do, then with gradients that are infinite on rank 1 alone."""
+    import keras
+
+    import gradring.keras as gk
+
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25), initial_scale=8.0)
+
+    x, y = np.arange(8, dtype=np.float32).reshape(2, 4), np.ones((2, 2), np.float32)
+    alone = _model(keras, scaled(), 0)
+    alone.fit(x, y, batch_size=2, verbose=0)
+    together = _model(keras, gk.distributed(scaled(), comm), 0)
+    mine = slice(comm.rank, comm.rank + 1)
+    same = []
+    for factor in (1, np.inf if comm.rank else 1):  # The second step is left out on both.
+        together.fit(x[mine] * factor, y[mine], batch_size=1, verbose=0)
+        pairs = zip(alone.get_weights(), together.get_weights(), strict=True)
+        same += [a.tobytes() == b.tobytes() for a, b in pairs]
+    return [*same, float(together.optimizer.dynamic_scale)]
+
+
+def compiled_step(comm: Any) -> list[Any]:
+    """Step in a function that PyTorch compiles, as fit does with jit_compile=True."""
+    import keras
+    import torch
+
+    import gradring.keras as gk
+
+    optimizer = gk.distributed(keras.optimizers.SGD(1.0), comm)
+    weight = keras.Variable(np.zeros(2))
+    optimizer.build([weight])
+    step = torch.compile(lambda grad: optimizer.apply([grad], [weight]), backend="eager")
+    step(torch.ones(2) * comm.rank)
+    return keras.ops.convert_to_numpy(weight).tolist()
+
+
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_fit_and_loops_of_ones_own_take_the_path_of_one_process(
     job: StartJob, backend: str
 ) -> None:
     pytest.importorskip(backend, reason=f"{backend} is not installed")
-    ranks = job(2)  # One job for both: importing Keras takes longest.
+    ranks = job(2)  # One job for all: importing Keras takes longest.
     assert _run(ranks, backend, "training") == [[[True, True], True, "SGD", 2]] * 2
     for rank, told in enumerate(_run(ranks, backend, "loop_of_ones_own")):
         assert told[:3] == [[-1, -1], [0, 0], rank]
         assert "distributed already" in told[3]
         assert "str is not" in told[4]
+    assert _run(ranks, backend, "scaled_losses") == [[True] * 4 + [4]] * 2
+    if backend == "torch":
+        assert _run(ranks, backend, "compiled_step") == [[-0.5, -0.5]] * 2
 
 
 def test_other_backends_are_refused() -> None:
