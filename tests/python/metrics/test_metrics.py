@@ -163,7 +163,9 @@ def test_worlds_of_one_rank_and_id_are_told_apart_and_keep_their_names(
 def test_clients_and_optimizers_tell_what_they_count_anyway(served: endpoint.Endpoint) -> None:
     param = np.ones(4, np.float32)
     with connected() as ps:
-        with gr.AsyncOptimizer([param], gr.optim.SGD(lr=0.1), ps, name="apart") as optimizer:
+        with gr.AsyncOptimizer(
+            [param], gr.optim.SGD(lr=0.1), ps, name="apart", workers=1
+        ) as optimizer:
             for _ in range(3):
                 optimizer.step([np.ones(4)])
             optimizer.flush()
