@@ -10,7 +10,7 @@ import pytest
 
 from bare_newcomer import BareNewcomer, Invitation, invite_at_the_door
 from rank_job import Job, StartJob
-from thread_ranks import TRANSPORTS
+from thread_ranks import TRANSPORTS, free_ports
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.parametrize("transport", TRANSPORTS)]
 
@@ -210,3 +210,24 @@ def test_a_newcomer_that_a_crowd_keeps_out_of_the_meeting_knocks_again(
         for _ in range(2):
             meeting.settimeout(10)
             meeting.accept()[0].close()
+
+
+def test_a_rank_without_a_free_port_is_named_on_all_and_the_ranks_go_on(
+    job: StartJob, transport: str
+) -> None:
+    with free_ports(2) as (first, last):
+        options: dict[str, Any] = {"ports": f"{first}-{last}", "heartbeat_timeout": 1.0}
+        ranks = job(2, transport=transport, secret=SECRET, **options)
+        # One port is for the meeting, and rank 1 finds none beside its own.
+        newcomer = BareNewcomer(meeting_point(ranks), SECRET)
+        ranks.begin(
+            "try:\n    while True: comm.grow()\nexcept gr.InvalidArgument as error:\n"
+            "    result = [str(error), int(comm.all_reduce(np.ones(1))[0])]"
+        )
+        newcomer.invitation()
+        (told, here), total = zip(*results(ranks), strict=True)
+        newcomer.close()
+    assert "rank 1 (" in told
+    assert "could not meet the newcomers" in told
+    assert f"all 2 ports of GRADRING_PORTS={first}-{last} are taken" in here
+    assert total == (2, 2)
