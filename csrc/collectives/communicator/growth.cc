@@ -43,10 +43,10 @@ class Try {
     std::int64_t newcomers = 0;
     std::int64_t port = 0;  // 0: rank 0 cannot listen.
   };
-  Plan plan();
+  Plan plan(Time deadline);
   // Throws Interrupted.
   void meet(const Plan& plan, Millis patience);
-  std::int64_t verdict(Time deadline);
+  std::int64_t verdict();
   const Failure& failure() const { return failure_; }
   bool has_met() const { return made_ != nullptr; }
   std::shared_ptr<Communicator> take();
@@ -69,8 +69,8 @@ class Try {
   Failure failure_;
 };
 
-Try::Plan Try::plan() {
-  if (!is_first_) return {};
+Try::Plan Try::plan(Time deadline) {
+  if (!is_first_ || Clock::now() >= deadline) return {};
   const std::size_t room =
       limits::kWorldSize - std::min<std::size_t>(limits::kWorldSize, old_size());
   newcomers_ = world_.lobby()->take(std::min(world_.lobby()->count(), room));
@@ -155,7 +155,7 @@ bool Try::is_missing(std::size_t index) const {
   return not_met_ && std::count(not_met_->missing.begin(), not_met_->missing.end(), rank) > 0;
 }
 
-std::int64_t Try::verdict(Time deadline) {
+std::int64_t Try::verdict() {
   if (failure_) return verdict_of(failure_.kind);
   if (!not_met_) return kMet;
   if (!is_first_) return kNotMet;
@@ -164,8 +164,7 @@ std::int64_t Try::verdict(Time deadline) {
     if (is_missing(i)) who += str(who.empty() ? "" : ", ", describe_newcomer(i));
   const auto is_old = [&](Rank rank) { return rank < static_cast<Rank>(old_size()); };
   const auto& missing = not_met_->missing;
-  if (!who.empty() && Clock::now() < deadline &&
-      std::none_of(missing.begin(), missing.end(), is_old)) {
+  if (!who.empty() && std::none_of(missing.begin(), missing.end(), is_old)) {
     log_warning(world_.rank(), str("grow: goes on without ", who,
                                    ", which was invited and did not "
                                    "come to the meeting"));
@@ -254,17 +253,20 @@ std::shared_ptr<Communicator> Communicator::grow(Millis timeout) {
   const Millis patience = std::min(timeout, world_->heartbeat_timeout());
   while (true) {
     Try one(*world_, *group_);
-    const Try::Plan mine = one.plan();
+    // In the end newcomers that fail, and are back in time for each try, are left for a later call.
+    const Try::Plan mine = one.plan(deadline);
     std::array<std::int64_t, 2> told{mine.newcomers, mine.port};
     share_growth(OpKind::kBroadcast, told, timeout);
     if (told[0] == 0) return shared_from_this();
+    std::vector<std::int64_t> verdicts(static_cast<std::size_t>(world_size()));
+    // A rank that is late is waited for as in any call, and not for the meeting's patience alone.
+    share_growth(OpKind::kAllGather, verdicts, timeout);
     try {
       one.meet({told[0], told[1]}, patience);
     } catch (const Interrupted&) {
       find_cause(*world_, *group_, "grow", 0, std::current_exception(), "", timeout).raise();
     }
-    std::vector<std::int64_t> verdicts(static_cast<std::size_t>(world_size()));
-    verdicts[static_cast<std::size_t>(rank_)] = one.verdict(deadline);
+    verdicts[static_cast<std::size_t>(rank_)] = one.verdict();
     try {
       share_growth(OpKind::kAllGather, verdicts, timeout + patience);
     } catch (const PeerLost&) {
@@ -282,12 +284,15 @@ std::shared_ptr<Communicator> Communicator::grow(Millis timeout) {
 
 // Whether all have met; if not, they try again. Or throws, on all of them.
 bool Communicator::has_grown(const std::vector<std::int64_t>& verdicts, const Failure& own) const {
-  for (std::size_t rank = 0; rank < verdicts.size(); ++rank) {
-    if (verdicts[rank] < kFailed) continue;
-    if (own) own.raise();
-    const auto kind = static_cast<ErrorKind>(verdicts[rank] - kFailed);
-    Failure{kind, -1,
-            str("grow: ", describe(static_cast<Rank>(rank)),
+  const std::int64_t missed = verdict_of(ErrorKind::kTimedOut);
+  // A rank that could not come is why others have waited in vain.
+  auto cause = std::find_if(verdicts.begin(), verdicts.end(),
+                            [&](auto verdict) { return verdict >= kFailed && verdict != missed; });
+  if (cause == verdicts.end()) cause = std::find(verdicts.begin(), verdicts.end(), missed);
+  if (cause != verdicts.end()) {
+    if (own && (own.kind != ErrorKind::kTimedOut || *cause == missed)) own.raise();
+    Failure{static_cast<ErrorKind>(*cause - kFailed), -1,
+            str("grow: ", describe(static_cast<Rank>(cause - verdicts.begin())),
                 " could not meet the newcomers, and its error says why; this communicator goes on "
                 "as it was")}
         .raise();

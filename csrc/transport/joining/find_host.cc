@@ -19,9 +19,11 @@ Connection find_host(const JoinOptions& options, Time deadline) {
   const Purpose purpose = is_rank ? Purpose::kControl : Purpose::kNewcomer;
   std::string why;
   while (true) {
+    bool is_there = false;
     try {
       Connection connection =
           connect_tcp(options.rendezvous, std::min(deadline, Clock::now() + Millis{3000}), why);
+      is_there = static_cast<bool>(connection);
       if (connection) {
         shake_hands(connection, options.credentials, {purpose, 0, options.rank, 0, 0, {}},
                     deadline);
@@ -36,8 +38,9 @@ Connection find_host(const JoinOptions& options, Time deadline) {
       why = "something takes connections there and says nothing";
     }
     if (options.check_interrupt) options.check_interrupt();
-    // Where a world grows rank 0 listens before it says where: it has given up.
-    if (options.growth || Clock::now() + kSearchPause >= deadline)
+    // Where a world grows rank 0 listens before it says where: it has given up, unless it takes
+    // connections and sends some away, as beside a crowd.
+    if ((options.growth && !is_there) || Clock::now() + kSearchPause >= deadline)
       throw TimedOut(str(who, ": rank 0 does not answer at ", to_text(options.rendezvous),
                          " after ", seconds_between(Time{}, Time{options.timeout}), " s: ", why,
                          "; is rank 0 started, and is the address reachable from here?"));

@@ -32,6 +32,8 @@ JoinOptions Newcomer::await_invitation() {
       const wire::Message message = hear(deadline_);
       if (const auto* invitation = std::get_if<wire::Invitation>(&message))
         return accept(*invitation);
+      // A call to grow() has failed before it came to invitations.
+      if (std::holds_alternative<wire::Grown>(message)) continue;
       const auto* refused = std::get_if<wire::Refused>(&message);
       if (refused == nullptr) throw ProtocolError("what came is no invitation");
       if (!refused->may_come_again) throw InvalidArgument(str("join: ", refused->text));
@@ -47,6 +49,8 @@ JoinOptions Newcomer::await_invitation() {
     }
     connection_.reset();
     ::poll(nullptr, 0, static_cast<int>(kNextTry.count()));
+    // Who answers at once would keep it from the others that look for signals.
+    if (options_.check_interrupt) options_.check_interrupt();
   }
 }
 

@@ -222,11 +222,14 @@ void Monitor::take_newcomer(Arrival newcomer) {
   // The lobby closes what it does not take.
   const Rank leader = membership_.coordinator();
   if (leader == rank_ && lobby_->has_room()) return lobby_->take_in(std::move(newcomer));
+  // Rank 0's door of its own goes when the job grows again.
+  const std::string& place = leader == 0 && !meeting_.meeting_point.empty()
+                                 ? meeting_.meeting_point
+                                 : meeting_.members[static_cast<std::size_t>(leader)].tcp_address;
   const wire::Refused refused =
       leader == rank_
           ? wire::Refused{str(limits::kNewcomers, " newcomers wait there already"), true}
-          : wire::Refused{str("rank ", leader, " leads this job now; newcomers come to ",
-                              meeting_.members[static_cast<std::size_t>(leader)].tcp_address),
+          : wire::Refused{str("rank ", leader, " leads this job now; newcomers come to ", place),
                           false};
   try {
     send_frame(newcomer.connection, refused, Clock::now() + kNewcomerTime);

@@ -51,9 +51,12 @@ _QUICK = (
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 measured.begin(_open)
 
-# Those of `init`, and what they shrank to. Kept until closed: to the other ranks, one that is
-# garbage-collected would have left the job.
+# Those of `init` and `join`, and what they shrank to or grew into. Kept until closed: to the other
+# ranks, one that is garbage-collected would have left the job.
 kept: list[Communicator] = []
+
+# Where these met: rendezvous and rank that `init` was given.
+joined: weakref.WeakKeyDictionary[Communicator, tuple[str, int]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -69,12 +72,14 @@ def _text_of(method: Callable[..., Any]) -> str:
     return f"{method.__name__}{text}\n--\n\n{inspect.getdoc(method)}"
 
 
-def keep(communicator: Communicator) -> None:
-    """Let a communicator of this process's job live until it is closed, and be `current`."""
+def keep(communicator: Communicator, before: Communicator | None = None) -> None:
+    """Let one of this process's job live until closed, and be `current` in the place of before."""
     for other in kept[:]:
         if other.is_closed:
             _let_go(other)
     kept.append(communicator)
+    if before is not None and before in joined:
+        joined[communicator] = joined[before]
 
 
 def _let_go(communicator: Communicator) -> None:
@@ -303,7 +308,7 @@ class Communicator(Reductions, Exchanges, Messages):
         is_kept = any(other is self for other in kept)
         smaller = Communicator(self._core.shrink(milliseconds(timeout)))
         if is_kept:
-            keep(smaller)
+            keep(smaller, self)
         # This rank would be in the job as long as somebody holds it, with the new one closed.
         self.close(linger=False)
         return smaller
@@ -327,8 +332,8 @@ class Communicator(Reductions, Exchanges, Messages):
             InvalidArgument: This is a part of the ranks, made by `split` or `subgroup`.
             TimedOut: Not all ranks met in time; names those that did not. This communicator stays
                 as it was, unless some did not call it at all.
-            DeviceError: A rank has no descriptors or memory left, raised on all; this communicator
-                stays as it was.
+            DeviceError: A rank has no descriptors or memory left, raised on all, as InvalidArgument
+                is where it has no free port; this communicator stays as it was.
             PeerLost: As `all_reduce`, and so for Mismatch and Closed.
         """
         is_kept = any(other is self for other in kept)
@@ -337,7 +342,7 @@ class Communicator(Reductions, Exchanges, Messages):
             return self
         larger = Communicator(core)
         if is_kept:
-            keep(larger)
+            keep(larger, self)
         self.close(linger=False)
         return larger
 

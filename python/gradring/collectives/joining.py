@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from gradring import _core, initial
-from gradring.collectives.communicator import Communicator, keep, kept
+from gradring.collectives.communicator import Communicator, joined, keep, kept
 from gradring.core_arguments import (
     MOST_RANKS,
     path_bytes,
@@ -34,9 +34,6 @@ _P = ParamSpec("_P")
 _R_co = TypeVar("_R_co", covariant=True)
 
 _MOST_FD = (1 << 31) - 1
-
-# What init() made, and where: rendezvous and rank.
-_joined: weakref.WeakKeyDictionary[Communicator, tuple[str, int]] = weakref.WeakKeyDictionary()
 
 # Those of them that `current` has made, until an init() of the script returns them.
 _implicit: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -169,7 +166,7 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         listen_fd = _copy_of_launchers(role.listen_fd)
     communicator = join(place, settings, listen_fd=listen_fd)
     keep(communicator)
-    _joined[communicator] = (place.rendezvous, place.rank)
+    joined[communicator] = (place.rendezvous, place.rank)
     return communicator
 
 
@@ -183,7 +180,7 @@ def _place_of(role: roles.Role, rendezvous: str | None, secret: str | bytes) -> 
 def _take_implicit(place: Place) -> Communicator | None:
     # For the first init() of a script, where a call before it has made the communicator already.
     for communicator in kept:
-        is_here = _joined.get(communicator) == (place.rendezvous, place.rank)
+        is_here = joined.get(communicator) == (place.rendezvous, place.rank)
         if communicator in _implicit and is_here and not communicator.is_closed:
             _implicit.discard(communicator)
             return communicator
@@ -194,7 +191,7 @@ def _require_left(place: Place) -> None:
     # Two worlds with one rendezvous would take each other's connections.
     if place.world_size == 1:
         return
-    for communicator, where in list(_joined.items()):
+    for communicator, where in list(joined.items()):
         if where != (place.rendezvous, place.rank) or communicator.is_closed:
             continue
         if communicator in _implicit:
@@ -249,7 +246,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
     Raises:
         InvalidArgument: As `init`, and so for every other error.
     """
-    if settings.metrics is not None:
+    if settings.metrics is not None and place.rank >= 0:
         # Groups of one host have a rank 0 each.
         number = place.rank if place.number is None else place.number
         endpoint.serve_job(settings.metrics, number, settings.ports)
@@ -280,7 +277,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
 def current() -> Communicator:
     """Return the communicator that `init` made in this process, or make it.
 
-    After its `shrink` that is what `shrink` returned.
+    After its `shrink` or `grow` that is what they returned.
 
     Raises:
         InvalidArgument: This process joined several times, so it must say which one is meant.

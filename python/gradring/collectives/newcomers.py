@@ -9,6 +9,7 @@ from gradring.collectives.communicator import Communicator, keep
 from gradring.core_arguments import require_secret
 from gradring.errors import InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
+from gradring.prometheus import endpoint
 from gradring.settings import config
 from gradring.settings.address import parse_address
 
@@ -67,7 +68,12 @@ def join(
     settings = config.Settings.from_environ(
         os.environ, tls=tls, timeout=timeout, interface=interface, ports=ports
     )
+    if settings.metrics is not None:
+        parse_address(settings.metrics, "GRADRING_METRICS", any_port=True)
+        endpoint.require_client()
     place = joining.Place(_NEWCOMER, 1, address, secret)
     communicator = joining.join(place, settings)
+    if settings.metrics is not None:  # Ranks that start with the job have had their ports by now.
+        endpoint.serve_newcomer(settings.metrics, settings.ports)
     keep(communicator)
     return communicator

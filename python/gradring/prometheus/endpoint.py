@@ -163,6 +163,31 @@ def serve_job(address: str, rank: int, ports: str | None) -> None:
             _of_job.append(serve(port + rank if port else 0, host=host, ports=ports))
 
 
+def serve_newcomer(address: str, ports: str | None) -> None:
+    """Serve as `serve_job` does, at the first free port from that of rank 0 on.
+
+    Where a rank of this host was lost that is the lost one's, which is scraped already: the others
+    keep theirs, whatever their ranks are by now.
+
+    Args:
+        address: As for `serve_job`.
+        ports: As for `serve`.
+
+    Raises:
+        InvalidArgument: prometheus-client is missing, or all ports are taken; says why.
+    """
+    host, port = parse_address(address, "GRADRING_METRICS", any_port=True)
+    with _job_lock:
+        while not _of_job:
+            try:
+                _of_job.append(serve(port, host=host, ports=ports))
+            except InvalidArgument as refused:
+                is_taken = getattr(refused.__cause__, "errno", None) == errno.EADDRINUSE
+                if not is_taken or port in (0, 65535):
+                    raise
+                port += 1
+
+
 def require_client() -> Any:
     """Return prometheus-client.
 

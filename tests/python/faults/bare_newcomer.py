@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from gradring import _core
+from waiting import readable
 
 _NEWCOMER = 7
 _CONTROL = 0
@@ -62,8 +63,13 @@ class BareNewcomer:
         body = (
             struct.pack("<BI", _JOIN, invitation.world_size) + member + struct.pack("<IIB", 0, 0, 0)
         )
-        connection.sendall(struct.pack("<I", len(body)) + body)
+        # With the end in one segment: who takes the one may look for the other at once.
+        connection.sendall(struct.pack("<I", len(body)) + body, socket.MSG_MORE)
         connection.close()
+
+    def is_told_anything(self, seconds: float) -> bool:
+        """Tell whether anything comes within that time."""
+        return bool(readable(self.socket, seconds=seconds))
 
     def close(self) -> None:
         """Go away."""
@@ -85,6 +91,26 @@ class BareNewcomer:
         (length,) = struct.unpack("<I", self.socket.recv(4, socket.MSG_WAITALL))
         frame = self.socket.recv(length, socket.MSG_WAITALL)
         return frame[0], frame[1:]
+
+
+def invite_at_the_door(listener: socket.socket, secret: str, invitation: Invitation) -> None:
+    """Be whoever leads a job: take in the newcomer that comes to a listener, and invite it.
+
+    It then loses its job, whose leader has gone.
+    """
+    guest, _ = listener.accept()
+    with guest:
+        theirs = guest.recv(40, socket.MSG_WAITALL)[8:]
+        nonce = os.urandom(32)
+        proof = hmac.digest(secret.encode(), b"server" + theirs + nonce + bytes(64), hashlib.sha256)
+        guest.sendall(nonce + proof)
+        intro = guest.recv(96, socket.MSG_WAITALL)[:64]
+        guest.sendall(hmac.digest(secret.encode(), b"accept" + theirs + nonce + intro, "sha256"))
+        body = struct.pack(
+            "<BiIIB", _INVITATION, invitation.rank, invitation.world_size, invitation.port, 0
+        )
+        body += _text("") + struct.pack("<QQQ", 20_000, 20_000, 5_000)
+        guest.sendall(struct.pack("<I", len(body)) + body)
 
 
 def _text(text: str) -> bytes:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bare_newcomer import BareNewcomer
+from bare_newcomer import BareNewcomer, Invitation, invite_at_the_door
 from rank_job import Job, StartJob
-from thread_ranks import TRANSPORTS
+from thread_ranks import TRANSPORTS, free_ports
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.parametrize("transport", TRANSPORTS)]
 
@@ -154,3 +154,80 @@ def test_strangers_and_a_crowd_that_never_comes_disturb_no_newcomer(members: Job
         one.close()
     for another in crowd:
         another.close()
+
+
+def test_nobody_is_invited_before_the_last_rank_has_called_grow(members: Job) -> None:
+    newcomer = BareNewcomer(meeting_point(members), SECRET)
+    early, late = members.ranks
+    early.begin("say('runs')\nwhile True: comm = comm.grow()")
+    early.expect("runs")
+    early.wait_until_it_sleeps()
+    # Else the heartbeat timeout would be all that a long step of the other one may take.
+    assert not newcomer.is_told_anything(0.3)
+    late.begin("while True: comm = comm.grow()")
+    newcomer.invitation()
+    late.kill()
+    assert early.outcome().lost == 1
+    newcomer.close()
+
+
+def test_newcomers_that_fail_for_longer_than_the_timeout_are_no_error(members: Job) -> None:
+    newcomer = BareNewcomer(meeting_point(members), SECRET)
+    for rank in members.ranks:
+        rank.begin("result = all([comm.grow(timeout=0.5) is comm for _ in range(200)])")
+    newcomer.invitation()
+    assert not newcomer.is_invited_again()
+    newcomer.close()
+    assert results(members) == [True, True]
+
+
+def test_ctrl_c_ends_a_join_that_is_sent_away_again_and_again(members: Job) -> None:
+    point = meeting_point(members)
+    crowd = [BareNewcomer(point, SECRET) for _ in range(256)]
+    newcomer = members.spawn(2)
+    newcomer.begin(f"say('waits'); gr.join({point!r}, secret={SECRET!r}, timeout=15)")
+    newcomer.expect("waits")
+    newcomer.wait_until_it_sleeps()
+    interrupted = newcomer.interrupt()
+    outcome = newcomer.outcome()
+    assert outcome.error == "KeyboardInterrupt"
+    assert outcome.at < interrupted + 10
+    for one in crowd:
+        one.close()
+
+
+def test_a_newcomer_that_a_crowd_keeps_out_of_the_meeting_knocks_again(
+    job: StartJob, transport: str
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_server(("127.0.0.1", 0)) as meeting,
+    ):
+        address = "{}:{}".format(*door.getsockname())
+        newcomer = job(0).spawn(1)
+        newcomer.begin(f"gr.join({address!r}, secret={SECRET!r}, timeout=60)")
+        invite_at_the_door(door, SECRET, Invitation(1, 2, meeting.getsockname()[1]))
+        for _ in range(2):
+            meeting.settimeout(10)
+            meeting.accept()[0].close()
+
+
+def test_a_rank_without_a_free_port_is_named_on_all_and_the_ranks_go_on(
+    job: StartJob, transport: str
+) -> None:
+    with free_ports(2) as (first, last):
+        options: dict[str, Any] = {"ports": f"{first}-{last}", "heartbeat_timeout": 1.0}
+        ranks = job(2, transport=transport, secret=SECRET, **options)
+        # One port is for the meeting, and rank 1 finds none beside its own.
+        newcomer = BareNewcomer(meeting_point(ranks), SECRET)
+        ranks.begin(
+            "try:\n    while True: comm.grow()\nexcept gr.InvalidArgument as error:\n"
+            "    result = [str(error), int(comm.all_reduce(np.ones(1))[0])]"
+        )
+        newcomer.invitation()
+        (told, here), total = zip(*results(ranks), strict=True)
+        newcomer.close()
+    assert "rank 1 (" in told
+    assert "could not meet the newcomers" in told
+    assert f"all 2 ports of GRADRING_PORTS={first}-{last} are taken" in here
+    assert total == (2, 2)

@@ -275,6 +275,35 @@ def test_a_newcomer_at_another_ranks_door_hears_where_to_go(job: StartJob) -> No
         gr.join(door, secret=SECRET)
 
 
+def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJob) -> None:
+    ranks = job(2, secret=SECRET)
+    point = meeting_point(ranks)
+    ranks.spawn(2).begin(join(point))
+    for rank in ranks.ranks[:2]:
+        rank.begin(GROW.format(size=3))
+    assert not any(outcome.error for outcome in ranks.outcomes())
+    door = ranks.ranks[0].call("result = comm.describe(1)").partition("(")[2].rstrip(")")
+    with pytest.raises(gr.InvalidArgument, match=f"newcomers come to {point}"):
+        gr.join(door, secret=SECRET)
+
+
+def test_init_where_the_job_met_is_refused_after_it_has_grown_and_shrunk(job: StartJob) -> None:
+    ranks = job(2, secret=SECRET)
+    point = meeting_point(ranks)
+    ranks.spawn(2).begin(join(point))
+    again = f"world_size=2, rendezvous={point!r}, secret={SECRET!r}, timeout=5)"
+    for rank in ranks.ranks[:2]:
+        rank.begin(GROW.format(size=3) + f"gr.init(rank=comm.rank, {again}")
+    olds = ranks.outcomes(ranks.ranks[:2])
+    assert ranks.ranks[2].outcome().error is None
+    ranks.ranks[2].kill()
+    for rank in ranks.ranks[:2]:
+        rank.begin(f"comm = comm.shrink(); gr.init(rank=comm.rank, {again}")
+    for outcome in olds + ranks.outcomes(ranks.ranks[:2]):
+        assert outcome.error == "InvalidArgument"
+        assert "already: use the communicator" in outcome.text
+
+
 def test_a_newcomer_that_comes_before_the_job_waits_for_it() -> None:
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -285,6 +285,39 @@ def test_ranks_and_servers_of_a_job_answer_at_ports_behind_each_other(
     assert lines.count("True True") == 2
 
 
+GROWN = (
+    LIVE
+    + '''
+import subprocess, sys, urllib.request
+import gradring as gr
+host, port = os.environ["GRADRING_METRICS"].rsplit(":", 1)
+comm = gr.init(rank=0, world_size=1, rendezvous="127.0.0.1:0", secret="the job")
+come = f"""
+import gradring as gr
+comm = gr.join({comm.meeting_point!r}, secret="the job")
+comm.barrier()
+comm.recv(bytearray(1), 0)
+"""
+with subprocess.Popen([sys.executable, "-c", come]) as newcomer:
+    while comm.world_size < 2: comm = comm.grow()
+    comm.barrier()
+    for number in range(2):
+        with urllib.request.urlopen(f"http://{host}:{int(port) + number}/metrics") as page:
+            print(b'gradring_up{source="communicators"} 1.0' in page.read())
+    newcomer.kill()
+'''
+)
+
+
+def test_a_newcomer_answers_at_the_first_port_that_the_ranks_of_its_host_have_left_free(
+    client: Any, tmp_path: Path
+) -> None:
+    with launching(tmp_path) as start, free_ports(2) as (first, _):
+        options = ("-n", "1", "--no-prefix", "--metrics", f"127.0.0.1:{first}")
+        code, lines, err = start(GROWN, *options).finish()
+    assert (code, lines, err) == (0, ["True"] * 2, "")
+
+
 def test_several_registries_may_tell_and_each_has_one_collector(client: Any) -> None:
     registry = client.CollectorRegistry()
     gr.prometheus.register(registry)
