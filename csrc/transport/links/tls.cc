@@ -143,7 +143,7 @@ void Tls::fail_to_shake() {
                                    SSL_R_TLSV1_ALERT_INTERNAL_ERROR};
   if (std::ranges::find(kKeyReasons, reason) != kKeyReasons.end()) throw AuthError(kOtherSecret);
   const char* text = ::ERR_reason_error_string(error);
-  throw ProtocolError(str("TLS: ", text == nullptr ? "the handshake failed" : text));
+  throw ProtocolError(str("the TLS handshake failed: ", text == nullptr ? "no reason" : text));
 }
 
 // False where the session is over, as after bytes that were changed on the way.

@@ -65,6 +65,7 @@ def prove_nothing(connection: socket.socket) -> None:
 
 ATTACKS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     "random bytes": (send_and_wait(os.urandom(4096)), "handshake"),
+    "bytes that begin as TLS does": (send_and_wait(b"\x16" + os.urandom(4096)), "handshake"),
     "an HTTP request": (
         send_and_wait(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n"),
         "handshake",
