@@ -15,7 +15,8 @@ SHELL := /bin/bash
 .PHONY: demo test lint test-cpp test-asan test-tsan test-python test-slow wheel wheel-and-tests conformance soak scale bench bench-compare format \
         fuzz clean setup setup-demo
 
-JOBS ?= $(shell nproc)
+# Of which OMP_NUM_THREADS says nothing here, as nproc thinks.
+JOBS ?= $(shell env -u OMP_NUM_THREADS nproc)
 SEEDS ?= 1000
 FUZZ_SECONDS ?= 60
 CUDA_ARCHITECTURES ?=
