@@ -31,7 +31,7 @@ missing_packages() {
     python_can 'import venv, ensurepip' || echo python3-venv
   fi
   python_can 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' || echo python3-dev
-  has_header openssl/hmac.h || echo libssl-dev
+  has_header openssl/ssl.h || echo libssl-dev
   if [ "$profile" = test ]; then
     has_header doctest/doctest.h || echo doctest-dev
     command -v valgrind >/dev/null || echo valgrind

@@ -267,12 +267,16 @@ def test_a_newcomer_that_nobody_takes_in_says_what_it_waited_for() -> None:
         assert comm.grow() is comm
 
 
-def test_a_newcomer_at_another_ranks_door_hears_where_to_go(job: StartJob) -> None:
-    ranks = job(2, secret=SECRET)
-    point = meeting_point(ranks)
+def expect_to_be_sent_to(point: str, ranks: Job) -> None:
+    """Come to rank 1's door."""
     door = ranks.ranks[0].call("result = comm.describe(1)").partition("(")[2].rstrip(")")
     with pytest.raises(gr.InvalidArgument, match=f"newcomers come to {point}"):
         gr.join(door, secret=SECRET)
+
+
+def test_a_newcomer_at_another_ranks_door_hears_where_to_go(job: StartJob) -> None:
+    ranks = job(2, secret=SECRET)
+    expect_to_be_sent_to(meeting_point(ranks), ranks)
 
 
 def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJob) -> None:
@@ -282,9 +286,7 @@ def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJ
     for rank in ranks.ranks[:2]:
         rank.begin(GROW.format(size=3))
     assert not any(outcome.error for outcome in ranks.outcomes())
-    door = ranks.ranks[0].call("result = comm.describe(1)").partition("(")[2].rstrip(")")
-    with pytest.raises(gr.InvalidArgument, match=f"newcomers come to {point}"):
-        gr.join(door, secret=SECRET)
+    expect_to_be_sent_to(point, ranks)
 
 
 def test_init_where_the_job_met_is_refused_after_it_has_grown_and_shrunk(job: StartJob) -> None:
