@@ -6,39 +6,18 @@ only, and each host has its own name for that link.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+import cabled_hosts
+
 pytestmark = [pytest.mark.timeout(60)]
 
-# In a network of its own, joined by a cable to that of another process. Ranks 0 and 2 are on the
-# near host, whose end is called "near"; rank 1 is on the far one. Arguments: where ranks meet, with
+# Ranks 0 and 2 are on the near host, rank 1 is on the far one. Arguments: where ranks meet, with
 # {link} for the name of the link; and the interfaces that ranks are told to use.
 ON_NEAR = """
-import json, os, socket, subprocess, sys, threading, time
-
-other = subprocess.Popen(["unshare", "--net", "--", "cat"], stdin=subprocess.PIPE)
-while os.readlink(f"/proc/{other.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-    time.sleep(0.01)
-far = ["nsenter", f"--target={other.pid}", "--net", "--"]
-cable = ["link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(other.pid)]
-subprocess.run(["ip", *cable], check=True)
-for inside, name, number in (([], "near", 1), (far, "far", 2)):
-    for words in (
-        ["link", "set", "lo", "up"],
-        ["link", "set", name, "addrgenmode", "none"],
-        ["link", "set", name, "up"],
-        ["address", "add", f"10.8.8.{number}/24", "dev", name],
-        ["address", "add", f"fe80::{number}/64", "dev", name, "nodad"],
-    ):
-        subprocess.run([*inside, "ip", *words], check=True)
-
+import socket, threading
 RANK = '''
 import json, gradring as gr, numpy as np
 try:
@@ -84,26 +63,12 @@ is_over.set()
 listener.join()
 rank_1s = bytes.fromhex("0000000000000040") * 50  # What rank 1 adds, 2.0 again and again.
 print(json.dumps([*said, {"bytes": len(heard), "reads": rank_1s in heard}]))
-other.stdin.close()
-other.wait()
 """
 
 
 def on_cabled_hosts(meeting: str, *interfaces: str, **environ: str) -> list[Any]:
     """Return what each rank calls the others, or the text of its error; and who listens in."""
-    if shutil.which("ip") is None:
-        pytest.skip("no ip here (iproute2)")
-    alone = ["unshare", "--net", "--"]
-    try:
-        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=20)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this process may not have a network of its own: {error}")
-    run = subprocess.run(
-        [*alone, sys.executable, "-c", ON_NEAR, meeting, *interfaces],
-        capture_output=True, text=True, timeout=50, env={**os.environ, **environ}, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    said: list[Any] = json.loads(run.stdout)
+    said: list[Any] = cabled_hosts.on_cabled_hosts(ON_NEAR, meeting, *interfaces, **environ)
     return said
 
 
