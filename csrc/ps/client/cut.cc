@@ -27,15 +27,20 @@ PsHeader header_of(PsType type, std::uint64_t number, std::uint64_t b = 0) {
   return header;
 }
 
-// One request to each shard, with a payload of its own.
-Answers ask(Client& client, const std::string& what, const PsHeader& header,
-            const std::vector<Bytes>& payloads, Millis timeout) {
+// One request to each of the first shards, with a payload of its own.
+Answers ask_some(Client& client, std::uint32_t shards, const std::string& what,
+                 const PsHeader& header, const std::vector<Bytes>& payloads, Millis timeout) {
   const bool may_wait = header.type == PsType::kAdvance || header.type == PsType::kJob;
   const auto call = std::make_shared<PlainCall>(what, may_wait);
-  for (std::uint32_t shard = 0; shard < client.shards(); ++shard)
+  for (std::uint32_t shard = 0; shard < shards; ++shard)
     call->add(shard, header, payloads.empty() ? Bytes{} : payloads[shard]);
   client.run(call, timeout);
   return call->answers();
+}
+
+Answers ask(Client& client, const std::string& what, const PsHeader& header,
+            const std::vector<Bytes>& payloads, Millis timeout) {
+  return ask_some(client, client.shards(), what, header, payloads, timeout);
 }
 
 // The same to each of them, whatever becomes of the others: what may stay behind on none. Throws
@@ -125,8 +130,11 @@ class Freeze {
 
   Cut cut() {
     const auto limit = static_cast<std::uint64_t>(request_.freeze.count());
-    const Answers frozen = ask(client_, "a checkpoint's freeze",
-                               header_of(PsType::kFreeze, number_, limit), {}, request_.timeout);
+    const PsHeader freeze = header_of(PsType::kFreeze, number_, limit);
+    // Of those who begin at once the first shard takes one. If all shards were asked together, each
+    // could take another one, and all would be refused.
+    ask_some(client_, 1, "a checkpoint's freeze", freeze, {}, request_.timeout);
+    const Answers frozen = ask(client_, "a checkpoint's freeze", freeze, {}, request_.timeout);
     require_type(frozen, PsType::kFrozen);
     Cut cut{number_, {}, {}};
     std::vector<std::vector<Position>> positions;

@@ -62,25 +62,32 @@ def test_of_saves_at_once_into_one_folder_one_wins_and_the_others_say_why(tmp_pa
     assert checkpoint.verify(str(tmp_path / "step")).cut == won.cut
 
 
-def test_saves_at_once_into_two_folders_are_both_whole_or_refused(tmp_path: Path) -> None:
-    def save(number: int, addresses: list[str]) -> str:
-        with join(addresses, client=number) as ps:
-            train(ps)
-            try:
-                ps.save(str(tmp_path / str(number)))
-            except InvalidArgument as error:
-                return str(error)
-            return ""
+def test_of_saves_at_once_into_several_folders_one_is_made_and_the_others_are_whole_or_refused(
+    tmp_path: Path,
+) -> None:
+    with serving(4) as addresses, contextlib.ExitStack() as closing:
+        clients = [closing.enter_context(join(addresses, client=number)) for number in range(3)]
+        train(clients[0])
+        for turn in range(10):
+            gate = threading.Barrier(3)
 
-    with serving(2) as addresses:
-        made = together([lambda n=n: save(n, addresses) for n in range(3)])  # type: ignore[misc]
-    assert "" in made
-    for number, refused in enumerate(made):
-        assert (tmp_path / str(number) / "manifest.json").exists() == (not refused)
-        if refused:
-            assert "another checkpoint is just" in refused or "still being written" in refused
-        else:
-            checkpoint.verify(str(tmp_path / str(number)))
+            def save(number: int, turn: int = turn, gate: threading.Barrier = gate) -> str:
+                gate.wait()
+                try:
+                    clients[number].save(str(tmp_path / f"{turn}-{number}"))
+                except InvalidArgument as error:
+                    return str(error)
+                return ""
+
+            made = together([lambda n=n: save(n) for n in range(3)])  # type: ignore[misc]
+            assert "" in made, made
+            for number, refused in enumerate(made):
+                folder = tmp_path / f"{turn}-{number}"
+                assert (folder / "manifest.json").exists() == (not refused)
+                if refused:
+                    assert "another checkpoint is just" in refused or "still being" in refused
+                else:
+                    checkpoint.verify(str(folder))
 
 
 # A server that writes its file into a pipe: it can write no further than is read.
