@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "base/tallies.h"
+
 namespace gradring {
 namespace {
 
@@ -47,13 +49,19 @@ OperationRing::OperationRing(std::size_t size) : size_(size) {
 }
 
 OperationRing::Slot* OperationRing::begin(const Call& call, std::uint64_t seq, Ticks queued) {
-  begun_.store(begun_.load(kRelaxed) + 1, kRelaxed);
+  const auto skip = [this](std::uint64_t tickets) {
+    skipped_.store(skipped_.load(kRelaxed) + tickets, kRelaxed);
+  };
   for (std::size_t tries = 0; tries < size_; ++tries) {
     // Tickets start at 1, so that no version is 0.
-    const std::uint64_t ticket = ++next_;
+    const std::uint64_t ticket = last_ticket_.load(kRelaxed) + 1;
+    last_ticket_.store(ticket, kRelaxed);
     Slot& slot = slots_[ticket % size_];
     const std::uint64_t last = slot.version_.load(kRelaxed);
-    if (last != 0 && state_in(last) == OperationState::kStarted) continue;
+    if (last != 0 && state_in(last) == OperationState::kStarted) {
+      skip(1);
+      continue;
+    }
     std::uint64_t what = 0;
     std::memcpy(&what, &call, kWhatBytes);
     slot.version_.store(0, kRelaxed);
@@ -67,6 +75,7 @@ OperationRing::Slot* OperationRing::begin(const Call& call, std::uint64_t seq, T
     slot.version_.store(version_of(ticket, OperationState::kStarted), kRelease);
     return &slot;
   }
+  skip(~std::uint64_t{0});  // It has begun all the same: one less.
   return nullptr;
 }
 
@@ -78,6 +87,17 @@ void OperationRing::end(Slot* slot, OperationState state) {
   slot->version_.store(
       (slot->version_.load(kRelaxed) & ~std::uint64_t{3}) | static_cast<std::uint64_t>(state),
       kRelease);
+  if (OperationTallies::are_wanted()) [[unlikely]]
+    slot->add_up(now);
+}
+
+void OperationRing::Slot::add_up(Ticks now) const {
+  Call call;
+  const std::uint64_t what = what_.load(kRelaxed);
+  std::memcpy(static_cast<void*>(&call), &what, kWhatBytes);
+  call.count = count_.load(kRelaxed);
+  const Ticks begun = begun_.load(kRelaxed);  // Of another core, whose clock may be a little ahead.
+  OperationTallies::of_process().add(call, now > begun ? now - begun : 0);
 }
 
 void OperationRing::Slot::detail() {

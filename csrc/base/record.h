@@ -67,6 +67,7 @@ class OperationRing {
     friend class OperationRing;
     using Word = std::atomic<std::uint64_t>;
     void detail();  // Makes the second line this operation's.
+    [[gnu::noinline, gnu::cold]] void add_up(Ticks now) const;
     bool read(OperationRecord& record, std::uint64_t& ticket) const;
 
     // (ticket << 2 | state); 0 while the first line is being written, and before it ever was. Every
@@ -91,6 +92,12 @@ class OperationRing {
   };
   static_assert(sizeof(Slot) == 128);
 
+  // Whether who begins an operation stamps it then, all of the process: where what operations took
+  // is added up, and in a trace, which must show causes before effects (what is stamped in its
+  // first wait, after the others were told, may be stamped too late for that).
+  static bool stamps_at_once() { return stamps_at_once_.load(std::memory_order_relaxed); }
+  static void stamp_at_once() { stamps_at_once_.store(true, std::memory_order_relaxed); }
+
   explicit OperationRing(std::size_t size);
 
   // The writer's. begin() returns nullptr where nothing is recorded: an empty ring, or one that is
@@ -100,18 +107,24 @@ class OperationRing {
 
   // Any thread's: what is there, in the order of beginning.
   std::vector<OperationRecord> read() const;
-  std::uint64_t begun() const { return begun_.load(std::memory_order_relaxed); }
+  std::uint64_t begun() const {
+    return last_ticket_.load(std::memory_order_relaxed) - skipped_.load(std::memory_order_relaxed);
+  }
 
  private:
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
 
+  inline static std::atomic<bool> stamps_at_once_{false};
+
   std::size_t size_;
   std::unique_ptr<void, Free> memory_;  // Zeroed by the system, page by page as it is used.
   Slot* slots_ = nullptr;
-  std::uint64_t next_ = 0;               // Ticket of the next operation.
-  std::atomic<std::uint64_t> begun_{0};  // A statistic: relaxed.
+  // Of the operation that began last; and how many of those before it are nobody's, as what was
+  // under way in their places still is. Read as a statistic: relaxed.
+  std::atomic<std::uint64_t> last_ticket_{0};
+  std::atomic<std::uint64_t> skipped_{0};
 };
 
 }  // namespace gradring

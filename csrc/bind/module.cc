@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "base/tallies.h"
 #include "bind/gil.h"
 #include "collectives/communicator/communicator.h"
 #include "transport/joining/handshake.h"
@@ -122,6 +123,13 @@ PYBIND11_MODULE(_core, module) {
   module.def("tcp_traffic", [] {
     const auto& traffic = gradring::transport::tcp_traffic;
     return py::make_tuple(traffic.sent.load(), traffic.received.load());
+  });
+  module.def("operation_tallies", [] {
+    py::list told;
+    for (const auto& tally : gradring::OperationTallies::of_process().read())
+      told.append(py::make_tuple(std::string(gradring::name(tally.op)), tally.operations,
+                                 tally.bytes, tally.nanos));
+    return told;
   });
   // For the benches' plain streams.
   module.def(

@@ -294,7 +294,7 @@ void Communicator::execute(const Call& call, Millis timeout, Ticks queued,
   idle.waits_in(call, seq);
   OperationRing::Slot* record = logbook_->collectives.begin(call, seq, queued);
   idle.records_in(record);
-  if (logbook_->stamps_at_once && record != nullptr) record->stamp();
+  if (OperationRing::stamps_at_once() && record != nullptr) record->stamp();
   try {
     carry_out(seq, idle);
     group_->note_finished(seq, call);

@@ -40,7 +40,6 @@ Logbook::Logbook(FlightRecorder& recorder, std::shared_ptr<transport::Group> gro
                  std::size_t size, Queue queue)
     : collectives(size),
       messages(size),
-      stamps_at_once(recorder.traces()),
       recorder_(recorder),
       group_(std::move(group)),
       queue_(std::move(queue)) {}
@@ -59,7 +58,10 @@ FlightRecorder::FlightRecorder(const transport::World& world, RecordOptions opti
     addresses_.push_back(world.member(rank).tcp_address);
   options_.directory = in_job(options_.directory, job_);
   options_.trace_directory = in_job(options_.trace_directory, job_);
-  if (traces()) options_.operations = std::max(options_.operations, kTraceOperations);
+  if (traces()) {
+    options_.operations = std::max(options_.operations, kTraceOperations);
+    OperationRing::stamp_at_once();
+  }
   scale_.add(TickAnchor::read());
 }
 

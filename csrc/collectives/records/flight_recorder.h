@@ -35,9 +35,6 @@ class Logbook {
 
   OperationRing collectives;
   OperationRing messages;
-  // A trace must show causes before effects: what is stamped in its first wait, after the others
-  // were told, may be stamped too late for that.
-  const bool stamps_at_once;
 
  private:
   friend class FlightRecorder;

@@ -28,6 +28,10 @@ def _readings(communicators: weakref.WeakSet[Communicator]) -> Iterator[Reading]
     sent, received = _core.tcp_traffic()
     yield Reading("gradring_sent_bytes_total", ("tcp",), sent)
     yield Reading("gradring_received_bytes_total", ("tcp",), received)
+    for operation, ended, called_bytes, nanos in _core.operation_tallies():
+        yield Reading("gradring_operations_total", (operation,), ended)
+        yield Reading("gradring_operation_bytes_total", (operation,), called_bytes)
+        yield Reading("gradring_operation_seconds_total", (operation,), nanos / 1e9)
     for communicator, name, activity in _named(sources.members(communicators)):
         _, collectives, messages, under_way_nanos = activity
         labels = (str(communicator.rank), name)

@@ -47,6 +47,16 @@ METRICS: Mapping[str, Metric] = {
         COUNTER, ("transport",),
         "bytes of messages received from other ranks, servers and clients, headers included",
     ),
+    "gradring_operations_total": Metric(
+        COUNTER, ("operation",),
+        "collectives, sends and receives that have ended since the first scrape",
+    ),
+    "gradring_operation_bytes_total": Metric(
+        COUNTER, ("operation",), "bytes of the arrays that they were called with"
+    ),
+    "gradring_operation_seconds_total": Metric(
+        COUNTER, ("operation",), "seconds from their beginning to their end, waits included"
+    ),
     "gradring_communicator_ranks": Metric(GAUGE, _COMMUNICATOR, "ranks of an open communicator"),
     "gradring_collectives_total": Metric(
         COUNTER, _COMMUNICATOR, "collectives that this rank has begun"

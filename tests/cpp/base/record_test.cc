@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/json.h"
+#include "base/tallies.h"
 
 namespace gradring::testing::record_test {
 namespace {
@@ -189,6 +190,35 @@ TEST_CASE("JSON has commas between values and nowhere else, and escapes what it 
   json.close_array().key("c").open_array().close_array();
   json.member("d", std::int64_t{-5}).close_object();
   CHECK(json.take() == "{\"a\":1,\"b\":[\n\"x\\\"\\\\\\u000a\",\ntrue,null],\"c\":[],\"d\":-5}\n");
+}
+
+TEST_CASE(
+    "what operations took is added up by kind from the first reading on, and never goes back") {
+  OperationTallies& tallies = OperationTallies::of_process();
+  tallies.read();
+  const auto of = [&](OpKind op) {
+    for (const auto& tally : tallies.read())
+      if (tally.op == op) return tally;
+    return OperationTallies::Tally{op, 0, 0, 0};
+  };
+  const auto before = of(OpKind::kAllReduce);
+  const auto other = of(OpKind::kScatter);
+  OperationRing ring(2);
+  for (std::uint64_t seq = 1; seq <= 3; ++seq) {
+    OperationRing::Slot* slot = ring.begin(call_of(10), seq);
+    CHECK(OperationRing::stamps_at_once());
+    slot->stamp();
+    const Ticks begun = ticks_now();
+    while (ticks_now() - begun < 100'000) {
+    }
+    ring.end(slot, seq == 2 ? OperationState::kFailed : OperationState::kFinished);
+  }
+  const auto after = of(OpKind::kAllReduce);
+  CHECK(after.operations == before.operations + 3);
+  CHECK(after.bytes == before.bytes + 3 * 10 * sizeof(float));
+  CHECK(after.nanos > before.nanos);
+  CHECK(of(OpKind::kAllReduce).nanos == after.nanos);
+  CHECK(of(OpKind::kScatter).operations == other.operations);
 }
 
 }  // namespace

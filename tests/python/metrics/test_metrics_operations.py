@@ -1,0 +1,60 @@
+"""Metrics of operations: what they took, by kind, added up once somebody has asked."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradring as gr
+from thread_ranks import ThreadWorld
+
+pytestmark = pytest.mark.timeout(60)
+METRICS = [f"gradring_operation{what}_total" for what in ("s", "_bytes", "_seconds")]
+
+
+@pytest.fixture
+def registry() -> Any:
+    client = pytest.importorskip(
+        "prometheus_client", reason="prometheus-client (gradring[metrics]) is not installed"
+    )
+    registry = client.CollectorRegistry()
+    gr.prometheus.register(registry)
+    return registry
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_metrics_tell_what_operations_took_by_kind_since_they_were_first_asked(
+    registry: Any, transport: str
+) -> None:
+    def tell() -> dict[str, list[float]]:
+        return {
+            operation: [
+                registry.get_sample_value(name, {"operation": operation}) or 0.0 for name in METRICS
+            ]
+            for operation in ("all_reduce", "recv", "all_to_all")
+        }
+
+    world = ThreadWorld(2, transport)
+    before = tell()
+    begins = time.monotonic()
+    world.run(lambda comm: [comm.all_reduce(np.ones(1 << 16)) for _ in range(3)])
+    sent = np.ones(4)
+    world.run(lambda comm: comm.send(sent, 1) if comm.rank == 0 else comm.recv(sent.copy(), 0))
+    seconds = time.monotonic() - begins
+    world.run(lambda comm: comm.close())
+    after = tell()
+    told = {
+        operation: [
+            now - then for then, now in zip(before[operation], after[operation], strict=True)
+        ]
+        for operation in after
+    }
+    assert told["all_reduce"][:2] == [2 * 3, 2 * 3 * (1 << 16) * 8]  # Two ranks, one process.
+    assert 0 < told["all_reduce"][2] < 2 * seconds
+    assert told["recv"][:2] == [1, 4 * 8]
+    assert 0 < told["recv"][2] < seconds
+    assert told["all_to_all"] == [0, 0, 0]
+    assert tell() == after  # Also of communicators that are closed.
