@@ -1,0 +1,115 @@
+"""Which ranks are lost, and where newcomers are told to go: what launcher and ranks know of it."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+
+import pytest
+
+import gradring as gr
+from gradring.collectives import joining, newcomers
+from gradring.errors import InvalidArgument
+from gradring.launch.losses import Losses
+from gradring.launch.options import Options
+from gradring.launch.outcome import Failure, Restarts
+from gradring.launch.plan import make_plan
+from gradring.launchers import our_launcher
+from gradring.settings.config import Settings
+
+
+def losses() -> Losses:
+    """Return three ranks that have all joined, at second 0."""
+    made = Losses(range(3), Restarts(now=0))
+    for rank in range(3):
+        made.note_told(rank, told(rank, 3, "a:1"), 0)
+    return made
+
+
+def told(rank: int, size: int, place: str) -> str:
+    return f'{{"rank": {rank}, "world_size": {size}, "place": "{place}"}}'
+
+
+def failed(number: int) -> Failure:
+    return Failure(f"rank {number} failed", 1, number)
+
+
+def test_the_place_of_the_job_is_what_the_living_have_said_last() -> None:
+    job = losses()
+    assert job.note_failure(0, failed(0), None, 1).again_at == pytest.approx(1.1)
+    assert job.place == "a:1"
+    job.note_start(0)
+    job.note_told(1, told(0, 2, "b:1"), 2)
+    job.note_told(2, told(1, 2, "old:1"), 2)
+    assert job.place == "old:1"
+    job.note_failure(2, failed(2), None, 3)
+    assert job.place == "b:1"
+    for nonsense in ("", "[]", "{}", told(0, 2, "c:1")[:-1], '{"rank": [], "place": 1}'):
+        assert job.note_told(1, nonsense, 4) == ""
+    assert (job.place, job.waiting) == ("b:1", [0])
+    assert job.note_told(0, told(1, 2, "b:1"), 5) == "rank 0 is in the job again, as rank 1 of 2"
+    assert job.waiting == []
+
+
+def test_a_life_counts_from_when_a_rank_has_joined() -> None:
+    job = losses()
+    job.note_failure(1, failed(1), None, 1)
+    for _ in range(9):  # Each has waited for two minutes, and died in its first step.
+        job.note_start(1)
+        assert job.note_failure(1, failed(1), None, 200).again_at is not None
+    job.note_start(1)
+    assert job.note_failure(1, failed(1), None, 300).again_at is None
+
+
+def test_who_is_lost_is_named_by_the_number_that_the_launcher_gave_it() -> None:
+    job = losses()
+    job.note_failure(0, failed(0), None, 1)
+    job.note_told(1, told(0, 2, "b:1"), 2)
+    job.note_told(2, told(1, 2, "b:1"), 2)
+    assert job.note_failure(1, failed(1), 1, 3).again_at is not None
+    verdict = job.note_failure(2, failed(2), 0, 4)  # Rank 0 of two was the launcher's rank 1.
+    assert [(failure.process, lost) for failure, lost in verdict.failures] == [
+        (0, None), (1, 2), (2, 1),
+    ]  # fmt: skip
+
+
+def test_a_variable_without_its_socket_is_no_line_to_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "file").open("wb") as file, socket.socket() as other:
+        numbers = (file.fileno(), other.fileno(), 10**6, 10**30)
+        for text in (*(f"{number}:1" for number in numbers), "", "1", "x:y"):
+            monkeypatch.setenv("GRADRING_LAUNCHER", text)
+            our_launcher._line.cache_clear()
+            assert not our_launcher.has_line()
+            our_launcher.tell(0, 1, "a:1")
+            assert our_launcher.heard_place() is None
+    our_launcher._line.cache_clear()
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_newcomer_that_waits_long_says_so_once_and_goes_where_the_job_is_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    places = iter([None, "b:1", None, None])
+
+    def join(place: joining.Place, _: Settings) -> str:
+        asked.append(place.rendezvous)
+        if len(asked) == 4:
+            return "let in"
+        raise gr.TimedOut("rank 0 does not answer")
+
+    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(our_launcher, "heard_place", lambda: next(places))
+    place = joining.Place(-1, 1, "a:1", "s")
+    with pytest.warns(UserWarning, match="waits to be let into the job .*not answer") as warned:
+        joined = newcomers._come_in(place, Settings(timeout=1e-9), math.inf, is_led=True)
+    assert joined == "let in"  # type: ignore[comparison-overlap]
+    assert (asked, len(warned)) == (["a:1", "b:1", "b:1", "b:1"], 1)
+
+
+def test_one_rank_alone_is_not_started_again() -> None:
+    with pytest.raises(InvalidArgument, match="--restart-ranks with one rank: nobody would be"):
+        make_plan(Options(command=("python3",), count=1, restart_ranks=True), {})
