@@ -197,7 +197,7 @@ def _as_newcomer(**options: Any) -> Communicator:
     if made is not None:
         return made
     _require_left(where)
-    if our_launcher.has_line():
+    if our_launcher.is_led(os.environ):
         options["timeout"] = None  # It is for ranks that all start; the launcher ends this wait.
     return newcomers.join(**options)
 

@@ -87,7 +87,7 @@ def join(
     if settings.metrics is not None:
         parse_address(settings.metrics, "GRADRING_METRICS", any_port=True)
         endpoint.require_client()
-    is_led = rendezvous is None and our_launcher.has_line()
+    is_led = rendezvous is None and our_launcher.is_led(os.environ)
     seconds = math.inf if is_led and timeout is None else settings.timeout
     place = joining.Place(_NEWCOMER, 1, address, secret)
     communicator = _come_in(place, settings, seconds, is_led=is_led)
@@ -131,11 +131,11 @@ def _come_in(
                 raise
             door, hops = leader[1], hops + 1
             if hops > _MOST_HOPS:
-                hops = 0
+                hops, warns_at = 0, _warn(warns_at, now - began, error)
                 time.sleep(_PAUSE_SECONDS)
 
 
-def _warn(at: float, seconds: float, error: TimedOut) -> float:
+def _warn(at: float, seconds: float, error: Exception) -> float:
     """Say once, at that time, that this process still waits; returns when to say it."""
     if time.monotonic() < at:
         return at

@@ -51,6 +51,7 @@ class Agent:
         self._outgoing_bytes = len(GREETING)
         self._listeners: dict[int, socket.socket] = {}  # By the number of who will inherit it.
         self._children: dict[int, Child] = {}  # By process id, those still running.
+        self._groups: dict[int, int] = {}  # That each number's last process has led.
         self._pipes: dict[int, tuple[Child, bytes]] = {}
         self._lines: dict[int, Child] = {}  # By descriptor, of ranks that tell of themselves.
         self._command: dict[str, Any] = {}  # What ranks and servers were started by.
@@ -199,10 +200,23 @@ class Agent:
         if is_server(number):
             self._spawn_server(number)
         else:
+            self._end_leftovers(self._groups[number])
             as_newcomer = {"GRADRING_NEWCOMER": "1", "GRADRING_RENDEZVOUS": place or ""}
             self._spawn_rank(number, as_newcomer if place else {})
         pids = {child.number: pid for pid, child in self._children.items()}
         self._tell(event="started", pids={number: pids[number]}, threads=None)
+
+    def _end_leftovers(self, group: int) -> None:
+        """End what a lost rank has left in its group: it would be in the way, on a GPU or a port.
+
+        A group without processes may have a successor by its number, but not among those below us.
+        """
+        if group in self._children:
+            return
+        for pid in processes.descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == group:
+                    os.kill(pid, signal.SIGKILL)
 
     def _environ(self) -> dict[str, str]:
         environ: dict[str, str] = {**os.environ, **self._command["environ"]}
@@ -239,6 +253,7 @@ class Agent:
         cwd = self._command["cwd"]
         child = Child(Start(number, argv, environ, cwd, cores, listener, has_line))
         self._children[child.process.pid] = child
+        self._groups[number] = child.process.pid
         self._pipes.update({fd: (child, kind) for fd, kind in child.pipes.items()})
         if child.line is not None:
             self._lines[child.line.fileno()] = child
@@ -276,13 +291,11 @@ class Agent:
     def _reap(self) -> None:
         while True:
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                ended = None
-            if ended is None:
+                pid = 0
+            if pid == 0:
                 break
-            self._end_leftovers(ended)
-            pid, status = os.waitpid(ended.si_pid, 0)
             child = self._children.pop(pid, None)
             if child is None:
                 continue  # An orphan that came to us.
@@ -296,15 +309,6 @@ class Agent:
                     self._hang_up(line)
             self._tell(event="exited", number=child.number, status=child.process.returncode)
             self._stop_what_is_left()
-
-    def _end_leftovers(self, ended: os.waitid_result) -> None:
-        # A lost rank is started again: what it has left would be in the way, on a GPU or a port.
-        # Until it is reaped its group's number is nobody else's.
-        child = self._children.get(ended.si_pid)
-        has_failed = ended.si_code != os.CLD_EXITED or ended.si_status != 0
-        if child is not None and child.had_line and has_failed:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(ended.si_pid, signal.SIGKILL)
 
     def _drain(self, descriptor: int) -> None:
         # What a rank said before it ended is told before its end; a child of it may go on writing.

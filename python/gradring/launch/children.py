@@ -72,7 +72,6 @@ class Child:
             OSError: The system refuses, and so for subprocess.SubprocessError.
         """
         self.number = start.number
-        self.had_line = start.has_line
         self.is_newcomer = "GRADRING_NEWCOMER" in start.environ
         self.line: socket.socket | None = None  # What it tells of itself, and hears.
         self.has_let_go = False  # Of the line's other end: by its own end, or a wrapper has.

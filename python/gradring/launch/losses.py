@@ -140,10 +140,12 @@ class Losses:
         return sorted(self._newcomers)
 
     def _choose_place(self) -> None:
-        # After a loss the survivors come to another place one by one, and a message of a rank that
-        # is lost as well may be late: the last word of those who live counts.
+        # After a loss the survivors come to another place one by one, a message of a rank that is
+        # lost as well may be late, and one that was cut off may have gone on alone: what most of
+        # those who live have said counts, and of several places the one that was said last.
         places = [member.place for member in self._members.values() if member.place]
-        self.place = places[-1] if places else self.place
+        said = {place: (places.count(place), last) for last, place in enumerate(places)}
+        self.place = max(said, key=lambda place: said[place], default=self.place)
 
     def _number_of(self, rank: int | None, by: int) -> int | None:
         """Return who was a rank of a process's communicator, as we number them."""

@@ -17,6 +17,9 @@ from gradring.launch.outcome import Failure, Outcome, Restarts, name_ranks
 
 USAGE_ERROR = 2  # The exit code of a command line that makes no sense.
 
+# The last others may be heard to have ended before a newcomer of another host is heard to be in.
+PATIENCE_SECONDS = 1.0
+
 
 class Restarting:
     """What is to be started again in a job."""
@@ -29,6 +32,9 @@ class Restarting:
         self._losses = Losses(range(ranks), self._restarts) if options.restart_ranks else None
         self._coming: dict[int, tuple[float, AgentLink]] = {}  # When and where.
         self._greeted: set[int] = set()  # Servers that have started at least once.
+        self._left_out: set[int] = set()  # Ranks that were to be started when the others had ended.
+        self._patient_until: float | None = None  # With newcomers, whom nobody seems to let in.
+        self._is_over = False
 
     @property
     def of_ranks(self) -> bool:
@@ -38,7 +44,9 @@ class Restarting:
     @property
     def waits(self) -> list[float]:
         """Seconds until something is to be started; empty where nothing is."""
-        return [max(0.0, at - time.monotonic()) for at, _ in self._coming.values()]
+        times = [at for at, _ in self._coming.values()]
+        times += [] if self._patient_until is None else [self._patient_until]
+        return [max(0.0, at - time.monotonic()) for at in times]
 
     def note_output(self, number: int) -> None:
         """Note that a process has written to its standard output: a server serves then."""
@@ -95,6 +103,12 @@ class Restarting:
             what_for = ", to join the others" if self._losses.place else ""
             again = f"starting it again in {left:.1f} s{what_for}"
             self._say(f"{name(number)}: {failure.how}; {again}")
+        if not self._losses.can_take_in:
+            self._left_out |= {rank for rank in self._coming if not is_server(rank)}
+            for rank in self._left_out & self._coming.keys():
+                del self._coming[rank]
+            if self._losses.waiting and self._patient_until is None and not self._is_over:
+                self._patient_until = time.monotonic() + PATIENCE_SECONDS
         return verdict.failures
 
     def start_due(self, outcome: Outcome, begin: Callable[[int], None]) -> None:
@@ -114,23 +128,29 @@ class Restarting:
             link.send(do="restart", number=number, place=place)
 
     def drop(self) -> None:
-        """Start nothing any more: the job ends."""
+        """Start nothing any more: the job ends, and newcomers are ranks like others."""
         self._coming.clear()
+        self._patient_until = None
+        self._is_over = True
 
     def awaits(self, rank: int, outcome: Outcome) -> bool:
         """Tell whether the job goes on for the sake of a rank."""
-        if self._losses is None:
-            return not outcome.has_ended(rank)
-        if rank in self._coming or rank in self._losses.waiting:
-            return self._losses.can_take_in
-        return not outcome.has_ended(rank)
+        if self._losses is not None and rank in self._losses.waiting and not self._is_over:
+            return self._losses.can_take_in or self._patient_until is not None
+        return rank in self._coming or not outcome.has_ended(rank)
+
+    def take_patience(self) -> bool:
+        """Tell, once, that newcomers are not waited for any longer."""
+        if self._patient_until is None or time.monotonic() < self._patient_until:
+            return False
+        self._patient_until = None
+        return True
 
     def say_who_is_left_out(self) -> None:
         """Tell which lost ranks the others have not let in before they ended."""
         if self._losses is None:
             return
-        coming = (number for number in self._coming if not is_server(number))
-        if left := sorted({*self._losses.waiting, *coming}):
+        if left := sorted({*self._losses.waiting, *self._left_out}):
             verb = "was" if len(left) == 1 else "were"
             self._say(f"{name_ranks(left)} {verb} not let in again before the others had ended")
 

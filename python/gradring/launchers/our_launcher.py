@@ -32,9 +32,9 @@ def role_given(environ: Mapping[str, str]) -> tuple[str, int]:
     return environ.get("GRADRING_RENDEZVOUS", ""), int(rank) if rank.isdecimal() else -1
 
 
-def has_line() -> bool:
-    """Tell whether a launcher listens that starts lost ranks again."""
-    return _line() is not None
+def is_led(environ: Mapping[str, str]) -> bool:
+    """Tell whether this process is one that the launcher has started again, and tells of places."""
+    return is_newcomer(environ) and _line() is not None
 
 
 def tell(rank: int, world_size: int, meeting_point: str) -> None:

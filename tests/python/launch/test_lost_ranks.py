@@ -5,18 +5,31 @@ from __future__ import annotations
 import math
 import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import gradring as gr
 from gradring.collectives import joining, newcomers
 from gradring.errors import InvalidArgument
+from gradring.launch import restarting
+from gradring.launch.hosts import HostPlan
+from gradring.launch.link import AgentLink
 from gradring.launch.losses import Losses
 from gradring.launch.options import Options
-from gradring.launch.outcome import Failure, Restarts
+from gradring.launch.outcome import Failure, Outcome, Restarts
 from gradring.launch.plan import make_plan
 from gradring.launchers import our_launcher
 from gradring.settings.config import Settings
+
+
+class FakeLink:
+    """Stands in for the agent of a host that has both ranks."""
+
+    host = HostPlan("here", (0, 1), is_here=True)
+    is_open = True
+
+    def send(self, **_: object) -> None: ...
 
 
 def losses() -> Losses:
@@ -33,6 +46,16 @@ def told(rank: int, size: int, place: str) -> str:
 
 def failed(number: int) -> Failure:
     return Failure(f"rank {number} failed", 1, number)
+
+
+def test_a_rank_that_was_cut_off_and_goes_on_alone_takes_no_newcomers_along() -> None:
+    job = losses()
+    job.note_told(2, told(0, 1, "alone:1"), 1)
+    assert job.place == "a:1"
+    job.note_told(0, told(0, 2, "b:1"), 2)
+    job.note_told(1, told(1, 2, "b:1"), 2)
+    job.note_told(2, told(0, 1, "alone:2"), 3)
+    assert job.place == "b:1"
 
 
 def test_the_place_of_the_job_is_what_the_living_have_said_last() -> None:
@@ -74,6 +97,33 @@ def test_who_is_lost_is_named_by_the_number_that_the_launcher_gave_it() -> None:
     ]  # fmt: skip
 
 
+def test_a_newcomer_that_is_heard_to_be_in_after_the_others_have_ended_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each host's messages come on a way of their own."""
+    monkeypatch.setattr(restarting, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(Restarts, "FIRST_PAUSE_SECONDS", 0.0)
+    for is_heard in (True, False):
+        said: list[str] = []
+        options = Options(command=("python3",), restart_ranks=True)
+        job, outcome = restarting.Restarting(options, 2, said.append), Outcome(2)
+        links = [cast(AgentLink, FakeLink())]
+        for rank in range(2):
+            job.note_told(links, rank, told(rank, 2, "a:1"))
+        outcome.end(1, -9)
+        assert job.take_rank_end(links, 1, failed(1), None) == ()
+        job.start_due(outcome, lambda _: None)
+        outcome.end(0, 0)
+        assert job.take_rank_end(links, 0, None, None) == ()
+        assert (job.awaits(0, outcome), job.awaits(1, outcome)) == (False, True)
+        if is_heard:
+            job.note_told(links, 1, told(1, 2, "a:1"))
+        assert [job.take_patience(), job.take_patience()] == [True, False]
+        assert job.awaits(1, outcome) == is_heard
+        job.say_who_is_left_out()
+        assert ("rank 1 was not let in again before the others had ended" in said) != is_heard
+
+
 def test_a_variable_without_its_socket_is_no_line_to_a_launcher(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -82,7 +132,7 @@ def test_a_variable_without_its_socket_is_no_line_to_a_launcher(
         for text in (*(f"{number}:1" for number in numbers), "", "1", "x:y"):
             monkeypatch.setenv("GRADRING_LAUNCHER", text)
             our_launcher._line.cache_clear()
-            assert not our_launcher.has_line()
+            assert not our_launcher.is_led({"GRADRING_NEWCOMER": "1"})
             our_launcher.tell(0, 1, "a:1")
             assert our_launcher.heard_place() is None
     our_launcher._line.cache_clear()

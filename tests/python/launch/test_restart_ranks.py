@@ -273,7 +273,7 @@ class Data:
         global step
         if step == 5 and rank == 1 and "GRADRING_NEWCOMER" not in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)
-        if step > 50 and comm.world_size < 3: step = 50
+        if step > 50 and comm.world_size < 2: step = 50
         return torch.full((2, 4), float(index % 7)), torch.ones(2, 1)
 dataset = Data()
 """
@@ -289,9 +289,9 @@ def test_the_loop_of_the_documentation_makes_a_loss_good(start: Start) -> None:
         if "comm.grow()" in block
     )
     told = "print('end', comm.world_size, step, *model.weight.tolist()[0])\n"
-    code, lines, err = start(FOUND + loop + told, "-n", "3", "--restart-ranks").finish()
+    code, lines, err = start(FOUND + loop + told, "-n", "2", "--restart-ranks").finish()
     assert code == 0, err
     assert {line.split()[1] for line in lines} == {"end"}
     assert {tuple(line.split()[2:]) for line in lines} == {tuple(lines[0].split()[2:])}
-    assert lines[0].split()[2:4] == ["3", "100"]
-    assert len(lines) == 3
+    assert lines[0].split()[2:4] == ["2", "100"]
+    assert len(lines) == 2
