@@ -265,6 +265,7 @@ class Agent:
         for text in child.hear():
             self._tell(event="told", number=child.number, text=text)
         if child.has_let_go:
+            self._tell(event="told", number=child.number, text="")
             self._hang_up(descriptor)
 
     def _hang_up(self, descriptor: int) -> None:

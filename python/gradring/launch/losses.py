@@ -57,6 +57,7 @@ class Losses:
         self._ranks = frozenset(ranks)
         self._running = set(self._ranks)
         self._newcomers: set[int] = set()  # Running, and not let in yet.
+        self._silent: set[int] = set()  # Those of them that cannot say when they are.
         self._members: dict[int, Member] = {}  # Running.
         self._before: dict[int, Member] = {}  # What those that have ended were.
         self._lost: dict[int, tuple[Failure, int | None]] = {}  # Not made good yet.
@@ -66,12 +67,15 @@ class Losses:
 
         Args:
             number: Its number.
-            text: As `gradring.launchers.our_launcher.tell` writes it; nonsense is nothing.
+            text: As `gradring.launchers.our_launcher.tell` writes it; nonsense is nothing. Empty:
+                it has let go of what it could tell us by.
             now: Seconds.
 
         Returns:
             What to tell of a newcomer that has just been let in; empty otherwise.
         """
+        if not text and number in self._newcomers:
+            self._silent.add(number)
         with contextlib.suppress(ValueError, KeyError, TypeError):
             said = json.loads(text)
             since = self._members[number].since if number in self._members else now
@@ -96,8 +100,8 @@ class Losses:
 
     def note_end(self, number: int) -> None:
         """Note that a rank has ended well, or was asked to end."""
-        self._running.discard(number)
-        self._newcomers.discard(number)
+        for those in (self._running, self._newcomers, self._silent):
+            those.discard(number)
         was = self._members.pop(number, None)
         if was is not None:
             self._before[number] = was
@@ -114,7 +118,10 @@ class Losses:
         """
         member = self._members.get(number)
         lost = self._number_of(lost, number)
+        was_newcomer = number in self._newcomers
         self.note_end(number)
+        if was_newcomer and not self.can_take_in:
+            return Verdict()  # The others have ended, and what came of the job is theirs to say.
         if member is None and not self._members:
             why = "; not started again: no rank had joined the job by then"
             return Verdict(failures=((_with(failure, why), lost),))
@@ -136,8 +143,8 @@ class Losses:
 
     @property
     def waiting(self) -> list[int]:
-        """Newcomers that nobody has let in yet."""
-        return sorted(self._newcomers)
+        """Newcomers that nobody has let in yet, as far as we can know."""
+        return sorted(self._newcomers - self._silent)
 
     def _choose_place(self) -> None:
         # After a loss the survivors come to another place one by one, a message of a rank that is

@@ -103,6 +103,8 @@ class Restarting:
             what_for = ", to join the others" if self._losses.place else ""
             again = f"starting it again in {left:.1f} s{what_for}"
             self._say(f"{name(number)}: {failure.how}; {again}")
+        if failure is not None and verdict == Verdict():
+            self._left_out.add(number)
         if not self._losses.can_take_in:
             self._left_out |= {rank for rank in self._coming if not is_server(rank)}
             for rank in self._left_out & self._coming.keys():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -13,14 +15,16 @@ import gradring as gr
 from gradring.collectives import joining, newcomers
 from gradring.errors import InvalidArgument
 from gradring.launch import restarting
+from gradring.launch.children import Child, Start
 from gradring.launch.hosts import HostPlan
 from gradring.launch.link import AgentLink
-from gradring.launch.losses import Losses
+from gradring.launch.losses import Losses, Verdict
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, Restarts
 from gradring.launch.plan import make_plan
 from gradring.launchers import our_launcher
 from gradring.settings.config import Settings
+from waiting import readable
 
 
 class FakeLink:
@@ -56,6 +60,41 @@ def test_a_rank_that_was_cut_off_and_goes_on_alone_takes_no_newcomers_along() ->
     job.note_told(1, told(1, 2, "b:1"), 2)
     job.note_told(2, told(0, 1, "alone:2"), 3)
     assert job.place == "b:1"
+
+
+def test_a_newcomer_that_cannot_say_that_it_is_in_is_not_taken_for_one_that_waits() -> None:
+    job = losses()
+    job.note_failure(1, failed(1), None, 1)
+    job.note_start(1)
+    job.note_told(0, "", 2)  # Of a rank of the start that is nothing to know.
+    assert job.waiting == [1]
+    assert job.note_told(1, "", 2) == ""
+    assert job.waiting == []
+
+
+def test_a_newcomer_that_fails_when_the_others_have_ended_well_fails_no_job() -> None:
+    job = losses()
+    job.note_failure(1, failed(1), None, 1)
+    job.note_start(1)
+    for rank in (0, 2):
+        job.note_end(rank)
+    assert job.note_failure(1, failed(1), None, 2) == Verdict()
+
+
+def test_a_line_that_is_let_go_of_is_heard_as_its_end(tmp_path: Path) -> None:
+    let_go = "import os, signal; os.close(int(os.environ['GRADRING_LAUNCHER'].split(':')[0]))\n"
+    argv = [sys.executable, "-c", let_go + "signal.pause()"]
+    child = Child(Start(1, argv, dict(os.environ), str(tmp_path), has_line=True))
+    assert child.line is not None
+    assert readable(child.line, seconds=60)
+    assert (child.hear(), child.has_let_go) == ([], True)
+    assert child.process.poll() is None
+    child.hang_up()
+    child.process.kill()
+    for pipe in (child.process.stdout, child.process.stderr):
+        assert pipe is not None
+        pipe.close()
+    child.process.wait()
 
 
 def test_the_place_of_the_job_is_what_the_living_have_said_last() -> None:
