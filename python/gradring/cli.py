@@ -135,6 +135,7 @@ def _run(options: argparse.Namespace) -> int:
             quiet=options.quiet,
             verbose=options.verbose,
             keep_going=options.keep_going,
+            restart_ranks=options.restart_ranks,
             bind=options.bind,
             servers=options.servers,
             server_log=options.server_log,
@@ -323,7 +324,6 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="S",
         help="for hosts (30)",
     )
-    add("--keep-going", action="store_true", help="when a rank fails, leave the others to finish")
     add("--no-bind", dest="bind", action="store_false", help="no cores of its own for each rank")
     add(
         "--no-prefix",
@@ -333,10 +333,21 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add("--quiet", action="store_true", help="no status line")
     add("--verbose", action="store_true", help="tell what is started where")
+    _add_losses(run)
     _add_ports(run)
     _add_servers(run)
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     run.set_defaults(action=_run)
+
+
+def _add_losses(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument_group("when a rank fails").add_argument
+    add("--keep-going", action="store_true", help="leave the others to finish")
+    add(
+        "--restart-ranks",
+        action="store_true",
+        help="start it again, to join the others when they call grow()",
+    )
 
 
 def _add_ports(run: argparse.ArgumentParser) -> None:

@@ -10,7 +10,6 @@ seconds and is the longest time without progress.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import inspect
 import math
@@ -24,7 +23,7 @@ import numpy as np
 
 from gradring import _core
 from gradring.arrays import buffers
-from gradring.collectives import calling, measured, shapes
+from gradring.collectives import calling, measured, memberships, shapes
 from gradring.collectives.exchanges import Exchanges
 from gradring.collectives.messages import Messages
 from gradring.collectives.reductions import Reductions
@@ -51,13 +50,6 @@ _QUICK = (
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 measured.begin(_open)
 
-# Those of `init` and `join`, and what they shrank to or grew into. Kept until closed: to the other
-# ranks, one that is garbage-collected would have left the job.
-kept: list[Communicator] = []
-
-# Where these met: rendezvous and rank that `init` was given.
-joined: weakref.WeakKeyDictionary[Communicator, tuple[str, int]] = weakref.WeakKeyDictionary()
-
 
 @functools.cache
 def _text_of(method: Callable[..., Any]) -> str:
@@ -70,22 +62,6 @@ def _text_of(method: Callable[..., Any]) -> str:
     ]
     text = signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
     return f"{method.__name__}{text}\n--\n\n{inspect.getdoc(method)}"
-
-
-def keep(communicator: Communicator, before: Communicator | None = None) -> None:
-    """Let one of this process's job live until closed, and be `current` in the place of before."""
-    for other in kept[:]:
-        if other.is_closed:
-            _let_go(other)
-    kept.append(communicator)
-    if before is not None and before in joined:
-        joined[communicator] = joined[before]
-
-
-def _let_go(communicator: Communicator) -> None:
-    # One step, as several ranks may be threads of this process.
-    with contextlib.suppress(ValueError):
-        kept.remove(communicator)
 
 
 class Communicator(Reductions, Exchanges, Messages):
@@ -305,10 +281,10 @@ class Communicator(Reductions, Exchanges, Messages):
             PeerLost: Names this rank: the others had given it up and have gone on without it.
             TimedOut: Some survivors did not call it in time; names them. It may be called again.
         """
-        is_kept = any(other is self for other in kept)
+        is_kept = memberships.is_kept(self)
         smaller = Communicator(self._core.shrink(milliseconds(timeout)))
         if is_kept:
-            keep(smaller, self)
+            memberships.keep(smaller, self)
         # This rank would be in the job as long as somebody holds it, with the new one closed.
         self.close(linger=False)
         return smaller
@@ -336,13 +312,13 @@ class Communicator(Reductions, Exchanges, Messages):
                 is where it has no free port; this communicator stays as it was.
             PeerLost: As `all_reduce`, and so for Mismatch and Closed.
         """
-        is_kept = any(other is self for other in kept)
+        is_kept = memberships.is_kept(self)
         core = self._core.grow(milliseconds(timeout))
         if core is self._core:
             return self
         larger = Communicator(core)
         if is_kept:
-            keep(larger, self)
+            memberships.keep(larger, self)
         self.close(linger=False)
         return larger
 
@@ -377,7 +353,7 @@ class Communicator(Reductions, Exchanges, Messages):
         self._core.close(linger)
         self._devices.clear()
         _open.discard(self)
-        _let_go(self)
+        memberships.let_go(self)
 
 
 @atexit.register

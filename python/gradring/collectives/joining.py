@@ -12,10 +12,11 @@ import socket
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from gradring import _core, initial
-from gradring.collectives.communicator import Communicator, joined, keep, kept
+from gradring.collectives.communicator import Communicator
+from gradring.collectives.memberships import joined, keep, kept, note_joined
 from gradring.core_arguments import (
     MOST_RANKS,
     path_bytes,
@@ -25,7 +26,7 @@ from gradring.core_arguments import (
     whole_number,
 )
 from gradring.errors import InvalidArgument
-from gradring.launchers import job_secret, roles
+from gradring.launchers import job_secret, our_launcher, roles
 from gradring.prometheus import endpoint
 from gradring.settings import config, cost_profile, port_range
 from gradring.timeouts import milliseconds
@@ -102,6 +103,10 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     with a thread of its own. Where `gradring.distributed` or another call has joined the job by
     itself, the first ``init()`` without arguments returns that communicator.
 
+    In a process with GRADRING_NEWCOMER, as `gradring run --restart-ranks` starts one for each rank
+    that was lost, it is `gradring.join`: it waits until the others call `Communicator.grow`; under
+    that launcher for as long as they run, whatever ``timeout`` is.
+
     Args:
         rank: This rank, from 0.
         world_size: Number of ranks.
@@ -144,6 +149,11 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
         ports=ports,
         profile=profile,
     )
+    is_placed = rank is not None or world_size is not None or rendezvous is not None
+    if not is_placed and our_launcher.is_newcomer(os.environ):
+        return _as_newcomer(
+            secret=secret, tls=tls, timeout=timeout, interface=interface, ports=ports
+        )
     role = roles.discover(
         os.environ, rank=rank, world_size=world_size, rendezvous=rendezvous, ports=settings.ports
     )
@@ -157,16 +167,18 @@ def init(  # noqa: PLR0913 - every argument has a variable and a default; none b
     place = Place(0, 1, "", secret)
     if role is not None:
         place = _place_of(role, rendezvous, secret)
-    made = _take_implicit(place) if all(each is None for each in given) else None
+    where = (place.rendezvous, place.rank)
+    made = _take_implicit(where) if all(each is None for each in given) else None
     if made is not None:
         return made
-    _require_left(place)
+    if place.world_size > 1:
+        _require_left(where)
     if listen_fd is None and role is not None and role.listen_fd is not None:
         # The launcher's socket stays, for an init() after this communicator was closed.
         listen_fd = _copy_of_launchers(role.listen_fd)
     communicator = join(place, settings, listen_fd=listen_fd)
     keep(communicator)
-    joined[communicator] = (place.rendezvous, place.rank)
+    note_joined(communicator, where)
     return communicator
 
 
@@ -177,33 +189,44 @@ def _place_of(role: roles.Role, rendezvous: str | None, secret: str | bytes) -> 
     return Place(role.rank, 1, rendezvous or "", secret)
 
 
-def _take_implicit(place: Place) -> Communicator | None:
+def _as_newcomer(**options: Any) -> Communicator:
+    from gradring.collectives import newcomers  # Which joins by `join` below.
+
+    where = our_launcher.role_given(os.environ)
+    made = _take_implicit(where) if all(each is None for each in options.values()) else None
+    if made is not None:
+        return made
+    _require_left(where)
+    if our_launcher.is_led(os.environ):
+        options["timeout"] = None  # It is for ranks that all start; the launcher ends this wait.
+    return newcomers.join(**options)
+
+
+def _take_implicit(where: tuple[str, int]) -> Communicator | None:
     # For the first init() of a script, where a call before it has made the communicator already.
     for communicator in kept:
-        is_here = joined.get(communicator) == (place.rendezvous, place.rank)
+        is_here = joined.get(communicator) == where
         if communicator in _implicit and is_here and not communicator.is_closed:
             _implicit.discard(communicator)
             return communicator
     return None
 
 
-def _require_left(place: Place) -> None:
+def _require_left(where: tuple[str, int]) -> None:
     # Two worlds with one rendezvous would take each other's connections.
-    if place.world_size == 1:
-        return
-    for communicator, where in list(joined.items()):
-        if where != (place.rendezvous, place.rank) or communicator.is_closed:
+    rendezvous, rank = where
+    who = f"this process is {f'rank {rank}' if rank >= 0 else 'a newcomer'} at {rendezvous} already"
+    for communicator, place in list(joined.items()):
+        if place != where or communicator.is_closed:
             continue
         if communicator in _implicit:
             raise InvalidArgument(
-                f"this process is rank {place.rank} at {place.rendezvous} already: "
-                "gr.distributed() or another call that needs the ranks has joined the job by "
-                "itself; call init() with its arguments before it, and give it comm=..."
+                f"{who}: gr.distributed() or another call that needs the ranks has joined the job "
+                "by itself; call init() with its arguments before it, and give it comm=..."
             )
         raise InvalidArgument(
-            f"this process is rank {place.rank} at {place.rendezvous} already: use the "
-            "communicator that init() returned (split() makes further ones), or close it on "
-            "all ranks first"
+            f"{who}: use the communicator that init() returned (split() makes further ones), or "
+            "close it on all ranks first"
         )
 
 

@@ -16,6 +16,7 @@ from gradring.doctor import server_doctor
 from gradring.errors import InvalidArgument
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE, needs_secret
 from gradring.launchers.known import OWN
+from gradring.launchers.our_launcher import is_newcomer
 from gradring.launchers.roles import Role, discover
 from gradring.machine import host_facts
 from gradring.machine.build import build_info, gpu_facts
@@ -71,7 +72,7 @@ def report(environ: Mapping[str, str]) -> Report:
         "versions": versions(),
         "core": {name: fact for name, fact in core.items() if name not in {"cuda", "nccl"}},
         "gpu": _gpu_facts(core),
-        "role": _role_facts(role, is_clear=is_clear),
+        "role": _role_facts(role, environ, is_clear=is_clear),
         "settings": None if settings is None else vars(settings),
         "planner": _planner(role, settings, core, problems),
         "servers": _servers(environ, settings, core, problems),
@@ -89,7 +90,9 @@ def report(environ: Mapping[str, str]) -> Report:
         "environment": config.variables_in_force(environ),
     }
     _judge_role(role, problems)
-    _judge_environment(environ, warnings, is_alone=role is None and is_clear)
+    _judge_environment(
+        environ, warnings, is_alone=role is None and is_clear and not is_newcomer(environ)
+    )
     _judge_machine(found, warnings)
     warnings += [
         f"{name} is set, but there is no such variable; did you mean {meant}?"
@@ -183,7 +186,10 @@ def _gpu_facts(core: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _role_facts(role: Role | None, *, is_clear: bool) -> dict[str, Any]:
+def _role_facts(role: Role | None, environ: Mapping[str, str], *, is_clear: bool) -> dict[str, Any]:
+    if is_newcomer(environ):
+        where = environ.get("GRADRING_RENDEZVOUS") or "a place that init() is not told"
+        return {"source": f"a newcomer (GRADRING_NEWCOMER): joins the job at {where}"}
     if role is None:
         return {"source": "alone: no launcher's variables are set" if is_clear else "see problems"}
     return {

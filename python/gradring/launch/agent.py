@@ -21,50 +21,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from gradring.launch import listeners, processes
+from gradring.launch.children import OF_ANOTHER_JOB, Child, Start, search_path
 from gradring.launch.numbers import is_server, server_index
 
 # What a login shell prints before is not ours. Counted up with every change of what is said after.
-GREETING = b"gradring-agent 3\n"
+GREETING = b"gradring-agent 4\n"
 
 # kind, number of the process (0 for events), bytes that follow.
 HEADER = struct.Struct(">cII")
-STDOUT, STDERR, EVENT = b"o", b"e", b"j"
+EVENT = b"j"  # Besides those of output.
 
 READ_BYTES = 1 << 16
 # Above this the ranks' pipes wait until the launcher has read on.
 BACKLOG_BYTES = 1 << 20
-
-
-def search_path(environ: Mapping[str, str], programs: str) -> str:
-    """Return the PATH of ranks: ours, in which their interpreter's folder is if it was not.
-
-    Its folder is ``programs``, or where that is empty, our own interpreter's.
-
-    A virtual environment that nobody has activated is in no PATH, least of all in that of sshd:
-    `python` and `gradring` would be others than here, or none.
-    """
-    path = environ.get("PATH", os.defpath)
-    folder = programs or str(Path(sys.executable).parent)
-    is_known = not (programs or sys.executable) or folder in path.split(os.pathsep)
-    return path if is_known else f"{folder}{os.pathsep}{path}"
-
-
-class Child:
-    """A rank or a server. It leads its own process group: it and its children."""
-
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        """Take the process just started."""
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.number = number
-        self.process = process
-        self.pipes = {process.stdout.fileno(): STDOUT, process.stderr.fileno(): STDERR}
-        for descriptor in self.pipes:
-            os.set_blocking(descriptor, False)
 
 
 class Agent:
@@ -79,8 +51,11 @@ class Agent:
         self._outgoing_bytes = len(GREETING)
         self._listeners: dict[int, socket.socket] = {}  # By the number of who will inherit it.
         self._children: dict[int, Child] = {}  # By process id, those still running.
+        self._groups: dict[int, int] = {}  # That each number's last process has led.
         self._pipes: dict[int, tuple[Child, bytes]] = {}
+        self._lines: dict[int, Child] = {}  # By descriptor, of ranks that tell of themselves.
         self._command: dict[str, Any] = {}  # What ranks and servers were started by.
+        self._rank_environ: dict[str, str] = {}  # What all ranks have.
         self._grace = 5.0
         self._signals: deque[tuple[float, int]] = deque()  # (when, which), soonest first.
         self._give_up_at = 0.0
@@ -110,6 +85,8 @@ class Agent:
                     self._read_commands()
                 elif key.fd in self._pipes:
                     self._read_pipe(key.fd)
+                elif key.fd in self._lines:
+                    self._hear(key.fd)
             self._write_frames()
             self._reap()
             if self._is_ending and not self._is_over:
@@ -138,7 +115,11 @@ class Agent:
             elif command["do"] == "start":
                 self._start(command)
             elif command["do"] == "restart":
-                self._spawn_server(command["number"])
+                self._restart(command["number"], command["place"])
+            elif command["do"] == "place":
+                for child in self._children.values():
+                    if child.is_newcomer:
+                        child.tell(command["place"])
         except (OSError, subprocess.SubprocessError) as error:
             self._tell(event="refused", text=processes.refusal(command["do"], error))
             self._stop(signal.SIGTERM, servers=True)
@@ -200,26 +181,58 @@ class Agent:
         self._grace = command["grace"]
         for server in command["servers"]:
             self._spawn_server(server)
-        ranks, (before, beside) = command["ranks"], command["share"]
-        environ = {**os.environ, **command["environ"]}
+        environ = self._environ()
         environ["PATH"] = search_path(environ, command["programs"])
-        environ.pop("GRADRING_LISTEN_FD", None)
+        _, beside = command["share"]
         threads = max(1, len(os.sched_getaffinity(0)) // beside)
         is_set = "OMP_NUM_THREADS" in environ
         environ.setdefault("OMP_NUM_THREADS", str(threads))
-        for place, rank in enumerate(ranks, before):
-            role = {
-                "GRADRING_RANK": str(rank),
-                "GRADRING_LOCAL_RANK": str(place - before),
-                "GRADRING_LOCAL_WORLD_SIZE": str(len(ranks)),
-            }
-            cores = processes.share_of_cores(place, beside) if command["bind"] else None
-            self._spawn(rank, command["argv"], {**environ, **role}, cores)
+        self._rank_environ = environ
+        for rank in command["ranks"]:
+            self._spawn_rank(rank, {})
         # Ours would keep accepting on behalf of a rank 0 that has died.
         if 0 in self._listeners:
             self._listeners.pop(0).close()
         pids = {child.number: pid for pid, child in self._children.items()}
         self._tell(event="started", pids=pids, threads=None if is_set else threads)
+
+    def _restart(self, number: int, place: str | None) -> None:
+        if is_server(number):
+            self._spawn_server(number)
+        else:
+            self._end_leftovers(self._groups[number])
+            as_newcomer = {"GRADRING_NEWCOMER": "1", "GRADRING_RENDEZVOUS": place or ""}
+            self._spawn_rank(number, as_newcomer if place else {})
+        pids = {child.number: pid for pid, child in self._children.items()}
+        self._tell(event="started", pids={number: pids[number]}, threads=None)
+
+    def _end_leftovers(self, group: int) -> None:
+        """End what a lost rank has left in its group: it would be in the way, on a GPU or a port.
+
+        A group without processes may have a successor by its number, but not among those below us.
+        """
+        if group in self._children:
+            return
+        for pid in processes.descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == group:
+                    os.kill(pid, signal.SIGKILL)
+
+    def _environ(self) -> dict[str, str]:
+        environ: dict[str, str] = {**os.environ, **self._command["environ"]}
+        return {name: value for name, value in environ.items() if name not in OF_ANOTHER_JOB}
+
+    def _spawn_rank(self, rank: int, besides: Mapping[str, str]) -> None:
+        ranks, (before, beside) = self._command["ranks"], self._command["share"]
+        local = ranks.index(rank)
+        role = {
+            "GRADRING_RANK": str(rank),
+            "GRADRING_LOCAL_RANK": str(local),
+            "GRADRING_LOCAL_WORLD_SIZE": str(len(ranks)),
+        }
+        cores = processes.share_of_cores(before + local, beside) if self._command["bind"] else None
+        environ = {**self._rank_environ, **role, **besides}
+        self._spawn(rank, self._command["argv"], environ, cores)
 
     def _spawn_server(self, number: int) -> None:
         # Its listener stays open here, so a server that is started again has the same address and
@@ -228,31 +241,36 @@ class Agent:
         own += ["--listen-fd", str(self._listeners[number].fileno())]
         if (metrics := self._command["metrics"].get(str(number))) is not None:
             own += ["--metrics", metrics]
-        environ = {**os.environ, **self._command["environ"]}
-        self._spawn(number, own, environ, None)
+        self._spawn(number, own, self._environ(), None)
 
     def _spawn(
         self, number: int, argv: list[str], environ: dict[str, str], cores: set[int] | None
     ) -> None:
-        inherited: tuple[int, ...] = ()
-        if number in self._listeners:
-            inherited = (self._listeners[number].fileno(),)
-        if number == 0 and inherited:
-            environ["GRADRING_LISTEN_FD"] = str(inherited[0])
-        parent = os.getpid()
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self._command["cwd"],
-            env=environ,
-            pass_fds=inherited,
-            preexec_fn=processes.in_child(parent, cores),  # noqa: PLW1509 (we have one thread)
-        )
-        child = Child(number, process)
-        self._children[process.pid] = child
+        listener = self._listeners.get(number)
+        if number == 0 and listener is not None:
+            environ["GRADRING_LISTEN_FD"] = str(listener.fileno())
+        has_line = self._command["restarts"] and not is_server(number)
+        cwd = self._command["cwd"]
+        child = Child(Start(number, argv, environ, cwd, cores, listener, has_line))
+        self._children[child.process.pid] = child
+        self._groups[number] = child.process.pid
         self._pipes.update({fd: (child, kind) for fd, kind in child.pipes.items()})
+        if child.line is not None:
+            self._lines[child.line.fileno()] = child
+            self._selector.register(child.line, selectors.EVENT_READ)
+
+    def _hear(self, descriptor: int) -> None:
+        """Pass on what a rank tells of itself; whatever waits in its pipes."""
+        child = self._lines[descriptor]
+        for text in child.hear():
+            self._tell(event="told", number=child.number, text=text)
+        if child.has_let_go:
+            self._tell(event="told", number=child.number, text="")
+            self._hang_up(descriptor)
+
+    def _hang_up(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        self._lines.pop(descriptor).hang_up()
 
     # Output and ends.
 
@@ -285,6 +303,11 @@ class Agent:
             child.process.returncode = os.waitstatus_to_exitcode(status)
             for descriptor in child.pipes:
                 self._drain(descriptor)
+            if child.line is not None:
+                line = child.line.fileno()
+                self._hear(line)
+                if line in self._lines:
+                    self._hang_up(line)
             self._tell(event="exited", number=child.number, status=child.process.returncode)
             self._stop_what_is_left()
 
@@ -295,11 +318,12 @@ class Agent:
                 break
 
     def _stop_what_is_left(self) -> None:
-        # Also for what the ranks left behind. Where there are servers, the launcher says when the
-        # last rank of all hosts has ended, unless it is gone itself.
+        # Also for what the ranks left behind. Where there are servers, or ranks may come again, the
+        # launcher says when the last rank of all hosts has ended, unless it is gone itself.
         if any(not is_server(child.number) for child in self._children.values()):
             return
-        if not self._command["servers"] or self._is_launcher_gone:
+        is_awaited = self._command["servers"] or self._command["restarts"]
+        if not is_awaited or self._is_launcher_gone:
             self._stop(signal.SIGTERM, servers=True)
 
     def _stop(self, number: int, *, servers: bool = False) -> None:

@@ -1,7 +1,8 @@
 """Carries out a plan: starts the agents, shows what is written, and ends the job as a whole.
 
 The first rank (see `blame`) or server that fails decides: it is named with how it ended, all others
-are stopped, and its exit code becomes the launcher's. Servers stop when the last rank has ended.
+are stopped, and its exit code becomes the launcher's, unless ranks that fail are started again
+(`restarting`). Servers stop when the last rank has ended.
 One thread, which never waits but in its `Watch`: whoever reads our output may stall, and signals
 are heard all the same.
 """
@@ -20,12 +21,14 @@ from typing import Any
 from gradring.errors import ProtocolError
 from gradring.launch import agent, processes
 from gradring.launch.blame import Blame
+from gradring.launch.children import STDOUT
 from gradring.launch.link import AgentLink, Frame
 from gradring.launch.numbers import is_server, name, server_index, server_number
 from gradring.launch.options import Options
-from gradring.launch.outcome import Failure, Outcome, Restarts, describe, exit_code, name_ranks
+from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
 from gradring.launch.output import RankOutput
 from gradring.launch.plan import Plan, make_plan
+from gradring.launch.restarting import Restarting, is_bad_end
 from gradring.launch.screen import STREAM_NAMES, Screen
 from gradring.launch.watch import Watch
 
@@ -33,8 +36,6 @@ from gradring.launch.watch import Watch
 _TEARDOWN_SECONDS = processes.UNKILLABLE_SECONDS + 5.0
 
 _STATUS_SECONDS = 1.0
-
-USAGE_ERROR = 2  # The exit code of a command line that makes no sense.
 
 
 def run(options: Options) -> int:
@@ -69,9 +70,7 @@ class Job:
         self._spares_servers = False  # Of the stop that is under way.
         self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
         self._started_at = time.monotonic()
-        self._restarts = Restarts(self._started_at)
-        self._coming: dict[int, tuple[float, AgentLink]] = {}  # Servers to be started: when, where.
-        self._greeted: set[int] = set()  # Servers that have started at least once.
+        self._restarting = Restarting(options, plan.world_size, screen.say)
         self._deadline: float | None = None  # For the agents to start, later for them to end.
         self._patience = 0.0  # Seconds that the deadline leaves them.
         self._watch = Watch(screen.outlets)
@@ -138,6 +137,7 @@ class Job:
                 **self._plan.start_of(link.host, environ),
                 grace=self._options.grace,
                 bind=self._options.bind,
+                restarts=self._options.restart_ranks,
             )
 
     def _note_start(self, link: AgentLink, pids: dict[str, int], threads: int | None) -> None:
@@ -160,7 +160,11 @@ class Job:
             self._heed_lost_streams()
             if cause := self._blame.settled(self._outcome):
                 self._fail(cause)
-            self._start_again()
+            if self._is_stopping:
+                self._restarting.drop()
+            self._restarting.start_due(self._outcome, self._output.begin_again)
+            if self._restarting.take_patience():
+                self._release()
             self._heed_deadline()
             self._show_status()
 
@@ -195,7 +199,7 @@ class Job:
         waits = self._blame.waits
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - time.monotonic()))
-        waits += [max(0.0, at - time.monotonic()) for at, _ in self._coming.values()]
+        waits += self._restarting.waits
         if self._screen.has_bottom and not self._options.quiet:
             waits.append(_STATUS_SECONDS)
         return min(waits, default=None)
@@ -229,9 +233,10 @@ class Job:
         if frame.kind == agent.EVENT:
             self._take_event(link, json.loads(frame.payload))
         else:
-            if is_server(frame.number) and frame.kind == agent.STDOUT:
-                self._greeted.add(frame.number)
-            self._output.take(frame.number, 1 if frame.kind == agent.STDOUT else 2, frame.payload)
+            stream = 1 if frame.kind == STDOUT else 2
+            if stream == 1:
+                self._restarting.note_output(frame.number)
+            self._output.take(frame.number, stream, frame.payload)
 
     def _take_event(self, link: AgentLink, event: dict[str, Any]) -> None:
         match event.pop("event"):
@@ -241,6 +246,8 @@ class Job:
                 self._note_start(link, event["pids"], event["threads"])
             case "exited":
                 self._note_end(link, event["number"], event["status"])
+            case "told":
+                self._restarting.note_told(self._links, event["number"], event["text"])
             case "refused":
                 self._fail(Failure(f"{link.host.name}: {event['text']}", 1))
             case "done":
@@ -258,46 +265,35 @@ class Job:
             self._note_server_end(link, number, status, how)
             return
         self._outcome.end(number, status)
+        failure = None
         if status != 0 and not self._is_stopping:
-            failure = Failure(self._outcome.told(number, how), exit_code(status), number)
-            self._blame.hold(failure, self._output.lost_by(number))
-        self._release_servers()
+            failure = Failure(self._outcome.told(number, how), exit_code(status), number, how)
+        lost = self._output.lost_by(number)
+        for held in self._restarting.take_rank_end(self._links, number, failure, lost):
+            self._blame.hold(*held)
+        self._release()
 
     def _note_server_end(self, link: AgentLink, number: int, status: int, how: str) -> None:
         if self._is_stopping:
             # The last one: it was only about to start.
-            if status not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+            if is_bad_end(status):
                 self._screen.say(f"{name(number)}: {how}")
-            return
-        # One that refuses its options, or fails before it says where it is, would do so again.
-        could_start = number in self._greeted and status != USAGE_ERROR
-        at = self._restarts.note_end(number, time.monotonic())
-        if self._options.restart_servers and could_start and at is not None:
-            again = f"starting it again from its log in {at - time.monotonic():.1f} s"
-            self._screen.say(f"{name(number)}: {how}; {again}")
-            self._coming[number] = (at, link)
-        else:
+        elif not self._restarting.take_server_end(link, number, status, how):
             text = self._outcome.told(number, how)
             self._fail(Failure(text, exit_code(status) or 1, number))
 
-    def _start_again(self) -> None:
-        """Start the servers whose pause is over."""
-        if self._is_stopping:
-            self._coming.clear()
-        for number, (at, link) in list(self._coming.items()):
-            if time.monotonic() >= at:
-                del self._coming[number]
-                if link.is_open:
-                    link.send(do="restart", number=number)
-
-    def _release_servers(self) -> None:
-        """Stop the servers once nobody is left who could need them."""
+    def _release(self) -> None:
+        """Stop servers, and who still waits to be let in, once nobody is left who needs them."""
         waits = any(
-            link.is_open and not all(map(self._outcome.has_ended, link.host.ranks))
+            link.is_open and self._restarting.awaits(rank, self._outcome)
             for link in self._links
+            for rank in link.host.ranks
         )
-        if self._plan.servers and not waits:
-            self._stop(signal.SIGTERM, servers=True)
+        if waits or not (self._plan.servers or self._restarting.of_ranks):
+            return
+        if not self._is_stopping and not self._blame.waits:
+            self._restarting.say_who_is_left_out()
+        self._stop(signal.SIGTERM, servers=True)
 
     def _fail(self, failure: Failure) -> None:
         is_rank = failure.process is not None and not is_server(failure.process)
@@ -367,7 +363,7 @@ class Job:
             ranks = name_ranks(list(link.host.ranks))
             self._fail(Failure(f"{what} {link.host.name} ({ranks}): {ending}", 1))
         if self._is_stopping:
-            self._release_servers()
+            self._release()
 
     def _give_up_waiting(self) -> None:
         self._deadline = None

@@ -22,6 +22,7 @@ from typing import IO
 from gradring.commands.own_modules import module_command
 from gradring.errors import ProtocolError
 from gradring.launch import agent
+from gradring.launch.children import STDERR, STDOUT
 from gradring.launch.hosts import HostPlan
 from gradring.launch.options import Options
 
@@ -73,7 +74,7 @@ class FrameReader:
         start = 0
         while len(self._pending) - start >= agent.HEADER.size:
             kind, number, length = agent.HEADER.unpack_from(self._pending, start)
-            if kind not in (agent.STDOUT, agent.STDERR, agent.EVENT) or length > _FRAME_BYTES_MAX:
+            if kind not in (STDOUT, STDERR, agent.EVENT) or length > _FRAME_BYTES_MAX:
                 raise ProtocolError(f"an agent sent a frame of kind {kind!r} and {length} bytes")
             end = start + agent.HEADER.size + length
             if len(self._pending) < end:

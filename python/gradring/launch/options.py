@@ -45,6 +45,7 @@ class Options:
         quiet: Whether to leave out the status line.
         verbose: Whether to tell what was started.
         keep_going: Whether the other ranks go on when one fails.
+        restart_ranks: Whether a rank that fails is started again, to join the others.
         bind: Whether each rank of a host gets cores of its own, where there are enough.
         servers: Number of parameter servers, dealt to the hosts in turn.
         server_log: Folder for the servers' logs, on the host of each.
@@ -71,6 +72,7 @@ class Options:
     quiet: bool = False
     verbose: bool = False
     keep_going: bool = False
+    restart_ranks: bool = False
     bind: bool = True
     servers: int = 0
     server_log: Path | None = None

@@ -19,11 +19,13 @@ class Failure:
         text: What to tell.
         code: The job's exit code.
         process: The number of the rank or server; ``None`` where it was a host or ourselves.
+        how: How that process ended, without its name.
     """
 
     text: str
     code: int
     process: int | None = None
+    how: str = ""
 
 
 class Outcome:
@@ -45,6 +47,10 @@ class Outcome:
     def end(self, rank: int, status: int) -> None:
         """Note that a rank ended."""
         self._ends[rank] = status
+
+    def begin_again(self, rank: int) -> None:
+        """Note that a rank that had ended was started again."""
+        self._ends.pop(rank, None)
 
     def status_line(self, seconds: int, *, is_stopping: bool) -> str:
         """Say how many ranks there still are, after so many seconds."""
@@ -95,7 +101,7 @@ class Outcome:
 
 
 class Restarts:
-    """Tells whether one more start may help a server that has ended, and when.
+    """Tells whether one more start may help a server or rank that has ended, and when.
 
     What ends a server, such as a full disk, may take a while to pass: pauses grow.
     """
@@ -106,16 +112,26 @@ class Restarts:
     LONGEST_PAUSE_SECONDS = 5.0
 
     def __init__(self, now: float) -> None:
-        """Take every server's first start to be now."""
+        """Take everybody's first start to be now."""
         self._first = now
-        self._last: dict[int, tuple[float, int]] = {}  # Server: (last start, starts in a row).
+        self._last: dict[int, tuple[float, int]] = {}  # Number: (last start, starts in a row).
 
-    def note_end(self, server: int, now: float) -> float | None:
-        """Take the end of a server; when to start it again, ``None``: not any more."""
-        started, in_a_row = self._last.get(server, (self._first, 0))
+    def note_end(self, number: int, now: float, began: float | None = None) -> float | None:
+        """Take the end of a process.
+
+        Args:
+            number: Of the process.
+            now: Seconds.
+            began: Since when its life counts; ``None``: its start.
+
+        Returns:
+            When to start it again; ``None``: not any more.
+        """
+        started, in_a_row = self._last.get(number, (self._first, 0))
+        started = started if began is None else began
         in_a_row = 1 if now - started >= self.LONG_LIFE_SECONDS else in_a_row + 1
         pause = min(self.FIRST_PAUSE_SECONDS * 2 ** (in_a_row - 1), self.LONGEST_PAUSE_SECONDS)
-        self._last[server] = (now + pause, in_a_row)
+        self._last[number] = (now + pause, in_a_row)
         return now + pause if in_a_row <= self.MOST else None
 
 

@@ -84,6 +84,7 @@ class RankOutput:
         self._splitters: dict[tuple[int, int], LineSplitter] = {}
         self._passages: dict[tuple[int, int], Passage] = {}
         self._last_errors: dict[int, deque[bytes]] = {}
+        self._earlier_errors: dict[int, list[bytes]] = {}  # Of lives before.
 
     def take(self, number: int, stream: int, data: bytes) -> None:
         """Take a piece of what a process wrote to its standard output (1) or error (2)."""
@@ -111,9 +112,14 @@ class RankOutput:
 
     def repeat_last_errors(self, number: int) -> None:
         """Show the last lines of a process's standard error once more, if it wrote any."""
-        if lines := self._last_errors.get(number):
+        if lines := self._last_lines(number):
             self._screen.say(f"the last lines of {name(number)}'s standard error:")
             self._screen.write(2, [b"    " + line for line in lines])
+
+    def begin_again(self, number: int) -> None:
+        """Take what a process will write for that of another life: it is started again."""
+        self._earlier_errors[number] = [*self._last_lines(number)]
+        self._last_errors.pop(number, None)
 
     def lost_by(self, number: int) -> int | None:
         """Return the rank that a process' last errors say it has lost; None: they name none."""
@@ -139,6 +145,10 @@ class RankOutput:
     def _remember(self, number: int, stream: int, lines: list[bytes]) -> None:
         if stream == 2:
             self._last_errors.setdefault(number, deque(maxlen=LAST_LINES)).extend(lines)
+
+    def _last_lines(self, number: int) -> list[bytes]:
+        lines = [*self._earlier_errors.get(number, ()), *self._last_errors.get(number, ())]
+        return lines[-LAST_LINES:]
 
     def _prefix(self, number: int) -> bytes:
         return self._screen.prefix(number) if self._has_prefix else b""

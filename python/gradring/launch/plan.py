@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gradring.commands.own_modules import module_command
 from gradring.errors import InvalidArgument
-from gradring.launch import agent
+from gradring.launch.children import search_path
 from gradring.launch.hosts import HostPlan, Line, deal_servers, place, read_hosts
 from gradring.launch.numbers import server_number
 from gradring.launch.options import Options
@@ -144,6 +144,11 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     else:
         lines = read_hosts(options.hosts_file)
     hosts = deal_servers(place(lines, options.count), options.servers)
+    if options.restart_ranks and sum(len(host.ranks) for host in hosts) == 1:
+        raise InvalidArgument(
+            "--restart-ranks with one rank: nobody would be left for it to join; save checkpoints, "
+            "and start the job again"
+        )
     is_all_here = all(host.is_here for host in hosts)
     host, port = _meeting_point(options, hosts, is_all_here)
     settings = _settings(options, environ)
@@ -232,7 +237,7 @@ def _argv(options: Options, is_all_here: bool) -> tuple[str, ...]:
             what = "a folder, no file" if Path(program).is_dir() else "no such file"
             raise InvalidArgument(f"{program}: {what} (looked in {Path.cwd()})")
         return (options.python, *options.command)
-    path = agent.search_path(os.environ, _programs(options))
+    path = search_path(os.environ, _programs(options))
     if is_all_here and shutil.which(program, path=path) is None:
         raise InvalidArgument(f"{program}: {_why_no_command(Path(program))}")
     return options.command

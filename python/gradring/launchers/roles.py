@@ -14,7 +14,7 @@ from typing import Any
 
 from gradring.core_arguments import MOST_RANKS
 from gradring.errors import InvalidArgument
-from gradring.launchers import known, slurm
+from gradring.launchers import known, our_launcher, slurm
 from gradring.launchers.known import LOOPBACK, Launcher, Variables
 from gradring.settings.address import format_address, is_loopback, parse_address
 
@@ -104,6 +104,10 @@ def discover(
     if rendezvous and world_size != 1:
         parse_address(str(rendezvous), "rendezvous")
     given = {name: pair for name, pair in explicit.items() if pair[1] is not None}
+    has_rank = bool(environ.get("GRADRING_RANK")) or rank is not None
+    if our_launcher.is_newcomer(environ) and not has_rank:
+        # Started by hand: where it will join, it has no rank yet.
+        environ = {name: text for name, text in environ.items() if name != "GRADRING_RENDEZVOUS"}
     variables = Variables(_without_replaced(environ, given), given)
     launcher = known.find(variables)
     return None if launcher is None else _role(launcher, variables)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gradring import _core
 from gradring.core_arguments import require_secret, secret_bytes
 from gradring.errors import Error, InvalidArgument
-from gradring.launchers import roles
+from gradring.launchers import our_launcher, roles
 from gradring.launchers.job_secret import HOW_TO_MAKE_ONE
 from gradring.launchers.roles import Role
 from gradring.ps import measured
@@ -107,7 +107,10 @@ def connect(
         )
     require_secret(known, "GRADRING_SECRET")
     with _numbered(role, client) as number:
-        return _open(found, known, number, settings)
+        connection = _open(found, known, number, settings)
+    if role is not None:
+        our_launcher.tell(role.rank, role.world_size, "")
+    return connection
 
 
 def current() -> ParameterServer:

@@ -37,6 +37,8 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_LOCAL_WORLD_SIZE": "number of ranks on this host",
     "GRADRING_RENDEZVOUS": "host:port where rank 0 listens; IPv6 in brackets",
     "GRADRING_LISTEN_FD": "rank 0: an inherited socket that already listens there",
+    "GRADRING_NEWCOMER": "1: this process comes into a job that runs already",
+    "GRADRING_LAUNCHER": "a socket to `gradring run --restart-ranks`, which sets it",
     "GRADRING_SECRET": "the job's secret, the same on every rank; never printed",
     "GRADRING_SERVERS": "host:port of every parameter server, with commas between",
     "GRADRING_TRANSPORT": "auto, shm or tcp",

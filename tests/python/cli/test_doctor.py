@@ -14,6 +14,7 @@ import pytest
 from gradring.doctor import machine_doctor
 from gradring.machine import host_facts
 from gradring.machine.host_facts import Interface, chosen_interface, cpu_quota
+from launcher_variables import OWN
 from ps_servers import SECRET, connected
 
 pytestmark = pytest.mark.usefixtures("no_gpu_plugin")
@@ -32,6 +33,11 @@ def test_the_role_is_shown_with_the_variables_it_came_from() -> None:
     assert (role["rank"], role["world_size"], role["rendezvous"]) == (0, 2, "127.0.0.1:29500")
     assert set(role["variables"]) == {*BY_HAND, "GRADRING_SECRET"}
     assert "alone" in machine_doctor.report({})["role"]["source"]
+    by_hand = {"GRADRING_NEWCOMER": "1", "GRADRING_RENDEZVOUS": "127.0.0.1:4000"}
+    for environ in (by_hand, {**OWN, **by_hand}):
+        found = machine_doctor.report(environ)
+        assert found["role"]["source"].endswith("joins the job at 127.0.0.1:4000")
+        assert found["problems"] == []
 
 
 def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import gradring as gr
 from conftest import GetWorld
+from gradring.collectives import joining, newcomers
 from rank_job import Job, StartJob
 from thread_ranks import TRANSPORTS, on_workers
 
@@ -209,6 +210,25 @@ def test_a_newcomer_has_the_jobs_settings_whatever_it_was_told(
     assert on_workers(2, member) == [23.0, 23.0]
 
 
+def test_init_in_a_newcomer_joins_the_job_and_does_it_once(job: StartJob) -> None:
+    ranks = job(1, secret=SECRET)
+    point = meeting_point(ranks)
+    ranks.ranks[0].begin(GROW.format(size=2))
+    newcomer = ranks.spawn(1)
+    role = {"NEWCOMER": "1", "SECRET": SECRET, "RENDEZVOUS": point}
+    newcomer.begin(
+        f"import os; os.environ |= { {f'GRADRING_{name}': text for name, text in role.items()}!r}\n"
+        "from gradring.collectives.joining import current\n"
+        "comm = current()\n"
+        "assert (gr.init(), comm.rank) == (comm, 1)\n"
+        "assert gr.init(rank=0, world_size=1).world_size == 1\n"  # Arguments make another role.
+        "gr.init()"
+    )
+    outcome = newcomer.outcome()
+    assert outcome.text.startswith(f"this process is a newcomer at {point} already: use"), outcome
+    assert ranks.ranks[0].outcome().error is None
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_group_of_the_ranks_is_refused_and_nothing_is_sent(
     world: GetWorld, transport: str
@@ -267,16 +287,34 @@ def test_a_newcomer_that_nobody_takes_in_says_what_it_waited_for() -> None:
         assert comm.grow() is comm
 
 
-def expect_to_be_sent_to(point: str, ranks: Job) -> None:
-    """Come to rank 1's door."""
-    door = ranks.ranks[0].call("result = comm.describe(1)").partition("(")[2].rstrip(")")
-    with pytest.raises(gr.InvalidArgument, match=f"newcomers come to {point}"):
-        gr.join(door, secret=SECRET)
+def door_of_rank_1(ranks: Job) -> str:
+    text: str = ranks.ranks[0].call("result = comm.describe(1)")
+    return text.partition("(")[2].rstrip(")")
 
 
-def test_a_newcomer_at_another_ranks_door_hears_where_to_go(job: StartJob) -> None:
+def test_a_newcomer_at_another_ranks_door_is_sent_where_it_is_let_in(job: StartJob) -> None:
     ranks = job(2, secret=SECRET)
-    expect_to_be_sent_to(meeting_point(ranks), ranks)
+    ranks.spawn(2).begin(join(door_of_rank_1(ranks)) + "result = comm.rank")
+    for rank in ranks.ranks[:2]:
+        rank.begin(GROW.format(size=3) + "result = comm.rank")
+    assert [outcome.result for outcome in ranks.outcomes()] == [0, 1, 2]
+
+
+def test_doors_that_send_to_each_other_are_given_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def refuse(place: joining.Place, _: object) -> None:
+        asked.append(place.rendezvous)
+        other = {"one:1": "other:1", "other:1": "one:1"}[place.rendezvous]
+        raise gr.InvalidArgument(f"join: rank 1 leads this job now; newcomers come to {other}")
+
+    monkeypatch.setattr(joining, "join", refuse)
+    monkeypatch.setattr(newcomers, "_PAUSE_SECONDS", 0.01)
+    with pytest.raises(gr.InvalidArgument, match="newcomers come to"):
+        gr.join("one:1", secret=SECRET, timeout=0.1)
+    assert asked[:7] == ["one:1", "other:1", "one:1", "other:1", "one:1", "one:1", "other:1"]
 
 
 def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJob) -> None:
@@ -286,7 +324,8 @@ def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJ
     for rank in ranks.ranks[:2]:
         rank.begin(GROW.format(size=3))
     assert not any(outcome.error for outcome in ranks.outcomes())
-    expect_to_be_sent_to(point, ranks)
+    with pytest.raises(gr.TimedOut, match=f"at the door of the job at {point}"):
+        gr.join(door_of_rank_1(ranks), secret=SECRET, timeout=0.3)
 
 
 def test_init_where_the_job_met_is_refused_after_it_has_grown_and_shrunk(job: StartJob) -> None:

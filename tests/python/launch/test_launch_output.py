@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gradring.errors import ProtocolError
 from gradring.launch import agent
+from gradring.launch.children import STDERR, STDOUT
 from gradring.launch.hosts import HostPlan
 from gradring.launch.link import AgentLink, FrameReader
 from gradring.launch.options import Options
@@ -62,7 +63,7 @@ def test_a_failed_ranks_last_errors_are_shown_again_and_no_more() -> None:
 
 
 def test_frames_do_not_depend_on_how_they_are_cut_and_chatter_before_them_is_dropped() -> None:
-    frames = [(agent.STDOUT, 0, b"a\nb"), (agent.STDERR, 7, b""), (agent.EVENT, 0, b"{}")]
+    frames = [(STDOUT, 0, b"a\nb"), (STDERR, 7, b""), (agent.EVENT, 0, b"{}")]
     stream = b"Welcome!\n" + agent.GREETING
     stream += b"".join(agent.HEADER.pack(k, r, len(p)) + p for k, r, p in frames)
     for size in (1, 2, 5, len(stream)):

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.launch import agent, job, listeners
+from gradring.launch import agent, job, listeners, restarting
 from gradring.launch.hosts import place, read_hosts
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
@@ -152,18 +152,21 @@ def test_what_launcher_and_agents_say_changes_only_with_the_greeting(tmp_path: P
     plan = plan_of(tmp_path, count=1)
     said = (
         agent.GREETING,
-        words_of(job, "send"),
+        words_of(job, "send") | words_of(restarting, "send"),
         " ".join(plan.start_of(plan.hosts[0], {})),
         words_of(agent, "_tell"),
     )
     # Where they change, count the greeting up: another host's agent may be of another build.
     assert said == (
-        b"gradring-agent 3\n",
-        {"do number host port ports", "do ... grace bind", "do number", "do signal servers"},
+        b"gradring-agent 4\n",
+        {
+            "do number host port ports", "do ... grace bind restarts", "do number place",
+            "do place", "do signal servers",
+        },
         "ranks share servers argv server_argv metrics cwd programs environ",
         {
             "event text", "event number port", "event pids threads", "event number status",
-            "event left",
+            "event left", "event number text",
         },
     )  # fmt: skip
 
