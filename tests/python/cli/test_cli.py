@@ -30,6 +30,18 @@ from gradring.settings.config import VARIABLES, Settings
 ROOT = Path(__file__).parents[3]
 
 
+def test_the_help_of_run_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for option, words in {
+        "--timeout S": "seconds without progress that fail a call (30)",
+        "--grace S": "seconds from SIGTERM to SIGKILL (5)",
+        "--start-timeout S": "seconds that hosts may take to start ranks (30)",
+    }.items():
+        assert f"{option} {words}" in shown
+
+
 def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().err
