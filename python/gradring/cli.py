@@ -287,6 +287,7 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     add = run.add_argument
     add("-n", dest="count", type=int, metavar="N", help="number of ranks")
     add("-m", dest="module", help=argparse.SUPPRESS)  # What others' launchers take.
+    add("-np", dest="count", type=int, help=argparse.SUPPRESS)  # As well, for the same as -n.
     add(
         "--hosts",
         type=Path,

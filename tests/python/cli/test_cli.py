@@ -81,6 +81,8 @@ def test_delegated_commands_get_all_their_arguments(
         (["run", "-n", "2"], "say what to run"),
         (["run", "-n", "2", "no-such.py"], "no-such.py: no such file"),
         (["run", "-n", "2", "--timeout", "0", "true"], "not a positive number of seconds"),
+        (["run", "-np", "0", "true"], "-n 0: a job has at least one rank"),
+        (["run", "--hosts", "a:4,b:4", "true"], "a:4,b:4: no such file; a hosts file has a line"),
         (["run", "-n", "2", "-m", "pkg", "x"], "as in a shell: gradring run -n 2 python -m pkg"),
     ],
 )
