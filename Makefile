@@ -1,5 +1,6 @@
 # What a reader types. Every target sets up what it needs (tools/setup.sh) and does nothing twice.
 #   make demo      build, install into .venv, train on two local workers
+#   make wheel     build/dist/gradring-*.whl, for `pip install` elsewhere; installed into .venv as well
 #   make test      linters, C++ tests (ASan+UBSan, TSan; arithmetic also as shipped), wheel, PyTorch's backend tests, Python tests
 #   make conformance   PyTorch's own tests of a torch.distributed backend, on ours: all three sets (make test: two, with every test)
 #   make soak      a thousand seeds of each simulation with faults (SEEDS=...)

@@ -121,7 +121,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one block of steps")
-    parser.add_argument("--only", nargs="*", help="names of cases")
+    names = sorted({case.name for case in CASES})
+    parser.add_argument("--only", nargs="*", choices=names, help="these cases")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--bucket-mb", type=float, default=None, help="ours; default: its own")
@@ -153,7 +154,7 @@ def measure(case: Case, comm: Any, options: argparse.Namespace) -> Result:
     x = torch.randn(case.batch, *case.shape, **drawn)
     y = torch.randint(10, (case.batch,), **drawn)
 
-    ddp = DistributedDataParallel(theirs, gradient_as_bucket_view=True, broadcast_buffers=False)
+    ddp = DistributedDataParallel(theirs, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.01)
     extra = {} if options.bucket_mb is None else {"bucket_bytes": int(options.bucket_mb * 2**20)}
     gt.distributed(optimizer, comm=comm, model=ours, **extra)

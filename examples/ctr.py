@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from ctr_models import CtrDnn, DeepFM
-from curves import Recorder
+from curves import Recorder, label, text
 from datasets import (
     FOLDERS,
     ROWS,
@@ -33,7 +33,7 @@ from datasets import (
     table,
     with_next,
 )
-from options import at_least, new_file
+from options import Parser, at_least, new_file
 from talk import Talk
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -44,22 +44,23 @@ from gradring.progress import Progress
 # Adam in one pass over the weights on the CPU: from PyTorch 2.4 on.
 HAS_FUSED_ADAM = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
 MODES = ("local", "sync", "sync-ps", "bounded", "async", "geo", "hybrid")
+DATA = ("flights", "adult", "synthetic")
 POINTS = 20  # On the curve.
 PART_BATCHES = (1, 8)  # Least and most that a worker takes at a time where nobody waits.
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Click-through rates, on one worker or many.")
+    parser = Parser("Click-through rates, on one worker or many.")
     add = parser.add_argument
-    add("--mode", choices=MODES, default="local")
-    add("--data", choices=("flights", "adult", "synthetic"), default="synthetic")
+    add("--mode", choices=MODES, default="local", help="local: one process without servers")
+    add("--data", choices=DATA, default="synthetic", help="adult: census; synthetic: made clicks")
     add("--model", choices=("dnn", "deepfm"), default="dnn")
     add("--k-steps", type=at_least(1), default=20, help="geo: steps between two exchanges")
     add("--rare-every", type=at_least(1), default=1, help="geo: exchanges that a rare row may wait")
     add("--staleness", type=at_least(0), default=4, help="bounded: steps ahead of the slowest")
     add("--epochs", type=at_least(1), default=1)
     add("--batch", type=at_least(1), default=512, help="examples in a worker's step")
-    add("--dim", type=at_least(1), default=16)
+    add("--dim", type=at_least(1), default=16, help="floats of a row")
     add("--lr", type=float, default=1e-3, help="Adam, of the network")
     add("--row-lr", type=float, default=0.05, help="Adagrad, of the rows")
     add("--examples", type=at_least(1), default=102_400, help="synthetic: so many for training")
@@ -106,8 +107,8 @@ def main() -> None:
         labels = data.labels[data.train :]
         outcome["test AUC"] = auc(labels, predict(model, data))
         outcome["best AUC"] = data.best_auc
-        shown = ", ".join(f"{n} {v:,.5g}" for n, v in outcome.items() if v is not None)
-        print(f"{options.model}, {data.name}, {options.mode} on {comm.world_size} workers: {shown}")
+        shown = ", ".join(f"{n} {text(v)}" for n, v in outcome.items() if v is not None)
+        print(f"{options.model}, {data.name}, {label(what)}: {shown}")
         if outcome["test AUC"] is None:
             print(f"no AUC: the {len(labels)} test examples need both labels; take more")
     recorder.end(**outcome)
@@ -200,8 +201,12 @@ def train(
                     y, scores = map(np.concatenate, zip(*seen, strict=True))
                     measures = {"auc": auc(y, scores), "loss": float(np.mean(losses))}
                     recorder.point(time.perf_counter() - begin, done, **measures)
-                    progress.advance(examples=done - progress.examples, loss=measures["loss"])
+                    steps = POINTS * done // total - progress.steps
+                    progress.advance(
+                        examples=done - progress.examples, loss=measures["loss"], steps=steps
+                    )
                     losses, seen = [], []
+        progress.advance(examples=0, steps=POINTS - progress.steps)
     with talk:
         flush(optimizers)
     comm.barrier()

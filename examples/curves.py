@@ -110,6 +110,8 @@ def main() -> None:
                 parser.error(f"{path} has no points to draw")
         try:
             draw(runs, options.png)
+        except ModuleNotFoundError:
+            parser.error("--png needs matplotlib: pip install 'gradring[examples]'")
         except (OSError, ValueError) as error:
             parser.error(f"--png {options.png}: {error}")
 

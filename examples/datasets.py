@@ -1,5 +1,7 @@
 """The data of word2vec.py and ctr.py: text, flights, census, and two streams made from a seed.
 
+And scikit-learn's digits, which come with it, for the others.
+
 Files are looked for in $GRADRING_DATA, else in ../shared/data beside the repository, in a folder
 of their own (text, nycflights13, adult) or right there. Where there are none: the help texts that
 come with Python for text, the made stream for tables.
@@ -16,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -284,6 +286,18 @@ def auc(labels: Floats, scores: Floats) -> float | None:
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.bincount(inverse, ranks) / counts)[inverse]
     return float((ranks[ones].sum() - n * (n + 1) / 2) / (n * (len(labels) - n)))
+
+
+def load_digits(**options: Any) -> Any:
+    """scikit-learn's function of that name, or the end of a program that lacks it."""
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise
+        message = "this trains on scikit-learn's digits: pip install 'gradring[examples]'"
+        raise SystemExit(message) from None
+    return datasets.load_digits(**options)
 
 
 def run_number(comm: gr.Communicator) -> int:

@@ -7,25 +7,24 @@ Every rank takes its part of each global batch, so the path is the same for any 
 to rounding. Gradients are averaged inside of the compiled step.
 """
 
-import argparse
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from options import at_least
-from sklearn.datasets import load_digits
+from datasets import load_digits
+from options import Parser, at_least
 
 import gradring as gr
 import gradring.jax as gj
 from gradring.progress import Progress
 
-parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-)
+parser = Parser(__doc__)
 parser.add_argument("--epochs", type=at_least(1), default=20)
-parser.add_argument("--global-batch", type=at_least(1), default=48, help="over all ranks")
+parser.add_argument(
+    "--global-batch", type=at_least(1), default=48, help="examples in a step, over all ranks"
+)
 parser.add_argument("--compress", choices=["bf16", "fp16", "int8"], help="of the gradients")
 options = parser.parse_args()
 

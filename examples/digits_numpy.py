@@ -7,20 +7,20 @@ Ranks may run out of batches at different times (1437 examples do not divide eve
 part in the others' last step with weight zero.
 """
 
-import argparse
 import sys
 
 import numpy as np
-from sklearn.datasets import load_digits
+from datasets import load_digits
+from options import Parser
 
 import gradring as gr
 from gradring.progress import Progress
 
-parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-)
+parser = Parser(__doc__)
 parser.add_argument("--epochs", type=int, default=20)
-parser.add_argument("--global-batch", type=int, default=48, help="over all ranks")
+parser.add_argument(
+    "--global-batch", type=int, default=48, help="examples in a step, over all ranks"
+)
 options = parser.parse_args()
 if options.epochs < 1 or options.global_batch < 1:
     parser.error("--epochs and --global-batch are at least 1")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from datasets import load_digits
 from torch import Tensor, nn
 
 import gradring.torch  # noqa: F401 - registers the backend
@@ -33,14 +34,14 @@ def join() -> tuple[int, int]:
 def load(images: int, split: str = "train") -> tuple[Tensor, Tensor, int]:
     """The first images of a split, float32 (n, 1, side, side) in 0..1; labels; how many classes."""
     given = os.environ.get("GRADRING_DATA")
-    root = Path(given) if given else Path(__file__).parents[1] / ".." / "shared" / "data"
+    root = Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
     for file in (root / "quickdraw" / "quickdraw15.npz", root / "quickdraw15.npz"):
         if file.exists():
             with np.load(file) as data:
                 x, y = data[f"x_{split}"][:images], data[f"y_{split}"][:images]
             return torch.tensor(x[:, None] / np.float32(255)), torch.tensor(y.astype(int)), 15
-    from sklearn.datasets import load_digits
-
+    if split == "train" and dist.get_rank() == 0:
+        print(f"no quickdraw15.npz in {root / 'quickdraw'}, {root}: using scikit-learn's digits")
     digits = load_digits()
     part = slice(0, 1400) if split == "train" else slice(1400, None)
     x = digits.images[part][:images, None].astype(np.float32) / 16

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from options import new_file
+from datasets import load_digits
+from options import Parser, new_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
@@ -112,13 +113,18 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="LeNet on Fashion-MNIST, on one rank or many.")
+    parser = Parser("LeNet on Fashion-MNIST, on one rank or many.")
     add = parser.add_argument
     add("--epochs", type=int, default=3)
     add("--global-batch", type=int, default=64, help="examples in a step, over all ranks")
     add("--seed", type=int, default=0)
     add("--json", type=new_file, help="write losses, accuracies and throughput there")
-    add("--baseline-seconds", type=float, default=2.0, help="time one process first; 0: do not")
+    add(
+        "--baseline-seconds",
+        type=float,
+        default=2.0,
+        help="to time one process for, first; 0: do not",
+    )
     options = parser.parse_args()
     if options.epochs < 1 or options.global_batch < 1 or options.seed < 0:
         parser.error("--epochs and --global-batch are at least 1, --seed at least 0")
@@ -192,8 +198,6 @@ def read(place: Path, part: str) -> Examples:
 
 
 def digits() -> tuple[Examples, Examples]:
-    from sklearn.datasets import load_digits
-
     pictures, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x = torch.from_numpy(pictures[order] / 8 - 1).float().view(-1, 1, 8, 8)

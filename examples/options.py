@@ -1,10 +1,24 @@
-"""Options that make no sense are refused before anything is trained."""
+"""Options whose help says their defaults, and which are refused where they make no sense."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """A description that is shown as it is written, and every default behind its option."""
+
+    def __init__(self, description: str | None) -> None:
+        as_written = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=description, formatter_class=as_written)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        if settings.get("default") not in (None, argparse.SUPPRESS):
+            settings["help"] = f"{settings.get('help', '')} (default: %(default)s)".lstrip()
+        return super().add_argument(*names, **settings)
 
 
 def at_least(least: int) -> Callable[[str], int]:

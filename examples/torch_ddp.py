@@ -5,13 +5,12 @@ Run: torchrun --standalone --nproc-per-node 2 examples/torch_ddp.py   (or alone,
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
-from options import at_least
+from options import Parser, at_least
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,12 +18,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=at_least(1), default=7500)
+    parser = Parser(__doc__)
+    parser.add_argument("--images", type=at_least(1), default=7500, help="to train on")
     parser.add_argument("--epochs", type=at_least(1), default=3)
-    parser.add_argument("--global-batch", type=at_least(1), default=64)
+    parser.add_argument("--global-batch", type=at_least(1), default=64, help="of all ranks")
     options = parser.parse_args()
     rank, world_size = join()
     if options.global_batch % world_size:

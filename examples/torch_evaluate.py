@@ -6,12 +6,10 @@ process. Run: torchrun --standalone --nproc-per-node 2 examples/torch_evaluate.p
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
-from options import at_least
+from options import Parser, at_least
 from torch import Tensor, nn
 
 
@@ -27,10 +25,8 @@ def confusion(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=at_least(1), default=2000)
+    parser = Parser(__doc__)
+    parser.add_argument("--images", type=at_least(1), default=2000, help="to train on")
     parser.add_argument("--steps", type=at_least(1), default=100)
     options = parser.parse_args()
     rank, world_size = join()

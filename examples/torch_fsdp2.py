@@ -5,24 +5,20 @@ Run: torchrun --standalone --nproc-per-node 2 examples/torch_fsdp2.py
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
-from options import at_least
+from options import Parser, at_least
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=at_least(1), default=2000)
+    parser = Parser(__doc__)
+    parser.add_argument("--images", type=at_least(1), default=2000, help="to train on")
     parser.add_argument("--steps", type=at_least(1), default=60)
-    parser.add_argument("--global-batch", type=at_least(1), default=64)
+    parser.add_argument("--global-batch", type=at_least(1), default=64, help="of all ranks")
     options = parser.parse_args()
     rank, world_size = join()
     if options.global_batch % world_size:

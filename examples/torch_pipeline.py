@@ -6,12 +6,10 @@ computes the next. Run: torchrun --standalone --nproc-per-node 2 examples/torch_
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from doodles import join, load, network
-from options import at_least
+from options import Parser, at_least
 from torch import Tensor, nn
 
 
@@ -49,13 +47,11 @@ def last_stage(stage: nn.Module, labels: tuple[Tensor, ...], shape: torch.Size) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=at_least(1), default=2000)
+    parser = Parser(__doc__)
+    parser.add_argument("--images", type=at_least(1), default=2000, help="to train on")
     parser.add_argument("--steps", type=at_least(1), default=60)
-    parser.add_argument("--batch", type=at_least(1), default=64)
-    parser.add_argument("--micro-batches", type=at_least(1), default=4)
+    parser.add_argument("--batch", type=at_least(1), default=64, help="images in a step")
+    parser.add_argument("--micro-batches", type=at_least(1), default=4, help="parts of a batch")
     options = parser.parse_args()
     rank, world_size = join()
     if world_size != 2:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from curves import Recorder
+from curves import Recorder, label, text
 from datasets import (
     Corpus,
     Pairs,
@@ -33,7 +33,7 @@ from datasets import (
     with_next,
     zipf_pairs,
 )
-from options import at_least, new_file
+from options import Parser, at_least, new_file
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
@@ -49,14 +49,19 @@ UNSEEN = 20_480  # Pairs of the stream that are for testing.
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Word vectors, on one worker or many.")
+    parser = Parser("Word vectors, on one worker or many.")
     add = parser.add_argument
-    add("--mode", choices=MODES, default="local", help="apart: nobody hears of the others")
+    add(
+        "--mode",
+        choices=MODES,
+        default="local",
+        help="local: one process; apart: nobody hears of the others",
+    )
     add("--k-steps", type=at_least(1), default=100, help="geo: steps between two exchanges")
     add("--rare-every", type=at_least(1), default=1, help="geo: exchanges that a rare row may wait")
     add("--outer", choices=("sum", "mean", "nesterov"), default="sum", help="geo: what servers do")
     add("--staleness", type=at_least(0), default=4, help="bounded: steps ahead of the slowest")
-    add("--dim", type=at_least(1), default=100)
+    add("--dim", type=at_least(1), default=100, help="floats of a vector")
     add("--epochs", type=at_least(1), default=5)
     add("--rule", choices=("sgd", "adagrad"), default="sgd", help="how a gradient changes a row")
     add("--lr", type=float, default=0.025, help="with sgd it falls in a straight line")
@@ -189,8 +194,8 @@ def main() -> None:
     outcome["alike"] = are_alike(comm, [model.inputs.numpy()])  # Everybody has flushed.
     if comm.rank == 0:
         outcome |= work.quality(model)
-        shown = ", ".join(f"{name} {value:,.5g}" for name, value in outcome.items())
-        print(f"{options.mode} on {comm.world_size} workers: {shown}")
+        shown = ", ".join(f"{name} {text(value)}" for name, value in outcome.items())
+        print(f"{label(what)}: {shown}")
     recorder.end(**outcome)
     comm.barrier()
     model.close()
@@ -219,13 +224,16 @@ def train(work: Work, model: Model, recorder: Recorder) -> float:
                 if done >= next_point:
                     mean = float(np.mean(losses))
                     recorder.point(time.perf_counter() - begin, done, loss=mean)
-                    progress.advance(examples=done - progress.examples, loss=mean)
+                    steps = POINTS * done // total - progress.steps
+                    progress.advance(examples=done - progress.examples, loss=mean, steps=steps)
                     losses, next_point = [], next_point + total / POINTS
             model.flush()
         # Others may have done the last part, and under load nearly all.
         mean = float(np.mean(losses)) if losses else mean
         if mean is not None:
             recorder.point(time.perf_counter() - begin, total, loss=mean)
+        left = POINTS - progress.steps
+        progress.advance(examples=total - progress.examples, loss=mean, steps=left)
     comm.barrier()
     return time.perf_counter() - begin
 

@@ -3,6 +3,7 @@
 # what is already there, in the wanted version, is not touched.
 #   tools/setup.sh demo    enough to build the wheel and run the demo
 #   tools/setup.sh test    that, and everything the tests and linters need
+# Both want Python 3.11 or newer, as the pinned packages do (NumPy, JAX, Keras); the package itself runs from 3.10 on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -70,11 +71,19 @@ install_system_packages() {
   fi
 }
 
+# Of the interpreter that will be used: the one of a .venv that is there, or else $python.
+refuse_old_python() {
+  local used="$python"
+  [ ! -x "$venv/bin/python" ] || used="$venv/bin/python"
+  command -v "$used" >/dev/null || return 0  # Debian's comes with the packages.
+  "$used" -c 'import sys; sys.exit(sys.version_info < (3, 11))' && return 0
+  say "$used is $("$used" --version 2>&1), and what tools/requirements-*.txt pin needs Python 3.11 or newer." >&2
+  say "Name another one: PYTHON=python3.12 make $profile (after rm -r $venv, where that is there)." >&2
+  say "gradring itself runs from 3.10 on: $used -m pip install . builds it, with g++, libssl-dev and python3-dev." >&2
+  exit 1
+}
+
 make_venv() {
-  python_can 'import sys; assert sys.version_info >= (3, 10)' || {
-    say "$python is $("$python" --version 2>&1); gradring needs Python 3.10 or newer (set PYTHON)" >&2
-    exit 1
-  }
   [ -x "$venv/bin/python" ] && [ -x "$venv/bin/pip" ] && return 0
   say "creating $venv with $("$python" --version)"
   "$python" -m venv "$venv"
@@ -103,6 +112,8 @@ compile_python_modules() {
   "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" || true
 }
 
+refuse_old_python
 install_system_packages
+refuse_old_python
 make_venv
 install_python_packages

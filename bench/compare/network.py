@@ -44,7 +44,19 @@ exec ip netns exec PREFIX-$number unshare --uts sh -c "hostname PREFIX-$number; 
 
 
 def estimate(_what: str, options: argparse.Namespace) -> float:
-    """Return about how many seconds it takes."""
+    """Return about how many seconds it takes.
+
+    Raises:
+        InvalidArgument: More hosts, or fewer, than there are addresses for, a delay or a rate that
+            no link has.
+    """
+    if not 0 <= options.delay_ms <= 1000:
+        raise InvalidArgument(f"network: --delay-ms {options.delay_ms:g} is not from 0 to 1000")
+    if not 2 <= options.hosts <= 8:
+        raise InvalidArgument(f"network: --hosts {options.hosts} is not from 2 to 8")
+    for name, rate in (("--mbit", options.mbit), ("--slow-mbit", options.slow_mbit)):
+        if not rate > 0:
+            raise InvalidArgument(f"network: {name} {rate:g} is no rate above 0")
     sizes = _SIZES["quick" if options.extent == "quick" else "default"]
     libraries = 1 + len(options.peers.split(","))
     rounds = options.rounds or 5
@@ -58,15 +70,7 @@ def estimate(_what: str, options: argparse.Namespace) -> float:
 
 
 def run(_what: str, options: argparse.Namespace, found: dict[str, Environment]) -> bool:
-    """Measure both networks; returns whether ours ran through with right results.
-
-    Raises:
-        InvalidArgument: More hosts, or fewer, than there are addresses for, or a delay below 0.
-    """
-    if not 0 <= options.delay_ms <= 1000:
-        raise InvalidArgument(f"network: --delay-ms {options.delay_ms:g} is not from 0 to 1000")
-    if not 2 <= options.hosts <= 8:
-        raise InvalidArgument(f"network: --hosts {options.hosts} is not from 2 to 8")
+    """Measure both networks; returns whether ours ran through with right results."""
     fast = [options.mbit] * options.hosts
     alike = f"{options.hosts} hosts at {options.mbit:g} Mbit/s"
     slow = [*fast[:-1], options.slow_mbit]

@@ -222,7 +222,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     doctor = commands.add_parser(
-        "doctor", help="show what gradring finds on this machine, and what to change"
+        "doctor",
+        help="show what gradring finds on this machine, and what to change",
+        description="Shows what is in force on this machine, and what is wrong: the exit code is "
+        "1 where something keeps a job from starting. As the program of a job (`gradring run "
+        "--hosts hosts.txt gradring doctor`) it does so on every host.",
     )
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.add_argument(
@@ -242,9 +246,7 @@ def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
     )
     choice("--op", metavar="OP", help="default: all_reduce")
     choice("--ranks", type=int, metavar="N", help="default: 4, at most 16384")
-    choice(
-        "--path-ms", type=float, metavar="MS", help="one way between their hosts (default: a room)"
-    )
+    choice("--path-ms", type=float, metavar="MS", help="way between their hosts, one direction (0)")
     doctor.set_defaults(action=_doctor)
 
 
@@ -286,6 +288,7 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
     add = run.add_argument
     add("-n", dest="count", type=int, metavar="N", help="number of ranks")
     add("-m", dest="module", help=argparse.SUPPRESS)  # What others' launchers take.
+    add("-np", dest="count", type=int, help=argparse.SUPPRESS)  # As well, for the same as -n.
     add(
         "--hosts",
         type=Path,
@@ -293,36 +296,36 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
         help="lines `[user@]host [slots=N] [mbit=M]`; others than this one by ssh",
     )
     add("--transport", choices=TRANSPORTS, help="how ranks talk (default: what fits)")
-    add("--timeout", type=float, metavar="S", help="seconds without progress that fail a call")
-    add("--interface", metavar="NAME|CIDR", help="network interface to use")
+    add("--timeout", type=float, metavar="S", help="seconds without progress that fail a call (30)")
+    add("--interface", metavar="NAME|CIDR", help="to use (default: what leads to rank 0)")
     add("--rendezvous", metavar="HOST:PORT", help="where rank 0 is reached (port 0: pick one)")
     add("--ssh", default=Options.ssh, metavar="COMMAND", help="default: %(default)s")
     add(
         "--python",
         default=Options.python,
         metavar="PATH",
-        help="interpreter, here and on every host",
+        help="interpreter, here and on every host (this one)",
     )
     add(
         "--env",
         action="append",
         default=[],
         metavar="NAME",
-        help="variable that other hosts get too",
+        help="variable that other hosts get too; again for more",
     )
     add(
         "--grace",
         type=float,
         default=Options.grace,
         metavar="S",
-        help="from SIGTERM to SIGKILL (5)",
+        help="seconds from SIGTERM to SIGKILL (5)",
     )
     add(
         "--start-timeout",
         type=float,
         default=Options.start_timeout,
         metavar="S",
-        help="for hosts (30)",
+        help="seconds that hosts may take to start ranks (30)",
     )
     add("--no-bind", dest="bind", action="store_false", help="no cores of its own for each rank")
     add(

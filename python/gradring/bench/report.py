@@ -181,6 +181,7 @@ def footer_lines(document: Document) -> list[str]:
     bound = "and one-way trips" if is_tcp else "and nothing for latency"
     lines = [
         "us: a batch's time / its calls, median over rounds; p50, p99: single calls, slowest rank.",
+        "algbw: size / us; busbw: that times what each rank has to move; 10^9 bytes a second.",
         f"link GB/s: {link}; bound us: least time over that link, by bytes {bound}.",
     ]
     lines += staging_lines(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from typing import Any, TextIO
 
@@ -10,6 +11,7 @@ from gradring.bench.report import Document, footer_lines, header_lines
 from gradring.machine import host_facts
 
 _OURS = "gradring"
+_GAP = 2  # Between two columns.
 
 
 def show(document: Document, stream: TextIO | None = None) -> None:
@@ -26,12 +28,14 @@ def show(document: Document, stream: TextIO | None = None) -> None:
 
 
 def show_rows(title: str, columns: list[str], cells: list[list[str]], stream: TextIO) -> None:
-    """Print one table with its title."""
-    if stream.isatty() and host_facts.has_package("rich"):
+    """Print one table with its title; on a terminal that it is too wide for, in parts."""
+    is_terminal = stream.isatty()
+    if is_terminal and host_facts.has_package("rich"):
         _show_rich(title, columns, cells, stream)
-    else:
-        print(f"# {title}", file=stream)
-        print(plain(columns, cells), file=stream)
+        return
+    print(f"# {title}", file=stream)
+    width = shutil.get_terminal_size().columns if is_terminal else None
+    print("\n\n".join(plain(*part) for part in _parts(columns, cells, width)), file=stream)
 
 
 def columns_and_cells(operation: Document) -> tuple[list[str], list[list[str]]]:
@@ -52,12 +56,31 @@ def columns_and_cells(operation: Document) -> tuple[list[str], list[list[str]]]:
 
 def plain(columns: list[str], cells: list[list[str]]) -> str:
     """Align columns to the right."""
-    widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
+    widths = _widths(columns, cells)
     lines = [
-        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        (" " * _GAP).join(text.rjust(width) for text, width in zip(line, widths, strict=True))
         for line in (columns, *cells)
     ]
     return "\n".join(lines)
+
+
+def _widths(columns: list[str], cells: list[list[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+
+
+def _parts(
+    columns: list[str], cells: list[list[str]], width: int | None
+) -> list[tuple[list[str], list[list[str]]]]:
+    """Cut a table into some that are as wide at most, each beginning with the first column."""
+    widths = _widths(columns, cells)
+    parts = [[0]]
+    for place in range(1, len(columns)):
+        wide = sum(widths[each] + _GAP for each in (*parts[-1], place)) - _GAP
+        if width is not None and wide > width and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(place)
+    return [([columns[i] for i in part], [[line[i] for i in part] for line in cells])
+            for part in parts]  # fmt: skip
 
 
 def size_text(nbytes: int) -> str:
@@ -108,14 +131,20 @@ def _show_rich(title: str, columns: list[str], cells: list[list[str]], stream: T
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for line in cells:
-        table.add_row(
-            *(_coloured(column, text) for column, text in zip(columns, line, strict=True))
-        )
-    Console(file=stream).print(table)
+    console = Console(file=stream, width=shutil.get_terminal_size().columns)
+    for heads, lines in _parts(columns, cells, console.width):
+        table = Table(
+            title=title or None, box=box.SIMPLE_HEAD, title_justify="left", show_edge=False,
+            pad_edge=False, padding=(0, _GAP - 1, 0, 0),
+        )  # fmt: skip
+        for head in heads:
+            table.add_column(head, justify="right", no_wrap=True)
+        for line in lines:
+            table.add_row(*(_coloured(head, text) for head, text in zip(heads, line, strict=True)))
+        if not title:
+            console.print()
+        console.print(table)
+        title = ""
 
 
 def _coloured(column: str, text: str) -> str:

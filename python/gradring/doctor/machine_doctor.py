@@ -33,6 +33,9 @@ SECRET_CHARACTERS_WANTED = 32
 # Variables of launchers that do not tell all that a rank has to know.
 _NOT_READ = {"JOB_COMPLETION_INDEX": "an indexed Job of Kubernetes", "DMLC_ROLE": "ps-lite's"}
 
+# Of figures whose names do not say it.
+_UNITS = {"timeout": "s", "heartbeat_timeout": "s", "available": "bytes", "limit": "bytes"}
+
 _MODULES = ("numpy", "torch", "ml_dtypes", "rich", "matplotlib", "cupy", "prometheus-client")
 
 
@@ -150,12 +153,14 @@ def render(found: Report) -> str:
 def _rows(values: Mapping[str, Any] | None) -> list[str]:
     if not values:
         return ["  none"]
-    return [f"  {name:<22} {_text(value)}" for name, value in values.items()]
+    return [f"  {name:<22} {_text(value, _UNITS.get(name, ''))}" for name, value in values.items()]
 
 
-def _text(value: object) -> str:
+def _text(value: object, unit: str = "") -> str:
     if value is None:
         return "-"
+    if unit and isinstance(value, (int, float)):
+        return f"{value / (1 << 30):.1f} GiB" if unit == "bytes" else f"{value:g} {unit}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):

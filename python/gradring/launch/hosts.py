@@ -69,6 +69,11 @@ def read_hosts(path: Path) -> list[Line]:
     try:
         # Editors on Windows put a byte order mark in front.
         texts = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError as error:
+        raise InvalidArgument(
+            f"--hosts {path}: no such file; a hosts file has a line for each host, as "
+            "`node1 slots=2`"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"--hosts {path}: {error}") from error
     lines: list[Line] = []

@@ -278,6 +278,7 @@ def test_the_table_is_aligned_and_says_what_was_measured() -> None:
     assert [row.split()[0] for row in rows] == ["8", "64K"]  # An element for each of the ranks.
     assert {len(line) for line in rows} == {len(heads)}
     assert "congestion control" in ended.stdout
+    assert "# algbw: size / us; busbw: " in ended.stdout
 
 
 def test_figures_of_a_slow_link_have_digits_that_count() -> None:

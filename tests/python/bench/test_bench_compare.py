@@ -317,6 +317,20 @@ def test_what_needs_root_is_refused_where_it_was_asked_for(
     assert "network namespaces need root" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "asked", [("--hosts", "9"), ("--delay-ms", "-1"), ("--mbit", "0"), ("--slow-mbit", "0")]
+)
+def test_a_network_that_cannot_be_is_refused_before_anything_is_installed(
+    asked: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def install(*_: object) -> None:
+        raise AssertionError("peers were being installed")
+
+    monkeypatch.setattr(command.environments, "prepare", install)
+    assert command.main(["network", *asked]) == 2
+    assert f"network: {' '.join(asked)} is " in capsys.readouterr().err
+
+
 @pytest.mark.skipif(bool(namespaces.complaint()), reason=namespaces.complaint())
 def test_hosts_are_made_reach_each_other_and_are_gone_afterwards() -> None:
     def reaches(hosts: Hosts) -> bool:

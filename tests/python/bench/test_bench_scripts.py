@@ -96,6 +96,14 @@ def test_training_steps_are_counted_beside_ddp(tmp_path: Path) -> None:
     assert result["ratios"] == ratios
 
 
+def test_a_case_of_steps_that_there_is_not_is_refused() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, BENCH / "torch_steps.py", "--only", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 2
+    assert "invalid choice: 'none'" in done.stderr
+
+
 def test_one_step_is_drawn_with_its_operations(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture, records = tmp_path / "overlap.png", tmp_path / "records"

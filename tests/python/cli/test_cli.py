@@ -30,6 +30,18 @@ from gradring.settings.config import VARIABLES, Settings
 ROOT = Path(__file__).parents[3]
 
 
+def test_the_help_of_run_says_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for option, words in {
+        "--timeout S": "seconds without progress that fail a call (30)",
+        "--grace S": "seconds from SIGTERM to SIGKILL (5)",
+        "--start-timeout S": "seconds that hosts may take to start ranks (30)",
+    }.items():
+        assert f"{option} {words}" in shown
+
+
 def test_no_command_prints_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().err
@@ -69,6 +81,8 @@ def test_delegated_commands_get_all_their_arguments(
         (["run", "-n", "2"], "say what to run"),
         (["run", "-n", "2", "no-such.py"], "no-such.py: no such file"),
         (["run", "-n", "2", "--timeout", "0", "true"], "not a positive number of seconds"),
+        (["run", "-np", "0", "true"], "-n 0: a job has at least one rank"),
+        (["run", "--hosts", "a:4,b:4", "true"], "a:4,b:4: no such file; a hosts file has a line"),
         (["run", "-n", "2", "-m", "pkg", "x"], "as in a shell: gradring run -n 2 python -m pkg"),
     ],
 )

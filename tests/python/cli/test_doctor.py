@@ -51,6 +51,19 @@ def test_the_secret_is_shown_as_its_length_only(capsys: pytest.CaptureFixture[st
         assert "sesame" not in shown
 
 
+def test_seconds_and_memory_are_shown_in_their_units(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_facts, "available_memory", lambda: 5 << 29)
+    monkeypatch.setattr(host_facts, "memory_limit", lambda: None)
+    machine_doctor.main(environ={"GRADRING_TIMEOUT": "45"})
+    shown = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert shown["timeout"] == ["45", "s"]
+    assert shown["heartbeat_timeout"] == ["10", "s"]
+    assert shown["available"] == ["2.5", "GiB"]
+    assert shown["limit"] == ["-"]
+
+
 def test_the_range_of_ports_is_shown_with_the_other_variables() -> None:
     found = machine_doctor.report({"GRADRING_PORTS": "20000-20099"})
     assert found["settings"]["ports"] == found["environment"]["GRADRING_PORTS"] == "20000-20099"

@@ -92,6 +92,32 @@ def test_help_says_what_an_example_does() -> None:
     assert "A small network in NumPy" in run_example("digits_numpy.py", "--help")[0]
 
 
+def test_every_option_of_an_example_says_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from options import Parser
+
+    parser = Parser("As it\nis written.")
+    parser.add_argument("--epochs", default=3)
+    parser.add_argument("--lr", default=0.5, help="of the network")
+    parser.add_argument("--out", help="a file")
+    said = parser.format_help()
+    assert "As it\nis written." in said
+    assert re.search(r"--epochs EPOCHS +\(default: 3\)\n", said)
+    assert re.search(r"--lr LR +of the network \(default: 0.5\)\n", said)
+    assert re.search(r"--out OUT +a file\n", said)
+    texts = {path.name: path.read_text() for path in EXAMPLES.glob("*.py")}
+    assert [name for name in texts if "ArgumentParser(" in texts[name]] == ["curves.py"]
+
+
+def test_who_lacks_scikit_learn_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import datasets
+
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(SystemExit, match=r"pip install 'gradring\[examples\]'"):
+        datasets.load_digits()
+
+
 def test_digits_stand_in_where_one_of_the_four_files_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

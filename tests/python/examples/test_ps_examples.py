@@ -23,6 +23,7 @@ EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import ctr  # noqa: E402
+import curves  # noqa: E402
 import fashion_lenet  # noqa: E402
 import word2vec  # noqa: E402
 from curves import read  # noqa: E402
@@ -193,6 +194,17 @@ def test_a_run_says_what_it_trains_on_where_files_are_missing() -> None:
     assert said.startswith("no flights (or not all of it) in ")
 
 
+def test_a_short_run_ends_with_a_full_bar_and_plain_numbers() -> None:
+    options = ["--synthetic", "--epochs", "1", "--dim", "4", "--examples", "102400"]
+    ((said, progress),) = script_on_our_ranks(1, EXAMPLES / "word2vec.py", *options)
+    assert "local, 1 worker: pairs 102,400, seconds " in said
+    assert "200/200" in progress
+    options = ["--examples", "50", "--batch", "10", "--dim", "4"]
+    ((said, progress),) = script_on_our_ranks(1, EXAMPLES / "ctr.py", *options)
+    assert "local, 1 worker: examples 50, seconds " in said
+    assert "20/20" in progress
+
+
 def test_examples_that_fill_no_batch_are_not_counted(tmp_path: Path) -> None:
     options = ("--examples", "100", "--batch", "30", "--dim", "4", "--epochs", "2")
     assert run("ctr.py", *options, out=tmp_path / "run")[2]["examples"] == 2 * 90
@@ -283,6 +295,19 @@ def test_runs_are_drawn_side_by_side(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "| geo, 2 workers | 1,234 |" in shown.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    lines = [{"mode": "geo", "workers": 1}, {"seconds": 1, "examples": 1, "loss": 1}, {"alike": 1}]
+    run.write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(sys, "argv", ["curves.py", str(run), "--png", str(tmp_path / "png")])
+    with pytest.raises(SystemExit):
+        curves.main()
+    assert "--png needs matplotlib: pip install 'gradring[examples]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_ddp_learns_and_prints_one_accuracy() -> None:
     )  # fmt: skip
     assert result.returncode == 0, result
     assert result.stdout.count("epoch") == 4
+    assert result.stdout.count("using scikit-learn's digits") == 1
     match = re.search(r"2 ranks: test accuracy (0\.\d+)", result.stdout)
     assert match
     assert float(match.group(1)) > 0.8

@@ -287,7 +287,7 @@ def test_a_link_local_address_is_bound_on_the_link_that_it_names(
         ({"hosts": "# none\n"}, "no host in it"),
         ({"hosts": "a\nb\n", "count": 3}, "the hosts file has 2 slots"),
         ({"hosts": "localhost\nb\n"}, "the other hosts cannot reach 'localhost'"),
-        ({"hosts_file": Path("no-such-file")}, "No such file"),
+        ({"hosts_file": Path("no-such-file")}, "no such file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
