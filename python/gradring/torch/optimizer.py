@@ -48,7 +48,7 @@ class DistributedOptimizer(ChangingParameters):
         clip_norm: float | None,
         **options: Any,
     ) -> None:
-        """Take what is needed to step together; called once, by `distributed`."""
+        """Take what is needed to step together, whatever there was; called by `distributed`."""
         self._comm = comm
         self._clip_norm = clip_norm
         self._model = model
@@ -57,7 +57,8 @@ class DistributedOptimizer(ChangingParameters):
         self._turns = Turns(comm)
         self._scaling = Scaling(comm)
         self._settings = StepSettings()
-        self._averager = None
+        self._averager = self._training = self.grad_norm = None
+        self._is_closed = self._scaler_may_have_looked_early = False
         if gradients_comm is not None:
             self._averager = self._listening(gradients_comm)
 
@@ -352,6 +353,11 @@ class DistributedOptimizer(ChangingParameters):
         if self.rows is not None:
             self.rows.driver.abandon()
         self._stop_averaging()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether its ranks have gone, or it was closed: `distributed` takes it on to others."""
+        return self._is_closed or self._comm.is_closed
 
     def _stop_averaging(self) -> None:
         if self._averager is not None:
