@@ -312,6 +312,25 @@ def test_a_root_that_is_lost_while_its_state_travels_leaves_the_others_as_they_w
     assert all(are_same(values(models[seed]), values(mlp(seed=seed))) for seed in range(3))
 
 
+def test_a_rank_that_takes_long_to_load_is_waited_for_as_long_as_is_said(world: GetWorld) -> None:
+    ranks = world(2, "shm")
+    is_over = threading.Event()
+
+    class Slow(Refusing):
+        def load_state_dict(self, state: Any) -> None:
+            assert is_over.wait(30)
+            super().load_state_dict(state)
+
+    def share(comm: Any) -> None:
+        try:
+            gt.broadcast_state({"slow": Slow()}, comm=comm, timeout=0.2)
+        finally:
+            is_over.set()
+
+    first, _ = ranks.errors(share)
+    assert isinstance(first, gr.TimedOut)
+
+
 def test_alone_what_is_given_comes_back_after_the_same_checks(world: GetWorld) -> None:
     (comm,) = world(1, "shm").comms
     assert gt.broadcast_state({"model": mlp(), "step": 3, "x": None}, comm=comm) == {

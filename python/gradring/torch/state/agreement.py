@@ -15,20 +15,23 @@ Result = TypeVar("Result")
 _LETTERS_MAX = 2000  # Of an error that is told to others: torch lists all keys of a state.
 
 
-def agreed(comm: Communicator, doing: str, do: Callable[[], Result]) -> Result:
+def agreed(
+    comm: Communicator, doing: str, do: Callable[[], Result], timeout: float | None
+) -> Result:
     """Do something on this rank, and return when all have; a collective call.
 
     Args:
         comm: The ranks.
         doing: What it is, for the message: "load the state".
         do: Talks to nobody.
+        timeout: As for `Communicator.all_reduce`.
 
     Raises:
         Mismatch: Another rank could not do its part; names it. What this rank's part raises is
             raised here.
     """
     result, error = _tried(do)
-    found = gather_texts(comm, _said(error).encode())
+    found = gather_texts(comm, _said(error).encode(), timeout=timeout)
     if error is not None:
         raise error
     for rank, text in enumerate(found):
@@ -41,7 +44,7 @@ def agreed(comm: Communicator, doing: str, do: Callable[[], Result]) -> Result:
 
 
 def agreed_names(
-    comm: Communicator, root: int, find: Callable[[], Mapping[str, bool]]
+    comm: Communicator, root: int, find: Callable[[], Mapping[str, bool]], timeout: float | None
 ) -> Mapping[str, bool]:
     """Find what is to be sent on this rank, and compare it with the others'; a collective call.
 
@@ -49,6 +52,7 @@ def agreed_names(
         comm: The ranks.
         root: Who sends; compared as well.
         find: Returns the names, each with whether it is an object's; talks to nobody.
+        timeout: As for `Communicator.all_reduce`.
 
     Raises:
         InvalidArgument: Another rank raised something in `find`; names it. What this rank raised
@@ -58,7 +62,7 @@ def agreed_names(
     result, error = _tried(find)
     names = {} if result is None else result[0]
     mine = [_said(error), repr(root), {name: names[name] for name in sorted(names)}]
-    texts = gather_texts(comm, json.dumps(mine).encode())
+    texts = gather_texts(comm, json.dumps(mine).encode(), timeout=timeout)
     if error is not None:
         raise error
     told = [json.loads(text) for text in texts]

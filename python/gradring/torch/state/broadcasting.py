@@ -18,7 +18,11 @@ from gradring.torch.state.written import Reader, Writer
 
 
 def broadcast_state(
-    state: Mapping[str, Any], *, root: int = 0, comm: Communicator | None = None
+    state: Mapping[str, Any],
+    *,
+    root: int = 0,
+    comm: Communicator | None = None,
+    timeout: float | None = None,
 ) -> dict[str, Any]:
     """Give all ranks what one rank has: states of models and optimizers, and plain values.
 
@@ -38,6 +42,8 @@ def broadcast_state(
             looked at on the root only.
         root: The rank whose state it is.
         comm: ``None``: what `init` made, or makes now.
+        timeout: As for `Communicator.all_reduce`, and the longest time that a rank may take to make
+            its state or to load it; ``None``: the communicator's.
 
     Returns:
         The root's plain values, by name; on the root itself what was given.
@@ -68,37 +74,43 @@ def broadcast_state(
         return are_objects
 
     with torch.no_grad():
-        are_objects = agreed_names(comm, root, prepare)
+        are_objects = agreed_names(comm, root, prepare, timeout)
         if comm.rank != root:
-            return _take(comm, state, are_objects, root)
+            return _take(comm, state, are_objects, root, timeout)
         if comm.world_size > 1:
-            _give(comm, writer, text)
+            _give(comm, writer, text, timeout)
     return {name: state[name] for name, is_object in are_objects.items() if not is_object}
 
 
 # Both sides of one exchange: each call here has its other half in the same place there.
 
 
-def _give(comm: Communicator, writer: Writer, text: str) -> None:
+def _give(comm: Communicator, writer: Writer, text: str, timeout: float | None) -> None:
     data = np.frombuffer(text.encode(), np.uint8)
-    comm.broadcast(np.array([data.size], np.int64), comm.rank)
-    comm.broadcast(data, comm.rank)
-    agreed(comm, "make room for the state", _nothing)
+    comm.broadcast(np.array([data.size], np.int64), comm.rank, timeout=timeout)
+    comm.broadcast(data, comm.rank, timeout=timeout)
+    agreed(comm, "make room for the state", _nothing, timeout)
     problems: list[Exception] = []
-    send(comm, writer.sources, problems)
-    agreed(comm, "send the state", lambda: _raise_first(problems))
-    agreed(comm, "load the state", _nothing)
+    send(comm, writer.sources, problems, timeout)
+    agreed(comm, "send the state", lambda: _raise_first(problems), timeout)
+    agreed(comm, "load the state", _nothing, timeout)
 
 
 def _take(
-    comm: Communicator, state: Mapping[str, Any], are_objects: Mapping[str, bool], root: int
+    comm: Communicator,
+    state: Mapping[str, Any],
+    are_objects: Mapping[str, bool],
+    root: int,
+    timeout: float | None,
 ) -> dict[str, Any]:
-    size = comm.broadcast(np.zeros(1, np.int64), root)
-    data = comm.broadcast(np.empty(int(size[0]), np.uint8), root)
-    reader = agreed(comm, "make room for the state", lambda: Reader(data.tobytes().decode()))
-    receive(comm, reader.targets, root)
-    agreed(comm, "send the state", _nothing)
-    return agreed(comm, "load the state", lambda: _load(reader, state, are_objects))
+    size = comm.broadcast(np.zeros(1, np.int64), root, timeout=timeout)
+    data = comm.broadcast(np.empty(int(size[0]), np.uint8), root, timeout=timeout)
+    reader = agreed(
+        comm, "make room for the state", lambda: Reader(data.tobytes().decode()), timeout
+    )
+    receive(comm, reader.targets, root, timeout)
+    agreed(comm, "send the state", _nothing, timeout)
+    return agreed(comm, "load the state", lambda: _load(reader, state, are_objects), timeout)
 
 
 def _load(

@@ -17,13 +17,19 @@ from gradring.collectives.fusion import assign_buckets
 _PIECE_BYTES = 32 << 20
 
 
-def send(comm: Communicator, sources: Sequence[torch.Tensor], problems: list[Exception]) -> None:
+def send(
+    comm: Communicator,
+    sources: Sequence[torch.Tensor],
+    problems: list[Exception],
+    timeout: float | None,
+) -> None:
     """Send tensors' memory from this rank; a collective call, of the others to `receive`.
 
     Args:
         comm: The ranks.
         sources: Of any device and strides.
         problems: Gets what went wrong here with a tensor, where the others get zeros.
+        timeout: As for `Communicator.broadcast`.
     """
     for group in _groups(sources):
         members = [sources[index] for index in group]
@@ -31,7 +37,7 @@ def send(comm: Communicator, sources: Sequence[torch.Tensor], problems: list[Exc
         whole = _made(partial(_joined, members), size, problems)
         for begin, end in _pieces(size):
             piece = _made(whole[begin:end].cpu, end - begin, problems)
-            comm.broadcast(piece.contiguous(), comm.rank)
+            comm.broadcast(piece.contiguous(), comm.rank, timeout=timeout)
 
 
 def _made(make: Callable[[], torch.Tensor], size: int, problems: list[Exception]) -> torch.Tensor:
@@ -47,13 +53,16 @@ def _joined(members: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.cpu() for part in parts])
 
 
-def receive(comm: Communicator, targets: Sequence[torch.Tensor], root: int) -> None:
+def receive(
+    comm: Communicator, targets: Sequence[torch.Tensor], root: int, timeout: float | None
+) -> None:
     """Fill tensors with what another rank sends; a collective call.
 
     Args:
         comm: The ranks.
         targets: Contiguous, on the CPU; dtypes and shapes of what is sent.
         root: The rank that sends.
+        timeout: As for `Communicator.broadcast`.
     """
     for group in _groups(targets):
         parts = [_bytes(targets[index]) for index in group]
@@ -62,7 +71,7 @@ def receive(comm: Communicator, targets: Sequence[torch.Tensor], root: int) -> N
         if len(parts) > 1:
             whole = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
         for begin, end in _pieces(len(whole)):
-            comm.broadcast(whole[begin:end], root)
+            comm.broadcast(whole[begin:end], root, timeout=timeout)
         if len(parts) > 1:
             for part, values in zip(parts, torch.split_with_sizes(whole, sizes), strict=True):
                 part.copy_(values)
