@@ -356,8 +356,10 @@ class DistributedOptimizer(ChangingParameters):
 
     @property
     def is_ended(self) -> bool:
-        """Whether its ranks have gone, or it was closed: `distributed` takes it on to others."""
-        return self._is_closed or self._comm.is_closed
+        """Whether it can no longer step with its ranks: `distributed` takes it on to others."""
+        return self._comm.is_closed or (
+            self._averager is not None and self._averager.comm.is_closed
+        )
 
     def _stop_averaging(self) -> None:
         if self._averager is not None:

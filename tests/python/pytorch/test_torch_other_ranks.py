@@ -156,6 +156,43 @@ def test_one_that_could_not_go_on_may_be_given_again(world: GetWorld) -> None:
     assert are_same(first, values(model))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_scaler_goes_on_after_a_step_that_a_lost_rank_has_ended(
+    world: GetWorld, overlap: bool
+) -> None:
+    def steps(comm: Any) -> Tensors:
+        model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer, scheduler = adam(model)
+        options = {"model": model, "overlap": overlap}
+
+        def step(number: int) -> None:
+            x, y = batch(number, 4)
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+
+        if comm is not None:
+            gt.distributed(optimizer, comm=comm.split(0), **options)
+        step(0)
+        if comm is not None:
+            if comm.rank == 1:
+                optimizer.abandon()
+            else:
+                with pytest.raises(gr.PeerLost):
+                    step(1)
+            parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+            gt.broadcast_state(parts | {"scaler": scaler}, comm=comm)
+            gt.distributed(optimizer, comm=comm, **options)
+        step(1)
+        step(2)
+        return values(model)
+
+    expected = steps(None)
+    assert all(are_same(ours, expected) for ours in world(2, "shm").run(steps))
+
+
 def test_one_whose_ranks_are_there_or_that_is_to_go_to_servers_is_refused(world: GetWorld) -> None:
     (comm,) = world(1, "shm").comms
     group = comm.split(0)
