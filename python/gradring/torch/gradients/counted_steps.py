@@ -17,13 +17,15 @@ _MARK = "_wrapped_by_lr_sched"  # By which schedulers know such a function.
 
 
 def has_counted_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether what stands in front of the class's ``step`` is a scheduler's function."""
-    return hasattr(vars(optimizer).get("step"), _MARK)
+    """Tell whether what stands in front of the class's ``step`` is a scheduler's function alone."""
+    step = vars(optimizer).get("step")
+    # Somebody's own may be around a scheduler's, with its mark, or inside of it.
+    return hasattr(step, _MARK) and getattr(step, "__wrapped__", None) is type(optimizer).step
 
 
 def step_through_the_class(optimizer: torch.optim.Optimizer) -> None:
-    """Have a scheduler's function call the ``step`` of the class that the optimizer has now."""
-    if not has_counted_steps(optimizer):
+    """Have a scheduler's function, if there is one, call the ``step`` of the class of now."""
+    if "step" not in vars(optimizer):
         return
     found = weakref.ref(optimizer)  # As torch's own: it lies in the optimizer.
 
