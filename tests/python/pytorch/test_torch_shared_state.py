@@ -111,7 +111,8 @@ def test_plain_values_arrive_as_they_are_with_their_types_and_bits(world: GetWor
 
     def share(comm: Any) -> Any:
         mine = sent if comm.rank == 1 else object()
-        return gt.broadcast_state({"sent": mine, "step": comm.rank}, root=1, comm=comm)
+        root = 1 if comm.rank else np.int64(1)
+        return gt.broadcast_state({"sent": mine, "step": comm.rank}, root=root, comm=comm)
 
     first, root, third = world(3, "shm").run(share)
     assert root["sent"] is sent

@@ -61,7 +61,7 @@ def agreed_names(
     """
     result, error = _tried(find)
     names = {} if result is None else result[0]
-    mine = [_said(error), repr(root), {name: names[name] for name in sorted(names)}]
+    mine = [_said(error), str(root), {name: names[name] for name in sorted(names)}]
     texts = gather_texts(comm, json.dumps(mine).encode(), timeout=timeout)
     if error is not None:
         raise error

@@ -55,8 +55,8 @@ def broadcast_state(
         Mismatch: The ranks give other names or another ``root``, or one that is not this could not
             take the state: names it. That rank raises what ``load_state_dict`` raised there.
             What was loaded stays.
-        PeerLost: A rank died, froze or left. This rank has loaded all or nothing, and so for
-            TimedOut and Closed, unless it is told of while a state is loaded.
+        PeerLost: A rank died, froze or left; and so for TimedOut and Closed. This rank has loaded
+            all or nothing.
     """
     require_ranks(comm)
     comm = current() if comm is None else comm
