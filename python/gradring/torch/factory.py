@@ -110,6 +110,9 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     is_averaged = mode is None or _is_all_reduce(mode)
     _require_ready(optimizer, mode, bucket_bytes, is_averaged=is_averaged)
     _require_usable(model, compress, clip_norm, overlap, ps)
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.abandon()
+        torch.optim.Optimizer.zero_grad(optimizer)  # They are of a step that others have not done.
     for layer in embeddings_of(model):
         layer.require_trainable(_rows_mode(mode))
     if compress is not None and not is_averaged:
@@ -117,9 +120,6 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     timeout = config.timeout_in_force(os.environ, timeout)
     named = parameters.optimizer_parameters(optimizer.param_groups, model)
     parameters.require_averageable(named)
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.abandon()
-        torch.optim.Optimizer.zero_grad(optimizer)  # They are of a step that others have not done.
     require_untrained(named)
     if is_averaged:
         require_no_other_averaging(named, model)

@@ -205,18 +205,24 @@ def test_one_whose_ranks_are_there_or_that_is_to_go_to_servers_is_refused(world:
     gt.distributed(optimizer, comm=comm).close()
 
 
-def test_rows_on_servers_go_on_with_it(world: GetWorld) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_rows_on_servers_go_on_with_it(world: GetWorld, is_closed: bool) -> None:
     server = ExactServer()
 
     def steps(comm: Any) -> tuple[float, float]:
         model, ps = Clicks(), server.client(comm.rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         for _ in range(2):
-            gt.distributed(optimizer, model=model, comm=comm, ps=ps)
+            group = comm.split(0)
+            gt.distributed(optimizer, model=model, comm=group, ps=ps)
             optimizer.zero_grad()
             model(1.0, comm.rank).backward()
             optimizer.step()
-            optimizer.close()
+            optimizer.flush()
+            comm.barrier()
+            if is_closed:
+                optimizer.close()
+            group.close()
         return model.state()
 
     assert world(2, "shm").run(steps) == [(-2.0, -1.0)] * 2
