@@ -38,6 +38,7 @@ class DistributedOptimizer(ChangingParameters):
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping; without rows.
     is_in_step = True  # Its ranks do equally many steps.
     _scaler_may_have_looked_early = False
+    _has_left = False  # Was closed or abandoned.
     _is_closed = False  # With several ranks: one that is alone steps on as torch's does.
 
     def connect(
@@ -58,7 +59,7 @@ class DistributedOptimizer(ChangingParameters):
         self._scaling = Scaling(comm)
         self._settings = StepSettings()
         self._averager = self._training = self.grad_norm = None
-        self._is_closed = self._scaler_may_have_looked_early = False
+        self._has_left = self._is_closed = self._scaler_may_have_looked_early = False
         if gradients_comm is not None:
             self._averager = self._listening(gradients_comm)
 
@@ -357,11 +358,11 @@ class DistributedOptimizer(ChangingParameters):
     @property
     def is_ended(self) -> bool:
         """Whether it can no longer step with its ranks: `distributed` takes it on to others."""
-        return self._comm.is_closed or (
-            self._averager is not None and self._averager.comm.is_closed
-        )
+        comm = self._comm if self._averager is None else self._averager.comm
+        return self._has_left or self._comm.is_closed or comm.is_closed
 
     def _stop_averaging(self) -> None:
+        self._has_left = True
         if self._averager is not None:
             self._is_closed = True
             self._averager.stop_listening()

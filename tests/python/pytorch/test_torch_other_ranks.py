@@ -203,6 +203,7 @@ def test_one_whose_ranks_are_there_or_that_is_to_go_to_servers_is_refused(world:
     with pytest.raises(gr.InvalidArgument, match="make another one for this mode"):
         gt.distributed(optimizer, gr.Async(), comm=comm, ps=ExactServer().client(0))
     gt.distributed(optimizer, comm=comm).close()
+    gt.distributed(optimizer, comm=comm).close()  # Alone as with others.
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
