@@ -39,7 +39,8 @@ def broadcast_state(
 
     Args:
         state: The same names on every rank, with objects under the same ones. Plain values are
-            looked at on the root only.
+            looked at on the root only, and only there is ``state_dict()`` called: it may be no
+            collective call itself, as FSDP's is.
         root: The rank whose state it is.
         comm: ``None``: what `init` made, or makes now.
         timeout: As for `Communicator.all_reduce`, and the longest time that a rank may take to make
