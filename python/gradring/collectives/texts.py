@@ -16,10 +16,11 @@ def digest(text: str) -> int:
     return int.from_bytes(found, "little", signed=True)
 
 
-def gather_texts(comm: Communicator, mine: bytes) -> list[bytes]:
+def gather_texts(comm: Communicator, mine: bytes, *, timeout: float | None = None) -> list[bytes]:
     """Return every rank's text, by rank; all ranks call it at once, with texts of any length."""
-    lengths = comm.all_gather(np.array([len(mine)], np.int64))
+    lengths = comm.all_gather(np.array([len(mine)], np.int64), timeout=timeout)
     counts = [int(length) for length in lengths.reshape(-1)]
-    data = comm.all_gather(np.frombuffer(mine, np.uint8), counts=counts).tobytes()
+    sent = np.frombuffer(mine, np.uint8)
+    data = comm.all_gather(sent, counts=counts, timeout=timeout).tobytes()
     ends = itertools.accumulate(counts)
     return [data[end - count : end] for end, count in zip(ends, counts, strict=True)]

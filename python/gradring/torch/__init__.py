@@ -1,8 +1,8 @@
 """PyTorch: one call makes any optimizer of a script train on all ranks.
 
 `gradients` are on their way to other ranks, `embeddings` have rows on servers, `served` is the
-optimizer over servers. Importing it also registers the backend "gradring" of torch.distributed
-(docs/torch.md).
+optimizer over servers, `state` is what one rank has for all. Importing it also registers the
+backend "gradring" of torch.distributed (docs/torch.md).
 
 Needs PyTorch: ``pip install 'gradring[torch]'``. Nothing outside this package imports it.
 """
@@ -23,12 +23,14 @@ from gradring.torch.factory import distributed
 from gradring.torch.hook import CompressedGradients, compressed_gradients
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.sampler import Sampler
+from gradring.torch.state.broadcasting import broadcast_state
 
 __all__ = [
     "CompressedGradients",
     "DistributedOptimizer",
     "Embedding",
     "Sampler",
+    "broadcast_state",
     "compressed_gradients",
     "distributed",
 ]

@@ -1,7 +1,7 @@
 """`distributed`: makes a `torch.optim` optimizer train on all ranks, in any mode.
 
 The optimizer keeps its identity and its class gains one in front, so schedulers, state_dict and
-everything else go on to work.
+everything else go on to work. One that averages may go on in other ranks: it is given once more.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from gradring.modes.stepping.names import require_name
 from gradring.settings import config
 from gradring.torch.embeddings.rows import embeddings_of, make_rows
 from gradring.torch.gradients import parameters
+from gradring.torch.gradients.counted_steps import has_counted_steps, step_through_the_class
 from gradring.torch.gradients.other_averaging import require_no_other_averaging
-from gradring.torch.gradients.same_rules import require_same_rule
+from gradring.torch.gradients.same_rules import FRONT, require_same_rule
 from gradring.torch.gradients.trained_once import require_untrained
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.served.served_optimizer import ServedOptimizer
@@ -63,8 +64,10 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
 
     Args:
         optimizer: Any of `torch.optim` or one like it, with parameters on the CPU or on CUDA; on
-            the CPU where the mode has servers between them. It is changed in place. Make
-            learning-rate schedulers after this.
+            the CPU where the mode has servers between them. It is changed in place. One that has
+            averaged gradients in a communicator that is closed by now, as after `shrink` and
+            `grow`, goes on in ``comm``: its gradients are forgotten, its state stays. Make
+            learning-rate schedulers after this where the mode has servers.
         mode: `gradring.Sync`, the default, `gradring.BoundedStaleness`, `gradring.Async`,
             `gradring.Geo` or `gradring.Hybrid`.
         model: Its other parameters and its buffers are shared too, errors use its names, and its
@@ -91,9 +94,10 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         through servers a `gradring.torch.served.served_optimizer.ServedOptimizer`.
 
     Raises:
-        InvalidArgument: It is distributed already, or has a scheduler; or an option makes no sense;
-            or another open optimizer trains one of its parameters; or with `gradring.Sync()`
-            DistributedDataParallel or FSDP average the same gradients.
+        InvalidArgument: It is distributed already, or has a scheduler where the mode has servers
+            between its parameters; or an option makes no sense; or another open optimizer trains
+            one of its parameters; or with `gradring.Sync()` DistributedDataParallel or FSDP average
+            the same gradients.
         DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
             servers between them.
         Mismatch: The ranks have different models, or the same in another order, or with
@@ -103,9 +107,12 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     """
     require_ranks(comm)
     require_name(name)
-    _require_ready(optimizer, mode, bucket_bytes)
-    _require_usable(model, compress, clip_norm, overlap, ps)
     is_averaged = mode is None or _is_all_reduce(mode)
+    _require_ready(optimizer, mode, bucket_bytes, is_averaged=is_averaged)
+    _require_usable(model, compress, clip_norm, overlap, ps)
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.abandon()
+        torch.optim.Optimizer.zero_grad(optimizer)  # They are of a step that others have not done.
     for layer in embeddings_of(model):
         layer.require_trainable(_rows_mode(mode))
     if compress is not None and not is_averaged:
@@ -146,7 +153,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         gradients_comm = comm.split(0) if comm.world_size > 1 else None
         if gradients_comm is not None:
             undo.callback(gradients_comm.close)
-        result = cast(DistributedOptimizer, _with_front(optimizer, DistributedOptimizer))
+        result = _averaging(optimizer)
         result.connect(
             comm, gradients_comm, model, clip_norm,
             bucket_bytes=bucket_bytes, overlap=overlap, compress=compress,
@@ -188,9 +195,16 @@ def _undone_if_it_fails(
         undo.pop_all()
 
 
+def _averaging(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+    if not isinstance(optimizer, DistributedOptimizer):
+        _with_front(optimizer, DistributedOptimizer)
+        step_through_the_class(optimizer)
+    return cast(DistributedOptimizer, optimizer)
+
+
 def _with_front(optimizer: torch.optim.Optimizer, front: type[Any]) -> Any:
     kind = type(optimizer)
-    optimizer.__class__ = type(f"Distributed{kind.__name__}", (front, kind), {})
+    optimizer.__class__ = type(f"{FRONT}{kind.__name__}", (front, kind), {})
     return optimizer
 
 
@@ -208,14 +222,20 @@ def _through_servers(
     return result
 
 
-def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int) -> None:
+def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int, *, is_averaged: bool) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     if isinstance(optimizer, (DistributedOptimizer, ServedOptimizer)):
-        raise InvalidArgument("this optimizer is distributed already")
-    if "step" in vars(optimizer):
+        if not isinstance(optimizer, DistributedOptimizer) or not optimizer.is_ended:
+            raise InvalidArgument("this optimizer is distributed already")
+        if not is_averaged:
+            raise InvalidArgument(
+                "this optimizer averages gradients between ranks; make another one for this mode"
+            )
+    elif "step" in vars(optimizer) and not (is_averaged and has_counted_steps(optimizer)):
         raise InvalidArgument(
-            "this optimizer has a learning-rate scheduler; make that after distributed()"
+            "this optimizer's step has been replaced, as learning-rate schedulers do it; make "
+            "those after distributed()"
         )
     if mode is not None and not isinstance(mode, (Sync, BoundedStaleness, Async, Geo, Hybrid)):
         raise InvalidArgument(

@@ -38,6 +38,7 @@ class DistributedOptimizer(ChangingParameters):
     grad_norm: torch.Tensor | None = None  # Of the last step, before clipping; without rows.
     is_in_step = True  # Its ranks do equally many steps.
     _scaler_may_have_looked_early = False
+    _has_left = False  # Was closed or abandoned.
     _is_closed = False  # With several ranks: one that is alone steps on as torch's does.
 
     def connect(
@@ -48,7 +49,7 @@ class DistributedOptimizer(ChangingParameters):
         clip_norm: float | None,
         **options: Any,
     ) -> None:
-        """Take what is needed to step together; called once, by `distributed`."""
+        """Take what is needed to step together, whatever there was; called by `distributed`."""
         self._comm = comm
         self._clip_norm = clip_norm
         self._model = model
@@ -57,7 +58,8 @@ class DistributedOptimizer(ChangingParameters):
         self._turns = Turns(comm)
         self._scaling = Scaling(comm)
         self._settings = StepSettings()
-        self._averager = None
+        self._averager = self._training = self.grad_norm = None
+        self._has_left = self._is_closed = self._scaler_may_have_looked_early = False
         if gradients_comm is not None:
             self._averager = self._listening(gradients_comm)
 
@@ -353,7 +355,14 @@ class DistributedOptimizer(ChangingParameters):
             self.rows.driver.abandon()
         self._stop_averaging()
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it can no longer step with its ranks: `distributed` takes it on to others."""
+        comm = self._comm if self._averager is None else self._averager.comm
+        return self._has_left or self._comm.is_closed or comm.is_closed
+
     def _stop_averaging(self) -> None:
+        self._has_left = True
         if self._averager is not None:
             self._is_closed = True
             self._averager.stop_listening()

@@ -37,8 +37,8 @@ ARROWS = {
         "machine", "base",
     },
     "torch": {
-        "torch.served", "torch.embeddings", "torch.gradients", "torch.c10d", "modes",
-        "modes.stepping", "optim", "collectives", "compression", "settings", "base",
+        "torch.served", "torch.embeddings", "torch.gradients", "torch.c10d", "torch.state",
+        "modes", "modes.stepping", "optim", "collectives", "compression", "settings", "base",
     },
     "keras": {"jax", "collectives", "base"},
     "jax": {"modes", "collectives", "compression", "base"},
@@ -51,6 +51,7 @@ ARROWS = {
         "modes.stores", "optim", "arrays", "base",
     },
     "torch.gradients": {"torch.c10d.calls", "optim", "collectives", "compression", "gpu", "base"},
+    "torch.state": {"collectives", "base"},
     "torch.c10d": {
         "torch.c10d.operations", "torch.c10d.calls", "collectives", "machine", "launchers",
         "settings", "base",

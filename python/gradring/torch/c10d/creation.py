@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gradring.errors import Error
 from gradring.settings import config
 from gradring.torch.c10d.calls.errors import for_torch
+from gradring.torch.c10d.kept_handles import keep_join_handles
 from gradring.torch.c10d.process_group import ProcessGroup
 from gradring.torch.c10d.rendezvous import meet
 
@@ -41,6 +42,7 @@ def create(options: Any) -> ProcessGroup:
             comm = meet(options.store, "gradring/group", members, options.group_rank, timeout)
     except Error as error:
         raise for_torch(error) from error.__cause__
+    keep_join_handles()
     return ProcessGroup(comm, members, timeout)
 
 

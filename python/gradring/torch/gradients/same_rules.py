@@ -20,6 +20,7 @@ from gradring.torch.gradients.parameters import Named
 # How a step is computed, and not what; ranks on the CPU and on CUDA may differ there.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
 _SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
+FRONT = "Distributed"  # Begins the name of a class that has become distributed.
 _ADVICE = (
     "give distributed() the same optimizer and options on every rank, and load a saved state on all"
 )
@@ -126,7 +127,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> Iterator[str]:
 def _lines(
     optimizer: torch.optim.Optimizer, named: Named, options: Mapping[str, Any]
 ) -> Iterator[str]:
-    yield f"the optimizer {type(optimizer).__name__}"
+    yield f"the optimizer {type(optimizer).__name__.removeprefix(FRONT)}"
     for name, value in options.items():
         yield f"{name}={_plain(value)}"
     yield from _settings(optimizer)

@@ -167,18 +167,22 @@ def compiled() -> Any:
     return [step(torch.arange(3.0) + dist.get_rank()), losses, list(model.parameters())]
 
 
-def join() -> Any:
+def join(divides_by_initial: bool = True) -> Any:
     from torch.distributed.algorithms.join import Join
 
     model = DistributedDataParallel(mlp())
     optimizer = sgd(model)
-    with Join([model]):
+    with Join([model], divide_by_initial_world_size=divides_by_initial):
         for step in range(2 + 3 * dist.get_rank()):
             x, y = batch(10 * step + dist.get_rank(), 8)
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
     return list(model.parameters())
+
+
+def join_of_those_that_are_left() -> Any:
+    return join(divides_by_initial=False)
 
 
 def zero() -> Any:
@@ -255,4 +259,4 @@ def test_compiled_graphs_with_collectives_give_what_they_give_on_gloo() -> None:
 
 
 def test_uneven_inputs_and_sharded_optimizers_train_as_on_gloo() -> None:
-    assert_same_on_gloo(join, zero)
+    assert_same_on_gloo(join, join_of_those_that_are_left, zero)

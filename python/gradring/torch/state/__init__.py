@@ -1,0 +1,1 @@
+"""What one rank has, for all: states of models, optimizers and the like, and plain values."""
