@@ -47,7 +47,8 @@ class Client {
   // Starts a call that goes on by itself; its memory is in use until it is done. Waits while too
   // many are under way, or too much of arrays is theirs (of those that wait for no gate), unless it
   // goes along with another; a hint hardly does. Throws TimedOut after so long without progress on
-  // a shard that the first of them waits for, or what an interrupt raises: nothing has begun then.
+  // a shard that the first of them waits for, or where it is one of as long a timeout that has made
+  // the room by timing out, or what an interrupt raises: nothing has begun then.
   void start(const std::shared_ptr<Call>& call, Millis timeout);
   // Throws its failure, or TimedOut after so long without progress on a shard that it waits for: it
   // goes on.
@@ -130,6 +131,8 @@ class Client {
   std::vector<std::shared_ptr<Call>> background_;  // Started, not seen to be done.
   std::uint64_t started_bytes_ = 0;                // Of arrays of those that wait for no gate.
   std::vector<std::shared_ptr<Call>> failed_;      // The first of those nobody has waited for.
+  std::uint64_t timed_out_ = 0;                    // Of those started, but for hints; and
+  Millis timed_out_after_{0};                      // the last one's timeout.
   bool is_stopping_ = false;
   std::thread thread_;
   transport::Fd wake_;                   // Written to end a driver's sleep.

@@ -84,6 +84,10 @@ void Client::take_done() {
     if (!call->is_done()) return false;
     const bool is_told = call->failure() && !call->is_hint();
     if (is_told && failed_.size() < kFailuresKept) failed_.push_back(call);
+    if (is_told && call->failure().kind == ErrorKind::kTimedOut) {
+      ++timed_out_;
+      timed_out_after_ = call->state().timeout;
+    }
     started_bytes_ -= room_of(*call);
     return true;
   };
@@ -118,6 +122,13 @@ std::shared_ptr<Call> Client::find_in_the_way_of(const Call& call) {
 
 void Client::wait_for_room(const Call& call, Millis timeout) {
   const Waiting waiting;
+  std::uint64_t timed_out_before = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_room_for(call)) return;
+    take_done();
+    timed_out_before = timed_out_;
+  }
   Time deadline = Clock::now() + timeout;
   while (const std::shared_ptr<Call> first = find_in_the_way_of(call)) {
     check_usable();
@@ -134,6 +145,14 @@ void Client::wait_for_room(const Call& call, Millis timeout) {
             ", with ", started_bytes_, " bytes), and there was no progress for ", timeout.count(),
             " ms; nothing of it was sent. The first of them: ", first->what(), standing.missing));
   }
+  // What is as patient as this one and was given up meanwhile has made the room: who only starts
+  // calls would never hear that servers are gone.
+  const std::lock_guard lock(mutex_);
+  if (timed_out_ == timed_out_before || timed_out_after_ < timeout) return;
+  throw TimedOut(str(call.what(), ": there was no room for its ", call.array_bytes(),
+                     " bytes of arrays until asynchronous calls that were under way had timed "
+                     "out; nothing of it was sent. ",
+                     failed_.empty() ? "" : failed_.front()->failure().text));
 }
 
 void Client::wait(const std::shared_ptr<Call>& call, Millis timeout) {

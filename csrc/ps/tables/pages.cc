@@ -22,29 +22,28 @@ std::size_t round_up(std::size_t bytes, std::size_t to) {
 
 // What follows is only advice: without huge pages it is slower.
 void ask_for_huge_pages(std::byte* data, std::size_t bytes) {
-  if (bytes > 0) ::madvise(data, bytes, MADV_HUGEPAGE);
+  ::madvise(data, bytes, MADV_HUGEPAGE);
 }
 
-// Of small pages that are in use. Linux does it from 6.1 on.
-void make_huge(std::byte* data, std::size_t bytes) {
+// What is in use in small pages so far too, which Linux does from 6.1 on.
+void make_huge(const Pages& pages, std::size_t used_bytes) {
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack.
-  ask_for_huge_pages(data, bytes);
-  ::madvise(data, bytes, kCollapse);
+  ask_for_huge_pages(pages.data(), pages.bytes());
+  ::madvise(pages.data(), used_bytes, kCollapse);
 }
 
-// Of a multiple of kHugePage, aligned to it: what is mapped too much is given back. Asks for huge
-// pages behind the first `small_bytes`.
-std::byte* map_aligned(std::size_t bytes, std::size_t small_bytes) {
+// Of a multiple of kHugePage, aligned to it: what is mapped too much is given back. It lies as high
+// as it can: Linux maps from above down, so the next one adjoins it, and those that were given the
+// same advice are one mapping to the kernel, which allows a process 65,530 of them.
+std::byte* map_aligned(std::size_t bytes) {
   void* const mapped = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   const auto start = reinterpret_cast<std::uintptr_t>(mapped);
-  const std::uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
-  if (aligned > start) ::munmap(mapped, aligned - start);
-  const std::size_t tail = start + kHugePage - aligned;
-  auto* const data = static_cast<std::byte*>(mapped) + (aligned - start);
-  if (tail > 0) ::munmap(data + bytes, tail);
-  ask_for_huge_pages(data + small_bytes, bytes - small_bytes);
+  const std::size_t head = kHugePage - start % kHugePage;
+  auto* const data = static_cast<std::byte*>(mapped) + head;
+  ::munmap(mapped, head);
+  if (head < kHugePage) ::munmap(data + bytes, kHugePage - head);
   return data;
 }
 
@@ -57,7 +56,8 @@ Pages::Pages(std::size_t bytes, bool begins_small) : bytes_(bytes) {
   --left;
   if (bytes >= kHugePage) {
     bytes_ = round_up(bytes, kHugePage);
-    data_ = map_aligned(bytes_, begins_small ? kHugePage : 0);
+    data_ = map_aligned(bytes_);
+    if (!begins_small) ask_for_huge_pages(data_, bytes_);
   } else {
     data_ = static_cast<std::byte*>(std::calloc(1, std::max<std::size_t>(bytes, 1)));
     if (data_ == nullptr) throw std::bad_alloc();
@@ -87,7 +87,7 @@ void BlockArray::grow_to(std::uint64_t count) {
   count_ = std::max(count_, count);
   if (is_small_ && count_ * item_bytes_ > kHugePage && block_bytes() > kHugePage) {
     is_small_ = false;
-    make_huge(blocks_.front().data(), kHugePage);
+    make_huge(blocks_.front(), kHugePage);
   }
 }
 

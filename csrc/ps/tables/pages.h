@@ -10,7 +10,7 @@
 namespace gradring::ps {
 
 // Zeroed memory. From 2 MiB on it is aligned to huge pages and asks for them; `begins_small`: not
-// for the first 2 MiB, of which only what is touched takes memory then.
+// yet, so that only what is touched takes memory.
 class Pages {
  public:
   // For tests: so many more of this thread's find memory.

@@ -69,7 +69,8 @@ def save(
         InvalidArgument: ``url`` is empty; or there is a checkpoint at it, or another save is
             writing there; or ``base`` cannot be built on, or what it builds on is not there any
             more, or has come to 1000 checkpoints: save in full then; or an extra is missing. Or an
-            earlier checkpoint is still being written, or its store hangs; names it.
+            earlier checkpoint is still being written, or its store hangs; names it. Or a server has
+            not the memory for it.
         TimedOut: A server or the store was not done in time, or a server does not answer any more
             (found out within the connection's timeout and some seconds), or waited in vain for a
             worker's push at the cut. There is no checkpoint then, and none will come, unless the
@@ -257,8 +258,9 @@ def load(
 
     Raises:
         InvalidArgument: There is no checkpoint, or one of its files is missing; names it. Or
-            another connection is loading one. As for every error whose message does not say that
-            some servers may hold the checkpoint, they are as before.
+            another connection is loading one, or a server has not the memory for it beside what it
+            holds. As for every error whose message does not say that some servers may hold the
+            checkpoint, they are as before.
         ProtocolError: A file is damaged or cut short; names it.
         DeviceError: A file could not be read.
         TimedOut: A server or the store was not done in time; names whose store hangs. Or a server

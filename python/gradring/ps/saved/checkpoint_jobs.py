@@ -15,11 +15,14 @@ import threading
 from typing import Any
 
 from gradring import _core, errors
+from gradring.errors import InvalidArgument
 from gradring.ps.saved import files, snapshot_files
 from gradring.ps.saved.manifest import File
 from gradring.ps.saved.store_calls import Behind, Deadline, within
 
 PIECE_BYTES = 1 << 20
+
+_GIVE_MORE = "give it more, or use more servers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,9 @@ def carry_out(core: Any, job: tuple[int, int, bool, bytes]) -> None:
     try:
         wanted = json.loads(text.rpartition(b"\n")[2])  # Before it may stand a line for people.
         result = _ACTIONS[wanted["action"]](_Task(core, shard, cut, wanted))
+    except MemoryError:
+        lack = f"shard {shard}: this server has not the memory for it: {_GIVE_MORE}"
+        result = {"error": InvalidArgument.__name__, "text": lack}
     except Exception as error:  # noqa: BLE001 - the saver gets it, whatever it is
         result = {"error": type(error).__name__, "text": f"shard {shard}: {error}"}
     # Where the server ends, whoever waits hears it from the connection.
@@ -143,7 +149,8 @@ def stage(
     """Read files beside what the shard has; nothing of that changes before ``commit_load``.
 
     Raises:
-        InvalidArgument: Another load is under way. Its ``staging`` is another number.
+        InvalidArgument: Another load is under way. Its ``staging`` is another number. Or there is
+            no memory for what is read beside what the shard has.
         Closed: Who wanted it was lost meanwhile.
         TimedOut: Not all was read by the deadline; names what hangs.
     """
@@ -152,9 +159,14 @@ def stage(
     try:
         for one in wanted:
             within(deadline, one["url"], _read_file, core, shard, staging, one)
-    except BaseException:
+    except BaseException as error:
         core.abandon_load(shard, staging)
-        raise
+        if not isinstance(error, MemoryError):
+            raise
+        raise InvalidArgument(
+            "this server has not the memory for the checkpoint beside what it holds, which stays: "
+            f"{_GIVE_MORE}, or start new ones that begin with it (`gradring serve --load`)"
+        ) from None
 
 
 def _read_file(core: Any, shard: int, staging: int, one: dict[str, Any]) -> None:

@@ -42,9 +42,9 @@ struct Slow {
     call->add(shard, request.header, request.rest);
     by.run(call, kServiceTimeout);
   }
-  void take_all_room() const {
+  void take_all_room(Millis timeout = kServiceTimeout) const {
     tell(*saver, 1, freeze(1, Millis{60'000}));
-    push(kServiceTimeout);
+    push(timeout);
   }
   void go_on() const {
     thaw_shard_1();
@@ -78,6 +78,26 @@ TEST_CASE("a push that finds no room beside those of a slow server says so, and 
   CHECK(text.find("shard 0") == std::string::npos);
   slow.go_on();
   CHECK(all_are(pull(*slow.client, slow.table, kIds), 1.0f));
+}
+
+TEST_CASE("a push is not sent where the others have made room by timing out as it would itself") {
+  constexpr Millis kTimeout{250};
+  const Slow slow;
+  slow.take_all_room(kTimeout);
+  CHECK_THROWS_WITH_AS(slow.push(kTimeout), doctest::Contains("nothing of it was sent"), TimedOut);
+  slow.push(kServiceTimeout);               // There is room now.
+  CHECK_THROWS_AS(slow.go_on(), TimedOut);  // Of the first one, which was sent.
+  slow.client->flush(kServiceTimeout);
+  CHECK(all_are(pull(*slow.client, slow.table, kIds), 2.0f));
+}
+
+TEST_CASE("a push that has more patience than those under way goes in when they time out") {
+  const Slow slow;
+  slow.take_all_room(Millis{50});
+  slow.push(kServiceTimeout);
+  CHECK_THROWS_AS(slow.go_on(), TimedOut);
+  slow.client->flush(kServiceTimeout);
+  CHECK(all_are(pull(*slow.client, slow.table, kIds), 2.0f));
 }
 
 TEST_CASE("a push that waits for room goes in once there is some, whatever its own size") {
