@@ -8,6 +8,7 @@ from Gloo, is in docs/torch.md.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +27,15 @@ OLDEST = (2, 11)
 
 
 def register() -> None:
-    """Make ``init_process_group("gradring")`` and ``new_group(backend="gradring")`` work."""
+    """Make ``init_process_group("gradring")`` and ``new_group(backend="gradring")`` work.
+
+    And ``init_method="gradring://"``, whatever the backend.
+    """
     if not dist.is_available():
         return
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    torch_as_it_is: Any = dist  # Its stubs leave this out.
+    torch_as_it_is.register_rendezvous_handler(BACKEND, _meet)
 
 
 def _create(options: Any, _backend_options: Any) -> ProcessGroup:
@@ -37,6 +43,12 @@ def _create(options: Any, _backend_options: Any) -> ProcessGroup:
     from gradring.torch.c10d.creation import create
 
     return create(options)
+
+
+def _meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    from gradring.torch.c10d.init_method import meet
+
+    return meet(url, **options)
 
 
 def _require_new_enough(version: str) -> None:
