@@ -23,7 +23,7 @@ from gradring.errors import (
 )
 
 if TYPE_CHECKING:
-    from gradring import optim, prometheus, ps, trace
+    from gradring import metrics, optim, prometheus, ps, trace
     from gradring._core import version as __version__
     from gradring.collectives.communicator import Communicator
     from gradring.collectives.joining import init
@@ -77,6 +77,7 @@ __all__ = [
     "distributed",
     "init",
     "join",
+    "metrics",
     "optim",
     "prometheus",
     "ps",
@@ -108,7 +109,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"optim", "prometheus", "ps", "trace"}:
+    if name in {"metrics", "optim", "prometheus", "ps", "trace"}:
         return import_module(f"gradring.{name}")
     if name == "__version__":
         return import_module("gradring._core").version

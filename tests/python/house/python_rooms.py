@@ -33,8 +33,8 @@ ARROWS = {
     "launch": {"launchers", "settings", "commands", "base"},
     # The package itself: the names of `gradring.__all__`, each loaded when it is asked for.
     "front": {
-        "modes", "modes.geo", "optim", "ps", "collectives", "compression", "prometheus", "trace",
-        "machine", "base",
+        "modes", "modes.geo", "optim", "ps", "metrics", "collectives", "compression", "prometheus",
+        "trace", "machine", "base",
     },
     "torch": {
         "torch.served", "torch.embeddings", "torch.gradients", "torch.c10d", "torch.state",
@@ -78,6 +78,7 @@ ARROWS = {
     "ps.saved": {"ps.arguments", "optim", "arrays", "base"},
     "ps.arguments": {"arrays", "base"},
     "optim": {"collectives", "arrays", "base"},
+    "metrics": {"collectives", "base"},
     "collectives": {
         "gpu", "compression", "launchers", "prometheus", "settings", "arrays", "base",
     },

@@ -114,6 +114,7 @@ BEFORE = {
     "docs/jax.md": ["", "", ""],
     "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
     "docs/training.md": [MODEL, "optimizer.close(); comm.close()", SCALED, ""],
+    "docs/evaluation.md": ["predictions = [([0, 1, 1], [0.2, 0.7, 0.4])]"],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],
