@@ -94,6 +94,24 @@ device, batches, loss_of = "cpu", [torch.ones(4, 3), torch.ones(2, 3)], torch.Te
 optimizer = gradring.torch.distributed(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
 """
 
+# In place of Ray: actors are objects of this process, their calls threads.
+ACTORS = """
+import secrets, socket
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+calls = ThreadPoolExecutor(8)
+class Actor:
+    def __init__(self, made): self.made = made
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=lambda *of: calls.submit(getattr(self.made, name), *of))
+ray = SimpleNamespace(
+    remote=lambda made: SimpleNamespace(remote=lambda: Actor(made())),
+    get=lambda asked: [one.result() for one in asked] if isinstance(asked, list)
+        else asked.result(),
+    util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+)
+"""
+
 UNLESS_MISSING = """
 try: import prometheus_client
 except ImportError: raise SystemExit
@@ -115,6 +133,7 @@ BEFORE = {
     "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
     "docs/training.md": [MODEL, "optimizer.close(); comm.close()", SCALED, ""],
     "docs/evaluation.md": ["predictions = [([0, 1, 1], [0.2, 0.7, 0.4])]"],
+    "docs/launchers.md": [MODEL + ACTORS],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],
     "docs/migrating.md": [MODEL + GROUP],
     "docs/flight_recorder.md": [MODEL + "x = torch.ones(3)"],
