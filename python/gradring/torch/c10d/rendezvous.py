@@ -97,7 +97,7 @@ def _host(store: Any, key: str, members: Sequence[int], settings: config.Setting
     world_size = len(members)
     host = _listen_host(store, settings.interface, world_size)
     with port_range.listen_at_free_port(
-        host, settings.ports, lambda port: _listening(host, port)
+        host, settings.ports, lambda port: listening(host, port)
     ) as server:
         address = format_address(host, server.getsockname()[1])
         source = _secret_source(host)
@@ -147,7 +147,12 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
     return store_host if is_loopback(here) else here
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """Listen at a port: of an address, or for a name, empty too, of all addresses of this host.
+
+    Raises:
+        OSError: It is taken at one of them.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # A name: all addresses.

@@ -36,7 +36,7 @@ import socket, torch.distributed as dist
 import gradring as gr, gradring.torch
 
 comm = gr.init()
-with socket.create_server(("", 0)) as taken:
+with socket.create_server(("ADDRESS", 0), family=socket.FAMILY) as taken:
     import os
     port = taken.getsockname()[1]
     os.environ["GRADRING_PORTS"] = f"{port}-{port}"
@@ -61,9 +61,12 @@ def test_groups_of_any_backend_meet_as_the_launcher_says(tmp_path: Path, size: i
         assert said.splitlines() == [*groups, f"{rank} {size}"]
 
 
-def test_a_rank_0_without_a_port_for_the_store_is_told_to_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("address", "family"), [("", "AF_INET"), ("::1", "AF_INET6")])
+def test_a_rank_0_without_a_port_for_the_store_is_told_to_all(
+    tmp_path: Path, address: str, family: str
+) -> None:
     script = tmp_path / "taken.py"
-    script.write_text(TAKEN)
+    script.write_text(TAKEN.replace("ADDRESS", address).replace("FAMILY", family))
     (first, _), (other, _) = script_on_our_ranks(2, script)
     assert "rank 0 has no port for torch's store: cannot listen on 127.0.0.1: all 1 ports" in first
     assert other == "rank 0 has no port for torch's store: its error says why\n"
