@@ -20,7 +20,7 @@ from gradring.collectives import joining
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.settings import config, port_range
 from gradring.settings.address import parse_address
-from gradring.torch.c10d.rendezvous import listening
+from gradring.torch.c10d.rendezvous import listening, timeout_in_force
 
 SCHEME = "gradring"
 
@@ -37,7 +37,7 @@ def meet(
 
     Args:
         url: ``gradring://``; torch adds ``rank`` and ``world_size`` where it was given them.
-        timeout: Of the store.
+        timeout: Of the store, and of waiting for rank 0 where the communicator is there already.
 
     Raises:
         InvalidArgument: What torch was given is not what the launcher says; as `gradring.init`.
@@ -70,7 +70,8 @@ def _shared(comm: Any, host: str, timeout: timedelta) -> Any:
             )
         except (OSError, InvalidArgument, dist.DistError) as error:
             problem = error
-    port = int(comm.broadcast(np.array([0 if store is None else store.port]))[0])
+    told = np.array([0 if store is None else store.port])
+    port = int(comm.broadcast(told, timeout=timeout_in_force(timeout))[0])
     if problem is not None:
         raise DeviceError(f"rank 0 has no port for torch's store: {problem}") from problem
     if port == 0:

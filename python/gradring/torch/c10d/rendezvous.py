@@ -74,6 +74,19 @@ def meet(store: Any, name: str, members: Sequence[int], rank: int, timeout: floa
         raise
 
 
+def timeout_in_force(asked: timedelta) -> float:
+    """Return the seconds of a timeout that torch gives; of its default those of GRADRING_TIMEOUT.
+
+    Raises:
+        InvalidArgument: The variable makes no sense.
+    """
+    # torch always gives one. Its default is no wish of the user, the variable is.
+    is_default = asked == dist.constants.default_pg_timeout
+    if is_default and os.environ.get("GRADRING_TIMEOUT"):
+        return config.timeout_in_force(os.environ)
+    return asked.total_seconds()
+
+
 def _follow(
     store: Any, key: str, rank: int, members: Sequence[int], settings: config.Settings
 ) -> Communicator:
