@@ -226,8 +226,16 @@ def _require_ready(optimizer: Any, mode: Any, bucket_bytes: int, *, is_averaged:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgument(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     if isinstance(optimizer, (DistributedOptimizer, ServedOptimizer)):
-        if not isinstance(optimizer, DistributedOptimizer) or not optimizer.is_ended:
-            raise InvalidArgument("this optimizer is distributed already")
+        if not isinstance(optimizer, DistributedOptimizer):
+            raise InvalidArgument(
+                "this optimizer is distributed already, and its steps are servers'; make another "
+                "one"
+            )
+        if not optimizer.is_ended:
+            raise InvalidArgument(
+                "this optimizer is distributed already, and its ranks are there; close() it before "
+                "it goes on in others"
+            )
         if not is_averaged:
             raise InvalidArgument(
                 "this optimizer averages gradients between ranks; make another one for this mode"

@@ -281,10 +281,12 @@ class DistributedOptimizer(ChangingParameters):
         Raises:
             Mismatch: As `synchronize`, and so for its other errors: where a turn has brought no
                 averages yet, they are waited for before the next.
+            Closed: Also where the optimizer was given to `distributed` again meanwhile.
         """
         self._look_at_rows()  # Those of the turn in which this loop is.
+        turns = self._turns
         with self._weights.loop():
-            for batch in self._turns.until_all_end(batches, self.synchronize):
+            for batch in turns.until_all_end(batches, self.synchronize):
                 count = None
                 if batch is not None:
                     count = 1 if weight is None else require_weight(weight(batch))
@@ -294,6 +296,11 @@ class DistributedOptimizer(ChangingParameters):
                     self._look_at_rows()
                     self._weights.tell(count)
                 yield batch
+                if self._turns is not turns:
+                    raise Closed(
+                        "the optimizer goes on in other ranks than those of this loop over "
+                        "uneven(); begin another one, as they do"
+                    )
 
     def hand_out(self, name: str, count: int, *, ahead: bool = False) -> Iterator[int]:  # noqa: ARG002
         """Go through the parts 0 .. count-1 of the data: part i is rank i mod n's.

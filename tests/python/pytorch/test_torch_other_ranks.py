@@ -156,6 +156,25 @@ def test_one_that_could_not_go_on_may_be_given_again(world: GetWorld) -> None:
     assert are_same(first, values(model))
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_loop_over_uneven_batches_does_not_go_on_in_other_ranks(
+    world: GetWorld, is_alone: bool
+) -> None:
+    def steps(comm: Any) -> None:
+        model, group = mlp(), comm.split(comm.rank if is_alone else 0)
+        optimizer = gt.distributed(adam(model)[0], comm=group)
+        for number in optimizer.uneven(range(3)):
+            assert number == 0
+            train(model, optimizer, range(1))
+            comm.barrier()
+            group.close()
+            gt.distributed(optimizer, comm=comm)
+
+    for error in world(2, "shm").errors(steps):
+        assert isinstance(error, gr.Closed)
+        assert "goes on in other ranks than those of this loop" in str(error)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_scaler_goes_on_after_a_step_that_a_lost_rank_has_ended(
     world: GetWorld, overlap: bool
@@ -197,7 +216,7 @@ def test_one_whose_ranks_are_there_or_that_is_to_go_to_servers_is_refused(world:
     (comm,) = world(1, "shm").comms
     group = comm.split(0)
     optimizer = gt.distributed(torch.optim.SGD(mlp().parameters(), lr=0.1), comm=group)
-    with pytest.raises(gr.InvalidArgument, match="distributed already"):
+    with pytest.raises(gr.InvalidArgument, match=r"its ranks are there; close\(\) it before"):
         gt.distributed(optimizer, comm=comm)
     group.close()
     with pytest.raises(gr.InvalidArgument, match="make another one for this mode"):

@@ -120,6 +120,17 @@ def test_plain_values_arrive_as_they_are_with_their_types_and_bits(world: GetWor
     assert first["sent"][14].is_contiguous(memory_format=torch.channels_last)
 
 
+def test_tensors_arrive_on_the_cpu_whatever_the_default_device_is(world: GetWorld) -> None:
+    sent = [torch.eye(3).to_sparse(), torch.eye(3), np.eye(3)]
+
+    def share(comm: Any) -> Any:
+        mine = sent if comm.rank == 0 else None
+        with torch.device("meta"):
+            return gt.broadcast_state({"sent": mine}, comm=comm)["sent"]
+
+    assert all(flat(each) == flat(sent) for each in world(2, "shm").run(share))
+
+
 def test_many_tensors_and_long_ones_travel_in_pieces(
     world: GetWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

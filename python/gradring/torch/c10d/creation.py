@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch.distributed as dist
 
 from gradring.errors import Error
-from gradring.settings import config
 from gradring.torch.c10d.calls.errors import for_torch
 from gradring.torch.c10d.kept_handles import keep_join_handles
 from gradring.torch.c10d.process_group import ProcessGroup
-from gradring.torch.c10d.rendezvous import meet
+from gradring.torch.c10d.rendezvous import meet, timeout_in_force
 
 
 def create(options: Any) -> ProcessGroup:
@@ -33,7 +31,7 @@ def create(options: Any) -> ProcessGroup:
     """
     ranks = [int(rank) for rank in options.global_ranks_in_group]
     try:
-        timeout = _timeout(options.timeout.total_seconds())
+        timeout = timeout_in_force(options.timeout)
         parent = _default_group() if ranks else None
         members = ranks or range(options.group_size)
         if parent is not None:
@@ -61,12 +59,4 @@ def timeout_of_default_group() -> float:
     default = dist.group.WORLD
     if isinstance(default, ProcessGroup):
         return default.timeout
-    return _timeout(dist.constants.default_pg_timeout.total_seconds())
-
-
-def _timeout(asked: float) -> float:
-    # torch always gives a timeout. Its default is no wish of the user, GRADRING_TIMEOUT is.
-    is_default = asked == dist.constants.default_pg_timeout.total_seconds()
-    if is_default and os.environ.get("GRADRING_TIMEOUT"):
-        return config.timeout_in_force(os.environ)
-    return asked
+    return timeout_in_force(dist.constants.default_pg_timeout)

@@ -6,7 +6,6 @@ what `gradring.init` finds: ``gradring run``, Open MPI, MPICH, Intel MPI, Slurm 
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,6 +20,7 @@ from gradring.collectives import joining
 from gradring.errors import DeviceError, InvalidArgument
 from gradring.settings import config, port_range
 from gradring.settings.address import parse_address
+from gradring.torch.c10d.rendezvous import listening, timeout_in_force
 
 SCHEME = "gradring"
 
@@ -37,7 +37,7 @@ def meet(
 
     Args:
         url: ``gradring://``; torch adds ``rank`` and ``world_size`` where it was given them.
-        timeout: Of the store.
+        timeout: Of the store, and of waiting for rank 0 where the communicator is there already.
 
     Raises:
         InvalidArgument: What torch was given is not what the launcher says; as `gradring.init`.
@@ -66,11 +66,12 @@ def _shared(comm: Any, host: str, timeout: timedelta) -> Any:
         settings = config.Settings.from_environ(os.environ)
         try:
             store = port_range.listen_at_free_port(
-                host, settings.ports, lambda port: _listening(host, port, timeout)
+                host, settings.ports, lambda port: _store_at(host, port, timeout)
             )
-        except (OSError, InvalidArgument) as error:
+        except (OSError, InvalidArgument, dist.DistError) as error:
             problem = error
-    port = int(comm.broadcast(np.array([0 if store is None else store.port]))[0])
+    told = np.array([0 if store is None else store.port])
+    port = int(comm.broadcast(told, timeout=timeout_in_force(timeout))[0])
     if problem is not None:
         raise DeviceError(f"rank 0 has no port for torch's store: {problem}") from problem
     if port == 0:
@@ -80,8 +81,11 @@ def _shared(comm: Any, host: str, timeout: timedelta) -> Any:
     return store
 
 
-def _listening(host: str, port: int, timeout: timedelta) -> Any:
-    try:
-        return _torch.TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False)
-    except dist.DistNetworkError as error:
-        raise OSError(errno.EADDRINUSE, str(error)) from error
+def _store_at(host: str, port: int, timeout: timedelta) -> Any:
+    # Not by torch itself: where a port is taken for IPv6 it listens for IPv4 alone.
+    with listening("", port) as server:
+        port = server.getsockname()[1]
+        return _torch.TCPStore(
+            host, port, is_master=True, timeout=timeout, wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )  # fmt: skip

@@ -74,6 +74,19 @@ def meet(store: Any, name: str, members: Sequence[int], rank: int, timeout: floa
         raise
 
 
+def timeout_in_force(asked: timedelta) -> float:
+    """Return the seconds of a timeout that torch gives; of its default those of GRADRING_TIMEOUT.
+
+    Raises:
+        InvalidArgument: The variable makes no sense.
+    """
+    # torch always gives one. Its default is no wish of the user, the variable is.
+    is_default = asked == dist.constants.default_pg_timeout
+    if is_default and os.environ.get("GRADRING_TIMEOUT"):
+        return config.timeout_in_force(os.environ)
+    return asked.total_seconds()
+
+
 def _follow(
     store: Any, key: str, rank: int, members: Sequence[int], settings: config.Settings
 ) -> Communicator:
@@ -97,7 +110,7 @@ def _host(store: Any, key: str, members: Sequence[int], settings: config.Setting
     world_size = len(members)
     host = _listen_host(store, settings.interface, world_size)
     with port_range.listen_at_free_port(
-        host, settings.ports, lambda port: _listening(host, port)
+        host, settings.ports, lambda port: listening(host, port)
     ) as server:
         address = format_address(host, server.getsockname()[1])
         source = _secret_source(host)
@@ -147,7 +160,12 @@ def _listen_host(store: Any, interface: str | None, world_size: int) -> str:
     return store_host if is_loopback(here) else here
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """Listen at a port: of an address, or for a name, empty too, of all addresses of this host.
+
+    Raises:
+        OSError: It is taken at one of them.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # A name: all addresses.

@@ -173,8 +173,9 @@ class Reader:
             nodes, shape, is_coalesced = given
             indices, values = map(self._read, nodes)
             return torch.sparse_coo_tensor(
-                indices, values, shape, check_invariants=True, is_coalesced=is_coalesced
-            )
+                indices, values, shape, device="cpu",
+                check_invariants=True, is_coalesced=is_coalesced,
+            )  # fmt: skip
         if kind == "array":
             name, shape, is_scalar, leaf = given
             flat, dtype = self._tensors[leaf].numpy(), np.dtype(name)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 import gradring as gr
 import gradring.torch
+from conftest import GetWorld
+from gradring.torch.c10d import init_method
 from torch_ranks import script_on_our_ranks
 
 pytestmark = pytest.mark.timeout(90)
@@ -36,7 +42,7 @@ import socket, torch.distributed as dist
 import gradring as gr, gradring.torch
 
 comm = gr.init()
-with socket.create_server(("", 0)) as taken:
+with socket.create_server(("ADDRESS", 0), family=socket.FAMILY) as taken:
     import os
     port = taken.getsockname()[1]
     os.environ["GRADRING_PORTS"] = f"{port}-{port}"
@@ -61,12 +67,36 @@ def test_groups_of_any_backend_meet_as_the_launcher_says(tmp_path: Path, size: i
         assert said.splitlines() == [*groups, f"{rank} {size}"]
 
 
-def test_a_rank_0_without_a_port_for_the_store_is_told_to_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("address", "family"), [("", "AF_INET"), ("::1", "AF_INET6")])
+def test_a_rank_0_without_a_port_for_the_store_is_told_to_all(
+    tmp_path: Path, address: str, family: str
+) -> None:
+    try:
+        socket.create_server((address, 0), family=getattr(socket, family)).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback here: {error}")
     script = tmp_path / "taken.py"
-    script.write_text(TAKEN)
+    script.write_text(TAKEN.replace("ADDRESS", address).replace("FAMILY", family))
     (first, _), (other, _) = script_on_our_ranks(2, script)
     assert "rank 0 has no port for torch's store: cannot listen on 127.0.0.1: all 1 ports" in first
     assert other == "rank 0 has no port for torch's store: its error says why\n"
+
+
+def test_ranks_wait_for_rank_0_as_long_as_torch_is_told(world: GetWorld) -> None:
+    is_over = threading.Event()
+
+    def meet(comm: Any) -> None:
+        if comm.rank == 0:
+            assert is_over.wait(30)
+            return
+        try:
+            init_method._shared(comm, "127.0.0.1", timedelta(seconds=0.25))
+        finally:
+            is_over.set()
+
+    _, error = world(2, "shm").errors(meet)
+    assert isinstance(error, gr.TimedOut)
+    assert "within its timeout of 0.25 s" in str(error)
 
 
 @pytest.mark.parametrize("given", [{"rank": 1, "world_size": 1}, {"rank": 0, "world_size": 2}])

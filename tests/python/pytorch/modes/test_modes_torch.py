@@ -373,7 +373,7 @@ def test_a_distributed_optimizer_is_not_copied(comm: Any) -> None:
     )
     with pytest.raises(TypeError, match="copied"):
         copy.deepcopy(optimizer)
-    with pytest.raises(gr.InvalidArgument, match="distributed already"):
+    with pytest.raises(gr.InvalidArgument, match="servers'; make another one"):
         gt.distributed(optimizer, comm=comm)
     with pytest.raises(gr.InvalidArgument, match="cannot be added"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
