@@ -38,7 +38,8 @@ std::string_view name(OperationState state) {
   return "unknown";
 }
 
-OperationRing::OperationRing(std::size_t size) : size_(size) {
+OperationRing::OperationRing(std::size_t size, bool is_added_up)
+    : size_(size), is_added_up_(is_added_up) {
   if (size == 0) return;
   std::size_t bytes = (size + 1) * sizeof(Slot);
   memory_.reset(std::calloc(1, bytes));
@@ -49,17 +50,15 @@ OperationRing::OperationRing(std::size_t size) : size_(size) {
 }
 
 OperationRing::Slot* OperationRing::begin(const Call& call, std::uint64_t seq, Ticks queued) {
-  const auto skip = [this](std::uint64_t tickets) {
-    skipped_.store(skipped_.load(kRelaxed) + tickets, kRelaxed);
-  };
+  const std::uint64_t begun = begun_.load(kRelaxed) + 1;
+  begun_.store(begun, kRelaxed);
   for (std::size_t tries = 0; tries < size_; ++tries) {
     // Tickets start at 1, so that no version is 0.
-    const std::uint64_t ticket = last_ticket_.load(kRelaxed) + 1;
-    last_ticket_.store(ticket, kRelaxed);
+    const std::uint64_t ticket = begun + skipped_;
     Slot& slot = slots_[ticket % size_];
     const std::uint64_t last = slot.version_.load(kRelaxed);
     if (last != 0 && state_in(last) == OperationState::kStarted) {
-      skip(1);
+      ++skipped_;
       continue;
     }
     std::uint64_t what = 0;
@@ -75,7 +74,6 @@ OperationRing::Slot* OperationRing::begin(const Call& call, std::uint64_t seq, T
     slot.version_.store(version_of(ticket, OperationState::kStarted), kRelease);
     return &slot;
   }
-  skip(~std::uint64_t{0});  // It has begun all the same: one less.
   return nullptr;
 }
 
@@ -87,7 +85,7 @@ void OperationRing::end(Slot* slot, OperationState state) {
   slot->version_.store(
       (slot->version_.load(kRelaxed) & ~std::uint64_t{3}) | static_cast<std::uint64_t>(state),
       kRelease);
-  if (OperationTallies::are_wanted()) [[unlikely]]
+  if (OperationTallies::are_wanted() && is_added_up_) [[unlikely]]
     slot->add_up(now);
 }
 
