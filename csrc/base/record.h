@@ -66,6 +66,8 @@ class OperationRing {
    private:
     friend class OperationRing;
     using Word = std::atomic<std::uint64_t>;
+    inline bool is_under_way() const;
+    inline void begin(std::uint64_t ticket, const Call& call, std::uint64_t seq, Ticks queued);
     void detail();  // Makes the second line this operation's.
     [[gnu::noinline, gnu::cold]] void add_up(Ticks now) const;
     bool read(OperationRecord& record, std::uint64_t& ticket) const;
@@ -114,6 +116,10 @@ class OperationRing {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
+
+  // Where what is under way still has the next place.
+  [[gnu::noinline, gnu::cold]] Slot* begin_beyond(const Call& call, std::uint64_t seq,
+                                                  Ticks queued);
 
   inline static std::atomic<bool> stamps_at_once_{false};
 
