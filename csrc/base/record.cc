@@ -38,7 +38,8 @@ std::string_view name(OperationState state) {
   return "unknown";
 }
 
-OperationRing::OperationRing(std::size_t size) : size_(size) {
+OperationRing::OperationRing(std::size_t size, bool is_added_up)
+    : size_(size), is_added_up_(is_added_up) {
   if (size == 0) return;
   std::size_t bytes = (size + 1) * sizeof(Slot);
   memory_.reset(std::calloc(1, bytes));
@@ -48,34 +49,47 @@ OperationRing::OperationRing(std::size_t size) : size_(size) {
   slots_ = static_cast<Slot*>(start);
 }
 
+inline bool OperationRing::Slot::is_under_way() const {
+  const std::uint64_t version = version_.load(kRelaxed);
+  return version != 0 && state_in(version) == OperationState::kStarted;
+}
+
+inline void OperationRing::Slot::begin(std::uint64_t ticket, const Call& call, std::uint64_t seq,
+                                       Ticks queued) {
+  std::uint64_t what = 0;
+  std::memcpy(&what, &call, kWhatBytes);
+  version_.store(0, kRelaxed);
+  what_.store(what, kRelease);
+  count_.store(call.count, kRelease);
+  counts_hash_.store(call.counts_hash, kRelease);
+  seq_.store(seq, kRelease);
+  queued_.store(queued, kRelease);
+  begun_.store(0, kRelease);
+  ended_.store(0, kRelease);
+  version_.store(version_of(ticket, OperationState::kStarted), kRelease);
+}
+
 OperationRing::Slot* OperationRing::begin(const Call& call, std::uint64_t seq, Ticks queued) {
-  const auto skip = [this](std::uint64_t tickets) {
-    skipped_.store(skipped_.load(kRelaxed) + tickets, kRelaxed);
-  };
-  for (std::size_t tries = 0; tries < size_; ++tries) {
-    // Tickets start at 1, so that no version is 0.
-    const std::uint64_t ticket = last_ticket_.load(kRelaxed) + 1;
-    last_ticket_.store(ticket, kRelaxed);
+  const std::uint64_t begun = begun_.load(kRelaxed) + 1;
+  begun_.store(begun, kRelaxed);
+  if (size_ == 0) return nullptr;
+  const std::uint64_t ticket = begun + skipped_;  // They start at 1, so that no version is 0.
+  Slot& slot = slots_[ticket % size_];
+  if (slot.is_under_way()) [[unlikely]]
+    return begin_beyond(call, seq, queued);
+  slot.begin(ticket, call, seq, queued);
+  return &slot;
+}
+
+OperationRing::Slot* OperationRing::begin_beyond(const Call& call, std::uint64_t seq,
+                                                 Ticks queued) {
+  for (std::size_t tries = 1; tries < size_; ++tries) {
+    const std::uint64_t ticket = begun_.load(kRelaxed) + ++skipped_;
     Slot& slot = slots_[ticket % size_];
-    const std::uint64_t last = slot.version_.load(kRelaxed);
-    if (last != 0 && state_in(last) == OperationState::kStarted) {
-      skip(1);
-      continue;
-    }
-    std::uint64_t what = 0;
-    std::memcpy(&what, &call, kWhatBytes);
-    slot.version_.store(0, kRelaxed);
-    slot.what_.store(what, kRelease);
-    slot.count_.store(call.count, kRelease);
-    slot.counts_hash_.store(call.counts_hash, kRelease);
-    slot.seq_.store(seq, kRelease);
-    slot.queued_.store(queued, kRelease);
-    slot.begun_.store(0, kRelease);
-    slot.ended_.store(0, kRelease);
-    slot.version_.store(version_of(ticket, OperationState::kStarted), kRelease);
+    if (slot.is_under_way()) continue;
+    slot.begin(ticket, call, seq, queued);
     return &slot;
   }
-  skip(~std::uint64_t{0});  // It has begun all the same: one less.
   return nullptr;
 }
 
@@ -87,7 +101,7 @@ void OperationRing::end(Slot* slot, OperationState state) {
   slot->version_.store(
       (slot->version_.load(kRelaxed) & ~std::uint64_t{3}) | static_cast<std::uint64_t>(state),
       kRelease);
-  if (OperationTallies::are_wanted()) [[unlikely]]
+  if (OperationTallies::are_wanted() && is_added_up_) [[unlikely]]
     slot->add_up(now);
 }
 

@@ -66,6 +66,8 @@ class OperationRing {
    private:
     friend class OperationRing;
     using Word = std::atomic<std::uint64_t>;
+    inline bool is_under_way() const;
+    inline void begin(std::uint64_t ticket, const Call& call, std::uint64_t seq, Ticks queued);
     void detail();  // Makes the second line this operation's.
     [[gnu::noinline, gnu::cold]] void add_up(Ticks now) const;
     bool read(OperationRecord& record, std::uint64_t& ticket) const;
@@ -98,7 +100,8 @@ class OperationRing {
   static bool stamps_at_once() { return stamps_at_once_.load(std::memory_order_relaxed); }
   static void stamp_at_once() { stamps_at_once_.store(true, std::memory_order_relaxed); }
 
-  explicit OperationRing(std::size_t size);
+  // `is_added_up`: in the OperationTallies too.
+  explicit OperationRing(std::size_t size, bool is_added_up = true);
 
   // The writer's. begin() returns nullptr where nothing is recorded: an empty ring, or one that is
   // full of operations under way.
@@ -107,24 +110,26 @@ class OperationRing {
 
   // Any thread's: what is there, in the order of beginning.
   std::vector<OperationRecord> read() const;
-  std::uint64_t begun() const {
-    return last_ticket_.load(std::memory_order_relaxed) - skipped_.load(std::memory_order_relaxed);
-  }
+  std::uint64_t begun() const { return begun_.load(std::memory_order_relaxed); }
 
  private:
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
   };
 
+  // Where what is under way still has the next place.
+  [[gnu::noinline, gnu::cold]] Slot* begin_beyond(const Call& call, std::uint64_t seq,
+                                                  Ticks queued);
+
   inline static std::atomic<bool> stamps_at_once_{false};
 
   std::size_t size_;
   std::unique_ptr<void, Free> memory_;  // Zeroed by the system, page by page as it is used.
   Slot* slots_ = nullptr;
-  // Of the operation that began last; and how many of those before it are nobody's, as what was
-  // under way in their places still is. Read as a statistic: relaxed.
-  std::atomic<std::uint64_t> last_ticket_{0};
-  std::atomic<std::uint64_t> skipped_{0};
+  bool is_added_up_;
+  std::atomic<std::uint64_t> begun_{0};  // A statistic: relaxed.
+  // The writer's: tickets that are nobody's, as what was under way in their places still is.
+  std::uint64_t skipped_ = 0;
 };
 
 }  // namespace gradring

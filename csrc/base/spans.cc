@@ -24,7 +24,7 @@ Spans& Spans::of_process() {
   return spans;
 }
 
-Spans::Spans() : ring_(kSpansKept) {}
+Spans::Spans() : ring_(kSpansKept, false) {}
 
 OperationRing::Slot* Spans::begin(const std::string& name) {
   Call call;

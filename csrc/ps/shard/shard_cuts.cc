@@ -95,6 +95,7 @@ void Shard::Impl::control(Connection connection, const Frame& frame, Time now, A
 
 void Shard::Impl::freeze(Connection connection, const Frame& frame, Time now, Answers& answers) {
   const std::uint64_t cut_id = frame.header.a;
+  if (frozen && now >= end_of_freeze()) melt(now, answers);  // Nobody's any more, and in no way.
   if (frozen && frozen->cut != cut_id)
     throw InvalidArgument("another checkpoint is just being taken; try again");
   require_no_load();

@@ -81,6 +81,24 @@ TEST_CASE("a ring full of operations under way records no more, and nothing brea
   CHECK(none.read().empty());
 }
 
+TEST_CASE("how many operations have begun never goes back, whatever is still under way") {
+  OperationRing ring(1);
+  ring.begin(call_of(1), 1);
+  std::atomic<bool> is_over{false};
+  std::thread writer([&] {
+    for (std::uint64_t seq = 2; !is_over; ++seq) ring.begin(call_of(seq), seq);
+  });
+  bool has_gone_back = false;
+  for (std::uint64_t last = 0; last < 1'000'000;) {
+    const std::uint64_t begun = ring.begun();
+    has_gone_back |= begun < last;
+    last = std::max(last, begun);
+  }
+  is_over = true;
+  writer.join();
+  CHECK_FALSE(has_gone_back);
+}
+
 TEST_CASE("details of the operation before do not show up in the next one's place") {
   OperationRing ring(1);
   OperationRing::Slot* slot = ring.begin(call_of(1), 1);

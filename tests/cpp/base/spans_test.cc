@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/tallies.h"
+
 namespace gradring::testing::spans_test {
 namespace {
 
@@ -29,6 +31,18 @@ TEST_CASE("a span is seen while it goes on, and with its end afterwards") {
   CHECK(first.begun <= second.begun);
   CHECK(second.ended <= first.ended);
   CHECK(first.thread == second.thread);
+}
+
+TEST_CASE("a span is no operation, and metrics do not count it as one") {
+  const auto count_ended = [] {
+    std::uint64_t ended = 0;
+    for (const auto& tally : OperationTallies::of_process().read()) ended += tally.operations;
+    return ended;
+  };
+  count_ended();  // From here on.
+  const std::uint64_t before = count_ended();
+  Spans::of_process().end(Spans::of_process().begin("not counted in a test"));
+  CHECK(count_ended() == before);
 }
 
 TEST_CASE("threads have spans of their own, written at the same time") {

@@ -58,6 +58,22 @@ TEST_CASE("a load within a freeze ends it: there is no cut through two histories
   CHECK(rig.tick_after(Millis{0}).size() == 2);  // The saver's advance, and what had waited.
 }
 
+TEST_CASE("a freeze that a load has ended is in nobody's way, its own saver's neither") {
+  ShardRig rig;
+  enter_with_table(rig, 0);
+  Guest other = rig.enter(1);
+  Guest saver = rig.enter(5);
+  rig.ask(saver, freeze(1, kLong));
+  CHECK(rig.send(other, make_table(sum_table("u", 1))).empty());
+  rig.shard().begin_load();
+  rig.shard().commit_load(false);
+  // The first shard is asked twice; what had waited is let go first, and is in the cut.
+  const auto answers = rig.send(saver, freeze(1, kLong));
+  REQUIRE(answers.size() == 2);
+  CHECK(answers[1].frame.header.type == PsType::kFrozen);
+  CHECK(rig.ask(saver, cut(1, "")).header.type == PsType::kDone);
+}
+
 // A shard that client 5 has frozen for long; client 0's push waits for that.
 struct Frozen {
   ShardRig rig;
