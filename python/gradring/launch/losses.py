@@ -61,6 +61,7 @@ class Losses:
         self._members: dict[int, Member] = {}  # Running.
         self._before: dict[int, Member] = {}  # What those that have ended were.
         self._lost: dict[int, tuple[Failure, int | None]] = {}  # Not made good yet.
+        self._unmissed: set[int] = set()  # Of those: nobody has shrunk or grown since.
 
     def note_told(self, number: int, text: str, now: float) -> str:
         """Take what a rank tells of itself.
@@ -85,6 +86,8 @@ class Losses:
             # Behind those before it: the last one said counts.
             self._members.pop(number, None)
             self._members[number] = Member(rank, size, place, since)
+            if place:
+                self._unmissed.clear()
             self._before.pop(number, None)
             self._choose_place()
             if number in self._newcomers:
@@ -100,12 +103,8 @@ class Losses:
 
     def note_end(self, number: int) -> None:
         """Note that a rank has ended well, or was asked to end."""
-        for those in (self._running, self._newcomers, self._silent):
-            those.discard(number)
-        was = self._members.pop(number, None)
-        if was is not None:
-            self._before[number] = was
-            self._choose_place()
+        self._unmissed.discard(number)
+        self._forget(number)
 
     def note_failure(self, number: int, failure: Failure, lost: int | None, now: float) -> Verdict:
         """Note that a rank has failed.
@@ -119,14 +118,16 @@ class Losses:
         member = self._members.get(number)
         lost = self._number_of(lost, number)
         was_newcomer = number in self._newcomers
-        self.note_end(number)
+        self._forget(number)
         if was_newcomer and not self.can_take_in:
             return Verdict()  # The others have ended, and what came of the job is theirs to say.
         if member is None and not self._members:
-            why = "; not started again: no rank had joined the job by then"
+            why = "; not started again: no rank had said by then that it joined, as gr.init() does"
             return Verdict(failures=((_with(failure, why), lost),))
         earlier = self._lost.pop(number, None)  # Behind those that were lost since.
         self._lost[number] = (failure, lost) if earlier is None else earlier
+        if member is not None and member.place:
+            self._unmissed.add(number)
         if not self.can_take_in:
             return Verdict(failures=tuple(self._lost.values()))
         # A life begins with the first step: who waits long, or loads long, is no better for it.
@@ -145,6 +146,25 @@ class Losses:
     def waiting(self) -> list[int]:
         """Newcomers that nobody has let in yet, as far as we can know."""
         return sorted(self._newcomers - self._silent)
+
+    @property
+    def unmissed(self) -> list[Failure]:
+        """What nobody has made good: of ranks that are lost, and that no other one has missed.
+
+        Others that went on have told of a communicator without the lost rank. Where none has, it
+        was lost behind the last step, or they ended because of it.
+        """
+        why = "; the others have not gone on without it"
+        lost = [held for number, (held, _) in self._lost.items() if number in self._unmissed]
+        return [_with(failure, why) for failure in lost]
+
+    def _forget(self, number: int) -> None:
+        for those in (self._running, self._newcomers, self._silent):
+            those.discard(number)
+        was = self._members.pop(number, None)
+        if was is not None:
+            self._before[number] = was
+            self._choose_place()
 
     def _choose_place(self) -> None:
         # After a loss the survivors come to another place one by one, a message of a rank that is

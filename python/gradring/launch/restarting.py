@@ -148,13 +148,18 @@ class Restarting:
         self._patient_until = None
         return True
 
-    def say_who_is_left_out(self) -> None:
-        """Tell which lost ranks the others have not let in before they ended."""
+    def close(self) -> list[Failure]:
+        """Tell which lost ranks the others have not let in before they ended.
+
+        Returns:
+            What has failed for good, although the others have ended well.
+        """
         if self._losses is None:
-            return
+            return []
         if left := sorted({*self._losses.waiting, *self._left_out}):
             verb = "was" if len(left) == 1 else "were"
             self._say(f"{name_ranks(left)} {verb} not let in again before the others had ended")
+        return self._losses.unmissed
 
     def _tell_place(self, links: Sequence[AgentLink], before: str) -> None:
         assert self._losses is not None

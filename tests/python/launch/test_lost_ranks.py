@@ -76,9 +76,27 @@ def test_a_newcomer_that_fails_when_the_others_have_ended_well_fails_no_job() ->
     job = losses()
     job.note_failure(1, failed(1), None, 1)
     job.note_start(1)
+    job.note_told(0, told(0, 2, "a:1"), 1)
     for rank in (0, 2):
         job.note_end(rank)
     assert job.note_failure(1, failed(1), None, 2) == Verdict()
+    assert job.unmissed == []
+
+
+def test_a_lost_rank_fails_the_job_in_the_end_where_nobody_has_missed_it() -> None:
+    job = losses()
+    job.note_failure(2, failed(2), None, 1)
+    assert [failure.process for failure in job.unmissed] == [2]
+    job.note_told(0, told(0, 2, "a:1"), 2)  # Without rank 2: it was missed.
+    job.note_start(2)
+    job.note_failure(2, failed(2), None, 3)  # Not a member since: nobody could miss it again.
+    assert job.unmissed == []
+    job.note_failure(1, failed(1), None, 4)
+    (failure,) = job.unmissed
+    assert failure.text == "rank 1 failed; the others have not gone on without it"
+    job.note_start(1)
+    job.note_end(1)  # What it had to do is done.
+    assert job.unmissed == []
 
 
 def test_a_line_that_is_let_go_of_is_heard_as_its_end(tmp_path: Path) -> None:
@@ -159,8 +177,9 @@ def test_a_newcomer_that_is_heard_to_be_in_after_the_others_have_ended_is_waited
             job.note_told(links, 1, told(1, 2, "a:1"))
         assert [job.take_patience(), job.take_patience()] == [True, False]
         assert job.awaits(1, outcome) == is_heard
-        job.say_who_is_left_out()
+        failures = job.close()
         assert ("rank 1 was not let in again before the others had ended" in said) != is_heard
+        assert [failure.process for failure in failures] == ([] if is_heard else [1])
 
 
 def test_a_variable_without_its_socket_is_no_line_to_a_launcher(
