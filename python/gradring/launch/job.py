@@ -163,7 +163,7 @@ class Job:
             if self._is_stopping:
                 self._restarting.drop()
             self._restarting.start_due(self._outcome, self._output.begin_again)
-            if self._restarting.take_patience():
+            if self._restarting.take_patience(is_holding=self._watch.is_holding):
                 self._release()
             self._heed_deadline()
             self._show_status()

@@ -26,12 +26,14 @@ class Member:
         world_size: Of that communicator.
         place: Where newcomers find the job; empty: it only works with servers.
         since: When it has joined first.
+        order: Of this saying among all.
     """
 
     rank: int
     world_size: int
     place: str
     since: float
+    order: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Losses:
         self._running = set(self._ranks)
         self._newcomers: set[int] = set()  # Running, and not let in yet.
         self._silent: set[int] = set()  # Those of them that cannot say when they are.
+        self._sayings = 0
         self._members: dict[int, Member] = {}  # Running.
         self._before: dict[int, Member] = {}  # What those that have ended were.
         self._lost: dict[int, tuple[Failure, int | None]] = {}  # Not made good yet.
@@ -85,7 +88,8 @@ class Losses:
                 return ""  # It works with the servers by now; the ranks still wait for it.
             # Behind those before it: the last one said counts.
             self._members.pop(number, None)
-            self._members[number] = Member(rank, size, place, since)
+            self._sayings += 1
+            self._members[number] = Member(rank, size, place, since, self._sayings)
             if place:
                 self._unmissed.clear()
             self._before.pop(number, None)
@@ -126,10 +130,12 @@ class Losses:
             return Verdict(failures=((_with(failure, why), lost),))
         earlier = self._lost.pop(number, None)  # Behind those that were lost since.
         self._lost[number] = (failure, lost) if earlier is None else earlier
-        if member is not None and member.place:
+        is_missed = self._is_missed(number)
+        if member is not None and member.place and not is_missed:
             self._unmissed.add(number)
         if not self.can_take_in:
-            return Verdict(failures=tuple(self._lost.values()))
+            # Who froze, or takes long to end, may do so when the others have done the rest.
+            return Verdict(failures=() if is_missed else tuple(self._lost.values()))
         # A life begins with the first step: who waits long, or loads long, is no better for it.
         at = self._restarts.note_end(number, now, began=now if member is None else member.since)
         if at is None:
@@ -157,6 +163,17 @@ class Losses:
         why = "; the others have not gone on without it"
         lost = [held for number, (held, _) in self._lost.items() if number in self._unmissed]
         return [_with(failure, why) for failure in lost]
+
+    def _is_missed(self, number: int) -> bool:
+        """Tell whether one that runs, or has ended well, went on without a lost rank."""
+        everybody = {**self._before, **self._members}
+        gone = everybody.get(number)
+        return gone is not None and any(
+            other.order > gone.order
+            and (other.world_size != gone.world_size or other.rank == gone.rank)
+            for each, other in everybody.items()
+            if each not in self._lost
+        )
 
     def _forget(self, number: int) -> None:
         for those in (self._running, self._newcomers, self._silent):

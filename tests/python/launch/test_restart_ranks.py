@@ -254,6 +254,32 @@ def test_a_rank_that_fails_behind_the_last_step_fails_the_job_that_the_others_fi
     assert "standard error:\n    the disk is full\n" in err
 
 
+def test_a_rank_that_raises_and_ends_behind_the_others_who_went_on_fails_no_job(
+    start: Start, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "import gradring as gr\n"
+        "comm = gr.init()\n"
+        "comm.barrier()\n"
+        "if rank == 1:\n"
+        "    comm.close()\n"
+        "    sys.stdin = open('gate')\n"
+        "    sys.stdin.read()\n"
+        "    sys.exit(3)\n"
+        "try: comm.barrier()\n"
+        "except gr.PeerLost: comm = comm.shrink()\n"
+        "print('done', os.getpid(), flush=True)\n"
+    )
+    os.mkfifo(tmp_path / "gate")
+    run = start(program, "-n", "2", "--restart-ranks")
+    wait_for_end(int(run.until(r"done (\d+)")[0][1]))
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 0
+    assert "rank 1: exit code 3" in err
+    assert "rank 1 was not let in again before the others had ended" in err
+
+
 def test_a_start_again_that_the_system_refuses_stops_nobody(start: Start, tmp_path: Path) -> None:
     interpreter = tmp_path / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
