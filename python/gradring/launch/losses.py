@@ -64,7 +64,7 @@ class Losses:
         self._members: dict[int, Member] = {}  # Running.
         self._before: dict[int, Member] = {}  # What those that have ended were.
         self._lost: dict[int, tuple[Failure, int | None]] = {}  # Not made good yet.
-        self._unmissed: set[int] = set()  # Of those: nobody has shrunk or grown since.
+        self._owing: set[int] = set()  # Of those: had joined, and are to be missed.
 
     def note_told(self, number: int, text: str, now: float) -> str:
         """Take what a rank tells of itself.
@@ -90,8 +90,6 @@ class Losses:
             self._members.pop(number, None)
             self._sayings += 1
             self._members[number] = Member(rank, size, place, since, self._sayings)
-            if place:
-                self._unmissed.clear()
             self._before.pop(number, None)
             self._choose_place()
             if number in self._newcomers:
@@ -107,7 +105,7 @@ class Losses:
 
     def note_end(self, number: int) -> None:
         """Note that a rank has ended well, or was asked to end."""
-        self._unmissed.discard(number)
+        self._owing.discard(number)
         self._forget(number)
 
     def note_failure(self, number: int, failure: Failure, lost: int | None, now: float) -> Verdict:
@@ -131,8 +129,8 @@ class Losses:
         earlier = self._lost.pop(number, None)  # Behind those that were lost since.
         self._lost[number] = (failure, lost) if earlier is None else earlier
         is_missed = self._is_missed(number)
-        if member is not None and member.place and not is_missed:
-            self._unmissed.add(number)
+        if member is not None and member.place:
+            self._owing.add(number)
         if not self.can_take_in:
             # Who froze, or takes long to end, may do so when the others have done the rest.
             return Verdict(failures=() if is_missed else tuple(self._lost.values()))
@@ -161,8 +159,11 @@ class Losses:
         was lost behind the last step, or they ended because of it.
         """
         why = "; the others have not gone on without it"
-        lost = [held for number, (held, _) in self._lost.items() if number in self._unmissed]
-        return [_with(failure, why) for failure in lost]
+        return [
+            _with(failure, why)
+            for number, (failure, _) in self._lost.items()
+            if number in self._owing and not self._is_missed(number)
+        ]
 
     def _is_missed(self, number: int) -> bool:
         """Tell whether one that runs, or has ended well, went on without a lost rank."""

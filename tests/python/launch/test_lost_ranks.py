@@ -86,6 +86,7 @@ def test_a_newcomer_that_fails_when_the_others_have_ended_well_fails_no_job() ->
 def test_a_lost_rank_fails_the_job_in_the_end_where_nobody_has_missed_it() -> None:
     job = losses()
     job.note_failure(2, failed(2), None, 1)
+    job.note_told(0, told(0, 3, "a:1"), 1)  # Of what all have joined, heard late.
     assert [failure.process for failure in job.unmissed] == [2]
     for rank in (0, 1):
         job.note_told(rank, told(rank, 2, "a:1"), 2)  # Without rank 2: it was missed.
