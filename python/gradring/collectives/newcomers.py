@@ -94,8 +94,9 @@ def join(
     if settings.metrics is not None:  # Ranks that start with the job have had their ports by now.
         endpoint.serve_newcomer(settings.metrics, settings.ports)
     keep(communicator)
-    if rendezvous is None:
-        note_joined(communicator, our_launcher.role_given(os.environ))
+    given = our_launcher.role_given(os.environ)
+    if address == given[0]:  # Whoever has said so.
+        note_joined(communicator, given)
     return communicator
 
 

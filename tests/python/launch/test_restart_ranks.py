@@ -126,7 +126,8 @@ def test_a_rank_that_is_killed_comes_back_and_all_agree(
 
 def test_two_lost_ranks_come_back_through_ports_of_a_range_beside_servers(start: Start) -> None:
     program = LOOP + (
-        "train([1, 2], 3, join=gr.join if 'GRADRING_NEWCOMER' in os.environ else gr.init)\n"
+        "def join(): return gr.join(os.environ['GRADRING_RENDEZVOUS'])\n"
+        "train([1, 2], 3, join=join if 'GRADRING_NEWCOMER' in os.environ else gr.init)\n"
         "gr.ps.connect().close()\n"
     )
     with free_ports(9) as (first, last):
