@@ -243,6 +243,7 @@ def test_a_newcomer_that_waits_long_says_so_once_and_goes_where_the_job_is_by_th
         joined = newcomers._come_in(place, Settings(timeout=1e-9), math.inf, is_led=True)
     assert joined == "let in"  # type: ignore[comparison-overlap]
     assert (asked, len(warned)) == (["a:1", "b:1", "b:1", "b:1"], 1)
+    assert warned[0].filename == __file__
 
 
 def test_one_rank_alone_is_not_started_again() -> None:
