@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import re
 import time
 import warnings
+from pathlib import Path
 
 from gradring.collectives import joining
 from gradring.collectives.communicator import Communicator
@@ -94,8 +96,9 @@ def join(
     if settings.metrics is not None:  # Ranks that start with the job have had their ports by now.
         endpoint.serve_newcomer(settings.metrics, settings.ports)
     keep(communicator)
-    if rendezvous is None:
-        note_joined(communicator, our_launcher.role_given(os.environ))
+    given = our_launcher.role_given(os.environ)
+    if address == given[0]:  # Whoever has said so.
+        note_joined(communicator, given)
     return communicator
 
 
@@ -120,7 +123,7 @@ def _come_in(
         except TimedOut as error:
             if asked < left:
                 hops, look = 0, min(2 * look, _LONGEST_LOOK_SECONDS)
-                warns_at = _warn(warns_at, now - began, error)
+                warns_at = _warn(warns_at, time.monotonic() - began, error)
             elif tries == 1:
                 raise
             else:
@@ -131,7 +134,7 @@ def _come_in(
                 raise
             door, hops = leader[1], hops + 1
             if hops > _MOST_HOPS:
-                hops, warns_at = 0, _warn(warns_at, now - began, error)
+                hops, warns_at = 0, _warn(warns_at, time.monotonic() - began, error)
                 time.sleep(_PAUSE_SECONDS)
 
 
@@ -139,8 +142,11 @@ def _warn(at: float, seconds: float, error: Exception) -> float:
     """Say once, at that time, that this process still waits; returns when to say it."""
     if time.monotonic() < at:
         return at
+    package = str(Path(__file__).parents[1])
+    callers = enumerate(inspect.stack(0), 1)
     warnings.warn(
         f"waits to be let into the job for {seconds:.0f} s by now, and goes on: {error}",
-        stacklevel=4,
+        # The script's line, however deep in here that joins.
+        stacklevel=next((up for up, each in callers if not each.filename.startswith(package)), 1),
     )
     return math.inf

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gradring.launch import listeners, processes
-from gradring.launch.children import OF_ANOTHER_JOB, Child, Start, search_path
+from gradring.launch.children import OF_ANOTHER_JOB, STDERR, Child, Start, search_path
 from gradring.launch.numbers import is_server, server_index
 
 # What a login shell prints before is not ours. Counted up with every change of what is said after.
@@ -200,23 +200,18 @@ class Agent:
         if is_server(number):
             self._spawn_server(number)
         else:
-            self._end_leftovers(self._groups[number])
+            if self._groups[number] not in self._children:
+                processes.end_group(self._groups[number])
             as_newcomer = {"GRADRING_NEWCOMER": "1", "GRADRING_RENDEZVOUS": place or ""}
-            self._spawn_rank(number, as_newcomer if place else {})
+            try:
+                self._spawn_rank(number, as_newcomer if place else {})
+            except (OSError, subprocess.SubprocessError) as error:
+                # The others go on, and what is in the way may have passed by the next try.
+                self._queue(STDERR, number, f"{processes.refusal('restart', error)}\n".encode())
+                self._tell(event="exited", number=number, status=1)
+                return
         pids = {child.number: pid for pid, child in self._children.items()}
         self._tell(event="started", pids={number: pids[number]}, threads=None)
-
-    def _end_leftovers(self, group: int) -> None:
-        """End what a lost rank has left in its group: it would be in the way, on a GPU or a port.
-
-        A group without processes may have a successor by its number, but not among those below us.
-        """
-        if group in self._children:
-            return
-        for pid in processes.descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) == group:
-                    os.kill(pid, signal.SIGKILL)
 
     def _environ(self) -> dict[str, str]:
         environ: dict[str, str] = {**os.environ, **self._command["environ"]}

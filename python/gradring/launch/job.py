@@ -163,7 +163,7 @@ class Job:
             if self._is_stopping:
                 self._restarting.drop()
             self._restarting.start_due(self._outcome, self._output.begin_again)
-            if self._restarting.take_patience():
+            if self._restarting.take_patience(is_holding=self._watch.is_holding):
                 self._release()
             self._heed_deadline()
             self._show_status()
@@ -292,7 +292,8 @@ class Job:
         if waits or not (self._plan.servers or self._restarting.of_ranks):
             return
         if not self._is_stopping and not self._blame.waits:
-            self._restarting.say_who_is_left_out()
+            for failure in self._restarting.close():
+                self._fail(failure)
         self._stop(signal.SIGTERM, servers=True)
 
     def _fail(self, failure: Failure) -> None:
@@ -357,9 +358,12 @@ class Job:
             self._screen.say(f"{link.host.name}: {line}")
         # An ssh may linger; signals are heard all the same.
         ending = describe(link.close(_TEARDOWN_SECONDS, lambda: bool(self._watch.caught)))
-        if not link.is_done:
+        # Where ranks may come again it ends when we say so, not when its last process has ended.
+        is_early = self._restarting.of_ranks and not self._is_stopping
+        if not link.is_done or is_early:
             self._end_orphans(link)
             what = "lost" if link.reader.has_greeted else "could not start anything on"
+            ending = "what had started its ranks was asked to end" if link.is_done else ending
             ranks = name_ranks(list(link.host.ranks))
             self._fail(Failure(f"{what} {link.host.name} ({ranks}): {ending}", 1))
         if self._is_stopping:

@@ -26,12 +26,14 @@ class Member:
         world_size: Of that communicator.
         place: Where newcomers find the job; empty: it only works with servers.
         since: When it has joined first.
+        order: Of this saying among all.
     """
 
     rank: int
     world_size: int
     place: str
     since: float
+    order: int
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,11 @@ class Losses:
         self._running = set(self._ranks)
         self._newcomers: set[int] = set()  # Running, and not let in yet.
         self._silent: set[int] = set()  # Those of them that cannot say when they are.
+        self._sayings = 0
         self._members: dict[int, Member] = {}  # Running.
         self._before: dict[int, Member] = {}  # What those that have ended were.
         self._lost: dict[int, tuple[Failure, int | None]] = {}  # Not made good yet.
+        self._owing: set[int] = set()  # Of those: had joined, and are to be missed.
 
     def note_told(self, number: int, text: str, now: float) -> str:
         """Take what a rank tells of itself.
@@ -84,7 +88,8 @@ class Losses:
                 return ""  # It works with the servers by now; the ranks still wait for it.
             # Behind those before it: the last one said counts.
             self._members.pop(number, None)
-            self._members[number] = Member(rank, size, place, since)
+            self._sayings += 1
+            self._members[number] = Member(rank, size, place, since, self._sayings)
             self._before.pop(number, None)
             self._choose_place()
             if number in self._newcomers:
@@ -100,12 +105,8 @@ class Losses:
 
     def note_end(self, number: int) -> None:
         """Note that a rank has ended well, or was asked to end."""
-        for those in (self._running, self._newcomers, self._silent):
-            those.discard(number)
-        was = self._members.pop(number, None)
-        if was is not None:
-            self._before[number] = was
-            self._choose_place()
+        self._owing.discard(number)
+        self._forget(number)
 
     def note_failure(self, number: int, failure: Failure, lost: int | None, now: float) -> Verdict:
         """Note that a rank has failed.
@@ -119,16 +120,20 @@ class Losses:
         member = self._members.get(number)
         lost = self._number_of(lost, number)
         was_newcomer = number in self._newcomers
-        self.note_end(number)
+        self._forget(number)
         if was_newcomer and not self.can_take_in:
             return Verdict()  # The others have ended, and what came of the job is theirs to say.
         if member is None and not self._members:
-            why = "; not started again: no rank had joined the job by then"
+            why = "; not started again: no rank had said by then that it joined, as gr.init() does"
             return Verdict(failures=((_with(failure, why), lost),))
         earlier = self._lost.pop(number, None)  # Behind those that were lost since.
         self._lost[number] = (failure, lost) if earlier is None else earlier
+        is_missed = self._is_missed(number)
+        if member is not None and member.place:
+            self._owing.add(number)
         if not self.can_take_in:
-            return Verdict(failures=tuple(self._lost.values()))
+            # Who froze, or takes long to end, may do so when the others have done the rest.
+            return Verdict(failures=() if is_missed else tuple(self._lost.values()))
         # A life begins with the first step: who waits long, or loads long, is no better for it.
         at = self._restarts.note_end(number, now, began=now if member is None else member.since)
         if at is None:
@@ -145,6 +150,39 @@ class Losses:
     def waiting(self) -> list[int]:
         """Newcomers that nobody has let in yet, as far as we can know."""
         return sorted(self._newcomers - self._silent)
+
+    @property
+    def unmissed(self) -> list[Failure]:
+        """What nobody has made good: of ranks that are lost, and that no other one has missed.
+
+        Others that went on have told of a communicator without the lost rank. Where none has, it
+        was lost behind the last step, or they ended because of it.
+        """
+        why = "; the others have not gone on without it"
+        return [
+            _with(failure, why)
+            for number, (failure, _) in self._lost.items()
+            if number in self._owing and not self._is_missed(number)
+        ]
+
+    def _is_missed(self, number: int) -> bool:
+        """Tell whether one that runs, or has ended well, went on without a lost rank."""
+        everybody = {**self._before, **self._members}
+        gone = everybody.get(number)
+        return gone is not None and any(
+            other.order > gone.order
+            and (other.world_size != gone.world_size or other.rank == gone.rank)
+            for each, other in everybody.items()
+            if each not in self._lost
+        )
+
+    def _forget(self, number: int) -> None:
+        for those in (self._running, self._newcomers, self._silent):
+            those.discard(number)
+        was = self._members.pop(number, None)
+        if was is not None:
+            self._before[number] = was
+            self._choose_place()
 
     def _choose_place(self) -> None:
         # After a loss the survivors come to another place one by one, a message of a rank that is

@@ -111,6 +111,17 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def end_group(group: int) -> None:
+    """End what a lost rank has left in its group: it would be in the way, on a GPU or a port.
+
+    A group without processes may have a successor by its number, but not among those below us.
+    """
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == group:
+                os.kill(pid, signal.SIGKILL)
+
+
 def _stats() -> Iterator[tuple[int, int, bytes]]:
     """Yield every process with its parent and its state."""
     for entry in Path("/proc").iterdir():

@@ -105,6 +105,7 @@ class Restarting:
             self._say(f"{name(number)}: {failure.how}; {again}")
         if failure is not None and verdict == Verdict():
             self._left_out.add(number)
+            self._say(f"{name(number)}: {failure.how}")
         if not self._losses.can_take_in:
             self._left_out |= {rank for rank in self._coming if not is_server(rank)}
             for rank in self._left_out & self._coming.keys():
@@ -141,20 +142,32 @@ class Restarting:
             return self._losses.can_take_in or self._patient_until is not None
         return rank in self._coming or not outcome.has_ended(rank)
 
-    def take_patience(self) -> bool:
-        """Tell, once, that newcomers are not waited for any longer."""
+    def take_patience(self, *, is_holding: bool) -> bool:
+        """Tell, once, that newcomers are not waited for any longer.
+
+        Args:
+            is_holding: Hosts are not read now, and so are not late: their time begins anew.
+        """
         if self._patient_until is None or time.monotonic() < self._patient_until:
+            return False
+        if is_holding:
+            self._patient_until = time.monotonic() + PATIENCE_SECONDS
             return False
         self._patient_until = None
         return True
 
-    def say_who_is_left_out(self) -> None:
-        """Tell which lost ranks the others have not let in before they ended."""
+    def close(self) -> list[Failure]:
+        """Tell which lost ranks the others have not let in before they ended.
+
+        Returns:
+            What has failed for good, although the others have ended well.
+        """
         if self._losses is None:
-            return
+            return []
         if left := sorted({*self._losses.waiting, *self._left_out}):
             verb = "was" if len(left) == 1 else "were"
             self._say(f"{name_ranks(left)} {verb} not let in again before the others had ended")
+        return self._losses.unmissed
 
     def _tell_place(self, links: Sequence[AgentLink], before: str) -> None:
         assert self._losses is not None

@@ -76,9 +76,53 @@ def test_a_newcomer_that_fails_when_the_others_have_ended_well_fails_no_job() ->
     job = losses()
     job.note_failure(1, failed(1), None, 1)
     job.note_start(1)
+    job.note_told(0, told(0, 2, "a:1"), 1)
     for rank in (0, 2):
         job.note_end(rank)
     assert job.note_failure(1, failed(1), None, 2) == Verdict()
+    assert job.unmissed == []
+
+
+def test_a_lost_rank_fails_the_job_in_the_end_where_nobody_has_missed_it() -> None:
+    job = losses()
+    job.note_failure(2, failed(2), None, 1)
+    job.note_told(0, told(0, 3, "a:1"), 1)  # Of what all have joined, heard late.
+    assert [failure.process for failure in job.unmissed] == [2]
+    for rank in (0, 1):
+        job.note_told(rank, told(rank, 2, "a:1"), 2)  # Without rank 2: it was missed.
+    job.note_start(2)
+    job.note_failure(2, failed(2), None, 3)  # Not a member since: nobody could miss it again.
+    assert job.unmissed == []
+    job.note_failure(1, failed(1), None, 4)
+    (failure,) = job.unmissed
+    assert failure.text == "rank 1 failed; the others have not gone on without it"
+    job.note_start(1)
+    job.note_end(1)  # What it had to do is done.
+    assert job.unmissed == []
+
+
+def test_a_rank_that_ends_when_the_others_have_done_the_rest_without_it_fails_no_job() -> None:
+    """One that was frozen, or that raised and takes long to end."""
+    for ends_before in (False, True):
+        job = losses()
+        for rank in (0, 1):
+            job.note_told(rank, told(rank, 2, "a:1"), 1)
+        if ends_before:
+            job.note_end(0)
+            job.note_end(1)
+        verdict = job.note_failure(2, failed(2), None, 2)
+        assert (verdict.again_at is None, verdict.failures) == (ends_before, ())
+        assert job.unmissed == []
+
+
+def test_the_last_two_fail_the_job_whoever_has_ended_well_before_they_were_two() -> None:
+    job = losses()
+    job.note_end(0)
+    for rank in (1, 2):
+        job.note_told(rank, told(rank - 1, 2, "a:1"), 1)
+    assert job.note_failure(1, failed(1), None, 2).again_at is not None
+    verdict = job.note_failure(2, failed(2), None, 3)
+    assert [failure.process for failure, _ in verdict.failures] == [1, 2]
 
 
 def test_a_line_that_is_let_go_of_is_heard_as_its_end(tmp_path: Path) -> None:
@@ -157,10 +201,12 @@ def test_a_newcomer_that_is_heard_to_be_in_after_the_others_have_ended_is_waited
         assert (job.awaits(0, outcome), job.awaits(1, outcome)) == (False, True)
         if is_heard:
             job.note_told(links, 1, told(1, 2, "a:1"))
-        assert [job.take_patience(), job.take_patience()] == [True, False]
+        tried = [job.take_patience(is_holding=held) for held in (True, False, False)]
+        assert tried == [False, True, False]
         assert job.awaits(1, outcome) == is_heard
-        job.say_who_is_left_out()
+        failures = job.close()
         assert ("rank 1 was not let in again before the others had ended" in said) != is_heard
+        assert [failure.process for failure in failures] == ([] if is_heard else [1])
 
 
 def test_a_variable_without_its_socket_is_no_line_to_a_launcher(
@@ -197,6 +243,7 @@ def test_a_newcomer_that_waits_long_says_so_once_and_goes_where_the_job_is_by_th
         joined = newcomers._come_in(place, Settings(timeout=1e-9), math.inf, is_led=True)
     assert joined == "let in"  # type: ignore[comparison-overlap]
     assert (asked, len(warned)) == (["a:1", "b:1", "b:1", "b:1"], 1)
+    assert warned[0].filename == __file__
 
 
 def test_one_rank_alone_is_not_started_again() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
@@ -13,7 +14,6 @@ from subprocess import PIPE
 import pytest
 
 from launcher_runs import LIVE, Run, Start, is_alive, launching, patched, run_patched, wait_for_end
-from source_tree import ROOT
 from thread_ranks import TRANSPORTS, free_ports
 
 pytestmark = pytest.mark.timeout(90)
@@ -78,6 +78,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
+@pytest.fixture
+def hosts(tmp_path: Path) -> tuple[str, ...]:
+    """Options for two hosts, red with rank 0 and blue with ranks 1 and 2."""
+    ssh = tmp_path / "fake-ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec setsid --wait sh -c "$*"\n')
+    ssh.chmod(0o755)
+    (tmp_path / "hosts").write_text("red\nblue slots=2\n")
+    return ("--hosts", "hosts", "--ssh", str(ssh), "--rendezvous", "127.0.0.1:0")
+
+
 def read_error(run: Run, words: str) -> str:
     """Read the launcher's standard error until a line has these words; returns all so far."""
     assert run.process.stderr is not None
@@ -116,7 +126,8 @@ def test_a_rank_that_is_killed_comes_back_and_all_agree(
 
 def test_two_lost_ranks_come_back_through_ports_of_a_range_beside_servers(start: Start) -> None:
     program = LOOP + (
-        "train([1, 2], 3, join=gr.join if 'GRADRING_NEWCOMER' in os.environ else gr.init)\n"
+        "def join(): return gr.join(os.environ['GRADRING_RENDEZVOUS'])\n"
+        "train([1, 2], 3, join=join if 'GRADRING_NEWCOMER' in os.environ else gr.init)\n"
         "gr.ps.connect().close()\n"
     )
     with free_ports(9) as (first, last):
@@ -127,14 +138,11 @@ def test_two_lost_ranks_come_back_through_ports_of_a_range_beside_servers(start:
     assert err.count("is in the job again") == 2
 
 
-def test_ranks_of_several_hosts_come_back_on_their_own(start: Start, tmp_path: Path) -> None:
-    ssh = tmp_path / "fake-ssh"
-    ssh.write_text('#!/bin/sh\nshift\nexec setsid --wait sh -c "$*"\n')
-    ssh.chmod(0o755)
-    (tmp_path / "hosts").write_text("red\nblue slots=2\n")
-    options = ("--hosts", "hosts", "--ssh", str(ssh), "--rendezvous", "127.0.0.1:0")
+def test_ranks_of_several_hosts_come_back_on_their_own(
+    start: Start, hosts: tuple[str, ...]
+) -> None:
     # All that red has, and with it rank 0.
-    code, lines, err = start(LOOP + "train([0], 3)\n", *options, "--restart-ranks").finish()
+    code, lines, err = start(LOOP + "train([0], 3)\n", *hosts, "--restart-ranks").finish()
     assert code == 0, err
     assert ends_of(lines) == [
         ["0", "0", "1", "1", "2", "3"],
@@ -142,6 +150,14 @@ def test_ranks_of_several_hosts_come_back_on_their_own(start: Start, tmp_path: P
         ["2", "1", "2", "None", "1", "3"],
     ]
     assert "rank 0: killed by SIGKILL (kill -9, or the kernel when memory ran out), on red" in err
+
+
+def test_a_host_whose_ranks_are_ended_there_is_lost(start: Start, hosts: tuple[str, ...]) -> None:
+    program = LOSE_RANK_1.replace("os.kill(os.getpid(), ", "os.kill(os.getppid(), ")
+    program = program.replace("SIGKILL", "SIGTERM") + "signal.pause()\n"
+    code, _, err = start(program, *hosts, "--restart-ranks").finish()
+    assert code == 1
+    assert "lost blue (ranks 1-2): what had started its ranks was asked to end" in err
 
 
 def test_a_newcomer_that_nobody_lets_in_is_stopped_when_the_others_have_ended(
@@ -216,6 +232,71 @@ def test_with_keep_going_the_others_finish_without_a_rank_that_no_start_helps(
     assert (code, lines) == (128 + signal.SIGKILL, ["[0] done"])
 
 
+def test_a_rank_that_fails_behind_the_last_step_fails_the_job_that_the_others_finish(
+    start: Start, tmp_path: Path
+) -> None:
+    program = (
+        LIVE
+        + "if 'GRADRING_NEWCOMER' in os.environ: print('comes again', flush=True)\n"
+        + "import gradring as gr\n"
+        + "comm = gr.init()\n"
+        + "comm.barrier()\n"
+        + "if rank == 0: sys.exit('the disk is full')\n"
+        + "sys.stdin = open('gate'); sys.stdin.read()\n"
+    )
+    os.mkfifo(tmp_path / "gate")
+    run = start(program, "-n", "2", "--restart-ranks")
+    run.until("comes again")
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 1
+    assert "rank 0 was not let in again before the others had ended" in err
+    assert re.search("rank 0 failed first: .*; the others have not gone on without it\n", err)
+    assert "standard error:\n    the disk is full\n" in err
+
+
+def test_a_rank_that_raises_and_ends_behind_the_others_who_went_on_fails_no_job(
+    start: Start, tmp_path: Path
+) -> None:
+    program = LIVE + (
+        "import gradring as gr\n"
+        "comm = gr.init()\n"
+        "comm.barrier()\n"
+        "if rank == 1:\n"
+        "    comm.close()\n"
+        "    sys.stdin = open('gate')\n"
+        "    sys.stdin.read()\n"
+        "    sys.exit(3)\n"
+        "try: comm.barrier()\n"
+        "except gr.PeerLost: comm = comm.shrink()\n"
+        "print('done', os.getpid(), flush=True)\n"
+    )
+    os.mkfifo(tmp_path / "gate")
+    run = start(program, "-n", "2", "--restart-ranks")
+    wait_for_end(int(run.until(r"done (\d+)")[0][1]))
+    (tmp_path / "gate").write_text("")
+    code, _, err = run.finish()
+    assert code == 0
+    assert "rank 1: exit code 3" in err
+    assert "rank 1 was not let in again before the others had ended" in err
+
+
+def test_a_start_again_that_the_system_refuses_stops_nobody(start: Start, tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
+    program = LOSE_RANK_1.replace(
+        "if os.environ", "if rank == 1: os.remove('python')\nif os.environ"
+    )
+    os.mkfifo(tmp_path / "gate")
+    options = ("-n", "2", "--restart-ranks", "--python", "./python")
+    run = start(program + "open('gate').read(); print('done')\n", *options)
+    read_error(run, "[1] cannot restart: ")
+    (tmp_path / "gate").write_text("")
+    code, lines, _ = run.finish()
+    assert (code, lines) == (0, ["[0] done"])
+
+
 def test_ctrl_c_in_the_pause_starts_nobody(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(LOSE_RANK_1 + "signal.pause()\n")
     long = "from gradring.launch.outcome import Restarts; Restarts.FIRST_PAUSE_SECONDS = 60\n"
@@ -258,40 +339,3 @@ def test_a_worker_of_servers_alone_is_started_again_as_the_rank_it_was(start: St
     assert code == 0, err
     assert {"0 False", "1 False"} <= set(lines)
     assert "starting it again in 0.1 s\n" in err
-
-
-# What the loop of docs/training.md finds: a model, and data that have it go on until all are back.
-FOUND = (
-    LIVE
-    + """
-import torch
-model = torch.nn.Linear(4, 1)
-loss_of = lambda x, y: ((x - y) ** 2).mean()
-class Data:
-    def __len__(self): return 64
-    def __getitem__(self, index):
-        global step
-        if step == 5 and rank == 1 and "GRADRING_NEWCOMER" not in os.environ:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if step > 50 and comm.world_size < 2: step = 50
-        return torch.full((2, 4), float(index % 7)), torch.ones(2, 1)
-dataset = Data()
-"""
-)
-
-
-def test_the_loop_of_the_documentation_makes_a_loss_good(start: Start) -> None:
-    pytest.importorskip("torch")
-    text = (ROOT / "docs" / "training.md").read_text()
-    (loop,) = (
-        block
-        for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        if "comm.grow()" in block
-    )
-    told = "print('end', comm.world_size, step, *model.weight.tolist()[0])\n"
-    code, lines, err = start(FOUND + loop + told, "-n", "2", "--restart-ranks").finish()
-    assert code == 0, err
-    assert {line.split()[1] for line in lines} == {"end"}
-    assert {tuple(line.split()[2:]) for line in lines} == {tuple(lines[0].split()[2:])}
-    assert lines[0].split()[2:4] == ["2", "100"]
-    assert len(lines) == 2

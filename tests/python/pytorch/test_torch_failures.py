@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
+import threading
 from collections.abc import Callable
 from subprocess import PIPE, run
+from typing import Any
 
 import pytest
+import torch
 
+import gradring as gr
 from rank_job import Job
+from source_tree import ROOT
+from thread_ranks import listening_socket, on_workers
 
 SETUP = """
 import torch, gradring.torch as gt
@@ -95,6 +103,60 @@ def test_losing_a_rank_between_steps_fails_the_next_backward_with_peer_lost(
     survivor.begin("train_step()")
     outcome = survivor.outcome()
     assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
+
+
+class EndedError(Exception):
+    """Ends a rank that is a thread."""
+
+
+def train_as_documented(comm: gr.Communicator, loop: str, *, is_victim: bool) -> list[object]:
+    """Run the loop until the lost rank is replaced; the size, the steps and the weights then."""
+    found: dict[str, Any] = {"torch": torch, "model": torch.nn.Linear(4, 1), "comm": comm}
+
+    class Data:
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            if is_victim and found["step"] == 5:
+                found["optimizer"].abandon()  # Its communicator is one of its own.
+                raise EndedError
+            if found["step"] > 50 and found["comm"].world_size < 2:
+                found["step"] = 50
+            return torch.full((2, 4), float(index % 7)), torch.ones(2, 1)
+
+    found |= {"dataset": Data(), "loss_of": lambda x, y: ((x - y) ** 2).mean()}
+    with contextlib.closing(comm):
+        exec(loop, found)
+        with found["comm"] as last:
+            return [last.world_size, found["step"], *found["model"].weight.tolist()[0]]
+
+
+def test_the_loop_of_the_documentation_makes_a_loss_good() -> None:
+    text = (ROOT / "docs" / "training.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (loop,) = (block for block in blocks if "comm.grow()" in block)
+    listen_fd, address = listening_socket()
+    place: dict[str, Any] = {"rendezvous": address, "secret": b"of the loop", "timeout": 30}
+    is_lost = threading.Event()
+
+    def train(worker: int) -> list[object]:
+        if worker == 2:
+            is_lost.wait()
+            return train_as_documented(gr.join(**place), as_given, is_victim=False)
+        listens = {"listen_fd": listen_fd} if worker == 0 else {}
+        comm = gr.init(rank=worker, world_size=2, **place, **listens)
+        try:
+            return train_as_documented(comm, as_given, is_victim=worker == 1)
+        except EndedError:
+            is_lost.set()
+            return []
+
+    as_given = loop.replace("comm = gr.init()\n", "")
+    assert as_given != loop
+    survivor, lost, newcomer = on_workers(3, train)
+    assert (survivor, lost) == (newcomer, [])
+    assert survivor[:2] == [2, 100]
 
 
 def test_without_pytorch_the_import_names_the_extra() -> None:
