@@ -18,18 +18,21 @@ from gradring.metrics.batches import Floats
 from gradring.metrics.exact_sum import add_up, exact_sum, products, quotient
 from gradring.metrics.exchange import exchange
 
-# Examples are kept as they come up to so many more than different scores were there before.
+# So many examples are kept as they come, and more where there were more different scores before:
+# sorting them all again for each few would take quadratic time.
 _KEPT = 1 << 20
 _SAMPLES_A_RANK = 64  # For each rank there is: shares differ by a few percent then.
 _MOST_BUCKETS = 1 << 24
 _WHOLE = 2.0**52  # Up to it float64 has twice each whole number.
+_MOST_WEIGHT = 2.0**960  # As many as there may be add up to less than the largest float64.
 
 
 class AUC:
     """The probability that an example of class 1 has a higher score than one of class 0.
 
-    Equal scores count half. Whole-numbered weights (1 where none are given) are counted exactly:
-    the value is the true quotient, rounded once. With others it is as exact as float64 adds.
+    Equal scores count half. Whole-numbered weights (1 where none are given) are counted exactly
+    while they are 2**52 at most in all: the value is the true quotient, rounded once. With others
+    it is as exact as float64 adds.
 
     Attributes:
         error_bound: How far the last `compute` may be from the exact value; 0 without buckets.
@@ -39,8 +42,9 @@ class AUC:
         """Begin without examples.
 
         Args:
-            buckets: ``None``: exact; memory is 24 bytes for each different score of a rank. Else
-                so many of the same width from 0 to 1, which scores must lie in; two numbers each.
+            buckets: ``None``: exact; memory is 24 bytes for each different score of a rank, and for
+                up to as many examples more, or 1,048,576, that are not sorted yet. Else so many of
+                the same width from 0 to 1, which scores must lie in; two numbers each.
 
         Raises:
             InvalidArgument: It is no number from 1 to 16,777,216.
@@ -53,7 +57,7 @@ class AUC:
     def reset(self) -> None:
         """Forget all examples."""
         self.error_bound = 0.0
-        self._count = 0  # Of what is kept as it came.
+        self._count = self._different = 0  # Of what is kept as it came, and of scores before it.
         self._parts: list[tuple[Floats, Floats, Floats]] = []  # Scores, and weights by class 0, 1.
         self._sums = np.zeros((2, self._buckets or 0))
 
@@ -63,17 +67,19 @@ class AUC:
         Args:
             labels: 0 or 1 each, of any real dtype and shape, on any device.
             scores: As many; only their order counts, and with buckets that they are from 0 to 1.
-            weights: As many, not negative; ``None``: 1 each.
+            weights: As many, from 0 to 2**960; ``None``: 1 each.
 
         Raises:
             InvalidArgument: They differ in size, or one is not what it may be; nothing was added.
         """
         true, said, counts = batches.batch(("labels", labels), ("scores", scores), weights=weights)
+        if (counts > _MOST_WEIGHT).any():
+            raise InvalidArgument("weights: one of them is above 2**960; scale them down")
         by_class = [counts * (batches.labels_of_two_classes(true) == which) for which in (0, 1)]
         if self._buckets is None:
             self._parts.append((said, *by_class))
             self._count += said.size
-            if self._count > _KEPT:
+            if self._count > max(_KEPT, self._different):
                 self._merge()
             return
         if ((said < 0) | (said > 1)).any():
@@ -110,7 +116,7 @@ class AUC:
         columns = zip((none, none, none), *self._parts, strict=True)
         merged = _by_score(*(np.concatenate(column) for column in columns))
         self._parts = [merged]
-        self._count = 0
+        self._count, self._different = 0, merged[0].size
         return merged
 
 
@@ -134,7 +140,7 @@ def _of_own_range(comm: Any, scores: Floats, below: Floats, above: Floats) -> tu
     samples = np.full(_SAMPLES_A_RANK * comm.world_size, np.nan)
     if scores.size > 0:
         samples = scores[np.linspace(0, scores.size - 1, samples.size).astype(np.int64)]
-    samples = np.sort(comm.all_gather(samples))
+    samples = np.sort(comm.all_gather(samples).reshape(-1))
     samples = samples[~np.isnan(samples)]
     if samples.size == 0:
         return below, above
@@ -162,7 +168,12 @@ def _areas(comm: Any, below: Floats, above: Floats) -> tuple[int, int, int]:
         pairs = int(classes[0]) * int(classes[1])
         own_sums = products(above, twice_below), products(above, below)
     else:
-        pairs = exact_sum(np.array([classes.prod()]))
-        own_sums = exact_sum(above * twice_below), exact_sum(above * below)
+        # Each class in units of about all that it has: no product is too large or too small.
+        zeros, ones = (-np.frexp(classes)[1]).tolist()
+        with np.errstate(under="ignore"):
+            below, twice_below = np.ldexp(below, zeros), np.ldexp(twice_below, zeros)
+            above = np.ldexp(above, ones)
+            own_sums = exact_sum(above * twice_below), exact_sum(above * below)
+        pairs = exact_sum(np.array([np.ldexp(classes, (zeros, ones)).prod()]))
     area, mixed = add_up(comm, *own_sums)
-    return area, mixed, pairs
+    return min(area, 2 * pairs), mixed, pairs  # Rounding must not make it more than 1.

@@ -40,11 +40,10 @@ class _Average:
         return quotient(*add_up(batches.ranks_of(comm), self._terms, self._weights))
 
     def _add(self, terms: Floats, weights: Floats) -> None:
-        with np.errstate(over="ignore"):
-            weighted = terms * weights
-        if not np.isfinite(weighted).all():
-            raise InvalidArgument("labels and predictions: a term of theirs is beyond float64")
-        self._terms += exact_sum(weighted)
+        for each in (terms, weights):
+            if not np.isfinite(each).all():
+                raise InvalidArgument("labels and predictions: a term of theirs is beyond float64")
+        self._terms += exact_sum(terms)
         self._weights += exact_sum(weights)
 
 
@@ -63,9 +62,9 @@ class _OfErrors(_Average):
         true, said, counts = batches.batch(
             ("labels", labels), ("predictions", predictions), weights=weights
         )
-        with np.errstate(over="ignore"):  # Infinite terms are refused.
-            terms = self._term(true, said)
-        self._add(terms, counts)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            weighted = self._term(true, said) * counts
+        self._add(weighted, counts)
 
     def _term(self, labels: Floats, predictions: Floats) -> Floats:
         raise NotImplementedError
@@ -103,8 +102,8 @@ class RootMeanSquaredError(MeanSquaredError):
 class LogLoss(_OfErrors):
     """The mean of ``-log(probability of what is true)``: labels 0 and 1, probabilities of 1.
 
-    Probabilities of 0 and 1 count as the next float64 inside, as scikit-learn has it: else one
-    mistake that was certain would make it infinite.
+    Probabilities count as 2**-52 away from 0 and 1 at least, as scikit-learn has it for float64:
+    else one mistake that was certain would make it infinite.
     """
 
     def _term(self, labels: Floats, predictions: Floats) -> Floats:
@@ -127,5 +126,5 @@ class Calibration(_OfErrors):
         true, said, counts = batches.batch(
             ("labels", labels), ("predictions", predictions), weights=weights
         )
-        self._terms += exact_sum(true * counts)
-        self._weights += exact_sum(said * counts)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            self._add(true * counts, said * counts)

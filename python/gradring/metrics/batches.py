@@ -23,19 +23,25 @@ def numbers(values: Any, source: str) -> Floats:
     Raises:
         InvalidArgument: They are no real numbers, or one is not finite.
     """
-    if hasattr(values, "detach"):  # A tensor of PyTorch.
-        values = values.detach().cpu()
-        values = values.double() if values.is_floating_point() else values
     try:
+        if hasattr(values, "detach"):  # A tensor of PyTorch.
+            values = values.detach().cpu()
+            values = values.double() if values.is_floating_point() else values
         found = np.asarray(values)
-        if found.dtype.kind not in "biuf":
+        # What float64 holds is real too: bfloat16 and others that are no dtypes of NumPy's own.
+        if found.dtype.kind not in "biuf" and not _held_by_float64(found.dtype):
             raise TypeError(f"they are {found.dtype}")
-        found = found.astype(np.float64).reshape(-1)
+        with np.errstate(over="ignore"):  # A long double may become infinite, which is refused.
+            found = found.astype(np.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgument(f"{source}: real numbers are wanted: {error}") from None
     if not np.isfinite(found).all():
         raise InvalidArgument(f"{source}: one of them is NaN or infinite")
     return found
+
+
+def _held_by_float64(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "V" and np.can_cast(dtype, np.float64)
 
 
 def batch(*named: tuple[str, Any], weights: Any = None) -> list[Floats]:

@@ -2,7 +2,7 @@
 
 Examples of a group may come in any batch, on any rank: all of them are brought to one rank first.
 Paddle's positive_negative_pair pairs those of one batch on one worker only, so its ratio depends
-on how the data was cut. Pairs are counted in integers, so values are exact.
+on how the data was cut. Pairs are counted in integers; each group's area is rounded to float64.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Groups:
         self._parts: list[tuple[Counts, Floats, Floats]] = []  # Groups, scores, labels.
 
     def update(self, labels: Any, scores: Any, groups: Any) -> None:
-        """Add examples; 24 bytes each are kept until `reset`.
+        """Add examples; 24 bytes each are kept until `reset`, and `compute` needs some 80 more.
 
         Args:
             labels: Numbers of any real dtype and shape, on any device.
@@ -67,8 +67,9 @@ class _Groups:
             InvalidArgument: They differ in size, or one is not what it may be; nothing was added.
         """
         true, said, _ = batches.batch(("labels", labels), ("scores", scores))
+        ids = _group_ids(groups, true.size)
         self._check(true)
-        self._parts.append((_group_ids(groups, true.size), said, true))
+        self._parts.append((ids, said, true))
 
     def _check(self, labels: Floats) -> None:
         raise NotImplementedError
@@ -199,9 +200,11 @@ class _Cells:
 
 
 def _group_ids(groups: Any, size: int) -> Counts:
-    if hasattr(groups, "detach"):
-        groups = groups.detach().cpu()
-    found = np.asarray(groups).reshape(-1)
+    try:
+        found = np.asarray(groups.detach().cpu() if hasattr(groups, "detach") else groups)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"groups: whole numbers are wanted: {error}") from None
+    found = found.reshape(-1)
     if found.dtype.kind not in "iu" and found.size > 0:
         raise InvalidArgument(f"groups: whole numbers are wanted, not {found.dtype}")
     if found.size != size:

@@ -19,12 +19,12 @@ def values_of(make: Callable[[], Any], *columns: Any) -> Iterator[Any]:
     """
     size = len(columns[0])
     random = np.random.default_rng(size)
-    for ranks in (1, 2, 3):
+    for ranks in (1, 2, 3, 5):
         for kind in ("in order", "shuffled", "one rank has all"):
             order = random.permutation(size) if kind == "shuffled" else np.arange(size)
             ends = sorted(random.integers(0, size + 1, ranks - 1).tolist())
             shares = np.split(order, [size] * (ranks - 1) if kind == "one rank has all" else ends)
-            yield from _on_ranks(make, [_batches(share, random) for share in shares], columns)
+            yield from on_ranks(make, [_batches(share, random) for share in shares], columns)
 
 
 def value_of(metric: Any) -> Any:
@@ -40,7 +40,9 @@ def _batches(share: Any, random: np.random.Generator) -> list[Any]:
     return np.split(share, sorted(random.integers(0, len(share) + 1, 4).tolist()))
 
 
-def _on_ranks(make: Callable[[], Any], shares: list[list[Any]], columns: Any) -> list[Any]:
+def on_ranks(make: Callable[[], Any], shares: list[list[Any]], columns: Any) -> list[Any]:
+    """Compute a metric on ranks of which each has some batches: lists of places in the columns."""
+
     def on_rank(comm: Any) -> Any:
         metric = make()
         for batch in shares[comm.rank]:

@@ -109,11 +109,38 @@ def test_tensors_count_as_their_numbers() -> None:
     assert value_of(metric) == 1.0
 
 
+def test_real_dtypes_that_numpy_has_not_count_as_their_numbers() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        metric = metrics.MeanSquaredError()
+        metric.update(np.full(2, 3, dtype), np.ones(2, dtype))
+        assert value_of(metric) == 4.0
+    for nonsense in (np.zeros(1, "V4"), np.zeros(1, [("a", float)]), [1j], ["1"], [None]):
+        with pytest.raises(gr.InvalidArgument, match="real numbers are wanted"):
+            metrics.Accuracy().update([1], nonsense)
+
+
+def test_a_tensor_without_numbers_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    nothing = torch.zeros(1, device="meta", dtype=torch.int64)
+    with pytest.raises(gr.InvalidArgument, match="predictions: real numbers are wanted"):
+        metrics.Accuracy().update([1], nothing)
+    with pytest.raises(gr.InvalidArgument, match="groups: whole numbers are wanted"):
+        metrics.PairOrder().update([1], [1], nothing)
+
+
+@pytest.mark.filterwarnings("error")
 def test_what_is_no_probability_or_beyond_float64_is_refused_whole() -> None:
     loss, square = metrics.LogLoss(), metrics.MeanSquaredError()
     with pytest.raises(gr.InvalidArgument, match="no probability from 0 to 1"):
         loss.update([1, 0], [0.5, 1.5])
     with pytest.raises(gr.InvalidArgument, match="beyond float64"):
         square.update([1e200], [0.0])
-    assert math.isnan(value_of(loss))
-    assert math.isnan(value_of(square))
+    with pytest.raises(gr.InvalidArgument, match="beyond float64"):
+        square.update([1e200], [0.0], [0.0])
+    calibration = metrics.Calibration()
+    for labels, predictions in (([1e200], [1.0]), ([1.0], [1e200])):
+        with pytest.raises(gr.InvalidArgument, match="beyond float64"):
+            calibration.update(labels, predictions, [1e200])
+    for metric in (loss, square, calibration):
+        assert math.isnan(value_of(metric))

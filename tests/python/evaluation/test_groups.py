@@ -66,6 +66,7 @@ def test_without_pairs_there_is_no_order() -> None:
     ("groups", "text"),
     [
         ([0.5, 1.0], "groups: whole numbers are wanted, not float64"),
+        ([[1], [1, 2]], "groups: whole numbers are wanted"),
         ([1], "groups: 1 of them, but 2 labels"),
         (np.array([1, 1 << 63], np.uint64), "which int64 does not hold"),
     ],
@@ -75,6 +76,14 @@ def test_groups_that_are_none_are_refused_whole(groups: Any, text: str) -> None:
     with pytest.raises(gr.InvalidArgument, match=text):
         metric.update([0, 1], [0.0, 1.0], groups)
     assert value_of(metric) == PairCounts(0, 0, 0)
+
+
+def test_grades_of_a_batch_that_was_refused_are_not_among_the_known_ones() -> None:
+    metric = PairOrder()
+    with pytest.raises(gr.InvalidArgument, match="groups"):
+        metric.update(np.arange(1000), np.zeros(1000), np.zeros(1000))
+    metric.update([-1, -2], [1.0, 0.0], [0, 0])
+    assert value_of(metric) == PairCounts(1, 0, 0)
 
 
 def test_measurements_are_no_grades() -> None:
