@@ -35,9 +35,11 @@ class _Average:
             The same on all ranks; NaN without examples, or where their weights are all 0.
 
         Raises:
+            Mismatch: A rank computes another metric.
             Error: As `Communicator.all_gather`.
         """
-        return quotient(*add_up(batches.ranks_of(comm), self._terms, self._weights))
+        ranks, name = batches.ranks_of(comm), type(self).__name__
+        return quotient(*add_up(ranks, self._terms, self._weights, of=name))
 
     def _add(self, terms: Floats, weights: Floats) -> None:
         for each in (terms, weights):

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradring.errors import Mismatch
+
 UNITS_BITS = 1126  # A unit is 2**-1126: the last bit of the least subnormal number's mantissa.
 
 _MANTISSA_BITS = 53
@@ -19,6 +21,7 @@ _LOW_BITS = 26
 _AT_ONCE = 1 << 25
 # The largest float64 has 2,150 bits in units; the rest is for as many of them as there may be.
 _WIRE_BYTES = 320
+_NAME_BYTES = 32
 
 
 def exact_sum(values: NDArray[np.float64]) -> int:
@@ -52,16 +55,29 @@ def _halves(whole: NDArray[Any], bits: int) -> list[tuple[NDArray[np.int64], int
     return [(whole & ((1 << bits) - 1), 0), (whole >> bits, bits)]
 
 
-def add_up(comm: Any, *totals: int) -> list[int]:
-    """Return the sums over all ranks of some integers; ``comm`` ``None``: this process alone."""
+def add_up(comm: Any, *totals: int, of: str = "") -> list[int]:
+    """Return the sums over all ranks of some integers.
+
+    Args:
+        comm: ``None``: this process alone.
+        totals: This rank's.
+        of: What is computed; calls for other things look alike otherwise. 32 bytes of it count.
+
+    Raises:
+        Mismatch: A rank computes something else.
+    """
     if comm is None or comm.world_size == 1:
         return list(totals)
-    own = b"".join(total.to_bytes(_WIRE_BYTES, "little", signed=True) for total in totals)
-    everybodys = comm.all_gather(np.frombuffer(own, np.uint8)).tobytes()
+    own = [of.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")]
+    own += [total.to_bytes(_WIRE_BYTES, "little", signed=True) for total in totals]
+    everybodys = comm.all_gather(np.frombuffer(b"".join(own), np.uint8))
     sums = [0] * len(totals)
-    for place in range(0, len(everybodys), _WIRE_BYTES):
-        part = everybodys[place : place + _WIRE_BYTES]
-        sums[place // _WIRE_BYTES % len(totals)] += int.from_bytes(part, "little", signed=True)
+    for rank, row in enumerate(everybodys.reshape(comm.world_size, -1)):
+        if (name := row[:_NAME_BYTES].tobytes()) != own[0]:
+            other = name.rstrip(b"\0").decode(errors="replace")
+            raise Mismatch(f"rank {comm.rank} computes {of}, but rank {rank} computes {other}")
+        for place, part in enumerate(np.split(row[_NAME_BYTES:], len(totals))):
+            sums[place] += int.from_bytes(part.tobytes(), "little", signed=True)
     return sums
 
 

@@ -14,6 +14,7 @@ from gradring import metrics
 from gradring.collectives import joining
 from gradring.metrics.exact_sum import UNITS_BITS, exact_sum
 from shares import value_of, values_of
+from thread_ranks import ThreadWorld
 
 pytestmark = pytest.mark.timeout(60)
 RANDOM = np.random.default_rng(11)
@@ -88,7 +89,7 @@ def test_without_examples_there_is_no_average() -> None:
 
 def test_without_a_communicator_it_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Twice:
-        world_size = 2
+        rank, world_size = 0, 2
 
         def all_gather(self, own: Any) -> Any:
             return np.concatenate([own, own])
@@ -100,6 +101,18 @@ def test_without_a_communicator_it_is_that_of_the_process(monkeypatch: pytest.Mo
         assert metric.compute() == 1.5
     with pytest.raises(gr.InvalidArgument, match="comm is a str"):
         metric.compute("all")
+
+
+def test_ranks_that_compute_different_averages_are_told_so() -> None:
+    world = ThreadWorld(2, "shm")
+    kinds = [metrics.LogLoss, metrics.Accuracy]
+    errors = world.errors(lambda comm: kinds[comm.rank]().compute(comm))
+    world.run(lambda comm: comm.close())
+    assert [str(error) for error in errors] == [
+        "rank 0 computes LogLoss, but rank 1 computes Accuracy",
+        "rank 1 computes Accuracy, but rank 0 computes LogLoss",
+    ]
+    assert all(isinstance(error, gr.Mismatch) for error in errors)
 
 
 def test_tensors_count_as_their_numbers() -> None:
