@@ -19,8 +19,6 @@ constexpr std::size_t kQueuedShown = 64;
 // No host has so much; what is computed from sizes below it does not overflow.
 constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 47;
 constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};  // A rank says it instead of a size.
-// Clocks that are well kept drift apart by a few us a second, one that is being set right by 500.
-constexpr Millis kClockPause{2000};
 // How long a failure may take to end the operations under way; some write the record first.
 constexpr Millis kEndTime{10'000};
 
@@ -63,10 +61,7 @@ std::shared_ptr<Communicator> Communicator::join(const transport::JoinOptions& o
     const auto found = known.lock();
     return found ? found->report({}) : std::string();
   });
-  if (recorder->traces())
-    world->scribe().repeat(kClockPause, [known = std::weak_ptr(recorder), world = world.get()] {
-      if (const auto found = known.lock()) found->note_clock(world->compare_clocks());
-    });
+  FlightRecorder::read_clocks(recorder, *world);
   return transport::make_here<Communicator>(std::move(world), std::move(group),
                                             std::move(recorder));
 }

@@ -58,10 +58,10 @@ class FlightRecorder {
   // The communicator is over. Its last operations are kept for a while.
   void close(const std::shared_ptr<Logbook>& logbook);
 
-  // Whether a trace is made, and so the clock has to be compared now and then.
+  // Whether a trace is made.
   bool traces() const { return !options_.trace_directory.empty(); }
-  // Rank 0's clock, compared with ours; nothing where it could not be.
-  void note_clock(const std::optional<transport::ClockOffset>& clock);
+  // Has the world's scribe compare our clock with rank 0's, now and then, if a trace is made.
+  static void read_clocks(const std::shared_ptr<FlightRecorder>& recorder, transport::World& world);
   // Writes the trace once the last communicator is closed.
   void finish() noexcept;
 
@@ -73,6 +73,9 @@ class FlightRecorder {
   std::string save(const Failure& failure) noexcept;
 
  private:
+  // Rank 0's clock, compared with ours; nothing where it could not be.
+  void note_clock(const std::optional<transport::ClockOffset>& clock);
+
   RecordOptions options_;
   std::string job_;
   Rank rank_;

@@ -184,7 +184,6 @@ TEST_CASE("the trace is written when the last communicator closes, with rank 0's
     const auto child = comm->split(0, 0, kPlenty);
     Ints data(1000, 1);
     all_reduce(*child, data);
-    // The clock's first reading is under way since joining; it ends before a scribe stops.
     barrier(*comm);
     comm->close();
     CHECK(!std::filesystem::exists(folder.path / str("rank-", rank, ".trace.json")));
