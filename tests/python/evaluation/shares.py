@@ -33,7 +33,7 @@ def value_of(metric: Any) -> Any:
     try:
         return world.run(metric.compute)[0]
     finally:
-        world.run(lambda comm: comm.close())
+        world.close()
 
 
 def _batches(share: Any, random: np.random.Generator) -> list[Any]:
@@ -53,4 +53,4 @@ def on_ranks(make: Callable[[], Any], shares: list[list[Any]], columns: Any) -> 
     try:
         return list(world.run(on_rank))
     finally:
-        world.run(lambda comm: comm.close())
+        world.close()

@@ -107,7 +107,7 @@ def test_ranks_that_compute_different_averages_are_told_so() -> None:
     world = ThreadWorld(2, "shm")
     kinds = [metrics.LogLoss, metrics.Accuracy]
     errors = world.errors(lambda comm: kinds[comm.rank]().compute(comm))
-    world.run(lambda comm: comm.close())
+    world.close()
     assert [str(error) for error in errors] == [
         "rank 0 computes LogLoss, but rank 1 computes Accuracy",
         "rank 1 computes Accuracy, but rank 0 computes LogLoss",

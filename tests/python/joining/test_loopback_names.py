@@ -167,6 +167,6 @@ def test_a_torch_job_whose_store_is_on_such_a_host_names_it(
         assert listen_host(Store(), None, 2) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert listen_host(Store(), None, 2) == "127.0.0.1"
-    with met._listening("node1", 0) as everywhere:
+    with met.listening("node1", 0) as everywhere:
         socket.create_connection(("127.0.0.1", everywhere.getsockname()[1]), 10).close()
         assert everywhere.getsockname()[0] in ("::", "0.0.0.0")

@@ -44,7 +44,7 @@ def test_metrics_tell_what_operations_took_by_kind_since_they_were_first_asked(
     sent = np.ones(4)
     world.run(lambda comm: comm.send(sent, 1) if comm.rank == 0 else comm.recv(sent.copy(), 0))
     seconds = time.monotonic() - begins
-    world.run(lambda comm: comm.close())
+    world.close()
     after = tell()
     told = {
         operation: [
