@@ -14,11 +14,12 @@ import pytest
 # Runs in a network of its own, the near host's, and joins it by a cable to that of another process.
 # A command runs on the far host with `far` in front of it. The ends are called "near" and "far".
 _CABLE = """
-import json, os, subprocess, sys, time
+import json, os, subprocess, sys
 
-other = subprocess.Popen(["unshare", "--net", "--", "cat"], stdin=subprocess.PIPE)
-while os.readlink(f"/proc/{other.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-    time.sleep(0.01)
+# It says a word once it has a network of its own.
+apart = ["unshare", "--net", "--", "sh", "-c", "echo; exec cat"]
+other = subprocess.Popen(apart, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+other.stdout.readline()
 far = ["nsenter", f"--target={other.pid}", "--net", "--"]
 cable = ["link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(other.pid)]
 subprocess.run(["ip", *cable], check=True)
@@ -41,7 +42,7 @@ other.wait()
 def on_cabled_hosts(program: str, *arguments: str, **environ: str) -> Any:
     """Run a program on the near host, and return the JSON that it prints.
 
-    It finds `far`, which puts a command on the far host, and json, os, subprocess, sys and time.
+    It finds `far`, which puts a command on the far host, and json, os, subprocess and sys.
     """
     if shutil.which("ip") is None:
         pytest.skip("no ip here (iproute2)")
