@@ -41,6 +41,9 @@ void Cluster::carry_out(Rank rank, Actions actions) {
     if (are_connected(rank, to)) say(rank, to, message);
   for (const Rank other : actions.disconnect)
     if (are_connected(rank, other)) close(rank, other, other, "closed its control connection");
+  for (const Rank other : actions.probe)
+    if (seat(other).is_dead)
+      act(rank, [&](Membership& m, Actions& more) { m.on_refused(other, now_, more); });
   if (!actions.connect) return;
   if (seat(*actions.connect).is_dead)
     act(rank, [&](Membership& m, Actions& more) { m.on_refused(*actions.connect, now_, more); });

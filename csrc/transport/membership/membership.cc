@@ -99,6 +99,7 @@ void Membership::on_closed(Rank who, Time now, const std::string& why, Actions& 
 }
 
 void Membership::on_refused(Rank who, Time now, Actions& actions) {
+  if (is_coordinator() && peer(who).is_connected) return;  // It has come meanwhile.
   peer(who).is_connected = false;
   lose({who, true, str(describe_rank(who), " has ended")}, now, actions);
 }

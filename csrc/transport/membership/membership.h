@@ -36,6 +36,8 @@ class Membership {
     std::vector<Rank> disconnect;
     std::optional<Rank> connect;  // Open a control connection to this rank, then say on_connected
                                   // or on_refused. Asked for again in each tick until then.
+    std::vector<Rank> probe;      // Ask whether anybody listens there, and say on_refused if nobody
+                                  // does. Asked for again in each tick until it has come.
     std::vector<wire::Lost>
         gone;  // For the user: these ranks died or left. May name this rank itself.
     std::vector<Rank> contested;  // These left for others, but were lost for this rank: to abort
@@ -98,6 +100,7 @@ class Membership {
   void forgive_own_pause(Time now);
   void note_sign_of_life(Rank from, bool is_beat, Time now);
   void watch_followers(Time now, Actions& actions);
+  void look_for_followers(Time now, Actions& actions) const;
   bool is_silent(Rank rank, Time now) const;
   Millis time_to_agree() const;
   void give_up(Rank rank, Time now, Actions& actions);

@@ -39,7 +39,18 @@ void Membership::watch_followers(Time now, Actions& actions) {
   if (hears_nobody)
     for (const Rank rank : silent) peer(rank).is_connected = false;
   for (const Rank rank : silent) give_up(rank, now, actions);
+  look_for_followers(now, actions);
   spread(wire::Heartbeat{}, -1, actions);
+}
+
+// Who died with the coordinator before never comes, and no connection to it ends here. Its host
+// knows: without that, everybody's shrink() would wait for a heartbeat timeout. Those who live come
+// at once, as a rule.
+void Membership::look_for_followers(Time now, Actions& actions) const {
+  if (term_began_ == Time{} || now - term_began_ <= beat_interval()) return;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank)
+    if (is_alive(rank) && !peers_[static_cast<std::size_t>(rank)].is_connected)
+      actions.probe.push_back(rank);
 }
 
 bool Membership::is_silent(Rank rank, Time now) const {

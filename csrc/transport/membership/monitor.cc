@@ -120,6 +120,7 @@ void Monitor::wait() {
     polls.push_back(
         {control.connection.get(), control.connection.events(true, !control.out.empty()), 0});
   if (knock_) polls.push_back(knock_->wants());
+  probes_.add_polls(polls);
   const auto left = std::chrono::duration_cast<Millis>(next_beat_ - Clock::now()).count();
   ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<std::int64_t>(left + 1, 0, 1000)));
   eventfd_t count = 0;
@@ -137,6 +138,7 @@ void Monitor::step(Membership::Actions& actions) {
   for (Arrival& arrival : meeting_.door->work(Clock::now()))
     take_arrival(std::move(arrival), actions);
   advance_knock(actions);
+  work_probes(actions);
   read_controls(actions);
   for (const wire::Abort& abort : orders.aborts) membership_.abort(abort, actions);
   for (const wire::ShrinkRequest& request : orders.shrinks) membership_.shrink(request, actions);
@@ -171,6 +173,9 @@ void Monitor::carry_out(Membership::Actions& actions) {
       connect(*actions.connect);
       advance_knock(more);
     }
+    for (const Rank rank : actions.probe)
+      probes_.ask(rank, meeting_.members[static_cast<std::size_t>(rank)]);
+    if (!actions.probe.empty()) work_probes(more);
     const bool is_done = more.send.empty() && more.disconnect.empty() && !more.connect &&
                          more.gone.empty() && more.aborted.empty() && more.shrunk.empty() &&
                          more.awaited.empty() && more.left.empty();
@@ -264,6 +269,11 @@ void Monitor::advance_knock(Membership::Actions& actions) {
   if (outcome != Knock::Outcome::kThrough) return;
   controls_[peer] = Control{std::move(connection), {}, {}};
   membership_.on_connected(peer, Clock::now(), actions);
+}
+
+void Monitor::work_probes(Membership::Actions& actions) {
+  for (const Rank rank : probes_.work())
+    if (membership_.is_alive(rank)) membership_.on_refused(rank, Clock::now(), actions);
 }
 
 void Monitor::read_controls(Membership::Actions& actions) {

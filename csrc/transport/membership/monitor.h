@@ -17,6 +17,7 @@
 #include "transport/joining/rendezvous.h"
 #include "transport/membership/group.h"
 #include "transport/membership/membership.h"
+#include "transport/membership/probes.h"
 
 namespace gradring::transport {
 
@@ -74,6 +75,7 @@ class Monitor {
   void leave_lobby();
   void connect(Rank peer);
   void advance_knock(Membership::Actions& actions);
+  void work_probes(Membership::Actions& actions);
   void read_controls(Membership::Actions& actions);
   bool read_control(Rank peer, Control& control, std::string& why, Membership::Actions& actions);
   void flush_controls(Membership::Actions& actions);
@@ -91,6 +93,7 @@ class Monitor {
   Membership membership_;
   std::map<Rank, Control> controls_;
   std::optional<Knock> knock_;  // At the coordinator's door.
+  Probes probes_;               // Of those that have not come to this rank, which leads.
   Time next_beat_{};
 
   Guarded<Orders> orders_;

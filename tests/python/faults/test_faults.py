@@ -173,6 +173,12 @@ def test_two_ranks_killed_at_once_are_one_failure_for_the_others(
         assert outcome.error == "PeerLost", outcome
         assert outcome.lost in (0, 2), outcome
         assert outcome.at - killed < AFTER_A_KILL
+    # The next coordinator has no connection to rank 2 that could end.
+    for rank in ranks.others(0, 2):
+        rank.begin("comm = comm.shrink(); result = int(comm.all_reduce(np.array([1]))[0])")
+    for outcome in ranks.outcomes(ranks.others(0, 2)):
+        assert (outcome.error, outcome.result) == (None, SIZE - 2), outcome
+        assert outcome.at - killed < AFTER_A_KILL
 
 
 def test_a_rank_killed_while_it_has_not_been_talked_to_is_lost_at_the_next_call(

@@ -14,8 +14,8 @@ constexpr Millis kGoodbyeTime{200};
 
 bool is_empty(const transport::Membership::Actions& actions) {
   return actions.send.empty() && actions.disconnect.empty() && !actions.connect &&
-         actions.gone.empty() && actions.aborted.empty() && actions.shrunk.empty() &&
-         actions.left.empty() && actions.contested.empty();
+         actions.probe.empty() && actions.gone.empty() && actions.aborted.empty() &&
+         actions.shrunk.empty() && actions.left.empty() && actions.contested.empty();
 }
 
 Failure to_failure(const wire::Lost& lost, Rank self) {
@@ -62,6 +62,7 @@ bool Monitor::step() {
   if (leaves_at_ != Time{}) return say_goodbye();
   moved |= answer_door(actions);
   moved |= finish_connecting(actions);
+  moved |= work_probes(actions);
   moved |= read_controls(actions);
   for (const wire::Abort& abort : std::exchange(aborts_, {})) membership_.abort(abort, actions);
   for (const auto& request : std::exchange(shrinks_, {})) membership_.shrink(request, actions);
@@ -88,7 +89,7 @@ bool Monitor::answer_door(Actions& actions) {
       trace_.note(network_.now(), rank_, str("lets in a control connection of ", attempt->from));
       controls_[attempt->from] = Control{std::move(link), {}, {}};
       membership_.on_connected(attempt->from, network_.now(), actions);
-    } else {
+    } else if (attempt->communicator != kProbe) {
       arrivals_[{attempt->communicator, attempt->from}] = std::move(link);
     }
   }
@@ -113,6 +114,20 @@ bool Monitor::finish_connecting(Actions& actions) {
   trace_.note(network_.now(), rank_,
               str(state == Attempt::State::kConnected ? "connected to " : "cannot reach ", peer));
   return true;
+}
+
+bool Monitor::work_probes(Actions& actions) {
+  return std::erase_if(probes_, [&](Attempt* probe) {
+           const Rank peer = probe->to;
+           const Attempt::State state = network_.answer(*probe);
+           if (state == Attempt::State::kWaiting) return false;
+           network_.give_up(probe);
+           if (state == Attempt::State::kRefused && membership_.is_alive(peer)) {
+             trace_.note(network_.now(), rank_, str("nobody listens at rank ", peer));
+             membership_.on_refused(peer, network_.now(), actions);
+           }
+           return true;
+         }) > 0;
 }
 
 bool Monitor::tick(Actions& actions) {
@@ -143,10 +158,17 @@ void Monitor::carry_out(Actions& actions) {
       if (group->failure().kind == ErrorKind::kPeerLost && group->failure().rank == rank)
         report({id, group->call().seq, rank_, group->failure()});
   for (const Rank peer : actions.disconnect) part_from(peer);
+  for (const Rank peer : actions.probe) probe(peer);
   if (!actions.connect || (attempt_ != nullptr && attempt_->to == *actions.connect)) return;
   if (attempt_ != nullptr) network_.give_up(attempt_);
   attempt_ = network_.connect(rank_, *actions.connect, kControl,
                               {.capacity_bytes = limits::kControlFrameBytes});
+}
+
+void Monitor::probe(Rank peer) {
+  const auto is_asked = [&](const Attempt* other) { return other->to == peer; };
+  if (std::none_of(probes_.begin(), probes_.end(), is_asked))
+    probes_.push_back(network_.connect(rank_, peer, kProbe, {.capacity_bytes = 1}));
 }
 
 // A kernel with room takes what is left to say at once; a link that is short takes it in pieces.

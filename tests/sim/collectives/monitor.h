@@ -49,6 +49,8 @@ class Monitor {
 
   bool answer_door(Actions& actions);
   bool finish_connecting(Actions& actions);
+  bool work_probes(Actions& actions);
+  void probe(Rank peer);
   bool read_controls(Actions& actions);
   bool read_control(Rank peer, Control& control, std::string& why, Actions& actions);
   bool flush_controls();
@@ -71,6 +73,7 @@ class Monitor {
   std::vector<wire::ShrinkRequest> shrinks_;
   Time next_beat_{};
   Attempt* attempt_ = nullptr;
+  std::vector<Attempt*> probes_;
   bool is_leaving_ = false;
   Time leaves_at_{};  // Once the goodbye is on its way.
   bool has_left_ = false;

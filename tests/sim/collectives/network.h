@@ -24,7 +24,9 @@ struct Process {
   bool runs() const { return !has_ended && freezes == 0; }
 };
 
-inline constexpr std::uint64_t kControl = 0;  // As a communicator id.
+// As a communicator id.
+inline constexpr std::uint64_t kControl = 0;
+inline constexpr std::uint64_t kProbe = ~std::uint64_t{0};  // Whether anybody listens.
 
 struct Attempt {  // A connection that is being made.
   enum class State : std::uint8_t { kWaiting, kRefused, kConnected };
