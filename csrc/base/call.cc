@@ -84,4 +84,11 @@ std::string describe(const Call& call, std::uint64_t seq) {
   return str(title(call), " #", seq, " (", inside, ")");
 }
 
+std::string advice_on(const Call& one, const Call& other) {
+  Call same_count = other;
+  same_count.count = one.count;
+  if (one.op != OpKind::kAllGather || one == other || one != same_count) return "";
+  return "; sizes that differ are given to all ranks as counts=, or told by all_gather_rows()";
+}
+
 }  // namespace gradring

@@ -79,5 +79,7 @@ struct Call {
 std::string describe(const Call& call);
 // "all_reduce #17 (float32 x 1048576, sum)": as errors show it.
 std::string describe(const Call& call, std::uint64_t seq);
+// "; ...": what to call instead where ranks differ in what another call lets them; else "".
+std::string advice_on(const Call& one, const Call& other);
 
 }  // namespace gradring

@@ -83,6 +83,8 @@ inline constexpr std::size_t kRingBytes = std::size_t{1} << 20;
 inline constexpr int kLooksBeforeYield = 50;
 inline constexpr int kYieldsBeforeSleep = 1000;
 inline constexpr Millis kSleepSlice{50};
+// After so long that some ranks wait for others in an operation, somebody is told for whom.
+inline constexpr Millis kStallTime{60'000};
 
 // Socket buffers asked for on data connections (the kernel may give less).
 inline constexpr int kSocketBufferBytes = 4 << 20;

@@ -1,7 +1,6 @@
 #include "transport/world.h"
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "transport/joining/knock.h"
+#include "transport/joining/processors.h"
 #include "transport/links/forks.h"
 #include "transport/links/interrupts.h"
 #include "transport/links/pass_fd.h"
@@ -62,6 +62,7 @@ std::shared_ptr<World> World::join(const JoinOptions& options) {
 World::World(const JoinOptions& options, std::vector<wire::Member> members, wire::SessionId session)
     : options_(options),
       members_(std::move(members)),
+      processors_(usable_processors(members_, member(options.rank).host_key)),
       session_(session),
       fork_generation_(fork_generation()) {
   options_.growth.reset();
@@ -124,8 +125,8 @@ std::shared_ptr<Group> World::make_group(std::uint64_t id, std::vector<Rank> mem
       std::count_if(members_.begin(), members_.end(), [&](const wire::Member& member) {
         return member.host_key == members_[static_cast<std::size_t>(rank())].host_key;
       });
-  if (here <= ::sysconf(_SC_NPROCESSORS_ONLN))
-    group->looks_before_yield = limits::kLooksBeforeYield;
+  group->processors = processors_;
+  if (here <= processors_) group->looks_before_yield = limits::kLooksBeforeYield;
   if (monitor_)
     monitor_->add(group);
   else if (!made_alone_.with([id](auto& made) { return made.insert(id).second; }))

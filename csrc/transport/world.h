@@ -92,6 +92,7 @@ class World {
 
   JoinOptions options_;
   std::vector<wire::Member> members_;
+  int processors_;  // That all ranks of this host may use.
   wire::SessionId session_;
   std::uint64_t fork_generation_;
   std::atomic<int> users_{0};  // Only counted.

@@ -17,6 +17,9 @@ void put(Writer& out, const Member& member) {
   out.put_text(member.host_key);
   out.put(member.link_mbit);
   out.put(member.path_us);
+  out.put_text(member.processors);
+  out.put(member.control_group);
+  out.put(member.quota_percent);
 }
 
 Member get_member(Reader& in) {
@@ -27,6 +30,9 @@ Member get_member(Reader& in) {
   member.host_key = in.get_text();
   member.link_mbit = in.get<std::uint32_t>();
   member.path_us = in.get<std::uint32_t>();
+  member.processors = in.get_text();
+  member.control_group = in.get<std::uint64_t>();
+  member.quota_percent = in.get<std::uint32_t>();
   return member;
 }
 

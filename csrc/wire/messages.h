@@ -27,6 +27,11 @@ struct Member {
   std::string host_key;         // Equal keys: shared memory and that Unix socket are within reach.
   std::uint32_t link_mbit = 0;  // What its host may send a second, as it was told; 0: not told.
   std::uint32_t path_us = 0;    // One way between it and rank 0, as rank 0 measures; 0: one host.
+  // Which processors of its host it may run on: a hexadecimal digit for each four, the first ones
+  // first, and of each the lowest bit: "e1" are 1, 2, 3 and 4. "": not known.
+  std::string processors{};
+  std::uint64_t control_group = 0;  // What pays for its time on them, by any number.
+  std::uint32_t quota_percent = 0;  // How much that one pays for, of a processor; 0: no limit.
 };
 
 // One operation a rank is in, or the last it was in.

@@ -19,7 +19,8 @@ Cluster::Cluster(Rank ranks) {
                       .aborted = {},
                       .shrunk = {},
                       .awaited = {},
-                      .left = {}});
+                      .left = {},
+                      .warnings = {}});
   for (Rank rank = 1; rank < ranks; ++rank) connect(rank, 0);
 }
 
@@ -34,6 +35,7 @@ void Cluster::carry_out(Rank rank, Actions actions) {
   mine.gone.insert(mine.gone.end(), actions.gone.begin(), actions.gone.end());
   mine.contested.insert(mine.contested.end(), actions.contested.begin(), actions.contested.end());
   mine.aborted.insert(mine.aborted.end(), actions.aborted.begin(), actions.aborted.end());
+  mine.warnings.insert(mine.warnings.end(), actions.warnings.begin(), actions.warnings.end());
   mine.left.insert(mine.left.end(), actions.left.begin(), actions.left.end());
   mine.awaited.insert(mine.awaited.end(), actions.awaited.begin(), actions.awaited.end());
   mine.shrunk.insert(mine.shrunk.end(), actions.shrunk.begin(), actions.shrunk.end());

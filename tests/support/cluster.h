@@ -30,6 +30,7 @@ class Cluster {
     std::vector<wire::ShrinkReply> shrunk;
     std::vector<wire::ShrinkWait> awaited;
     std::vector<wire::Left> left;
+    std::vector<std::string> warnings;
   };
 
   explicit Cluster(Rank ranks);

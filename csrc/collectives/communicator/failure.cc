@@ -95,11 +95,11 @@ Failure find_cause(World& world, Group& group, const std::string& operation, std
   } catch (const CallsDiffer& calls) {
     if (group.is_failed()) return from_monitor(group, operation, progress);
     const Rank peer = group.members[static_cast<std::size_t>(calls.peer)];
-    return report(
-        world, group, seq,
-        {ErrorKind::kMismatch, -1,
-         str("rank ", world.rank(), " called ", calls.mine, " but rank ", peer, " called ",
-             calls.theirs, "; all ranks must make the same calls in the same order")});
+    return report(world, group, seq,
+                  {ErrorKind::kMismatch, -1,
+                   str("rank ", world.rank(), " called ", calls.mine, " but rank ", peer,
+                       " called ", calls.theirs,
+                       "; all ranks must make the same calls in the same order", calls.advice)});
   } catch (const std::exception& other) {
     if (group.is_failed()) return from_monitor(group, operation, progress);
     Failure failure = Failure::from(other);

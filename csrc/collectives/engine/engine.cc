@@ -1,7 +1,5 @@
 #include "collectives/engine/engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <new>
@@ -229,9 +227,9 @@ void Engine::run_flat(const Request& request, const Operation& operation, const 
   try {
     const auto ranks = static_cast<Rank>(group_->members.size());
     if (!flat_) {
-      const auto processors = static_cast<Rank>(::sysconf(_SC_NPROCESSORS_ONLN));
-      auto memory = meet_segment(Flat::memory_bytes(ranks), idle,
-                                 [&](const auto& made) { Flat::lay_out(made, ranks, processors); });
+      auto memory = meet_segment(Flat::memory_bytes(ranks), idle, [&](const auto& made) {
+        Flat::lay_out(made, ranks, group_->processors);
+      });
       flat_ = std::make_unique<Flat>(std::move(memory), *group_, rank_);
     }
     SharedArrays::Found shared;

@@ -41,7 +41,7 @@ void Level::execute(const Operation& operation, const Call& call, std::uint64_t 
     link.peer = in_parent(link.peer);
     throw;
   } catch (const CallsDiffer& calls) {
-    throw CallsDiffer(in_parent(calls.peer), calls.mine, calls.theirs);
+    throw CallsDiffer(in_parent(calls.peer), calls.mine, calls.theirs, calls.advice);
   }
 }
 

@@ -159,7 +159,7 @@ void PlanRun::check_header(const Stream& stream) const {
     mine += str(", expecting ", stream.expected_bytes, " bytes from it,");
     other += str(", sending ", theirs.bytes);
   }
-  throw CallsDiffer(stream.peer, std::move(mine), std::move(other));
+  throw CallsDiffer(stream.peer, std::move(mine), std::move(other), advice_on(call_, theirs.call));
 }
 
 void PlanRun::complete(std::uint32_t index) {

@@ -33,14 +33,16 @@ struct LinkClosed {
 // Thrown by advance(): the other end is in another call. Knows group ranks only; the communicator
 // says it in terms of the whole job.
 struct CallsDiffer : Mismatch {
-  CallsDiffer(Rank other, std::string my_call, std::string their_call)
+  CallsDiffer(Rank other, std::string my_call, std::string their_call, std::string what_to_do)
       : Mismatch(str("this rank called ", my_call, " but rank ", other, " called ", their_call)),
         peer(other),
         mine(std::move(my_call)),
-        theirs(std::move(their_call)) {}
+        theirs(std::move(their_call)),
+        advice(std::move(what_to_do)) {}
   Rank peer;
   std::string mine;
   std::string theirs;
+  std::string advice;  // As of advice_on.
 };
 
 struct RunBuffers {

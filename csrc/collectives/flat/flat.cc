@@ -316,7 +316,8 @@ void Flat::compare_post(Rank peer) const {
     return;
   throw Mismatch(str("the ranks made different calls: rank ", side_.in_world(side_.rank),
                      " called ", describe(mine.call, mine.seq), ", rank ", side_.in_world(peer),
-                     " called ", describe(theirs.call, theirs.seq)));
+                     " called ", describe(theirs.call, theirs.seq),
+                     advice_on(mine.call, theirs.call)));
 }
 
 bool Flat::all_share(const SharedPlace& place) const {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "transport/joining/control_frames.h"
 #include "transport/joining/host.h"
+#include "transport/joining/processors.h"
 #include "transport/links/path.h"
 #include "transport/links/resolve.h"
 
@@ -35,8 +36,14 @@ std::string hex(const wire::SessionId& session) {
 }
 
 wire::Member describe_self(const JoinOptions& options, const std::string& tcp_address) {
-  return {options.rank, tcp_address, str("gradring-", hex(random_session())),
-          host_key() + options.host_label, options.link_mbit};
+  wire::Member self;
+  self.rank = options.rank;
+  self.tcp_address = tcp_address;
+  self.unix_name = str("gradring-", hex(random_session()));
+  self.host_key = host_key() + options.host_label;
+  self.link_mbit = options.link_mbit;
+  describe_processors(self);
+  return self;
 }
 
 std::unique_ptr<Door> open_door(const JoinOptions& options, Fd listener, const wire::Member& self) {

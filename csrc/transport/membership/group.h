@@ -48,9 +48,11 @@ class Group {
 
   bool has_member(Rank world_rank) const;
 
-  // How often a wait looks again before it yields for the first time: 0 where more ranks than cores
-  // run on this host. Set before the group is shared.
+  // How often a wait looks again before it yields for the first time: 0 where ranks share
+  // processors on this host. And how many of these all ranks of the host may use. Set before the
+  // group is shared.
   int looks_before_yield = 0;
+  int processors = 1;
 
   // A yield has just given the core to strangers for long: waits sleep at once for a while. For
   // longer each time if strangers are back after little time and few yields: a passer-by should

@@ -158,6 +158,7 @@ void Membership::on_tick(Time now, const std::vector<wire::CallState>& calls, Ac
     watch_followers(now, actions);
     check_members(actions);
     check_calls(actions);
+    note_stalls(now, actions);
     tell_of_shrinks(actions);
     return;
   }

@@ -46,6 +46,7 @@ class Membership {
     std::vector<wire::ShrinkReply> shrunk;  // For the user: these groups agreed on their survivors.
     std::vector<wire::ShrinkWait> awaited;  // For the user: whom its shrinks wait for.
     std::vector<wire::Left> left;           // For the user: these ranks closed a communicator.
+    std::vector<std::string> warnings;      // For the user, to read: what takes long, and for whom.
   };
 
   Membership(Settings settings, Time now);
@@ -87,6 +88,11 @@ class Membership {
     std::vector<Rank> asked;  // Who has asked for it so far.
   };
 
+  struct Stall {
+    Time since;
+    Time told_at;  // When it is told of next.
+  };
+
   Peer& peer(Rank rank) { return peers_[static_cast<std::size_t>(rank)]; }
   void hear_lost(const wire::Lost& lost, Rank from, Time now, Actions& actions);
   void hear_doubt(Rank doubter, const std::string& text, Time now, Actions& actions);
@@ -112,6 +118,8 @@ class Membership {
     Rank rank;
     const Call* call;
   };
+  void note_stalls(Time now, Actions& actions);
+  std::string describe_stall(const wire::CallState& waiting, Time::duration time) const;
   void report_difference(const wire::CallState& state, std::uint64_t seq, Calling one,
                          Calling other, Actions& actions);
   void check_members(Actions& actions);
@@ -138,6 +146,9 @@ class Membership {
   std::vector<std::pair<Rank, wire::Lost>> hearsay_;
   std::map<std::uint64_t, wire::Abort> aborts_;  // By communicator; repeated to a new coordinator.
   std::map<std::uint64_t, Shrink> shrinks_;      // Coordinator only, by communicator.
+  // Coordinator only, by communicator and sequence: operations that some wait in and others have
+  // not begun.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Stall> stalls_;
   // By communicator; repeated to a new coordinator, which may not have heard the old one's answer.
   std::map<std::uint64_t, wire::ShrinkReply> settled_;
   std::deque<wire::Left> lefts_;  // The last ones; repeated as well.

@@ -2,6 +2,7 @@
 #include <map>
 #include <utility>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "transport/membership/membership.h"
 
@@ -46,7 +47,8 @@ void Membership::report_difference(const wire::CallState& state, std::uint64_t s
   abort.failure = {ErrorKind::kMismatch, -1,
                    str("rank ", one.rank, " called ", describe(*one.call, seq), " but rank ",
                        other.rank, " called ", describe(*other.call, seq),
-                       "; all ranks must make the same calls in the same order")};
+                       "; all ranks must make the same calls in the same order",
+                       advice_on(*one.call, *other.call))};
   handle_abort(abort, settings_.rank, actions);
 }
 
@@ -72,6 +74,54 @@ void Membership::check_members(Actions& actions) {
       handle_abort({state.communicator, 0, settings_.rank, failure}, settings_.rank, actions);
     }
   }
+}
+
+// Nobody need have failed: a rank reads its data for long, writes a checkpoint, or waits for
+// something else. Whoever looks at the job sees it stand still; this says for whom. Told after a
+// minute, two, four, and so on.
+void Membership::note_stalls(Time now, Actions& actions) {
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Stall> found;
+  for (const Peer& other : peers_) {
+    if (!other.is_alive) continue;
+    for (const wire::CallState& state : other.calls) {
+      const auto key = std::pair(state.communicator, state.seq);
+      if (!state.in_progress || aborts_.contains(state.communicator) || found.contains(key))
+        continue;
+      const auto known = stalls_.find(key);
+      Stall stall = known == stalls_.end() ? Stall{now, now + limits::kStallTime} : known->second;
+      if (now >= stall.told_at) {
+        const std::string text = describe_stall(state, now - stall.since);
+        if (!text.empty()) actions.warnings.push_back(text);
+        stall.told_at = now + (now - stall.since);
+      }
+      found.emplace(key, stall);
+    }
+  }
+  stalls_ = std::move(found);
+}
+
+// Empty where all have begun: then it moves, or is found otherwise.
+std::string Membership::describe_stall(const wire::CallState& waiting, Time::duration time) const {
+  constexpr int kNamed = 8;
+  std::string missing;
+  int count = 0;
+  for (Rank rank = 0; rank < settings_.world_size; ++rank) {
+    const Peer& other = peers_[static_cast<std::size_t>(rank)];
+    if (!other.is_alive) continue;
+    for (const wire::CallState& state : other.calls) {
+      if (state.communicator != waiting.communicator || state.seq >= waiting.seq) continue;
+      if (++count > kNamed) continue;
+      missing +=
+          str(missing.empty() ? "" : ", ", describe_rank(rank),
+              state.seq == 0 ? ""
+                             : str(state.in_progress ? ", which is in " : ", whose last was ",
+                                   describe(state.call, state.seq)));
+    }
+  }
+  if (count == 0) return "";
+  if (count > kNamed) missing += str(" and ", count - kNamed, " more");
+  return str(describe(waiting.call, waiting.seq), " has waited ",
+             std::chrono::duration_cast<std::chrono::seconds>(time).count(), " s for ", missing);
 }
 
 // By what they told last. Where the one that has given up had not begun it by then either, that is

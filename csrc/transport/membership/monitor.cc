@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -154,6 +155,8 @@ void Monitor::carry_out(Membership::Actions& actions) {
   // loses a peer or ends.
   while (true) {
     tell_groups(actions);
+    for (const std::string& text : actions.warnings)
+      log_warning(rank_, str(text, "; where each rank is: gradring doctor --job ", ::getpid()));
     for (const auto& [rank, message] : actions.send) {
       const auto control = controls_.find(rank);
       if (control == controls_.end()) continue;

@@ -11,12 +11,20 @@ using transport::Membership;
 constexpr std::uint64_t kLengthBytes = 4;  // Before each message on a control connection.
 constexpr Time kStartUpBegin{std::chrono::hours(1)};
 
-// As transport/joining/rendezvous.cc describes a rank; the key is as long as host.cc's there.
+// As transport/joining/rendezvous.cc describes a rank of a host with 64 processors; the key is as
+// long as host.cc's there.
 wire::Member member_of(Rank rank) {
   constexpr std::size_t kSessionDigits = 32;
   constexpr std::size_t kHostKeyLength = 47;
-  return {rank, str("10.0.", rank / 250, '.', rank % 250, ":41822"),
-          "gradring-" + std::string(kSessionDigits, '0'), std::string(kHostKeyLength, 'k')};
+  constexpr std::size_t kProcessorDigits = 16;
+  return {rank,
+          str("10.0.", rank / 250, '.', rank % 250, ":41822"),
+          "gradring-" + std::string(kSessionDigits, '0'),
+          std::string(kHostKeyLength, 'k'),
+          0,
+          0,
+          std::string(kProcessorDigits, 'f'),
+          1};
 }
 
 std::uint64_t frame_bytes(const wire::Message& message) {

@@ -152,5 +152,55 @@ TEST_CASE("of a deadline that passed between two heartbeats they name nobody") {
   CHECK(actions.aborted[0].failure.text == "not finished");
 }
 
+TEST_CASE("of an operation that ranks wait in for others somebody is told after a minute") {
+  Cluster cluster(4);
+  for (const Rank rank : {1, 3}) cluster.seat(rank).calls = {in_call(4, 100)};
+  for (const Rank rank : {0, 2}) cluster.seat(rank).calls = {in_call(3, 100)};
+  cluster.seat(2).calls[0].in_progress = false;
+  cluster.seat(0).calls.clear();  // No member.
+  cluster.pass(std::chrono::seconds(59));
+  for (Rank rank = 0; rank < 4; ++rank) CHECK(cluster.seat(rank).warnings.empty());
+  cluster.pass(std::chrono::seconds(5));
+  REQUIRE(cluster.seat(0).warnings.size() == 1);
+  CHECK(cluster.seat(0).warnings[0] ==
+        "all_reduce #4 (float32 x 100, sum) has waited 60 s for rank 2, whose last was all_reduce "
+        "#3 (float32 x 100, sum)");
+  cluster.pass(std::chrono::minutes(5));  // Then after two, and after four.
+  REQUIRE(cluster.seat(0).warnings.size() == 3);
+  CHECK(contains(cluster.seat(0).warnings[2], "has waited 240 s for rank 2"));
+  for (Rank rank = 1; rank < 4; ++rank) CHECK(cluster.seat(rank).warnings.empty());
+}
+
+TEST_CASE("who all are in an operation that takes long wait for nobody") {
+  Cluster cluster(3);
+  for (const Rank rank : {0, 1, 2}) cluster.seat(rank).calls = {in_call(4, 100)};
+  cluster.pass(std::chrono::minutes(3));
+  CHECK(cluster.seat(0).warnings.empty());
+}
+
+TEST_CASE("operations that each take less than a minute are not taken for one") {
+  Cluster cluster(2);
+  for (std::uint64_t seq = 4; seq < 10; ++seq) {
+    cluster.seat(1).calls = {in_call(seq, 100)};
+    cluster.seat(0).calls = {in_call(seq - 1, 100)};
+    cluster.seat(0).calls[0].in_progress = false;
+    cluster.pass(std::chrono::seconds(50));
+  }
+  CHECK(cluster.seat(0).warnings.empty());
+}
+
+TEST_CASE("of many ranks that are waited for the first ones are named") {
+  Cluster cluster(20);
+  cluster.seat(0).calls = {in_call(1, 100)};
+  for (Rank rank = 1; rank < 20; ++rank) {
+    cluster.seat(rank).calls = {in_call(0, 100)};
+    cluster.seat(rank).calls[0].in_progress = false;
+  }
+  cluster.pass(std::chrono::seconds(61));
+  REQUIRE(cluster.seat(0).warnings.size() == 1);
+  CHECK(contains(cluster.seat(0).warnings[0], "s for rank 1, rank 2, rank 3"));
+  CHECK(contains(cluster.seat(0).warnings[0], "rank 8 and 11 more"));
+}
+
 }  // namespace
 }  // namespace gradring::testing::membership_calls_test
