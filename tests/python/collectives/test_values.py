@@ -185,6 +185,25 @@ def test_a_timeout_that_is_none_is_refused(world: GetWorld, size: int) -> None:
             assert isinstance(error, gr.InvalidArgument)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_communicator_that_is_closed_says_so(
+    fresh_world: Callable[..., ThreadWorld], size: int
+) -> None:
+    def call(comm: Any) -> None:
+        comm.close()
+        for late in (
+            lambda: comm.broadcast_value(1),
+            lambda: comm.all_gather_values(1),
+            lambda: comm.all_gather_rows(LONG),
+            lambda: comm.all_to_all_rows(LONG[:size], [1] * size),
+            comm.split_by_host,
+        ):
+            with pytest.raises(gr.Closed):
+                late()
+
+    fresh_world(size, "shm").run(call)
+
+
 def test_groups_have_values_of_their_own(world: GetWorld) -> None:
     def share(comm: Any) -> Any:
         with comm.split(comm.rank % 2) as group:

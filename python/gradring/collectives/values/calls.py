@@ -8,7 +8,6 @@ from gradring.collectives import calling
 from gradring.collectives.exchanges import Exchanges
 from gradring.collectives.values.travelling import Exchange
 from gradring.errors import InvalidArgument
-from gradring.timeouts import milliseconds
 
 
 class Values(Exchanges):
@@ -45,7 +44,6 @@ class Values(Exchanges):
             raise InvalidArgument(
                 f"broadcast_value: root {root} is not one of 0..{self.world_size - 1}"
             )
-        milliseconds(timeout)  # Refused before anything is written.
         exchange = Exchange(self, "broadcast_value", root=root, timeout=timeout)
         return exchange.values(lambda: value)[0]
 
@@ -64,5 +62,4 @@ class Values(Exchanges):
                 `broadcast_value`; names the rank.
             Mismatch: As `broadcast_value`, and so for PeerLost, TimedOut and Closed.
         """
-        milliseconds(timeout)
         return Exchange(self, "all_gather_values", timeout=timeout).values(lambda: value)

@@ -97,9 +97,7 @@ class Exchange:
             made, error = tried(lambda: _made(find))
             mine, parcel = (None, _refusal(said(error))) if made is None else made[0]
         with named(self._call):
-            if error is not None and self._comm.world_size == 1:
-                raise error
-            found = self._swap(parcel, error) if self._comm.world_size > 1 else {}
+            found = self._swap(parcel, error)
         return [mine if rank == self._comm.rank else found[rank] for rank in self._senders]
 
     def _swap(self, parcel: _Parcel, error: Exception | None) -> dict[int, Any]:
@@ -112,6 +110,8 @@ class Exchange:
             if kind == _ERROR:
                 text = body[:size].tobytes().decode(errors="ignore")
                 raise InvalidArgument(f"{self._call}: {self._comm.describe(rank)} says: {text}")
+        if self._comm.world_size == 1:
+            return {}
         if all(kind == _IN_RECORD for kind, _, _ in heads):
             return {rank: each.value() for rank, each in self._arrivals(heads, bodies).items()}
         sizes = [size if kind == _LONGER else 0 for kind, _, size in heads]
