@@ -40,6 +40,17 @@ class Caller:
     rank: int
     world_size: int
 
+    def describe(self, rank: int) -> str:
+        """Return ``rank N (address)`` as errors show it.
+
+        Raises:
+            InvalidArgument: There is no such rank.
+        """
+        rank = whole_number("rank", rank)
+        if not 0 <= rank < self.world_size:
+            raise InvalidArgument(f"rank {rank} is not one of 0..{self.world_size - 1}")
+        return self._core.describe(rank)
+
     def _elementwise(
         self,
         op: int,

@@ -1,8 +1,9 @@
 """`Communicator`: a group of ranks, from joining to closing.
 
 The compiled core does the work. Its Python side names it (`gradring.collectives.reductions`,
-`gradring.collectives.exchanges`, `gradring.collectives.messages`), checks arguments before anything
-is sent (`gradring.collectives.calling`) and turns arrays into buffers (`gradring.arrays.buffers`).
+`gradring.collectives.exchanges`, `gradring.collectives.messages`, `gradring.collectives.values`),
+checks arguments before anything is sent (`gradring.collectives.calling`) and turns arrays into
+buffers (`gradring.arrays.buffers`).
 Every method may be called from any thread and lets the GIL go while it waits. `timeout` is in
 seconds and is the longest time without progress.
 """
@@ -25,8 +26,11 @@ from gradring import _core
 from gradring.arrays import buffers
 from gradring.collectives import calling, measured, memberships, shapes
 from gradring.collectives.exchanges import Exchanges
+from gradring.collectives.hosts import host_number
 from gradring.collectives.messages import Messages
 from gradring.collectives.reductions import Reductions
+from gradring.collectives.values.calls import Values
+from gradring.collectives.values.rows import Rows
 from gradring.errors import InvalidArgument
 from gradring.timeouts import milliseconds
 
@@ -64,7 +68,7 @@ def _text_of(method: Callable[..., Any]) -> str:
     return f"{method.__name__}{text}\n--\n\n{inspect.getdoc(method)}"
 
 
-class Communicator(Reductions, Exchanges, Messages):
+class Communicator(Reductions, Values, Rows, Messages):
     """A group of ranks that call the same operations in the same order.
 
     Made by `init` and `split`. Also a context manager that closes at the end of the block.
@@ -168,6 +172,28 @@ class Communicator(Reductions, Exchanges, Messages):
         place = self.rank if key is None else calling.whole_number("key", key, bits=64)
         child = self._core.split(group, place, milliseconds(timeout))
         return None if child is None else Communicator(child)
+
+    def split_by_host(
+        self, key: int | None = None, *, timeout: float | None = None
+    ) -> Communicator:
+        """Make a group of the ranks on each host; a collective call.
+
+        Its ranks and their number are `local_rank` and `local_world_size`, but for ``key``.
+
+        Args:
+            key: As for `split`.
+            timeout: As for `all_reduce`.
+
+        Returns:
+            The communicator of this rank's host, to be closed by itself.
+
+        Raises:
+            InvalidArgument: As `split`, and so for its other errors.
+        """
+        place = self.rank if key is None else calling.whole_number("key", key, bits=64)
+        group = self.split(host_number(self, timeout), place, timeout=timeout)
+        assert group is not None
+        return group
 
     def empty(
         self, shape: int | tuple[int, ...], dtype: Any = "float32", *, timeout: float | None = None
@@ -330,17 +356,6 @@ class Communicator(Reductions, Exchanges, Messages):
         world of one has one where `init` was given a ``rendezvous`` and a ``secret``.
         """
         return self._core.meeting_point
-
-    def describe(self, rank: int) -> str:
-        """Return ``rank N (address)`` as errors show it.
-
-        Raises:
-            InvalidArgument: There is no such rank.
-        """
-        rank = calling.whole_number("rank", rank)
-        if not 0 <= rank < self.world_size:
-            raise InvalidArgument(f"rank {rank} is not one of 0..{self.world_size - 1}")
-        return self._core.describe(rank)
 
     def close(self, *, linger: bool = True) -> None:
         """Leave. Operations that run or wait raise `Closed`; calling it again does nothing.

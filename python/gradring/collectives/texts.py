@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from gradring.collectives.communicator import Communicator
+from gradring.collectives.exchanges import Exchanges
 
 
 def digest(text: str) -> int:
@@ -16,10 +16,12 @@ def digest(text: str) -> int:
     return int.from_bytes(found, "little", signed=True)
 
 
-def gather_texts(comm: Communicator, mine: bytes, *, timeout: float | None = None) -> list[bytes]:
+def gather_texts(comm: Exchanges, mine: bytes, *, timeout: float | None = None) -> list[bytes]:
     """Return every rank's text, by rank; all ranks call it at once, with texts of any length."""
     lengths = comm.all_gather(np.array([len(mine)], np.int64), timeout=timeout)
     counts = [int(length) for length in lengths.reshape(-1)]
+    if not any(counts):
+        return [b""] * len(counts)
     sent = np.frombuffer(mine, np.uint8)
     data = comm.all_gather(sent, counts=counts, timeout=timeout).tobytes()
     ends = itertools.accumulate(counts)

@@ -132,6 +132,30 @@ def test_a_rank_knows_its_place_on_its_host(hosts: Callable[..., Hosts]) -> None
     assert places == [(0, 2), (0, 2), (1, 2), (0, 1), (1, 2)]
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "aaaa", "abcd", "abcdabcded"])
+def test_the_ranks_of_each_host_form_a_group(
+    hosts: Callable[..., Hosts], layout: str, transport: str
+) -> None:
+    def split(comm: Any) -> list[Any]:
+        with comm.split_by_host() as group, comm.split_by_host(key=-comm.rank) as turned:
+            assert (group.rank, group.world_size) == (comm.local_rank, comm.local_world_size)
+            return [each.all_gather(np.array([comm.rank])).ravel().tolist() for each in
+                    (group, turned)]  # fmt: skip
+
+    for rank, found in enumerate(hosts(layout, transport).run(split)):
+        here = [other for other, host in enumerate(layout) if host == layout[rank]]
+        assert found == [here, here[::-1]]
+
+
+def test_a_group_is_divided_by_hosts_too(hosts: Callable[..., Hosts]) -> None:
+    def split(comm: Any) -> Any:
+        with comm.split(comm.rank % 2) as half, half.split_by_host() as group:
+            return group.all_gather(np.array([comm.rank])).ravel().tolist()
+
+    assert hosts("aabbaabb").run(split) == [[0, 4], [1, 5], [2, 6], [3, 7]] * 2
+
+
 def test_a_mismatch_between_hosts_is_found_before_anything_is_added(
     hosts: Callable[..., Hosts],
 ) -> None:

@@ -121,6 +121,10 @@ def test_exchanges(world: GetWorld, transport: str) -> None:
     both(world, transport, lambda comm, rank, to: comm.all_to_all(to(values_of(rank, 30))))
     both(world, transport, lambda comm, rank, to: comm.all_to_all(
         to(values_of(rank, 6)), send_counts=[1, 2, 3], recv_counts=[rank + 1] * 3))  # fmt: skip
+    both(world, transport, lambda comm, rank, to: comm.all_gather_rows(
+        to(values_of(rank, (rank * 2, 5), BF16))))  # fmt: skip
+    both(world, transport, lambda comm, rank, to: comm.all_to_all_rows(
+        to(values_of(rank, (6, 2))), [rank, 6 - rank, 0])[0])  # fmt: skip
 
 
 def test_messages(world: GetWorld, transport: str) -> None:

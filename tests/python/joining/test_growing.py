@@ -116,6 +116,34 @@ def test_a_training_loop_goes_on_after_a_death_and_with_the_process_that_comes_f
     assert ends[0][3] >= 6
 
 
+# As in docs/training.md.
+NUMPY = """
+params, state, step = comm.broadcast_value((params, state, step))
+optimizer = gr.SyncOptimizer(params, gr.optim.Adam(lr=0.1), comm)
+if state is not None:
+    optimizer.load_state_dict(state)
+for step in range(step, {end}):
+    optimizer.step([np.arange(4, dtype=np.float32) - step])
+state, step = optimizer.state_dict(), {end}
+result = params[0].tobytes().hex()
+"""
+
+
+def test_a_newcomer_has_the_state_of_a_numpy_optimizer_that_the_others_have(job: StartJob) -> None:
+    ranks = job(2, transport="shm", secret=SECRET)
+    point, fresh = meeting_point(ranks), "params, state, step = [np.ones(4, np.float32)], None, 0\n"
+    ranks.begin(fresh + NUMPY.format(end=3) + GROW.format(size=3) + NUMPY.format(end=6))
+    ranks.spawn(2).begin(join(point) + fresh + NUMPY.format(end=6))
+    outcomes = ranks.outcomes()
+    assert not any(outcome.error for outcome in outcomes), outcomes
+    with alone() as comm:
+        params = [np.ones(4, np.float32)]
+        optimizer = gr.SyncOptimizer(params, gr.optim.Adam(lr=0.1), comm)
+        for step in range(6):
+            optimizer.step([np.arange(4, dtype=np.float32) - step])
+    assert {outcome.result for outcome in outcomes} == {params[0].tobytes().hex()}
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_job_of_one_grows_again_and_again_and_is_always_found_where_it_was(
     transport: str,

@@ -11,10 +11,13 @@ import torch
 from gradring.collectives.calling import whole_number
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.joining import current, require_ranks
+from gradring.collectives.values.agreement import agreed
 from gradring.errors import InvalidArgument
-from gradring.torch.state.agreement import agreed, agreed_names
+from gradring.torch.state.agreement import agreed_names
 from gradring.torch.state.sending import receive, send
 from gradring.torch.state.written import Reader, Writer
+
+_CALL = "broadcast_state"
 
 
 def broadcast_state(
@@ -33,9 +36,9 @@ def broadcast_state(
     the wire. Tensors travel in pieces, straight from their memory; a rank that is not the root
     holds what has come beside what it had until all of it is there, and loads it then.
 
-    A plain value is a number, a string, True, False, None, a tensor or a NumPy array, or a list,
-    tuple or dict of such. Tensors are of any dtype, dense or in COO format, on any device, and
-    arrive on the CPU; loading takes them where the object has its own.
+    A plain value is a number, a string, bytes, True, False, None, a tensor or a NumPy array, or a
+    list, tuple or dict of such. Tensors are of any dtype, dense or in COO format, on any device,
+    and arrive on the CPU; loading takes them where the object has its own.
 
     Args:
         state: The same names on every rank, with objects under the same ones. Plain values are
@@ -90,11 +93,11 @@ def _give(comm: Communicator, writer: Writer, text: str, timeout: float | None) 
     data = np.frombuffer(text.encode(), np.uint8)
     comm.broadcast(np.array([data.size], np.int64), comm.rank, timeout=timeout)
     comm.broadcast(data, comm.rank, timeout=timeout)
-    agreed(comm, "make room for the state", _nothing, timeout)
+    agreed(comm, _CALL, "make room for the state", _nothing, timeout)
     problems: list[Exception] = []
     send(comm, writer.sources, problems, timeout)
-    agreed(comm, "send the state", lambda: _raise_first(problems), timeout)
-    agreed(comm, "load the state", _nothing, timeout)
+    agreed(comm, _CALL, "send the state", lambda: _raise_first(problems), timeout)
+    agreed(comm, _CALL, "load the state", _nothing, timeout)
 
 
 def _take(
@@ -107,11 +110,11 @@ def _take(
     size = comm.broadcast(np.zeros(1, np.int64), root, timeout=timeout)
     data = comm.broadcast(np.empty(int(size[0]), np.uint8), root, timeout=timeout)
     reader = agreed(
-        comm, "make room for the state", lambda: Reader(data.tobytes().decode()), timeout
+        comm, _CALL, "make room for the state", lambda: Reader(data.tobytes().decode()), timeout
     )
     receive(comm, reader.targets, root, timeout)
-    agreed(comm, "send the state", _nothing, timeout)
-    return agreed(comm, "load the state", lambda: _load(reader, state, are_objects), timeout)
+    agreed(comm, _CALL, "send the state", _nothing, timeout)
+    return agreed(comm, _CALL, "load the state", lambda: _load(reader, state, are_objects), timeout)
 
 
 def _load(
