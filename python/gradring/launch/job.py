@@ -20,15 +20,15 @@ from typing import Any
 
 from gradring.errors import ProtocolError
 from gradring.launch import agent, processes
-from gradring.launch.blame import Blame
 from gradring.launch.children import STDOUT
 from gradring.launch.link import AgentLink, Frame
+from gradring.launch.lost.blame import Blame
+from gradring.launch.lost.restarting import Restarting, is_bad_end
 from gradring.launch.numbers import is_server, name, server_index, server_number
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
 from gradring.launch.output import RankOutput
 from gradring.launch.plan import Plan, make_plan
-from gradring.launch.restarting import Restarting, is_bad_end
 from gradring.launch.screen import STREAM_NAMES, Screen
 from gradring.launch.watch import Watch
 

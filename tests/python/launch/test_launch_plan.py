@@ -16,8 +16,9 @@ from types import ModuleType
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.launch import agent, job, listeners, restarting
+from gradring.launch import agent, job, listeners
 from gradring.launch.hosts import place, read_hosts
+from gradring.launch.lost import restarting
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
 from gradring.launch.plan import Plan, make_plan

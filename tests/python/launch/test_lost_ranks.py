@@ -14,11 +14,11 @@ import pytest
 import gradring as gr
 from gradring.collectives import joining, newcomers
 from gradring.errors import InvalidArgument
-from gradring.launch import restarting
 from gradring.launch.children import Child, Start
 from gradring.launch.hosts import HostPlan
 from gradring.launch.link import AgentLink
-from gradring.launch.losses import Losses, Verdict
+from gradring.launch.lost import restarting
+from gradring.launch.lost.losses import Losses, Verdict
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, Restarts
 from gradring.launch.plan import make_plan

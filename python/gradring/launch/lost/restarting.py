@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gradring.launch.link import AgentLink
-from gradring.launch.losses import Losses, Verdict
+from gradring.launch.lost.losses import Losses, Verdict
 from gradring.launch.numbers import is_server, name
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, Restarts, name_ranks
