@@ -344,7 +344,7 @@ def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _add_losses(run: argparse.ArgumentParser) -> None:
-    add = run.add_argument_group("when a rank fails").add_argument
+    add = run.add_argument_group("when a rank fails, or a host is lost").add_argument
     add("--keep-going", action="store_true", help="leave the others to finish")
     add(
         "--restart-ranks",

@@ -9,7 +9,6 @@ starts in a moment, and preexec_fn is safe.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import selectors
@@ -20,21 +19,24 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from gradring.launch import listeners, processes
+from gradring.launch import children, listeners, predecessor, processes
 from gradring.launch.children import OF_ANOTHER_JOB, STDERR, Child, Start, search_path
 from gradring.launch.numbers import is_server, server_index
 
 # What a login shell prints before is not ours. Counted up with every change of what is said after.
-GREETING = b"gradring-agent 4\n"
+GREETING = b"gradring-agent 5\n"
 
 # kind, number of the process (0 for events), bytes that follow.
 HEADER = struct.Struct(">cII")
 EVENT = b"j"  # Besides those of output.
 
 READ_BYTES = 1 << 16
+# An agent that is silent for so long says so: where its connection is dead, only what is sent on it
+# makes its host notice, and end the job there too.
+BEAT_SECONDS = 5.0
 # Above this the ranks' pipes wait until the launcher has read on.
 BACKLOG_BYTES = 1 << 20
 
@@ -56,6 +58,7 @@ class Agent:
         self._lines: dict[int, Child] = {}  # By descriptor, of ranks that tell of themselves.
         self._command: dict[str, Any] = {}  # What ranks and servers were started by.
         self._rank_environ: dict[str, str] = {}  # What all ranks have.
+        self._place: socket.socket | None = None  # That we have on this host.
         self._grace = 5.0
         self._signals: deque[tuple[float, int]] = deque()  # (when, which), soonest first.
         self._give_up_at = 0.0
@@ -78,7 +81,10 @@ class Agent:
         self._selector.register(self._commands, selectors.EVENT_READ)
         while not (self._is_over and (self._is_launcher_gone or not self._outgoing)):
             self._watch_output()
-            for key, _ in self._selector.select(self._seconds_to_next_step()):
+            ready = self._selector.select(self._seconds_to_next_step())
+            if not (ready or self._outgoing or self._is_ending):
+                self._tell(event="beat")
+            for key, _ in ready:
                 if key.fd == wake:
                     os.read(wake, READ_BYTES)
                 elif key.fd == self._commands:
@@ -114,6 +120,8 @@ class Agent:
                 self._listen(*(command[name] for name in ("number", "host", "port", "ports")))
             elif command["do"] == "start":
                 self._start(command)
+            elif command["do"] == "come back":
+                self._tell(event="started", pids={}, threads=self._prepare(command))
             elif command["do"] == "restart":
                 self._restart(command["number"], command["place"])
             elif command["do"] == "place":
@@ -176,11 +184,12 @@ class Agent:
         self._listeners[number] = listener
         self._tell(event="listening", number=number, port=listener.getsockname()[1])
 
-    def _start(self, command: dict[str, Any]) -> None:
+    def _prepare(self, command: dict[str, Any]) -> int | None:
+        """Take what ranks and servers are started by; return the threads that we choose."""
         self._command = command
         self._grace = command["grace"]
-        for server in command["servers"]:
-            self._spawn_server(server)
+        if command["restarts"]:
+            self._place = predecessor.take_place(command["mark"])
         environ = self._environ()
         environ["PATH"] = search_path(environ, command["programs"])
         _, beside = command["share"]
@@ -188,20 +197,28 @@ class Agent:
         is_set = "OMP_NUM_THREADS" in environ
         environ.setdefault("OMP_NUM_THREADS", str(threads))
         self._rank_environ = environ
+        return None if is_set else threads
+
+    def _start(self, command: dict[str, Any]) -> None:
+        threads = self._prepare(command)
+        for server in command["servers"]:
+            self._spawn_server(server)
         for rank in command["ranks"]:
             self._spawn_rank(rank, {})
         # Ours would keep accepting on behalf of a rank 0 that has died.
         if 0 in self._listeners:
             self._listeners.pop(0).close()
         pids = {child.number: pid for pid, child in self._children.items()}
-        self._tell(event="started", pids=pids, threads=None if is_set else threads)
+        self._tell(event="started", pids=pids, threads=threads)
 
     def _restart(self, number: int, place: str | None) -> None:
         if is_server(number):
             self._spawn_server(number)
         else:
-            if self._groups[number] not in self._children:
-                processes.end_group(self._groups[number])
+            # The one before may have been another agent's.
+            group = self._groups.get(number)
+            if group is not None and group not in self._children:
+                processes.end_group(group)
             as_newcomer = {"GRADRING_NEWCOMER": "1", "GRADRING_RENDEZVOUS": place or ""}
             try:
                 self._spawn_rank(number, as_newcomer if place else {})
@@ -336,9 +353,9 @@ class Agent:
             self._spares_servers = not servers
         self._is_ending = True
 
-    def _seconds_to_next_step(self) -> float | None:
+    def _seconds_to_next_step(self) -> float:
         if not self._is_ending or self._is_over:
-            return None
+            return BEAT_SECONDS
         when = self._signals[0][0] if self._signals else self._give_up_at
         return max(0.0, when - time.monotonic())
 
@@ -364,24 +381,8 @@ class Agent:
         self._tell(event="done", left=left)
 
     def _send(self, number: int, pids: list[int]) -> None:
-        targets: dict[tuple[Callable[[int, int], None], int], None] = {}
-        for pid in pids:
-            try:
-                group = os.getpgid(pid)
-            except ProcessLookupError:
-                continue
-            leader = self._children.get(group)
-            is_spared = self._spares_servers and number != signal.SIGKILL
-            if is_spared and leader is not None and is_server(leader.number):
-                continue
-            # A group that its leader still leads is told as one, and once; strays one by one.
-            targets[(os.kill, pid) if leader is None else (os.killpg, group)] = None
-        for send, target in targets:
-            # One of another user (a rank may start sudo) is told of as what would not die.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                send(target, number)
-                if number != signal.SIGKILL:
-                    send(target, signal.SIGCONT)  # A stopped process could not hear us.
+        is_spared = self._spares_servers and number != signal.SIGKILL
+        children.signal_all(number, pids, self._children, spares_servers=is_spared)
 
 
 def main() -> None:

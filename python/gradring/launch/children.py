@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradring.launch import processes
+from gradring.launch.numbers import is_server
 
 # The kinds of frames that its output becomes.
 STDOUT, STDERR = b"o", b"e"
@@ -127,3 +129,33 @@ class Child:
         if self.line is not None:
             self.line.close()
             self.line = None
+
+
+def signal_all(
+    number: int, pids: Sequence[int], leaders: Mapping[int, Child], *, spares_servers: bool
+) -> None:
+    """Send a signal to processes.
+
+    Args:
+        number: The signal.
+        pids: What is to hear it.
+        leaders: Ranks and servers by process id: a group that one of them leads is told as one.
+        spares_servers: Whether servers, and what they lead, are left alone.
+    """
+    targets: dict[tuple[Callable[[int, int], None], int], None] = {}
+    for pid in pids:
+        try:
+            group = os.getpgid(pid)
+        except ProcessLookupError:
+            continue
+        leader = leaders.get(group)
+        if spares_servers and leader is not None and is_server(leader.number):
+            continue
+        # A group that its leader still leads is told as one, and once; strays one by one.
+        targets[(os.kill, pid) if leader is None else (os.killpg, group)] = None
+    for send, target in targets:
+        # One of another user (a rank may start sudo) is told of as what would not die.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(target, number)
+            if number != signal.SIGKILL:
+                send(target, signal.SIGCONT)  # A stopped process could not hear us.

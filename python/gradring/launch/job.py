@@ -1,8 +1,9 @@
 """Carries out a plan: starts the agents, shows what is written, and ends the job as a whole.
 
-The first rank (see `blame`) or server that fails decides: it is named with how it ended, all others
-are stopped, and its exit code becomes the launcher's, unless ranks that fail are started again
-(`restarting`). Servers stop when the last rank has ended.
+The first rank (see `lost.blame`) or server that fails decides: it is named with how it ended, all
+others are stopped, and its exit code becomes the launcher's, unless ranks that fail are started
+again (`lost.restarting`). A host that is lost counts as all its ranks, where others may go on.
+Servers stop when the last rank has ended.
 One thread, which never waits but in its `Watch`: whoever reads our output may stall, and signals
 are heard all the same.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import signal
@@ -20,15 +20,18 @@ from typing import Any
 
 from gradring.errors import ProtocolError
 from gradring.launch import agent, processes
-from gradring.launch.blame import Blame
+from gradring.launch.agents import Agents
 from gradring.launch.children import STDOUT
+from gradring.launch.deadline import Deadline
+from gradring.launch.hosts import HostPlan
 from gradring.launch.link import AgentLink, Frame
+from gradring.launch.lost.blame import Blame
+from gradring.launch.lost.restarting import Restarting, is_bad_end
 from gradring.launch.numbers import is_server, name, server_index, server_number
 from gradring.launch.options import Options
-from gradring.launch.outcome import Failure, Outcome, describe, exit_code, name_ranks
+from gradring.launch.outcome import Failure, Outcome, describe, exit_code
 from gradring.launch.output import RankOutput
 from gradring.launch.plan import Plan, make_plan
-from gradring.launch.restarting import Restarting, is_bad_end
 from gradring.launch.screen import STREAM_NAMES, Screen
 from gradring.launch.watch import Watch
 
@@ -64,17 +67,15 @@ class Job:
         self._output = RankOutput(screen, has_prefix=options.prefix)
         self._outcome = Outcome(plan.world_size)
         self._blame = Blame()
-        self._links: list[AgentLink] = []
         self._is_stopping = False
         self._is_killing = False
         self._spares_servers = False  # Of the stop that is under way.
         self._ports: dict[int, int] = {}  # Of rank 0 and of each server, by number.
         self._started_at = time.monotonic()
         self._restarting = Restarting(options, plan.world_size, screen.say)
-        self._deadline: float | None = None  # For the agents to start, later for them to end.
-        self._patience = 0.0  # Seconds that the deadline leaves them.
+        self._deadline = Deadline()  # For the agents to start, later for them to end.
         self._watch = Watch(screen.outlets)
-        self._orphans = processes.Orphans(frozenset())
+        self._agents = Agents(options, self._watch, screen.say)
 
     def run(self) -> int:
         """Run to the end and return the exit code: 0, the first failed rank's, or 128 + signal."""
@@ -83,14 +84,13 @@ class Job:
             self._watch.catching_signals(),
             processes.adopting_orphans() as orphans,
         ):
-            self._orphans = orphans
+            self._agents.orphans = orphans
             try:
                 self._start()
                 self._loop()
             finally:
-                for link in self._links:
-                    if link.is_open:  # Its ranks have their grace here too.
-                        link.close(timeout=self._options.grace + _TEARDOWN_SECONDS)
+                for link in self._agents.open_links:  # Its ranks have their grace here too.
+                    link.close(timeout=self._options.grace + _TEARDOWN_SECONDS)
             self._output.finish_all()
             self._screen.set_bottom(b"")
             aftermath = self._outcome.aftermath()
@@ -102,20 +102,16 @@ class Job:
     # Starting.
 
     def _start(self) -> None:
-        self._set_deadline(self._options.start_timeout)
+        self._deadline.set(self._options.start_timeout)
         for host in self._plan.hosts:
             try:
-                link = AgentLink(host, self._options)
+                self._agents.start(host, self._read_frames)
             except OSError as error:
                 self._fail(Failure(f"cannot start anything on {host.name}: {error}", 1))
                 return
-            self._links.append(link)
-            self._watch.add_commands(link)
-            self._watch.add(link.frames, functools.partial(self._read_frames, link))
-            self._watch.add(link.complaints, functools.partial(self._read_complaints, link))
         plan = self._plan
-        self._listen(self._links[0], 0, plan.listen_host, plan.listen_port)
-        for link in self._links:
+        self._listen(self._agents.links[0], 0, plan.listen_host, plan.listen_port)
+        for link in self._agents.links:
             address = plan.server_listen_host(link.host)
             for index in link.host.servers:
                 self._listen(link, server_number(index), address, 0)
@@ -126,24 +122,31 @@ class Job:
     def _note_port(self, number: int, port: int) -> None:
         self._ports[number] = port
         if len(self._ports) == 1 + self._plan.servers and not self._is_stopping:
-            servers = {server_index(n): port for n, port in self._ports.items() if is_server(n)}
-            self._start_processes(self._plan.environ_at(self._ports[0], servers))
+            self._outcome.has_begun = True
+            for link in self._agents.links:
+                self._begin(link)
 
-    def _start_processes(self, environ: dict[str, str]) -> None:
-        self._outcome.has_begun = True
-        for link in self._links:
-            link.send(
-                do="start",
-                **self._plan.start_of(link.host, environ),
-                grace=self._options.grace,
-                bind=self._options.bind,
-                restarts=self._options.restart_ranks,
-            )
+    def _begin(self, link: AgentLink, *, again: bool = False) -> None:
+        servers = {server_index(n): port for n, port in self._ports.items() if is_server(n)}
+        environ = self._plan.environ_at(self._ports[0], servers)
+        self._agents.begin(link, self._plan.start_of(link.host, environ), again=again)
+
+    def _start_again(self, host: HostPlan) -> None:
+        """Start the agent of a host that was lost, and no ranks before it has answered."""
+        try:
+            link = self._agents.start(host, self._read_frames)
+        except OSError as error:
+            self._hold(self._restarting.take_try_end(host, str(error)))
+            return
+        self._restarting.begin_try(link)
+        self._begin(link, again=True)
 
     def _note_start(self, link: AgentLink, pids: dict[str, int], threads: int | None) -> None:
         link.has_started = True
-        if all(other.has_started for other in self._links) and not self._is_stopping:
-            self._deadline = None
+        if all(other.has_started for other in self._agents.links) and not self._is_stopping:
+            self._deadline.clear()
+        if self._restarting.is_try(link):
+            self._restarting.take_host_back(link)
         if self._options.verbose:
             for number, pid in pids.items():
                 self._screen.say(f"{name(int(number))}: process {pid} on {link.host.name}")
@@ -153,7 +156,7 @@ class Job:
     # The loop.
 
     def _loop(self) -> None:
-        while any(link.is_open for link in self._links):
+        while self._agents.open_links:
             # Those that are killed leave no more to read than fits.
             self._watch.wait(self._seconds_to_wait(), may_hold=not self._is_killing)
             self._take_signals()
@@ -162,8 +165,13 @@ class Job:
                 self._fail(cause)
             if self._is_stopping:
                 self._restarting.drop()
+            for host in self._restarting.take_due_hosts():
+                self._start_again(host)
             self._restarting.start_due(self._outcome, self._output.begin_again)
-            if self._restarting.take_patience(is_holding=self._watch.is_holding):
+            is_holding = self._watch.is_holding
+            for link in self._restarting.late_tries(is_holding=is_holding):
+                self._close(link, self._no_answer)
+            if self._restarting.take_patience(is_holding=is_holding):
                 self._release()
             self._heed_deadline()
             self._show_status()
@@ -172,33 +180,23 @@ class Job:
         """Let whoever reads our output have the rest of it; the second signal ends that too."""
         self._heed_lost_streams()
         while self._screen.outlets.stalled is not None:
-            until = self._deadline if self._is_killing else None
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            left = self._deadline.left if self._is_killing else None
+            if left == 0:
                 self._screen.outlets.drop()
                 return
             self._watch.wait(left, may_hold=False)
             self._take_signals()
             self._heed_lost_streams()
 
-    def _set_deadline(self, seconds: float) -> None:
-        self._patience = seconds
-        self._deadline = time.monotonic() + seconds
-
     def _heed_deadline(self) -> None:
-        if self._deadline is None:
-            return
         is_full = self._screen.outlets.are_full and not self._is_killing
-        if self._watch.is_holding or is_full:
-            # An agent that we do not read is not late: its time begins anew.
-            self._set_deadline(self._patience)
-        elif time.monotonic() >= self._deadline:
+        # An agent that we do not read is not late.
+        if self._deadline.has_passed(is_held=self._watch.is_holding or is_full):
             self._give_up_waiting()
 
     def _seconds_to_wait(self) -> float | None:
         waits = self._blame.waits
-        if self._deadline is not None:
-            waits.append(max(0.0, self._deadline - time.monotonic()))
+        waits += [] if self._deadline.left is None else [self._deadline.left]
         waits += self._restarting.waits
         if self._screen.has_bottom and not self._options.quiet:
             waits.append(_STATUS_SECONDS)
@@ -217,17 +215,10 @@ class Job:
             for frame in link.reader.feed(data):
                 self._take(link, frame)
         except ProtocolError as error:
-            self._fail(Failure(f"{link.host.name}: {error}", 1))
+            self._refuse(link, str(error))
             data = b""
-        if not data:
+        if not data and link.is_open:
             self._close(link)
-
-    def _read_complaints(self, link: AgentLink) -> None:
-        data = os.read(link.complaints.fileno(), agent.READ_BYTES)
-        if not data:
-            self._watch.remove(link.complaints)
-        for line in link.complain(data):
-            self._screen.say(f"{link.host.name}: {line}")
 
     def _take(self, link: AgentLink, frame: Frame) -> None:
         if frame.kind == agent.EVENT:
@@ -247,15 +238,21 @@ class Job:
             case "exited":
                 self._note_end(link, event["number"], event["status"])
             case "told":
-                self._restarting.note_told(self._links, event["number"], event["text"])
+                self._restarting.note_told(self._agents.links, event["number"], event["text"])
             case "refused":
-                self._fail(Failure(f"{link.host.name}: {event['text']}", 1))
+                self._refuse(link, event["text"])
             case "done":
                 link.is_done = True
                 if left := event["left"]:
                     self._screen.say(f"{link.host.name}: processes {left} would not die")
 
     # How it ends.
+
+    def _refuse(self, link: AgentLink, why: str) -> None:
+        if self._restarting.is_try(link):
+            self._close(link, why)
+        else:
+            self._fail(Failure(f"{link.host.name}: {why}", 1))
 
     def _note_end(self, link: AgentLink, number: int, status: int) -> None:
         self._output.finish(number)
@@ -269,8 +266,12 @@ class Job:
         if status != 0 and not self._is_stopping:
             failure = Failure(self._outcome.told(number, how), exit_code(status), number, how)
         lost = self._output.lost_by(number)
-        for held in self._restarting.take_rank_end(self._links, number, failure, lost):
-            self._blame.hold(*held)
+        links = self._agents.links
+        self._hold(self._restarting.take_rank_end(links, number, failure, lost))
+
+    def _hold(self, failures: tuple[tuple[Failure, int | None], ...]) -> None:
+        for failure, lost in failures:
+            self._blame.hold(failure, lost)
         self._release()
 
     def _note_server_end(self, link: AgentLink, number: int, status: int, how: str) -> None:
@@ -285,8 +286,8 @@ class Job:
     def _release(self) -> None:
         """Stop servers, and who still waits to be let in, once nobody is left who needs them."""
         waits = any(
-            link.is_open and self._restarting.awaits(rank, self._outcome)
-            for link in self._links
+            self._restarting.awaits(rank, self._outcome)
+            for link in self._agents.open_links
             for rank in link.host.ranks
         )
         if waits or not (self._plan.servers or self._restarting.of_ranks):
@@ -297,12 +298,11 @@ class Job:
         self._stop(signal.SIGTERM, servers=True)
 
     def _fail(self, failure: Failure) -> None:
-        is_rank = failure.process is not None and not is_server(failure.process)
-        ends_job = not (is_rank and self._options.keep_going)
+        ends_job = failure.is_of_job or not self._options.keep_going
         is_first = self._outcome.fail(failure)
         # Also what ends a job that has gone on without a rank.
         is_end = ends_job and not self._is_stopping and self._outcome.interrupt is None
-        if is_first or is_end:
+        if (is_first or is_end) and not failure.is_told:
             self._screen.say(failure.text)
             if failure.process is not None:
                 self._output.repeat_last_errors(failure.process)
@@ -339,7 +339,7 @@ class Job:
             self._screen.say(f"{name}: killing all ranks")
             self._is_stopping, self._is_killing = False, True
             self._stop(signal.SIGKILL)
-            if not any(link.is_open for link in self._links):
+            if not self._agents.open_links:
                 self._screen.outlets.drop()
 
     def _stop(self, number: int, *, servers: bool = False) -> None:
@@ -348,51 +348,50 @@ class Job:
         self._is_stopping = True
         self._spares_servers = not servers
         grace = 0.0 if number == signal.SIGKILL else self._options.grace
-        self._set_deadline(grace + _TEARDOWN_SECONDS)
-        for link in self._links:
+        self._deadline.set(grace + _TEARDOWN_SECONDS)
+        for link in self._restarting.take_tries():  # Nothing runs there yet.
+            self._agents.let_go(link, timeout=0.0)
+        for link in self._agents.links:
             link.send(do="stop", signal=number, servers=servers)
 
-    def _close(self, link: AgentLink) -> None:
-        self._stop_reading(link)
-        for line in link.last_complaints():
-            self._screen.say(f"{link.host.name}: {line}")
-        # An ssh may linger; signals are heard all the same.
-        ending = describe(link.close(_TEARDOWN_SECONDS, lambda: bool(self._watch.caught)))
+    def _close(self, link: AgentLink, why: str = "") -> None:
+        ending = self._agents.let_go(link, 0.0 if why else _TEARDOWN_SECONDS)
         # Where ranks may come again it ends when we say so, not when its last process has ended.
         is_early = self._restarting.of_ranks and not self._is_stopping
         if not link.is_done or is_early:
-            self._end_orphans(link)
-            what = "lost" if link.reader.has_greeted else "could not start anything on"
+            self._agents.end_orphans(link)
             ending = "what had started its ranks was asked to end" if link.is_done else ending
-            ranks = name_ranks(list(link.host.ranks))
-            self._fail(Failure(f"{what} {link.host.name} ({ranks}): {ending}", 1))
+            self._take_host_end(link, why or ending)
         if self._is_stopping:
             self._release()
 
+    def _take_host_end(self, link: AgentLink, how: str) -> None:
+        host = link.host
+        if self._restarting.is_try(link):
+            self._hold(self._restarting.take_try_end(host, how))
+            return
+        goes_on = self._options.keep_going or self._options.restart_ranks
+        if goes_on and link.has_started and not (host.servers or self._is_stopping):
+            for rank in host.ranks:
+                self._output.finish(rank)
+            links = self._agents.links
+            self._hold(self._restarting.take_host_end(links, link, how, self._outcome))
+            return
+        self._fail(Failure(link.loss(how), 1))
+
+    @property
+    def _no_answer(self) -> str:
+        return f"no answer within {self._options.start_timeout:g} s"
+
     def _give_up_waiting(self) -> None:
-        self._deadline = None
+        self._deadline.clear()
         if self._is_killing:
             self._screen.outlets.drop()
-        late = [link for link in self._links if link.is_open]
+        late = self._agents.open_links
         if not self._is_stopping:
             late = [link for link in late if not link.has_started]
-            why = f"no answer within {self._options.start_timeout:g} s"
-            self._fail(Failure(f"{', '.join(link.host.name for link in late)}: {why}", 1))
+            hosts = ", ".join(link.host.name for link in late)
+            self._fail(Failure(f"{hosts}: {self._no_answer}", 1))
         for link in late:
-            self._stop_reading(link)
-            link.close(timeout=0.0)
-            self._end_orphans(link)
-
-    def _stop_reading(self, link: AgentLink) -> None:
-        for stream in (link.frames, link.complaints):
-            self._watch.remove(stream)
-
-    def _end_orphans(self, lost: AgentLink) -> None:
-        """End what an agent of this machine has left: its ranks die with it, their children not."""
-        # Behind an ssh of ours others may have come to us too: it can leave a master behind.
-        is_alone = all(link.host.is_here for link in self._links)
-        if lost.host.is_here:
-            self._orphans.end(
-                except_for={link.pid for link in self._links},
-                session=None if is_alone else lost.pid,
-            )
+            self._agents.let_go(link, timeout=0.0)
+            self._agents.end_orphans(link)

@@ -24,7 +24,9 @@ from gradring.errors import ProtocolError
 from gradring.launch import agent
 from gradring.launch.children import STDERR, STDOUT
 from gradring.launch.hosts import HostPlan
+from gradring.launch.numbers import name, server_number
 from gradring.launch.options import Options
+from gradring.launch.outcome import name_ranks
 
 # More than this before the greeting is not a login message.
 _NOISE_BYTES_MAX = 1 << 16
@@ -176,6 +178,13 @@ class AgentLink:
             while data := os.read(self.complaints.fileno(), agent.READ_BYTES):
                 lines += self.complain(data)
         return [*lines, *(self.complain(b"\n") if self._complaint else [])]
+
+    def loss(self, how: str) -> str:
+        """Say that it was lost, with all that it had to run, or that it could not be started."""
+        what = "lost" if self.reader.has_greeted else "could not start anything on"
+        servers = [name(server_number(index)) for index in self.host.servers]
+        parts = ", ".join([name_ranks(list(self.host.ranks)), *servers])
+        return f"{what} {self.host.name} ({parts}): {how}"
 
     def close(self, timeout: float, is_urgent: Callable[[], bool] = lambda: False) -> int:
         """Let the agent go, if need be by force, and return how it (or ssh) ended.

@@ -44,8 +44,9 @@ class Options:
         prefix: Whether output lines start with the rank.
         quiet: Whether to leave out the status line.
         verbose: Whether to tell what was started.
-        keep_going: Whether the other ranks go on when one fails.
-        restart_ranks: Whether a rank that fails is started again, to join the others.
+        keep_going: Whether the other ranks go on when one fails, or a host is lost.
+        restart_ranks: Whether a rank that fails, or a host that is lost, is started again, to join
+            the others.
         bind: Whether each rank of a host gets cores of its own, where there are enough.
         servers: Number of parameter servers, dealt to the hosts in turn.
         server_log: Folder for the servers' logs, on the host of each.

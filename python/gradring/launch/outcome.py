@@ -6,9 +6,10 @@ Pure bookkeeping; the job loop tells it what happened, in order.
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradring.launch.numbers import name
+from gradring.launch.numbers import is_server, name
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,26 @@ class Failure:
         code: The job's exit code.
         process: The number of the rank or server; ``None`` where it was a host or ourselves.
         how: How that process ended, without its name.
+        lost: The ranks that were lost with a host, where the others go on without it.
+        is_told: Whether the text was told when it happened.
     """
 
     text: str
     code: int
     process: int | None = None
     how: str = ""
+    lost: tuple[int, ...] = ()
+    is_told: bool = False
+
+    @property
+    def ranks(self) -> tuple[int | None, ...]:
+        """What has failed, by number."""
+        return self.lost or (self.process,)
+
+    @property
+    def is_of_job(self) -> bool:
+        """Whether the job cannot go on: it is none of ranks alone."""
+        return not self.lost and (self.process is None or is_server(self.process))
 
 
 class Outcome:
@@ -37,7 +52,7 @@ class Outcome:
         self.interrupt: int | None = None
         self.has_begun = False  # Whether any rank may have been started.
         self._world_size = world_size
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, int | None] = {}  # None: with its host, which did not say.
 
     @property
     def running(self) -> int:
@@ -47,6 +62,11 @@ class Outcome:
     def end(self, rank: int, status: int) -> None:
         """Note that a rank ended."""
         self._ends[rank] = status
+
+    def lose(self, ranks: Iterable[int]) -> None:
+        """Note that ranks were lost with their host; those that had ended before stay as noted."""
+        for rank in ranks:
+            self._ends.setdefault(rank, None)
 
     def begin_again(self, rank: int) -> None:
         """Note that a rank that had ended was started again."""
@@ -95,13 +115,13 @@ class Outcome:
             return ""
         groups: dict[str, list[int]] = {}
         for rank in range(self._world_size):
-            if rank != self.failure.process:
+            if rank not in self.failure.ranks:
                 groups.setdefault(_became(self._ends.get(rank)), []).append(rank)
         return "; ".join(f"{name_ranks(ranks)} {what}" for what, ranks in groups.items())
 
 
 class Restarts:
-    """Tells whether one more start may help a server or rank that has ended, and when.
+    """Tells whether one more start may help a server, rank or host that has ended, and when.
 
     What ends a server, such as a full disk, may take a while to pass: pauses grow.
     """
@@ -114,24 +134,24 @@ class Restarts:
     def __init__(self, now: float) -> None:
         """Take everybody's first start to be now."""
         self._first = now
-        self._last: dict[int, tuple[float, int]] = {}  # Number: (last start, starts in a row).
+        self._last: dict[int | str, tuple[float, int]] = {}  # (last start, starts in a row).
 
-    def note_end(self, number: int, now: float, began: float | None = None) -> float | None:
-        """Take the end of a process.
+    def note_end(self, who: int | str, now: float, began: float | None = None) -> float | None:
+        """Take the end of a process, or of a host.
 
         Args:
-            number: Of the process.
+            who: Number of the process, or name of the host.
             now: Seconds.
             began: Since when its life counts; ``None``: its start.
 
         Returns:
             When to start it again; ``None``: not any more.
         """
-        started, in_a_row = self._last.get(number, (self._first, 0))
+        started, in_a_row = self._last.get(who, (self._first, 0))
         started = started if began is None else began
         in_a_row = 1 if now - started >= self.LONG_LIFE_SECONDS else in_a_row + 1
         pause = min(self.FIRST_PAUSE_SECONDS * 2 ** (in_a_row - 1), self.LONGEST_PAUSE_SECONDS)
-        self._last[number] = (now + pause, in_a_row)
+        self._last[who] = (now + pause, in_a_row)
         return now + pause if in_a_row <= self.MOST else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gradring.launch.blame import lost_rank
+from gradring.launch.lost.blame import lost_rank
 from gradring.launch.numbers import name
 from gradring.launch.screen import Screen
 

@@ -11,6 +11,7 @@ import errno
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,17 +87,21 @@ def _is_gone(pid: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    # Not select(), which knows only the first 1,024 descriptors.
-    end = select.poll()
-    end.register(descriptor, select.POLLIN)
     try:
-        if not end.poll(UNKILLABLE_SECONDS * 1000):
+        if not _is_readable_by(time.monotonic() + UNKILLABLE_SECONDS, descriptor):
             return False
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
         return True
     finally:
         os.close(descriptor)
+
+
+def _is_readable_by(until: float, descriptor: int) -> bool:
+    # Not select(), which knows only the first 1,024 descriptors.
+    end = select.poll()
+    end.register(descriptor, select.POLLIN)
+    return bool(end.poll(max(0.0, until - time.monotonic()) * 1000))
 
 
 def descendants(ancestor: int) -> list[int]:
@@ -109,6 +114,35 @@ def descendants(ancestor: int) -> list[int]:
     for pid in found:  # Grows while we walk.
         found.extend(children.get(pid, ()))
     return found
+
+
+def end_tree(top: int) -> list[int]:
+    """Kill a process of which we are no part, and before it all below it, while it adopts orphans.
+
+    Returns:
+        Those that would not die.
+    """
+    until = time.monotonic() + UNKILLABLE_SECONDS
+    while found := [*descendants(top)]:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not all(_has_ended_by(until, pid) for pid in found):
+            return found
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(top, signal.SIGKILL)
+    return [] if _has_ended_by(until, top) else [top]
+
+
+def _has_ended_by(until: float, pid: int) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return _is_readable_by(until, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def end_group(group: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradring.launch import blame
+from gradring.launch.lost import blame
 from gradring.launch.outcome import Failure, Outcome
 
 LEFT = b"gradring.errors.PeerLost: barrier #3: rank 2 (10.0.0.3:41822) has left: it closed its ..."

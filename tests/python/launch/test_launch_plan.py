@@ -16,8 +16,9 @@ from types import ModuleType
 import pytest
 
 from gradring.errors import InvalidArgument
-from gradring.launch import agent, job, listeners, restarting
+from gradring.launch import agent, agents, job, listeners
 from gradring.launch.hosts import place, read_hosts
+from gradring.launch.lost import restarting
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, describe, name_ranks
 from gradring.launch.plan import Plan, make_plan
@@ -152,21 +153,21 @@ def test_what_launcher_and_agents_say_changes_only_with_the_greeting(tmp_path: P
     plan = plan_of(tmp_path, count=1)
     said = (
         agent.GREETING,
-        words_of(job, "send") | words_of(restarting, "send"),
+        set().union(*(words_of(each, "send") for each in (agents, job, restarting))),
         " ".join(plan.start_of(plan.hosts[0], {})),
         words_of(agent, "_tell"),
     )
     # Where they change, count the greeting up: another host's agent may be of another build.
     assert said == (
-        b"gradring-agent 4\n",
+        b"gradring-agent 5\n",
         {
-            "do number host port ports", "do ... grace bind restarts", "do number place",
+            "do number host port ports", "do ... grace bind restarts mark", "do number place",
             "do place", "do signal servers",
         },
         "ranks share servers argv server_argv metrics cwd programs environ",
         {
             "event text", "event number port", "event pids threads", "event number status",
-            "event left", "event number text",
+            "event left", "event number text", "event",
         },
     )  # fmt: skip
 

@@ -14,11 +14,11 @@ import pytest
 import gradring as gr
 from gradring.collectives import joining, newcomers
 from gradring.errors import InvalidArgument
-from gradring.launch import restarting
 from gradring.launch.children import Child, Start
 from gradring.launch.hosts import HostPlan
 from gradring.launch.link import AgentLink
-from gradring.launch.losses import Losses, Verdict
+from gradring.launch.lost import restarting
+from gradring.launch.lost.losses import Losses, Verdict
 from gradring.launch.options import Options
 from gradring.launch.outcome import Failure, Outcome, Restarts
 from gradring.launch.plan import make_plan
@@ -28,12 +28,16 @@ from waiting import readable
 
 
 class FakeLink:
-    """Stands in for the agent of a host that has both ranks."""
+    """Stands in for the agent of a host, by default one that has both ranks."""
 
-    host = HostPlan("here", (0, 1), is_here=True)
     is_open = True
 
-    def send(self, **_: object) -> None: ...
+    def __init__(self, host: HostPlan | None = None) -> None:
+        self.host = host or HostPlan("here", (0, 1), is_here=True)
+        self.told: list[object] = []
+
+    def send(self, **command: object) -> None:
+        self.told.append(command.get("number"))
 
 
 def losses() -> Losses:
@@ -168,6 +172,35 @@ def test_a_life_counts_from_when_a_rank_has_joined() -> None:
     assert job.note_failure(1, failed(1), None, 300).again_at is None
 
 
+def test_a_life_of_a_host_counts_from_when_one_of_its_ranks_has_joined() -> None:
+    for waited, is_in_vain in ((70, False), (10, True)):
+        job, now = losses(), 0.0
+        failure = Failure("lost blue", 1, lost=(1, 2))
+        times = []
+        for life in range(11):
+            now += 100  # The others grow late, and this is long in no case.
+            if life:
+                for rank in (1, 2):
+                    job.note_start(rank)
+                    job.note_told(rank, told(rank, 3, "a:1"), now)
+            at = job.note_host_end("blue", failure, now + waited).again_at
+            times.append(None if at is None else round(at - now - waited, 1))
+        ends = [5.0, 5.0, 5.0, 5.0, None] if is_in_vain else [0.1] * 5
+        assert times[-5:] == ends
+    assert job.note_try_end("blue", failure, now).failures[0][0].lost == (1, 2)
+
+
+def test_ranks_that_are_lost_with_their_host_were_missed_where_the_others_went_on() -> None:
+    for has_gone_on in (False, True):
+        job = losses()
+        job.note_host_end("blue", Failure("lost blue", 1, lost=(1, 2)), 1)
+        if has_gone_on:
+            job.note_told(0, told(0, 1, "a:1"), 2)
+        job.note_end(0)
+        why = "lost blue; the others have not gone on without it"
+        assert [failure.text for failure in job.unmissed] == ([] if has_gone_on else [why])
+
+
 def test_who_is_lost_is_named_by_the_number_that_the_launcher_gave_it() -> None:
     job = losses()
     job.note_failure(0, failed(0), None, 1)
@@ -207,6 +240,49 @@ def test_a_newcomer_that_is_heard_to_be_in_after_the_others_have_ended_is_waited
         failures = job.close()
         assert ("rank 1 was not let in again before the others had ended" in said) != is_heard
         assert [failure.process for failure in failures] == ([] if is_heard else [1])
+
+
+def test_a_rank_that_pauses_when_its_host_is_lost_is_started_when_that_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Restarts, "FIRST_PAUSE_SECONDS", 0.0)
+    said: list[str] = []
+    options = Options(command=("python3",), restart_ranks=True)
+    job, outcome = restarting.Restarting(options, 2, said.append), Outcome(2)
+    here, there = (HostPlan(name, (rank,), is_here=False) for rank, name in enumerate("ab"))
+    links = [cast(AgentLink, FakeLink(host)) for host in (here, there)]
+    for rank in range(2):
+        job.note_told(links, rank, told(rank, 2, "a:1"))
+    outcome.end(1, -9)
+    assert job.take_rank_end(links, 1, failed(1), None) == ()
+    assert job.take_host_end(links, links[1], "exit code 255", outcome) == ()
+    assert (
+        said[-1] == "lost b (rank 1): exit code 255; starting it again in 0.0 s, to join the others"
+    )
+    job.start_due(outcome, lambda _: None)
+    assert job.take_due_hosts() == [there]
+    back = FakeLink(there)
+    job.begin_try(cast(AgentLink, back))
+    job.start_due(outcome, lambda _: None)
+    assert back.told == []
+    job.take_host_back(cast(AgentLink, back))
+    job.start_due(outcome, lambda _: None)
+    assert (back.told, cast(FakeLink, links[1]).told) == ([1], [])
+
+
+def test_a_host_that_is_lost_when_its_ranks_have_ended_is_no_loss_to_the_job() -> None:
+    for option in ("keep_going", "restart_ranks"):
+        said: list[str] = []
+        options = Options(command=("python3",), **{option: True})  # type: ignore[arg-type]
+        job, outcome = restarting.Restarting(options, 3, said.append), Outcome(3)
+        for rank in (0, 1):
+            outcome.end(rank, 0)
+        link = cast(AgentLink, FakeLink())
+        assert job.take_host_end([link], link, "exit code 255", outcome) == ()
+        assert (said, job.take_due_hosts()) == (
+            ["lost here, where all ranks had ended: exit code 255"],
+            [],
+        )
 
 
 def test_a_variable_without_its_socket_is_no_line_to_a_launcher(

@@ -13,7 +13,17 @@ from subprocess import PIPE
 
 import pytest
 
-from launcher_runs import LIVE, Run, Start, is_alive, launching, patched, run_patched, wait_for_end
+from launcher_runs import (
+    LIVE,
+    Run,
+    Start,
+    is_alive,
+    launching,
+    patched,
+    read_error,
+    run_patched,
+    wait_for_end,
+)
 from thread_ranks import TRANSPORTS, free_ports
 
 pytestmark = pytest.mark.timeout(90)
@@ -88,17 +98,6 @@ def hosts(tmp_path: Path) -> tuple[str, ...]:
     return ("--hosts", "hosts", "--ssh", str(ssh), "--rendezvous", "127.0.0.1:0")
 
 
-def read_error(run: Run, words: str) -> str:
-    """Read the launcher's standard error until a line has these words; returns all so far."""
-    assert run.process.stderr is not None
-    seen = ""
-    while words not in seen:
-        line = run.process.stderr.readline()
-        assert line, f"{words!r} was not said: {seen}"
-        seen += line
-    return seen
-
-
 def ends_of(lines: list[str]) -> list[list[str]]:
     """Return what each rank printed in the end, without what all have to agree on."""
     ends = [line.split() for line in lines if " end " in line]
@@ -150,14 +149,6 @@ def test_ranks_of_several_hosts_come_back_on_their_own(
         ["2", "1", "2", "None", "1", "3"],
     ]
     assert "rank 0: killed by SIGKILL (kill -9, or the kernel when memory ran out), on red" in err
-
-
-def test_a_host_whose_ranks_are_ended_there_is_lost(start: Start, hosts: tuple[str, ...]) -> None:
-    program = LOSE_RANK_1.replace("os.kill(os.getpid(), ", "os.kill(os.getppid(), ")
-    program = program.replace("SIGKILL", "SIGTERM") + "signal.pause()\n"
-    code, _, err = start(program, *hosts, "--restart-ranks").finish()
-    assert code == 1
-    assert "lost blue (ranks 1-2): what had started its ranks was asked to end" in err
 
 
 def test_a_newcomer_that_nobody_lets_in_is_stopped_when_the_others_have_ended(

@@ -72,6 +72,17 @@ class Run:
         return self.process.returncode, [*self.seen, *out.splitlines()], err
 
 
+def read_error(run: Run, words: str) -> str:
+    """Read the launcher's standard error until a line has these words; returns all so far."""
+    assert run.process.stderr is not None
+    seen = ""
+    while words not in seen:
+        line = run.process.stderr.readline()
+        assert line, f"{words!r} was not said: {seen}"
+        seen += line
+    return seen
+
+
 Start = Callable[..., Run]
 
 

@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from the end of a rank.
+    """What follows from the end of a rank, or of a host.
 
     Attributes:
         again_at: When it is to be started again; ``None``: it is not.
@@ -117,25 +117,53 @@ class Losses:
             lost: The rank that it says it has lost, as its communicator has them; None: none.
             now: Seconds.
         """
-        member = self._members.get(number)
-        lost = self._number_of(lost, number)
-        was_newcomer = number in self._newcomers
-        self._forget(number)
-        if was_newcomer and not self.can_take_in:
+        return self._lose(number, (number,), (failure, self._number_of(lost, number)), now)
+
+    def note_host_end(self, host: str, failure: Failure, now: float) -> Verdict:
+        """Note that a host was lost, with all ranks that ran there or were to be started again.
+
+        Args:
+            host: Its name.
+            failure: What to tell where it stays lost; it names the ranks.
+            now: Seconds.
+        """
+        return self._lose(host, failure.lost, (failure, None), now)
+
+    def note_try_end(self, host: str, failure: Failure, now: float) -> Verdict:
+        """Note that a lost host could not be had again; as `note_host_end`."""
+        return self._start_again(host, failure, now, began=now)
+
+    def _lose(
+        self,
+        who: int | str,
+        numbers: tuple[int, ...],
+        held: tuple[Failure, int | None],
+        now: float,
+    ) -> Verdict:
+        ran = self._running.intersection(numbers)
+        were_newcomers = ran <= self._newcomers
+        members = {each: self._members[each] for each in numbers if each in self._members}
+        for number in numbers:
+            self._forget(number)
+        if were_newcomers and not self.can_take_in:
             return Verdict()  # The others have ended, and what came of the job is theirs to say.
-        if member is None and not self._members:
+        if ran and not members and not self._members:
             why = "; not started again: no rank had said by then that it joined, as gr.init() does"
-            return Verdict(failures=((_with(failure, why), lost),))
-        earlier = self._lost.pop(number, None)  # Behind those that were lost since.
-        self._lost[number] = (failure, lost) if earlier is None else earlier
-        is_missed = self._is_missed(number)
-        if member is not None and member.place:
-            self._owing.add(number)
+            return Verdict(failures=((_with(held[0], why), held[1]),))
+        for number in numbers:  # Behind those that were lost since.
+            self._lost[number] = self._lost.pop(number, held)
+        were_missed = all(self._is_missed(number) for number in numbers)
+        self._owing.update(number for number, member in members.items() if member.place)
         if not self.can_take_in:
             # Who froze, or takes long to end, may do so when the others have done the rest.
-            return Verdict(failures=() if is_missed else tuple(self._lost.values()))
+            failures = () if were_missed else tuple(dict.fromkeys(self._lost.values()))
+            return Verdict(failures=failures)
         # A life begins with the first step: who waits long, or loads long, is no better for it.
-        at = self._restarts.note_end(number, now, began=now if member is None else member.since)
+        began = min((member.since for member in members.values()), default=now)
+        return self._start_again(who, held[0], now, began)
+
+    def _start_again(self, who: int | str, failure: Failure, now: float, began: float) -> Verdict:
+        at = self._restarts.note_end(who, now, began)
         if at is None:
             why = f"; not started again: {self._restarts.MOST} starts in a row were in vain"
             return Verdict(failures=((_with(failure, why), None),))
@@ -159,11 +187,12 @@ class Losses:
         was lost behind the last step, or they ended because of it.
         """
         why = "; the others have not gone on without it"
-        return [
-            _with(failure, why)
+        failures = [
+            failure
             for number, (failure, _) in self._lost.items()
             if number in self._owing and not self._is_missed(number)
         ]
+        return [_with(failure, why) for failure in dict.fromkeys(failures)]
 
     def _is_missed(self, number: int) -> bool:
         """Tell whether one that runs, or has ended well, went on without a lost rank."""

@@ -38,10 +38,13 @@ class Blame:
         self._until = 0.0
 
     def hold(self, failure: Failure, lost: int | None) -> None:
-        """Take a rank's failure, and which other rank it says it has lost; None: it names none."""
+        """Take a failure of a rank, or of all of a lost host, and which other rank it says it lost.
+
+        None: it names none.
+        """
         if not self._held:
             self._until = time.monotonic() + PATIENCE_SECONDS
-        self._held[failure.process] = (failure, lost)
+        self._held.update(dict.fromkeys(failure.ranks, (failure, lost)))
 
     @property
     def waits(self) -> list[float]:
@@ -53,7 +56,7 @@ class Blame:
         if not self._held:
             return None
         first, lost = next(iter(self._held.values()))
-        cause, passed = first, {first.process}
+        cause, passed = first, {*first.ranks}
         while lost in self._held and lost not in passed:
             passed.add(lost)
             cause, lost = self._held[lost]
