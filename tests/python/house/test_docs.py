@@ -120,7 +120,7 @@ except ImportError: raise SystemExit
 # What each block of a file finds; names go on from block to block.
 BEFORE = {
     "README.md": [MODEL, GROUP, "", IDS],
-    "docs/parameter_server.md": [MODEL + ROWS, "", DENSE, TWO],
+    "docs/parameter_server.md": [MODEL + ROWS, "", "", DENSE, TWO],
     "docs/modes.md": [
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.
