@@ -77,7 +77,13 @@ params = [numpy.ones((2, 2), numpy.float32)]
 batches = [(numpy.arange(5), numpy.zeros(5))] * 2
 def gradients(params, rows, batch): return [numpy.ones((2, 2))], numpy.ones_like(rows)
 """
+PRETRAINED = """
+optimizer.close()
+gr.ps.current().close()
+comm, vectors = gr.init(), numpy.ones((3, 16), numpy.float32)
+"""
 WRITTEN = """
+assert model.users(torch.tensor([2, 3])).mean(1).tolist() == [1, 0]
 optimizer.close()
 gr.ps.current().close()
 weight, new_weight = torch.nn.Parameter(torch.ones(2, 2)), torch.zeros(2, 2)
@@ -125,9 +131,10 @@ BEFORE = {
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.
         "def batches_of(part): return batches\nrun = 1",
+        PRETRAINED,
         WRITTEN,
     ],
-    "docs/checkpoints.md": [MODEL + TABLE],
+    "docs/checkpoints.md": [MODEL + TABLE, ""],
     "docs/torch.md": [MODEL + GROUP],
     "docs/jax.md": ["", "", ""],
     "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
