@@ -42,8 +42,8 @@ def shard(
         comm: Whose rank and world size count; nothing is sent.
         epoch: Gives another order in each epoch.
         first: How many examples at the head of the list are done, counted over all ranks: what is
-            behind them is dealt out as if it were all. ``count`` or more leaves nothing, as a last
-            step with fewer examples than the others' counts beyond the end.
+            behind them is dealt out as if it were all. ``count`` or more leaves nothing: a last
+            step that is not full counts beyond the end.
         shuffle: Shuffle, the same way on every rank.
         seed: Of the shuffle; the same on every rank.
         drop_last: Leave out the last examples, so that every rank has equally many.
