@@ -14,8 +14,8 @@ import os
 import re
 import secrets
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,31 +71,84 @@ class Corpus:
     lines: npt.NDArray[np.int32]
 
 
-def corpus(least: int = 5) -> Corpus:
-    """Read the text; words that occur fewer than `least` times are left out."""
-    found = {name: path for name in TEXTS if (path := find("text", f"{name}.txt.gz"))}
-    name = ", ".join(TEXTS[name] for name in found) or "Python's help texts"
-    lines = [re.findall(r"[a-z']+", line.lower()) for line in _lines(list(found.values()))]
-    counts = Counter(word for line in lines for word in line)
-    vocabulary = [word for word, count in counts.most_common() if count >= least]
-    number = {word: place for place, word in enumerate(vocabulary)}
-    ids = np.fromiter((number.get(word, -1) for line in lines for word in line), np.int32)
-    line = np.repeat(np.arange(len(lines), dtype=np.int32), [len(words) for words in lines])
-    known = ids >= 0
-    return Corpus(
-        name, vocabulary, np.array([counts[w] for w in vocabulary]), ids[known], line[known]
-    )
+def corpus(least: int = 5, *, files: Sequence[Path] = (), split: bool = False) -> Corpus:
+    """Read text; words that occur fewer than `least` times are left out.
+
+    Args:
+        least: See above.
+        files: Text in UTF-8, packed where a name ends in .gz, of which no window crosses the end of
+            a line; all in one line is one stream. None: the text that there is.
+        split: What spaces separate are words as they are, as in a text that was cut into words
+            before; else runs of letters are, without their case.
+
+    Raises:
+        SystemExit: A file cannot be read, or is in another encoding.
+    """
+    if files:
+        name, lines = ", ".join(path.name for path in files), _lines_of(files)
+        cut = str.split if split else _words
+    else:
+        found = {name: path for name in TEXTS if (path := find("text", f"{name}.txt.gz"))}
+        name = ", ".join(TEXTS[name] for name in found) or "Python's help texts"
+        lines = _lines_of(list(found.values())) if found else _help_texts()
+        cut = _english_words
+    number: dict[str, int] = {}
+    numbers, lengths = array("i"), array("q")
+    for line in lines:
+        words = cut(line)
+        lengths.append(len(words))
+        numbers.extend(number.setdefault(word, len(number)) for word in words)
+    ids = np.frombuffer(numbers, np.int32) if numbers else np.empty(0, np.int32)
+    counts = np.bincount(ids, minlength=len(number))
+    order = np.argsort(-counts, kind="stable")
+    order = order[counts[order] >= least]
+    places = np.full(len(number), -1, np.int32)
+    places[order] = np.arange(len(order))
+    ids = places[ids]
+    line_of = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    known, words = ids >= 0, list(number)
+    return Corpus(name, [words[one] for one in order], counts[order], ids[known], line_of[known])
 
 
-def _lines(paths: list[Path]) -> Iterator[str]:
-    if not paths:
-        from pydoc_data.topics import topics
+def _english_words(line: str) -> list[str]:
+    return re.findall(r"[a-z']+", line.lower())
 
-        for topic in topics.values():
-            yield from topic.split("\n\n")
+
+def _words(line: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*", line.lower())
+
+
+def _help_texts() -> Iterator[str]:
+    from pydoc_data.topics import topics
+
+    for topic in topics.values():
+        yield from topic.split("\n\n")
+
+
+def _lines_of(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            yield from file
+        try:
+            with (gzip.open if path.suffix == ".gz" else open)(
+                path, "rt", encoding="utf-8"
+            ) as file:
+                yield from file
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+            raise SystemExit(f"{path} cannot be read as text in UTF-8: {error}") from error
+
+
+def write_vectors(path: Path, vocabulary: list[str], vectors: Floats) -> None:
+    """Write vectors in word2vec's text format, with all their bits.
+
+    As `gensim.models.KeyedVectors.load_word2vec_format` reads it: a line with the number of words
+    and of floats in a vector, then a line for each word, the most frequent first.
+    """
+    line = " ".join(["%s", *["%.9g"] * vectors.shape[1]]) + "\n"
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(f"{len(vocabulary)} {vectors.shape[1]}\n")
+        file.writelines(
+            line % (word, *vector)
+            for word, vector in zip(vocabulary, vectors.tolist(), strict=True)
+        )
 
 
 def analogies(vocabulary: list[str]) -> Ids:

@@ -41,3 +41,11 @@ def new_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder, and a file is written")
     return path
+
+
+def readable(text: str) -> Path:
+    """A type for argparse: a file that is there."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {path}")
+    return path

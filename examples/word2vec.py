@@ -4,9 +4,12 @@
     gradring run -n 2 --servers 1 examples/word2vec.py --mode geo --k-steps 100
 
 Trains on the text of `datasets.corpus` and answers analogy questions, by gensim's protocol; with
---synthetic on a made stream of Zipf-distributed pairs over 100,000 words. The compute is PyTorch on
-one thread a worker (`skipgram`), and where the vectors live is the mode's (`word2vec_modes`).
---out FILE writes what `curves.py` draws.
+--synthetic on a made stream of Zipf-distributed pairs over 100,000 words. Of text of your own:
+
+    gradring run -n 4 --servers 1 examples/word2vec.py --mode geo --text mine.txt --save vectors.txt
+
+The compute is PyTorch on one thread a worker (`skipgram`), and where the vectors live is the mode's
+(`word2vec_modes`). --out FILE writes what `curves.py` draws.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ from datasets import (
     part_batches,
     run_number,
     with_next,
+    write_vectors,
     zipf_pairs,
 )
-from options import Parser, at_least, new_file
+from options import Parser, at_least, new_file, readable
 from skipgram import Batch, Stream, Windows, accuracy
 from word2vec_modes import Model, make_model
 
@@ -67,6 +71,20 @@ def parse() -> argparse.Namespace:
     add("--lr", type=float, default=0.025, help="with sgd it falls in a straight line")
     add("--blocks", type=at_least(1), default=8, help="text: blocks of 32 words in a step")
     add("--words", type=at_least(1), help="text: take so many words only")
+    add(
+        "--text",
+        type=readable,
+        nargs="+",
+        metavar="FILE",
+        help="text of your own in UTF-8, .gz too, which all workers read; a line is a sentence",
+    )
+    add(
+        "--split",
+        action="store_true",
+        help="text of your own: words are what spaces separate; else runs of letters, without case",
+    )
+    add("--min-count", type=at_least(1), default=5, help="text: rarer words are left out")
+    add("--save", type=new_file, help="write the words' vectors there, in word2vec's text format")
     add("--synthetic", action="store_true", help="the made stream instead of text")
     add("--examples", type=at_least(1), default=1_024_000, help="stream: pairs, over all workers")
     add("--batch", type=at_least(1), default=1024, help="stream: pairs in a step")
@@ -75,6 +93,10 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.mode == "geo" and options.outer == "nesterov" and options.rare_every > 1:
         parser.error("--outer nesterov makes all replicas equal each time: --rare-every stays 1")
+    if options.synthetic and (options.text or options.save):
+        parser.error("--text and --save are about words, and the stream of --synthetic has none")
+    if options.split and not options.text:
+        parser.error("--split is for --text")
     return options
 
 
@@ -93,9 +115,14 @@ class Work:
             self.examples = Stream(self.data, options.batch)
             self.words = self.data.rows
         else:
-            self.data = corpus()
+            self.data = corpus(options.min_count, files=options.text or (), split=options.split)
             self.unit, self.title = "words", f"skip-gram on {self.data.name}"
             self.size = min(options.words or len(self.data.ids), len(self.data.ids))
+            if not self.data.vocabulary:
+                raise SystemExit(
+                    f"no word occurs {options.min_count} times in {self.data.name}: --min-count 1 "
+                    "takes all"
+                )
             self.examples = Windows(self.data.counts, blocks=options.blocks)
             self.words = len(self.data.vocabulary)
         if self.size < self.examples.batch * comm.world_size:
@@ -165,7 +192,7 @@ class Work:
             return
         print(f"text: {self.data.name}, {self.size:,} words of a vocabulary of {self.words:,}")
         places = ", ".join(map(str, folders("text")))
-        if self.data.name == "Python's help texts":
+        if not self.options.text and self.data.name == "Python's help texts":
             print(f"no other text in {places}")
         if find("text", "questions-words.txt.gz") is None:
             print(f"no analogies are asked: no questions-words.txt.gz in {places}")
@@ -196,6 +223,10 @@ def main() -> None:
         outcome |= work.quality(model)
         shown = ", ".join(f"{name} {text(value)}" for name, value in outcome.items())
         print(f"{label(what)}: {shown}")
+        if options.save is not None:
+            assert isinstance(work.data, Corpus)
+            write_vectors(options.save, work.data.vocabulary, model.inputs.numpy())
+            print(f"vectors of {work.words:,} words: {options.save}")
     recorder.end(**outcome)
     comm.barrier()
     model.close()

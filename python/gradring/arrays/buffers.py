@@ -144,14 +144,15 @@ def as_ids(x: Any, name: str = "ids") -> Array:
         InvalidArgument: It holds no whole numbers.
         DeviceError: It lives on a device.
     """
-    if isinstance(x, (bytes, bytearray)):
-        raise InvalidArgument(f"{name} is {type(x).__name__}; ids are whole numbers")
+    if isinstance(x, (str, bytes, bytearray)):
+        raise InvalidArgument(f"{name} is {type(x).__name__}; gr.ps.ids_of makes ids of strings")
     if isinstance(x, (list, tuple, range, int)):
         x = _listed_ids(x, name)
     _require_no_mask(x, name)
     array = x if isinstance(x, np.ndarray) else _plain(x, name)
     if array.dtype.kind not in "iu":
-        raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64")
+        how = ": gr.ps.ids_of makes them of strings" if array.dtype.kind in "USTO" else ""
+        raise InvalidArgument(f"{name} has dtype {array.dtype}; ids are int64 or uint64{how}")
     if array.dtype.kind == "i":
         array = array.astype(np.int64, copy=False).view(np.uint64)
     # Not ascontiguousarray: that makes a number an array of one.

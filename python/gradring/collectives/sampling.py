@@ -20,6 +20,7 @@ def shard(
     comm: Communicator,
     *,
     epoch: int = 0,
+    first: int = 0,
     shuffle: bool = True,
     seed: int = 0,
     drop_last: bool = False,
@@ -33,37 +34,44 @@ def shard(
     ``count % world_size`` ranks have one more than the others: batches, and the number of them,
     then differ at the end, which `SyncOptimizer.uneven` and weights are for.
 
+    The list depends on ``count``, ``seed`` and ``epoch`` alone. So an epoch that n ranks began and
+    left after t such steps goes on with ``first=t * b * n``, on any number of ranks.
+
     Args:
         count: Number of examples in the data set.
         comm: Whose rank and world size count; nothing is sent.
         epoch: Gives another order in each epoch.
+        first: How many examples at the head of the list are done, counted over all ranks: what is
+            behind them is dealt out as if it were all. ``count`` or more leaves nothing: a last
+            step that is not full counts beyond the end.
         shuffle: Shuffle, the same way on every rank.
         seed: Of the shuffle; the same on every rank.
         drop_last: Leave out the last examples, so that every rank has equally many.
-        pad: Repeat the first examples, so that every rank has equally many.
+        pad: Repeat examples from the head of the list, so that every rank has equally many.
 
     Returns:
         Int64 array of indices below ``count``.
 
     Raises:
-        InvalidArgument: ``count``, ``epoch`` or ``seed`` is negative or no whole number, or both
-            ``drop_last`` and ``pad`` are asked for.
+        InvalidArgument: ``count``, ``epoch``, ``first`` or ``seed`` is negative or no whole number,
+            or both ``drop_last`` and ``pad`` are asked for.
     """
     count = calling.whole_number("shard: count", count, bits=64)
     if count < 0:
         raise InvalidArgument(f"shard: count is {count}; a data set has at least 0 examples")
     epoch, seed = require_order("epoch", epoch), require_order("seed", seed)
-    length = shard_length(count, comm.rank, comm.world_size, drop_last=drop_last, pad=pad)
+    first = min(require_order("first", first), count)
+    length = shard_length(count - first, comm.rank, comm.world_size, drop_last=drop_last, pad=pad)
     if shuffle:
         order: npt.NDArray[np.int64] = np.random.default_rng([seed, epoch]).permutation(count)
     else:
         order = np.arange(count)
-    positions = comm.rank + comm.world_size * np.arange(length)
+    positions = first + comm.rank + comm.world_size * np.arange(length)
     return order[positions % count] if length else np.empty(0, np.int64)
 
 
 def shard_length(count: int, rank: int, world_size: int, *, drop_last: bool, pad: bool) -> int:
-    """Return how many indices `shard` gives to ``rank``.
+    """Return how many indices `shard` gives to ``rank`` where ``count`` examples are left.
 
     Raises:
         InvalidArgument: Both ``drop_last`` and ``pad`` are asked for.
@@ -78,7 +86,7 @@ def shard_length(count: int, rank: int, world_size: int, *, drop_last: bool, pad
 
 
 def require_order(what: str, number: Any) -> int:
-    """Return what chooses the order of a shuffle.
+    """Return what chooses the order of a shuffle, or the place in it.
 
     Raises:
         InvalidArgument: It is negative, or no whole number.

@@ -39,7 +39,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             shuffle: Shuffle, the same way on every rank.
             seed: Of the shuffle; the same on every rank.
             drop_last: Leave out the last examples, so that every rank has equally many.
-            pad: Repeat the first examples, so that every rank has equally many.
+            pad: Repeat examples from the head of the list, so that every rank has equally many.
 
         Raises:
             InvalidArgument: The data set has no length, ``comm`` or ``seed`` is none, or both
@@ -52,21 +52,31 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._seed = require_order("seed", seed)
         self._drop_last = drop_last
         self._pad = pad
-        self._epoch = 0
-        self._length = shard_length(
-            self._count, self._comm.rank, self._comm.world_size, drop_last=drop_last, pad=pad
-        )
+        self._epoch = self._first = 0
+        self._length = self._length_from(0)
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, *, first: int = 0) -> None:
         """Choose the epoch whose order comes next; call it on every rank before each epoch.
 
+        Args:
+            epoch: Gives another order in each epoch.
+            first: How many examples of the epoch are done, counted over all ranks: steps, times the
+                batch size of a rank, times the ranks of that time. Where the number of ranks
+                has changed since, make a sampler over the new communicator.
+
         Raises:
-            InvalidArgument: It is negative, or no whole number.
+            InvalidArgument: One is negative, or no whole number; nothing has changed.
         """
-        self._epoch = require_order("epoch", epoch)
+        epoch, first = require_order("epoch", epoch), require_order("first", first)
+        self._epoch, self._first, self._length = epoch, first, self._length_from(first)
+
+    def _length_from(self, first: int) -> int:
+        rank, world_size = self._comm.rank, self._comm.world_size
+        left = max(self._count - first, 0)
+        return shard_length(left, rank, world_size, drop_last=self._drop_last, pad=self._pad)
 
     def __len__(self) -> int:
-        """Return the number of this rank's examples."""
+        """Return the number of this rank's examples, of what is left of the epoch."""
         return self._length
 
     def __iter__(self) -> Iterator[int]:
@@ -75,6 +85,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             self._count,
             self._comm,
             epoch=self._epoch,
+            first=self._first,
             shuffle=self._shuffle,
             seed=self._seed,
             drop_last=self._drop_last,

@@ -24,6 +24,7 @@ from datasets import (
     part_batches,
     synthetic_table,
     table,
+    write_vectors,
 )
 
 TEXT = "Athens lies in Greece, as Oslo lies in Norway.\n" * 30
@@ -72,6 +73,33 @@ def test_questions_are_those_whose_words_are_all_known(files: Path) -> None:
     pack(files / "text" / "questions-words.txt.gz", QUESTIONS)
     vocabulary = ["norway", "oslo", "greece", "athens", "paris"]
     assert analogies(vocabulary).tolist() == [[3, 2, 1, 0]]
+
+
+def test_text_of_ones_own_is_cut_at_all_but_letters_or_at_spaces(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt.gz"
+    one.write_text("Größe: it's 'naïve', 2 žluť.\n\ngröße", encoding="utf-8")
+    pack(two, "New_York <s>  žluť\n")
+    data = corpus(1, files=[one, two])
+    assert data.name == "one.txt, two.txt.gz"
+    assert data.vocabulary == ["größe", "žluť", "it's", "naïve", "new", "york", "s"]
+    assert [data.vocabulary[word] for word in data.ids[:5]] == [
+        "größe", "it's", "naïve", "žluť", "größe"
+    ]  # fmt: skip
+    assert data.lines.tolist() == [0, 0, 0, 0, 2, 3, 3, 3, 3]
+    assert corpus(2, files=[one, two]).vocabulary == ["größe", "žluť"]
+    assert corpus(1, files=[two], split=True).vocabulary == ["New_York", "<s>", "žluť"]
+    assert corpus(9, files=[one]).vocabulary == []
+
+
+def test_vectors_are_written_as_word2vec_writes_them_with_all_their_bits(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    vectors[1] = [0, -0.0, 1e-40, 3.4e38]
+    write_vectors(tmp_path / "v.txt", ["größe", "it's", "<s>"], vectors)
+    head, *lines = (tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()
+    assert head == "3 4"
+    assert [line.split(" ")[0] for line in lines] == ["größe", "it's", "<s>"]
+    read = np.array([line.split(" ")[1:] for line in lines]).astype(np.float32)
+    np.testing.assert_array_equal(read.view(np.int32), vectors.view(np.int32))
 
 
 def test_word2vec_answers_the_questions(files: Path) -> None:

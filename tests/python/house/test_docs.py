@@ -77,7 +77,13 @@ params = [numpy.ones((2, 2), numpy.float32)]
 batches = [(numpy.arange(5), numpy.zeros(5))] * 2
 def gradients(params, rows, batch): return [numpy.ones((2, 2))], numpy.ones_like(rows)
 """
+PRETRAINED = """
+optimizer.close()
+gr.ps.current().close()
+comm, vectors = gr.init(), numpy.ones((3, 16), numpy.float32)
+"""
 WRITTEN = """
+assert model.users(torch.tensor([2, 3])).mean(1).tolist() == [1, 0]
 optimizer.close()
 gr.ps.current().close()
 weight, new_weight = torch.nn.Parameter(torch.ones(2, 2)), torch.zeros(2, 2)
@@ -120,14 +126,15 @@ except ImportError: raise SystemExit
 # What each block of a file finds; names go on from block to block.
 BEFORE = {
     "README.md": [MODEL, GROUP, "", IDS],
-    "docs/parameter_server.md": [MODEL + ROWS, "", DENSE, TWO],
+    "docs/parameter_server.md": [MODEL + ROWS, "", "", DENSE, TWO],
     "docs/modes.md": [
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.
         "def batches_of(part): return batches\nrun = 1",
+        PRETRAINED,
         WRITTEN,
     ],
-    "docs/checkpoints.md": [MODEL + TABLE],
+    "docs/checkpoints.md": [MODEL + TABLE, ""],
     "docs/torch.md": [MODEL + GROUP],
     "docs/jax.md": ["", "", ""],
     "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
@@ -162,6 +169,27 @@ MIGRATIONS = {
         MIGRATED + "model = make_model()", "assert optimizer.driver.report.exchanges > 0"
     ),
 }  # fmt: skip
+# What the right sides of the tables of migrating name has to be there.
+NAMES = """
+import gradring.torch as gt
+objects = {
+    "gr": gr, "gt": gt, "comm": gr.init(), "ps": gr.ps.connect(),
+    "optimizer": gt.distributed(torch.optim.SGD(model.parameters(), lr=0.1), gr.Async()),
+    "layer": gt.Embedding("e", 2, optimizer=gr.optim.SGD(lr=0.1)),
+}
+objects["table"] = objects["ps"].sparse_table("t", 2, gr.optim.SGD(lr=0.1))
+objects["w"] = objects["ps"].dense_table("w", 2, gr.optim.SGD(lr=0.1))
+objects["work"] = objects["comm"].all_reduce(numpy.ones(2), async_op=True)
+missing = []
+for name in named:
+    first, *parts = name.split(".")
+    found = objects[first]
+    try:
+        for part in parts: found = getattr(found, part)
+    except AttributeError: missing.append(name)
+assert not missing, missing
+"""
+NAMES_OF_MIGRATING = "names of ours in docs/migrating.md"
 NEEDS_CUDA = {"docs/gpu.md"}
 NEEDS = {"docs/jax.md": "jax", "docs/keras.md": "keras"}
 TEN_LINES = "README.md's ten lines on two ranks"
@@ -176,6 +204,17 @@ def migrations() -> list[str]:
     text = (ROOT / "docs" / "migrating.md").read_text()
     blocks = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return ["\n".join(re.findall(r"^[+ ](.*)$", block, re.MULTILINE)) for block in blocks]
+
+
+def names_of_ours() -> set[str]:
+    """What stands right of others' names in the tables of migrating, such as `comm.all_reduce`."""
+    lines = (ROOT / "docs" / "migrating.md").read_text().splitlines()
+    cells = [line.split(" | ")[-1] for line in lines if line.startswith("| ")]
+    code = re.findall(r"`([^`]+)`", " ".join(cells))
+    roots = "gr|gt|comm|ps|optimizer|layer|table|w|work"
+    pattern = rf"(?<![\w./\"'])(?:{roots})(?:\.[A-Za-z_]\w*)+"
+    names = {name for each in code for name in re.findall(pattern, each)}
+    return names - {"work.get_future"}  # PyTorch's own.
 
 
 def test_no_file_with_python_in_it_is_left_out() -> None:
@@ -216,6 +255,11 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     for (name, (before, after)), lines in zip(MIGRATIONS.items(), migrations(), strict=True):
         folders[name] = tmp_path_factory.mktemp("docs")
         programs.append((name, f"{MODEL}\n{before}\n{lines}\n{after}", str(folders[name])))
+    folders[NAMES_OF_MIGRATING] = tmp_path_factory.mktemp("docs")
+    names = f"named = {sorted(names_of_ours())}"
+    programs.append(
+        (NAMES_OF_MIGRATING, f"{MODEL}\n{names}\n{NAMES}", str(folders[NAMES_OF_MIGRATING]))
+    )
     done = subprocess.run(
         [sys.executable, "-c", DRIVER], input=json.dumps(programs), capture_output=True, text=True,
         timeout=SECONDS, check=True,
@@ -235,7 +279,7 @@ def program_of(name: str, folder: Path) -> str:
 
 
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("name", [*BEFORE, TEN_LINES, *MIGRATIONS])
+@pytest.mark.parametrize("name", [*BEFORE, TEN_LINES, *MIGRATIONS, NAMES_OF_MIGRATING])
 def test_the_blocks_of_a_file_run(endings: dict[str, tuple[int, str]], name: str) -> None:
     if name not in endings:
         pytest.skip(f"needs {NEEDS.get(name, 'a CUDA device, and torch sees none')}")

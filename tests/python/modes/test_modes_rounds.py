@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import gradring as gr
+from conftest import GetWorld
 from exact_server import ExactServer, Faults
 from gradring.modes.parameters.rows import merge
 from gradring.modes.rounds import RoundOptimizer
 from mode_servers import Servers
+from ps_servers import join, serving
 from thread_ranks import on_workers
 
 Array = np.ndarray[Any, Any]
@@ -184,3 +186,52 @@ def test_wrong_gradients_are_refused_before_anything_is_sent() -> None:
 def test_servers_hold_contiguous_float32_arrays(param: Any, complaint: str) -> None:
     with pytest.raises(gr.InvalidArgument, match=complaint):
         RoundOptimizer([param], RULES[0], ExactServer().client(0), workers=1)
+
+
+def trained_bits(world: GetWorld, mode: Any, workers: int, servers: int, threads: int) -> list[Any]:
+    """Train a little with sums that round; every worker's parameter and rows in the end."""
+    with serving(servers, threads=threads) as addresses:
+
+        def train(comm: Any) -> bytes:
+            random = np.random.default_rng(comm.rank)
+            param = np.random.default_rng(9).normal(size=(37, 5)).astype(np.float32)
+            ps = join(addresses, client=comm.rank)
+            rule = gr.optim.Adam(lr=0.01)
+            with ps, gr.distributed([param], rule, mode, ps=ps, comm=comm) as optimizer:
+                table = optimizer.sparse_table("rows", 3, rule, init=gr.init.Uniform(0.1))
+                for _ in range(12):
+                    ids, weight = random.integers(0, 9, 8), int(random.integers(1, 9))
+                    rows = table.pull(ids) * random.normal(size=(8, 3)) + 0.01
+                    grad = param * random.normal(size=param.shape)
+                    optimizer.step(
+                        [grad.astype(np.float32)], weight=weight,
+                        rows=[(table, ids, rows.astype(np.float32))],
+                    )  # fmt: skip
+                optimizer.flush()
+                comm.barrier()
+                return param.tobytes() + table.pull(np.arange(9)).tobytes()
+
+        return world(workers, "tcp").run(train)
+
+
+@pytest.mark.one_transport
+@pytest.mark.parametrize("mode", [
+    gr.Sync(via="ps"), gr.Geo(2, outer=gr.Nesterov()),
+    gr.Hybrid(dense=gr.Sync(), sparse=gr.Sync(via="ps")),
+], ids=str)  # fmt: skip
+def test_modes_with_rounds_have_the_same_bits_in_every_run_on_any_number_of_servers(
+    world: GetWorld, mode: Any
+) -> None:
+    first, *others = trained_bits(world, mode, 3, servers=1, threads=1)
+    assert others == [first] * 2
+    assert trained_bits(world, mode, 3, servers=3, threads=2) == [first] * 3
+
+
+@pytest.mark.one_transport
+@pytest.mark.parametrize("mode", [
+    gr.Sync(), gr.BoundedStaleness(1), gr.Geo(2), gr.Geo(3, outer=gr.Mean()),
+], ids=str)  # fmt: skip
+def test_one_worker_alone_has_the_same_bits_in_every_run(world: GetWorld, mode: Any) -> None:
+    mode = gr.Hybrid(dense=mode, sparse=gr.Sync(via="ps")) if mode == gr.Sync() else mode
+    first = trained_bits(world, mode, 1, servers=1, threads=1)
+    assert trained_bits(world, mode, 1, servers=3, threads=2) == first

@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from subprocess import PIPE, run
 from typing import Any
@@ -109,54 +110,68 @@ class EndedError(Exception):
     """Ends a rank that is a thread."""
 
 
-def train_as_documented(comm: gr.Communicator, loop: str, *, is_victim: bool) -> list[object]:
-    """Run the loop until the lost rank is replaced; the size, the steps and the weights then."""
+def train_as_documented(
+    comm: gr.Communicator, loop: str, trained: dict[int, list[int]], *, is_victim: bool
+) -> list[object]:
+    """Run the loop, with one rank less in the middle of two epochs; size and weights at the end."""
     found: dict[str, Any] = {"torch": torch, "model": torch.nn.Linear(4, 1), "comm": comm}
 
     class Data:
         def __len__(self) -> int:
-            return 64
+            return 66
 
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            if is_victim and found["step"] == 5:
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            if is_victim and found["place"] == (1, 40):
                 found["optimizer"].abandon()  # Its communicator is one of its own.
                 raise EndedError
-            if found["step"] > 50 and found["comm"].world_size < 2:
-                found["step"] = 50
-            return torch.full((2, 4), float(index % 7)), torch.ones(2, 1)
+            return torch.full((4,), float(index % 7)), index
 
-    found |= {"dataset": Data(), "loss_of": lambda x, y: ((x - y) ** 2).mean()}
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found["batch"] = y.tolist()
+        return x.pow(2).mean()
+
+    def grown() -> gr.Communicator:
+        trained[found["place"][0]] += found["batch"]
+        comm: gr.Communicator = found["comm"].grow()
+        while found["place"] == (3, 20) and comm.world_size < 2:
+            comm = comm.grow()
+        return comm
+
+    found |= {"dataset": Data(), "loss_of": loss_of, "grown": grown}
     with contextlib.closing(comm):
         exec(loop, found)
         with found["comm"] as last:
-            return [last.world_size, found["step"], *found["model"].weight.tolist()[0]]
+            return [last.world_size, *found["model"].weight.tolist()[0]]
 
 
-def test_the_loop_of_the_documentation_makes_a_loss_good() -> None:
+def test_the_loop_of_the_documentation_makes_a_loss_good_and_trains_each_example_once() -> None:
     text = (ROOT / "docs" / "training.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (loop,) = (block for block in blocks if "comm.grow()" in block)
     listen_fd, address = listening_socket()
     place: dict[str, Any] = {"rendezvous": address, "secret": b"of the loop", "timeout": 30}
     is_lost = threading.Event()
+    trained: dict[int, list[int]] = defaultdict(list)
 
     def train(worker: int) -> list[object]:
         if worker == 2:
             is_lost.wait()
-            return train_as_documented(gr.join(**place), as_given, is_victim=False)
+            return train_as_documented(gr.join(**place), as_given, trained, is_victim=False)
         listens = {"listen_fd": listen_fd} if worker == 0 else {}
         comm = gr.init(rank=worker, world_size=2, **place, **listens)
         try:
-            return train_as_documented(comm, as_given, is_victim=worker == 1)
+            return train_as_documented(comm, as_given, trained, is_victim=worker == 1)
         except EndedError:
             is_lost.set()
             return []
 
-    as_given = loop.replace("comm = gr.init()\n", "")
-    assert as_given != loop
+    as_given = loop.replace("comm = gr.init()\n", "").replace("comm.grow()", "grown()")
+    assert as_given.count("grown()") == 1
     survivor, lost, newcomer = on_workers(3, train)
     assert (survivor, lost) == (newcomer, [])
-    assert survivor[:2] == [2, 100]
+    assert survivor[0] == 2
+    assert [*trained] == [*range(10)]
+    assert [sorted(indices) for indices in trained.values()] == 10 * [[*range(66)]]
 
 
 def test_without_pytorch_the_import_names_the_extra() -> None:

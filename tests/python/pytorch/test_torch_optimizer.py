@@ -347,6 +347,13 @@ def test_the_sampler_feeds_a_loader_with_this_ranks_part() -> None:
         assert epochs[0] != epochs[1]
         assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
         assert epochs[1] == gr.shard(10, comm, seed=3, epoch=1).tolist()
+        sampler.set_epoch(1, first=7)
+        assert (len(sampler), len(loader)) == (3, 1)
+        assert [*sampler] == epochs[1][7:]
+        sampler.set_epoch(1, first=12)
+        assert (len(sampler), [*loader]) == (0, [])
+        sampler.set_epoch(1)
+        assert [*sampler] == epochs[1]
 
 
 def test_after_close_ranks_average_no_more(world: GetWorld) -> None:

@@ -250,6 +250,8 @@ def test_a_sampler_of_what_is_no_data_set_or_order_is_refused(world: GetWorld) -
     for epoch in (-1, "a", 0.5):
         with pytest.raises(gr.InvalidArgument, match="epoch"):
             sampler.set_epoch(epoch)  # type: ignore[arg-type]
+    with pytest.raises(gr.InvalidArgument, match="first"):
+        sampler.set_epoch(1, first=-1)
     for seed in (-1, "a"):
         with pytest.raises(gr.InvalidArgument, match="seed"):
             gr.shard(5, comm, seed=seed)  # type: ignore[arg-type]

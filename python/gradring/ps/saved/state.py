@@ -150,7 +150,13 @@ def write_rows(table: SparseTable, saved: Mapping[str, Any]) -> None:
         InvalidArgument: Shapes or names do not fit, or the state has what the table's rule does
             not keep, or an id is there twice; nothing was sent.
     """
-    _require_keys(saved, table.name, ("ids", "rows"))
+    _require_keys(
+        saved,
+        table.name,
+        ("ids", "rows"),
+        f"A sparse table takes 'ids', whole numbers (n,), and 'rows', float32 (n, {table.dim}); of "
+        "the weight of a torch.nn.Embedding range(n) and the weight",
+    )
     _require_known(saved, table.name, _ROW_KEYS, "rows have")
     ids = buffers.as_ids(saved["ids"])
     if ids.ndim != 1:
@@ -228,7 +234,12 @@ def write_array(table: DenseTable, saved: Mapping[str, Any]) -> None:
         InvalidArgument: Shapes or names do not fit, or the state has what the table's rule does
             not keep; nothing was sent.
     """
-    _require_keys(saved, table.name, ("weights",))
+    _require_keys(
+        saved,
+        table.name,
+        ("weights",),
+        f"A dense table takes 'weights', float32 of shape {table.shape}",
+    )
     _require_known(saved, table.name, _ARRAY_KEYS, "a dense table has")
     parts = [_fitting(saved["weights"], table.shape, "weights")]
     for name, _, initial in _core.state_fields(table.optimizer.to_core(), table.size):
@@ -278,13 +289,16 @@ def _require_floats(name: str, found: int, wanted: int) -> None:
         raise ProtocolError(f"read of table {name!r}: {found} floats instead of {wanted}")
 
 
-def _require_keys(saved: Any, name: str, keys: Sequence[str]) -> None:
+def _require_keys(saved: Any, name: str, keys: Sequence[str], wanted: str) -> None:
     what = f"load_state_dict of table {name!r}"
     if not isinstance(saved, Mapping):
-        raise InvalidArgument(f"{what}: a dictionary is needed, not a {type(saved).__name__}")
+        raise InvalidArgument(
+            f"{what}: a dictionary is needed, not a {type(saved).__name__}. {wanted}"
+        )
     for key in keys:
         if key not in saved:
-            raise InvalidArgument(f"{what}: {key!r} is missing; there is {', '.join(saved)}")
+            found = ", ".join(map(str, saved)) or "nothing"
+            raise InvalidArgument(f"{what}: {key!r} is missing; there is {found}. {wanted}")
     state = saved.get("state")
     if state is not None and not isinstance(state, Mapping):
         raise InvalidArgument(f"{what}: the state is a {type(state).__name__}, no dictionary")

@@ -16,7 +16,7 @@ import pytest
 import gradring as gr
 from bare_servers import NEVER, connect, service, spec, start
 from gradring.errors import Closed, InvalidArgument, PeerLost, ProtocolError, TimedOut
-from gradring.ps import ParameterServer
+from gradring.ps import ParameterServer, checkpoint
 from gradring.ps.saved import checkpoint_jobs
 from ps_servers import connected, join, serving, start_server, together
 
@@ -267,3 +267,23 @@ def test_who_makes_a_table_in_the_middle_of_a_load_brings_no_rule_of_before_it_b
             newcomer.sparse_table("t", 2, rules[0])
             assert [shard["tables"][0]["lr"] for shard in ps.stats()] == [expected] * 2
             table.set_optimizer(rules[2])
+
+
+def test_a_table_begins_with_the_rows_of_one_of_a_checkpoint_on_other_servers(
+    tmp_path: Path,
+) -> None:
+    ids, rows = np.arange(1000) * 2**50, np.arange(2000, dtype=np.float32).reshape(1000, 2)
+    with connected(3) as ps:
+        for name in ("user", "item"):
+            ps.sparse_table(name, 2, gr.optim.SGD(lr=1)).load_state_dict({"ids": ids, "rows": rows})
+        ps.save(tmp_path / "ckpt")
+    exported = checkpoint.export_checkpoint(tmp_path / "ckpt", "user", tmp_path / "user.npz")
+    with connected(2, threads=2) as ps:
+        table = ps.sparse_table("other", 2, gr.optim.Adam(lr=1), entry=gr.ps.Count(5), init=0.5)
+        table.load_state_dict(dict(np.load(exported)))
+        np.testing.assert_array_equal(table.pull(ids), rows)
+        assert table.pull([3]).tolist() == [[0.5, 0.5]]
+        assert table.push(ids, np.ones_like(rows)).not_admitted == 0
+        narrow = ps.sparse_table("narrow", 1, gr.optim.Adam(lr=1))
+        with pytest.raises(InvalidArgument, match=r"rows has shape \(1000, 2\)"):
+            narrow.load_state_dict(dict(np.load(exported)))

@@ -329,7 +329,10 @@ def test_what_is_no_saved_table_is_refused_before_anything_is_sent() -> None:
         one: dict[str, Any] = {"weights": np.ones(3)}
         for table, saved, words in (
             (rows, {"ids": [1]}, "'rows' is missing; there is ids"),
-            (rows, {}, "'ids' is missing"),
+            (rows, {}, "'ids' is missing; there is nothing"),
+            (rows, one, r"there is weights. A sparse table takes 'ids'.* and 'rows'.* \(n, 2\)"),
+            (rows, np.ones((2, 2)), "not a ndarray. A sparse table takes 'ids'"),
+            (array, two, r"there is ids, rows. A dense table takes 'weights', .*\(3,\)"),
             (rows, [1], "a dictionary is needed, not a list"),
             (rows, {"ids": [[1, 2]], "rows": np.ones((1, 2, 2))}, r"ids has shape \(1, 2\)"),
             (rows, {**two, "step": [1, 2, 3]}, r"step has shape \(3,\); .* shape \(2,\)"),

@@ -14,6 +14,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from mode_servers import RealServers
 
 GEO_ROWS = [
     gr.Geo(3), gr.Hybrid(gr.Geo(2), gr.Geo(3)), gr.Hybrid(gr.Sync(), gr.Geo(3)),
@@ -155,3 +156,31 @@ def test_state_of_rows_is_refused_where_servers_train_them(comm: Any, mode: Any)
     with pytest.raises(gr.InvalidArgument, match=r"in GEO \(rows\)"):
         optimizer.load_state_dict(saved)
     optimizer.close()
+
+
+@pytest.mark.one_transport
+@pytest.mark.parametrize("mode", [
+    gr.Sync(), gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(2),
+    gr.Geo(2, outer=gr.Nesterov()), gr.Hybrid(dense=gr.Sync(), sparse=gr.Async()),
+], ids=str)  # fmt: skip
+def test_every_worker_s_layer_has_the_rows_that_one_has_brought_from_elsewhere(
+    world: GetWorld, real_servers: RealServers, mode: Any
+) -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    def read(comm: Any) -> list[Any]:
+        layer = gt.Embedding("e", 2, optimizer=gr.optim.Adagrad(lr=0.1))
+        model = torch.nn.Sequential(layer, torch.nn.Linear(2, 1))
+        optimizer = gt.distributed(
+            torch.optim.SGD(model.parameters(), lr=0.1), mode, model=model, comm=comm,
+            ps=real_servers.client(comm.rank),
+        )  # fmt: skip
+        if comm.rank == 1:
+            layer.table.table.load_state_dict({"ids": [-1, 7, 2**60], "rows": vectors})
+        comm.barrier()
+        rows: list[Any] = layer(torch.tensor([7, 2**60, -1, 8])).tolist()
+        comm.barrier()
+        optimizer.close()
+        return rows
+
+    assert world(2, "tcp").run(read) == 2 * [[[2, 3], [4, 5], [0, 1], [0, 0]]]
