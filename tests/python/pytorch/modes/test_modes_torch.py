@@ -247,7 +247,9 @@ def test_embedding_is_torch_embedding(padding_idx: int | None) -> None:
     torch.testing.assert_close(pulled, reference.weight.detach(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("pooling", "is_weighted"), [("sum", 0), ("sum", 1), ("mean", 0)])
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"), [("sum", 0), ("sum", 1), ("mean", 0), ("max", 0)]
+)
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_pooling_is_torch_embedding_bag(
