@@ -98,7 +98,7 @@ class GeoOptimizer(ModeOptimizer):
         """Return the outer rule."""
         outer = self.mode.outer
         if isinstance(outer, Nesterov):
-            return SGD(lr=outer.lr, momentum=outer.momentum, nesterov=True)
+            return SGD(lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0)
         return Sum()
 
     def sparse_table(

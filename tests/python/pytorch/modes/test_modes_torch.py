@@ -368,6 +368,22 @@ def test_what_servers_cannot_do_is_refused_by_name(comm: Any) -> None:
     assert type(refused) is torch.optim.NAdam  # As it was.
 
 
+def test_adam_whose_weight_decay_is_decoupled_is_adamw_on_servers(comm: Any) -> None:
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups: list[Any] = [{"params": params[:1]}, {"params": params[1:]}]
+    groups[1]["decoupled_weight_decay"] = True
+    optimizer = torch.optim.Adam(groups, weight_decay=0.1)
+    if "decoupled_weight_decay" not in optimizer.defaults:
+        pytest.skip("this PyTorch has no such option")
+    served = gt.distributed(optimizer, gr.Async(), comm=comm, ps=ExactServer().client(0))
+    kinds = [gr.optim.Adam, gr.optim.AdamW]
+    assert served.driver.rules == [kind(lr=1e-3, weight_decay=0.1) for kind in kinds]
+    served.param_groups[0]["decoupled_weight_decay"] = True
+    with pytest.raises(gr.InvalidArgument, match="AdamW"):
+        served.step()
+    served.abandon()
+
+
 def test_a_distributed_optimizer_is_not_copied(comm: Any) -> None:
     param = torch.nn.Parameter(torch.ones(2))
     optimizer = gt.distributed(
