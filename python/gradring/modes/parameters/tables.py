@@ -90,7 +90,8 @@ class ModeTable:
 
     def pull_flat(self, ids: Ids) -> Array:
         """Return one row for each of ``ids``, which are flat."""
-        return pull_together([(self, ids)])[0]
+        rows = self.take_prefetched(ids)
+        return self.owner.read([(self, ids)])[0] if rows is None else rows
 
     def take_prefetched(self, ids: Ids) -> Array | None:
         """Return rows if these are the ids that were expected, and expect no more.

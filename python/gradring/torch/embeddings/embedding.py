@@ -203,7 +203,8 @@ class Embedding(torch.nn.Module):
     @property
     def table(self) -> ModeTable:
         """The table as the mode reads it."""
-        attach_alone([self])
+        if self._table is None:
+            attach_alone([self])
         assert self._table is not None
         return self._table
 

@@ -115,6 +115,11 @@ def look_up(lookups: Sequence[Lookup]) -> list[torch.Tensor]:
     Raises:
         TimedOut: As `ModeTable.pull`, and so for PeerLost and Closed.
     """
+    if len(lookups) == 1:  # A layer by itself: gathering would cost as much as its rows.
+        (only,) = lookups
+        needed = _Wanted(only.layer, [only.flat], 0)
+        (rows,) = needed.rows(only.layer.table.pull_flat(needed.ids))
+        return [only.output(rows, needed.is_real[0])]
     of_layers = _by_layer((lookup.layer, place) for place, lookup in enumerate(lookups))
     wanted = [
         _Wanted(layer, [lookups[place].flat for place in places], 0) for layer, places in of_layers
