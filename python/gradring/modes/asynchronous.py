@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradring.modes.contracts import Async
-from gradring.modes.parameters.tables import RowGradients
+from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.stepping.background import Background
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.staleness import Histogram

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from gradring.core_arguments import OwnName
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
-from gradring.modes.parameters.tables import Prefetched, RowGradients
+from gradring.modes.parameters.row_gradients import RowGradients
+from gradring.modes.parameters.tables import Prefetched
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.staleness import Histogram
 from gradring.modes.stepping.waiting import after_the_push, before_the_push
@@ -122,7 +123,7 @@ class BoundedOptimizer(ModeOptimizer):
         with after_the_push(self.clock):
             self._finish(kept)
 
-    def begin_prefetch(self, coming: Prefetched) -> None:
+    def begin_prefetch(self, coming: Sequence[Prefetched]) -> None:
         """Bring rows as they may be after the step that is being computed."""
         self.prefetches.keep(coming)
 
@@ -136,8 +137,7 @@ class BoundedOptimizer(ModeOptimizer):
         if self._pending is None:
             return
         self.store.clock(self.domain, self.clock)
-        for coming in kept:
-            super().begin_prefetch(coming)
+        super().begin_prefetch(kept)
         self._pull(self.gate())
         self._settle()
         self._measure()

@@ -107,11 +107,12 @@ class Nesterov:
     """One outer step of SGD with Nesterov momentum on the mean of all workers' progress.
 
     DiLoCo (Douillard et al. 2023, arXiv:2311.08105). All workers exchange in the same step, wait
-    for each other there, and go on from the same values, bit for bit.
+    for each other there, and go on from the same values, bit for bit. With ``lr=1, momentum=0``
+    these are the mean of all replicas: local SGD, as of PyTorch's PostLocalSGDOptimizer.
 
     Attributes:
         lr: Outer learning rate.
-        momentum: Outer momentum; more than 0.
+        momentum: Outer momentum, from 0 (none) to less than 1.
     """
 
     lr: float = 0.7
@@ -121,9 +122,9 @@ class Nesterov:
         """Refuse what makes no sense."""
         given: tuple[Any, Any] = (self.lr, self.momentum)
         are_numbers = all(isinstance(each, Real) and not isinstance(each, bool) for each in given)
-        if not (are_numbers and 0 < self.lr < math.inf and 0 < self.momentum < 1):
+        if not (are_numbers and 0 < self.lr < math.inf and 0 <= self.momentum < 1):
             raise InvalidArgument(
-                "Nesterov: lr must be positive and momentum between 0 and 1, "
+                "Nesterov: lr must be positive and momentum from 0 to less than 1, "
                 f"got {self.lr!r} and {self.momentum!r}"
             )
 

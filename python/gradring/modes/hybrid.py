@@ -12,7 +12,8 @@ from gradring.collectives.uneven import dealt_out
 from gradring.errors import InvalidArgument
 from gradring.modes.contracts import Hybrid, Sync, begins_together, is_in_step
 from gradring.modes.parameters.dense import one_for_each
-from gradring.modes.parameters.tables import ModeTable, RowGradients, listed
+from gradring.modes.parameters.row_gradients import RowGradients, listed
+from gradring.modes.parameters.tables import ModeTable
 from gradring.modes.rounds import uneven_rounds
 from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.lost_ranks import close_beside

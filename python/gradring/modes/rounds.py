@@ -9,10 +9,11 @@ from gradring.collectives.joining import current
 from gradring.collectives.uneven import until_all_end
 from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import Sync
-from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
+from gradring.modes.parameters.row_gradients import RowGradients
+from gradring.modes.parameters.tables import Asked, Prefetched
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import after_the_push, before_the_push
-from gradring.modes.stores.store import Array, Domain, Gate, Ids, Pending
+from gradring.modes.stores.store import Array, Domain, Gate, Pending
 from gradring.optim.averaging import require_weight
 
 Batch = TypeVar("Batch")
@@ -60,13 +61,14 @@ class RoundOptimizer(ModeOptimizer):
         """Rounds of all steps done so far."""
         return Gate(self.domain, self.clock)
 
-    def read(self, table: ModeTable, ids: Ids) -> Array:
+    def read(self, asked: Sequence[Asked]) -> list[Array]:
         """Read rows as they are after the last step."""
-        rows = super().read(table, ids)
-        self._known = self.clock
+        rows = super().read(asked)
+        if any(len(ids) for _, ids in asked):  # Else nothing was waited for.
+            self._known = self.clock
         return rows
 
-    def begin_prefetch(self, coming: Prefetched) -> None:
+    def begin_prefetch(self, coming: Sequence[Prefetched]) -> None:
         """Bring rows as they will be after the step that is being computed."""
         self.prefetches.keep(coming)
 
@@ -116,8 +118,7 @@ class RoundOptimizer(ModeOptimizer):
         if self._unsaid is None:
             return
         self.store.clock(self.domain, self.clock, self._unsaid)
-        for coming in kept:
-            super().begin_prefetch(coming)
+        super().begin_prefetch(kept)
         if self.params:
             self.dense.pull(self.store, self.gate())
             self._known = self.clock

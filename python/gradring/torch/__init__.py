@@ -18,6 +18,7 @@ except ModuleNotFoundError as _error:
 
 from gradring.torch import c10d as _c10d
 from gradring.torch.c10d.untraced import break_graphs_at as _break_graphs_at
+from gradring.torch.embeddings.collection import EmbeddingCollection
 from gradring.torch.embeddings.embedding import Embedding
 from gradring.torch.factory import distributed
 from gradring.torch.hook import CompressedGradients, compressed_gradients
@@ -29,6 +30,7 @@ __all__ = [
     "CompressedGradients",
     "DistributedOptimizer",
     "Embedding",
+    "EmbeddingCollection",
     "Sampler",
     "broadcast_state",
     "compressed_gradients",
@@ -36,4 +38,5 @@ __all__ = [
 ]
 
 _c10d.register()
-_break_graphs_at(Embedding, "the rows of gradring.torch.Embedding come from servers")
+for _kind in (Embedding, EmbeddingCollection):
+    _break_graphs_at(_kind, f"the rows of gradring.torch.{_kind.__name__} come from servers")

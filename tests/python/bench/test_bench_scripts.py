@@ -146,3 +146,14 @@ def test_a_trace_is_drawn_as_a_whole_and_in_part(tmp_path: Path) -> None:
         run(ROOT / "tools" / "trace_picture.py", trace, picture, *part)
         assert picture.read_bytes().startswith(PNG)
     assert pictures[0].read_bytes() != pictures[1].read_bytes()
+
+
+def test_embeddings_are_measured_one_by_one_together_and_packed() -> None:
+    pytest.importorskip("torch")
+    small = ("--tables", "3", "--ids", "4", "--rows", "50", "--dim", "2", "--rounds", "1")
+    lines = run(BENCH / "embeddings.py", *small).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        f"{name}, {what}"
+        for name in ("one by one", "collection", "one table")
+        for what in ("forward", "step")
+    ]

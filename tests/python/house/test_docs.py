@@ -77,6 +77,10 @@ params = [numpy.ones((2, 2), numpy.float32)]
 batches = [(numpy.arange(5), numpy.zeros(5))] * 2
 def gradients(params, rows, batch): return [numpy.ones((2, 2))], numpy.ones_like(rows)
 """
+SLOTS = """
+user_ids, item_ids = torch.arange(2), torch.ones(2, 3, dtype=torch.int64)
+ids, offsets = torch.arange(4), torch.tensor([0, 1])
+"""
 PRETRAINED = """
 optimizer.close()
 gr.ps.current().close()
@@ -131,6 +135,7 @@ BEFORE = {
         MODEL + STEPS,
         "gr.ps.current().close()",  # Another program.
         "def batches_of(part): return batches\nrun = 1",
+        SLOTS,
         PRETRAINED,
         WRITTEN,
     ],

@@ -140,7 +140,8 @@ def test_modes_are_values() -> None:
         (lambda: gr.Geo(outer="sum"), "outer"),  # type: ignore[arg-type]
         (lambda: gr.Geo("auto", gr.Nesterov()), "Nesterov"),
         (lambda: gr.Nesterov(lr=0), "lr"),
-        (lambda: gr.Nesterov(momentum=1), "momentum"),
+        (lambda: gr.Nesterov(momentum=1), "momentum from 0 to less than 1, got 0.7 and 1"),
+        (lambda: gr.Nesterov(momentum=-0.1), "momentum"),
         (lambda: gr.Hybrid(sparse=gr.Sync()), "via='ps'"),
     ]:
         with pytest.raises(gr.InvalidArgument, match=complaint):

@@ -46,7 +46,7 @@ def test_half_a_round_of_an_earlier_run_is_in_no_round_of_the_next(
         optimizer, table = make(comm)
         if comm.rank == 0:
             rows = [(table, [1], np.full((1, 1), -100, np.float32))]
-            with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+            with pytest.raises(gr.TimedOut, match=r"workers? \[?1"):
                 half_a_step(optimizer, rows)
         optimizer.abandon()
 

@@ -45,7 +45,6 @@ def make_document(
         "transport": options.transport,
         "distinct": options.distinct,
         "bounds": bounds,
-        "staleness": workers[0]["staleness"],
         # All look at the same rows: one who finds more has found what others did not.
         "wrong": max(worker["wrong"] for worker in workers),
         "operations": [_operation(name, options, bounds, workers) for name in options.operations],
@@ -83,6 +82,7 @@ def _operation(
         / (latencies.size * options.ids / _MILLION),
         "share_of_table": rate * distinct / alone,
         "share_of_link": moved / bounds["link_gbs"],
+        "staleness": figures[0]["staleness"],
     }
 
 
@@ -96,10 +96,12 @@ def show(document: Document, stream: TextIO | None = None) -> None:
         "of table", "of link",
     ]  # fmt: skip
     print(plain(columns, [_cells(row) for row in document["operations"]]), file=stream)
-    staleness = np.array(document["staleness"], np.float64)
-    if staleness.sum() > 0:
-        mean = float((staleness * np.arange(staleness.size)).sum() / staleness.sum())
-        print(f"# staleness of pushes: mean {mean:.2f}, most {staleness.size - 1}", file=stream)
+    for row in document["operations"]:
+        counts = np.array(row["staleness"], np.float64)
+        if counts.sum() > 0:
+            mean = float((counts * np.arange(counts.size)).sum() / counts.sum())
+            words = f"mean {mean:.2f}, most {counts.size - 1}"
+            print(f"# staleness of the pushes of {row['op']}: {words}", file=stream)
     print(f"# wrong: {document['wrong']}", file=stream)
 
 

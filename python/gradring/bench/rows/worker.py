@@ -137,15 +137,16 @@ def main(argv: list[str]) -> int:
     options = Options.from_text(argv[0])
     with gr.init() as comm, gr.ps.connect() as ps:
         worker = Worker(options, comm, ps)
-        before = _staleness(ps)
+        figures = {}
+        for name in options.operations:
+            comm.barrier()
+            before = _staleness(ps)
+            comm.barrier()  # Nobody pushes in between.
+            figures[name] = worker.measure(name)
+            comm.barrier()
+            figures[name]["staleness"] = _since(before, _staleness(ps))
         comm.barrier()
-        figures = {name: worker.measure(name) for name in options.operations}
-        comm.barrier()
-        mine = {
-            "figures": figures,
-            "wrong": worker.wrong(),
-            "staleness": _since(before, _staleness(ps)),
-        }
+        mine = {"figures": figures, "wrong": worker.wrong()}
         comm.barrier()
         everybody = gather_texts(comm, json.dumps(mine).encode())
         if comm.rank == 0:
@@ -168,7 +169,9 @@ def _staleness(ps: Any) -> list[int]:
 def _since(before: list[int], now: list[int]) -> list[int]:
     padded = before + [0] * (len(now) - len(before))
     counts = [after - earlier for earlier, after in zip(padded, now, strict=True)]
-    return counts if any(counts) else []
+    while counts and counts[-1] == 0:  # An operation before may have had more.
+        counts.pop()
+    return counts
 
 
 def _cpu_seconds() -> float:

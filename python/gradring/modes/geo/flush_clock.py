@@ -29,6 +29,8 @@ nobody can have passed gate 1: it begins at 0, and the others' first flush is it
 
 from __future__ import annotations
 
+from gradring.errors import TimedOut
+from gradring.modes.geo.gates import wait_for_all
 from gradring.modes.stores.store import Domain, Gate, Store, WorkerClocks
 
 
@@ -57,7 +59,10 @@ class FlushClock:
         try:
             self._now = _start(store.clocks(domain))
             store.clock(domain, self._now)
-            store.wait(Gate(domain, self._now))
+            wait_for_all(
+                store, Gate(domain, self._now), "ended a flush()",
+                "One that joins waits for that: make the optimizer again when they have",
+            )  # fmt: skip
         except BaseException:
             store.leave(domain)
             raise
@@ -72,7 +77,7 @@ class FlushClock:
         Raises:
             TimedOut: Others did not come in time; says who. It may be called again.
         """
-        self._say_and_wait(self._now + 1)
+        self._say_and_wait(self._now + 1, "called it")
 
     def wait_until_all_read(self) -> int:
         """Say that this worker has read; nobody goes on to push before all have.
@@ -83,7 +88,7 @@ class FlushClock:
         Raises:
             TimedOut: As `wait_until_all_pushed`; the flush may be tried again, from its beginning.
         """
-        living = self._say_and_wait(self._now + 2)
+        living = self._say_and_wait(self._now + 2, "read the servers' values")
         self._now += 2  # Not before: a flush that timed out may be tried again.
         return living
 
@@ -91,9 +96,16 @@ class FlushClock:
         """Take no further part."""
         self._store.leave(self._domain)
 
-    def _say_and_wait(self, clock: int) -> int:
+    def _say_and_wait(self, clock: int, what: str) -> int:
         living = self._store.clock(self._domain, clock)
-        self._store.wait(Gate(self._domain, clock))
+        what_next = (
+            "Every living worker has to call it. This worker's progress is with the servers: call "
+            "flush() again before training goes on"
+        )
+        try:
+            wait_for_all(self._store, Gate(self._domain, clock), what, what_next)
+        except TimedOut as error:
+            raise TimedOut(f"flush: {error}") from error.__cause__
         return living
 
 

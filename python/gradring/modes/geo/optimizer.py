@@ -18,8 +18,9 @@ from gradring.modes.geo.replica import DenseReplica, SparseReplica, require_exac
 from gradring.modes.geo.report import GeoReport
 from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
 from gradring.modes.geo.step_clock import StepClock
+from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.parameters.rows import Slots
-from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients
+from gradring.modes.parameters.tables import Asked, ModeTable, Prefetched
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import after_the_local_step, before_the_local_step
 from gradring.modes.stores.store import Array, Domain, Ids
@@ -97,7 +98,7 @@ class GeoOptimizer(ModeOptimizer):
         """Return the outer rule."""
         outer = self.mode.outer
         if isinstance(outer, Nesterov):
-            return SGD(lr=outer.lr, momentum=outer.momentum, nesterov=True)
+            return SGD(lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0)
         return Sum()
 
     def sparse_table(
@@ -144,21 +145,21 @@ class GeoOptimizer(ModeOptimizer):
         self.require_own(table)
         return self._sparse[table.name]
 
-    def read(self, table: ModeTable, ids: Ids) -> Array:
-        """Return local rows."""
-        replica = self._sparse[table.name]
-        slots = replica.slots(ids)  # May move the weights.
-        rows: Array = np.take(replica.weights, slots, axis=0)  # Thrice as fast as [slots].
-        return rows
+    def read(self, asked: Sequence[Asked]) -> list[Array]:
+        """Return local rows; those that are new here come from the servers in one round trip."""
+        return self.replicas.rows([(self._sparse[table.name], ids) for table, ids in asked])
 
-    def begin_prefetch(self, coming: Prefetched) -> None:
-        """Bring rows that the replica does not have yet; they are put there after the step."""
-        coming.table.forget_prefetch()
+    def begin_prefetch(self, coming: Sequence[Prefetched]) -> None:
+        """Bring rows that the replicas do not have yet; they are put there after the step."""
         with self.replicas.exposed:
-            missing = np.unique(coming.ids[self.replica(coming.table).find(coming.ids) < 0])
-            if len(missing):
-                self._coming.append(Prefetched(coming.table, missing))
-                super().begin_prefetch(self._coming[-1])
+            fresh = []
+            for each in coming:
+                each.table.forget_prefetch()
+                missing = np.unique(each.ids[self.replica(each.table).find(each.ids) < 0])
+                if len(missing):
+                    fresh.append(Prefetched(each.table, missing))
+            self._coming += fresh
+            super().begin_prefetch(fresh)
 
     def step(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradring.modes.contracts import Geo
 from gradring.modes.geo.exchange import Replicas
+from gradring.modes.geo.gates import wait_for_all
 from gradring.modes.stores.store import Domain, Gate, Ids, Pending, Push, Store
 
 
@@ -81,7 +82,10 @@ class OuterRounds(Replicas):
         if self._round is None:
             return
         self.report.workers = self.store.clock(self.domain, self._clock)
-        self.store.wait(Gate(self.domain, self._clock))
+        wait_for_all(
+            self.store, Gate(self.domain, self._clock), "come to the exchange of all workers",
+            "Call flush() to wait again",
+        )  # fmt: skip
         pending, self._round.pending = self._round.pending, None
         if pending is not None:
             self.report.refused += sum(pushed.refused for pushed in pending.result())

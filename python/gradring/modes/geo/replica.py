@@ -18,6 +18,7 @@ import numpy as np
 from gradring import _core
 from gradring.arrays.buffers import as_ids
 from gradring.errors import InvalidArgument
+from gradring.modes.geo.room import Room
 from gradring.modes.parameters.rows import IdIndex, Slots
 from gradring.modes.stores.store import Array, Ids
 from gradring.optim.local_rows import enlarged
@@ -95,6 +96,12 @@ def accept(weights: Array, base: Array, server: Array) -> float:
 def _put_on_top(weights: Array, base: Array, progress: Array) -> None:
     is_moved = np.isfinite(progress) & (progress != 0)
     np.add(base, progress, out=weights, where=is_moved)
+
+
+def _first_of_each(ids: Ids) -> Ids:
+    # In the order of first appearance, so that ids 0, 1, 2, ... get these very slots.
+    distinct, first = np.unique(ids, return_index=True)
+    return np.asarray(distinct[np.argsort(first)])
 
 
 def _squared_norm(values: Array) -> float:
@@ -186,8 +193,8 @@ class SparseReplica:
         self._base = np.empty((0, dim), np.float32)
         self._touches = np.empty(0, np.int32)  # Steps that wrote a row since it was offered.
         self._is_unread = np.empty(0, np.bool_)
-        self._delta, self._server = _Room(), _Room()
-        self._slices = [_Room() for _ in range(PUSHES_UNDER_WAY + 1)]
+        self._delta, self._server = Room(), Room()
+        self._slices = [Room() for _ in range(PUSHES_UNDER_WAY + 1)]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -223,12 +230,14 @@ class SparseReplica:
         found = self._index.find_again(ids)
         is_new = found < 0
         if is_new.any():
-            # In the order of first appearance, so that ids 0, 1, 2, ... get these very slots.
-            fresh, first = np.unique(ids[is_new], return_index=True)
-            fresh = fresh[np.argsort(first)]
+            fresh = _first_of_each(ids[is_new])
             self.insert(fresh, self._pull(fresh))
             found = self._index.find_again(ids)
         return found
+
+    def missing(self, ids: Ids) -> Ids:
+        """Return which of these flat ids this worker has no row of; each once."""
+        return _first_of_each(ids[self._index.find_again(ids) < 0])
 
     def insert(self, ids: Any, rows: Array) -> None:
         """Take rows that the servers have now; those that are here already are left alone."""
@@ -335,7 +344,7 @@ class SparseReplica:
 
     def forget_room(self) -> None:
         """Use other memory from now on: a pull that was given up may still write there."""
-        self._server = _Room()
+        self._server = Room()
 
     def adopt(self, slots: Slots, server: Array) -> float:
         """Forget the progress of some rows, as `DenseReplica.adopt`."""
@@ -384,16 +393,3 @@ class SparseReplica:
         self._base = enlarged(self._base, capacity)
         self._touches = enlarged(self._touches, capacity)
         self._is_unread = enlarged(self._is_unread, capacity)
-
-
-class _Room:
-    """Memory for rows that serves again: fresh pages cost more than what is done with the rows."""
-
-    def __init__(self) -> None:
-        self._floats = np.empty(0, np.float32)
-
-    def rows(self, count: int, dim: int) -> Array:
-        """Return so many rows, of whatever values."""
-        if count * dim > len(self._floats):
-            self._floats = np.empty(max(count * dim, len(self._floats) * 5 // 4), np.float32)
-        return self._floats[: count * dim].reshape(count, dim)

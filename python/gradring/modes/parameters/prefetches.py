@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gradring.modes.parameters.tables import Prefetched
@@ -16,18 +17,18 @@ class Prefetches:
     def __init__(self) -> None:
         """Begin with none."""
         self._kept: dict[str, Prefetched] = {}
-        self._under_way: list[Prefetched] = []
+        self._under_way: list[Prefetched] = []  # One of each call.
 
-    def begin(self, coming: Prefetched, store: Store, gate: Any) -> None:
-        """Ask for rows; not where many are under way already."""
+    def begin(self, coming: Sequence[Prefetched], store: Store, gate: Any) -> None:
+        """Ask for rows in one call; not where many are under way already."""
         self._under_way = [each for each in self._under_way if each.is_under_way]
-        if len(self._under_way) < _MOST:
-            coming.begin(store, gate)
-            self._under_way.append(coming)
+        if coming and len(self._under_way) < _MOST:
+            Prefetched.begin(coming, store, gate)
+            self._under_way.append(coming[0])
 
-    def keep(self, coming: Prefetched) -> None:
-        """Keep one; a table's next pull is of the one that was asked for last."""
-        self._kept[coming.table.name] = coming
+    def keep(self, coming: Sequence[Prefetched]) -> None:
+        """Keep some; a table's next pull is of the one that was asked for last."""
+        self._kept |= {each.table.name: each for each in coming}
 
     def take_kept(self) -> list[Prefetched]:
         """Return those that were kept, and keep them no more."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from gradring.arrays.buffers import as_ids
-from gradring.errors import Error, InvalidArgument, Mismatch
+from gradring.errors import Error, Mismatch
 from gradring.modes.stores.store import Array, Ids, PendingPull, Pull, Store
 from gradring.optim.state import require_successor
-from gradring.ps.arguments.requests import push_request
 
 
 class Owner(Protocol):
@@ -20,14 +19,14 @@ class Owner(Protocol):
 
     timeout: float
 
-    def read(self, table: ModeTable, ids: Ids) -> Array:
-        """Return rows of ids, as old as the mode allows; they may repeat."""
+    def read(self, asked: Sequence[Asked]) -> list[Array]:
+        """Return rows of several tables, as old as the mode allows; ids may repeat."""
 
     def set_table_rule(self, table: ModeTable, rule: Any) -> None:
         """Go on with other settings of a table's rule."""
 
-    def begin_prefetch(self, coming: Prefetched) -> None:
-        """Begin to bring rows, now or after the step."""
+    def begin_prefetch(self, coming: Sequence[Prefetched]) -> None:
+        """Begin to bring rows of several tables, now or after the step."""
 
 
 class ModeTable:
@@ -39,10 +38,11 @@ class ModeTable:
         rule: How a gradient changes a row.
         table: The table on the servers.
         seen: What the last pull said of it.
+        owner: The optimizer.
     """
 
     def __init__(
-        self, optimizer: Owner, name: str, dim: int, rule: Any, settings: Mapping[str, Any]
+        self, owner: Owner, name: str, dim: int, rule: Any, settings: Mapping[str, Any]
     ) -> None:
         """Belong to an optimizer; ``settings`` are those of its `sparse_table` beyond the rule."""
         self.name = name
@@ -51,7 +51,7 @@ class ModeTable:
         self._made_with = (rule, dict(settings))
         self.table: Any = None
         self.seen: Any = None
-        self._optimizer = optimizer
+        self.owner = owner
         self._coming: Prefetched | None = None
 
     def require_same(self, dim: int, rule: Any, settings: Mapping[str, Any]) -> None:
@@ -90,16 +90,25 @@ class ModeTable:
 
     def pull_flat(self, ids: Ids) -> Array:
         """Return one row for each of ``ids``, which are flat."""
+        rows = self.take_prefetched(ids)
+        return self.owner.read([(self, ids)])[0] if rows is None else rows
+
+    def take_prefetched(self, ids: Ids) -> Array | None:
+        """Return rows if these are the ids that were expected, and expect no more.
+
+        Raises:
+            TimedOut: They are on their way, and too late.
+        """
         coming, self._coming = self._coming, None
         if (
             coming is not None
             and coming.has_begun
             and np.array_equal(coming.ids, ids)
-            and coming.wait(self._optimizer.timeout)
+            and coming.wait(self.owner.timeout)
         ):
             self.seen = coming.seen
             return coming.rows
-        return self._optimizer.read(self, ids)
+        return None
 
     def set_rule(self, rule: Any) -> None:
         """Go on with other settings of the rule; see `ModeOptimizer.set_rule`.
@@ -108,7 +117,7 @@ class ModeTable:
             InvalidArgument: It is another rule, or keeps another state; nothing was sent.
         """
         require_successor(self.rule, rule)
-        self._optimizer.set_table_rule(self, rule)
+        self.owner.set_table_rule(self, rule)
         self.rule = rule
 
     def forget_prefetch(self) -> None:
@@ -126,9 +135,54 @@ class ModeTable:
         It is a hint: a pull of other ids is as right, only later. What comes is as new as the mode
         promises of a pull after the next `step`.
         """
+        prefetch_together([(self, as_ids(ids).reshape(-1))])
+
+    def expect(self, ids: Ids) -> Prefetched:
+        """Expect these flat ids in the next pull."""
         # A copy: the caller may write the next ids there before these have come.
-        self._coming = Prefetched(self, as_ids(ids).reshape(-1).copy())
-        self._optimizer.begin_prefetch(self._coming)
+        self._coming = Prefetched(self, ids.copy())
+        return self._coming
+
+
+Asked = tuple[ModeTable, Ids]  # Ids are flat, and may repeat.
+
+
+def pull_together(asked: Sequence[Asked]) -> list[Array]:
+    """Return one row for each id of several tables: one round trip for those of one optimizer.
+
+    Raises:
+        TimedOut: As `ModeTable.pull`, and so for every other error.
+    """
+    found = [table.take_prefetched(ids) for table, ids in asked]
+    missing = [place for place, rows in enumerate(found) if rows is None]
+    for owner, places in _by_owner([asked[place] for place in missing]):
+        chosen = [missing[place] for place in places]
+        for place, rows in zip(chosen, owner.read([asked[at] for at in chosen]), strict=True):
+            found[place] = rows
+    return [rows for rows in found if rows is not None]
+
+
+def prefetch_together(asked: Sequence[Asked]) -> None:
+    """Do `ModeTable.prefetch` of several tables: one round trip for those of one optimizer."""
+    coming = [table.expect(ids) for table, ids in asked]
+    for owner, places in _by_owner(asked):
+        owner.begin_prefetch([coming[place] for place in places])
+
+
+def _by_owner(asked: Sequence[Asked]) -> list[tuple[Owner, list[int]]]:
+    found: dict[int, tuple[Owner, list[int]]] = {}
+    for place, (table, _) in enumerate(asked):
+        found.setdefault(id(table.owner), (table.owner, []))[1].append(place)
+    return list(found.values())
+
+
+def read_rows(store: Store, asked: Sequence[Asked], gate: Any) -> list[Array]:
+    """Return what servers have, in one round trip, and note what the tables have seen."""
+    rows = [np.empty((len(ids), table.dim), np.float32) for table, ids in asked]
+    pulls = [Pull(table.table, ids, out) for (table, ids), out in zip(asked, rows, strict=True)]
+    for (table, _), seen in zip(asked, store.pull(pulls, gate), strict=True):
+        table.seen = seen
+    return rows
 
 
 class Prefetched:
@@ -150,12 +204,24 @@ class Prefetched:
         self.seen: Any = None
         self.has_begun = False
         self._pending: PendingPull | None = None
+        self._place = 0  # Among what came with it.
 
-    def begin(self, store: Store, gate: Any) -> None:
-        """Ask for them. It is a hint: where it fails they are asked for when they are needed."""
-        self.has_begun = True
+    @staticmethod
+    def begin(coming: Sequence[Prefetched], store: Store, gate: Any) -> None:
+        """Ask for rows of several tables in one round trip.
+
+        It is a hint: where it fails they are asked for when they are needed.
+        """
+        pending: PendingPull | None = None
         with contextlib.suppress(Error):
-            self._pending = store.begin_pull([Pull(self.table.table, self.ids, self.rows)], gate)
+            pulls = [Pull(each.table.table, each.ids, each.rows) for each in coming]
+            pending = store.begin_pull(pulls, gate)
+        for place, each in enumerate(coming):
+            each.wait_for(pending, place)
+
+    def wait_for(self, pending: PendingPull | None, place: int) -> None:
+        """Have begun: what is at a place of this pull; ``None``: it has failed already."""
+        self.has_begun, self._pending, self._place = True, pending, place
 
     @property
     def is_under_way(self) -> bool:
@@ -170,7 +236,7 @@ class Prefetched:
         """
         if self.seen is None and self._pending is not None:
             try:
-                self.seen = self._pending.result(timeout)[0]
+                self.seen = self._pending.result(timeout)[self._place]
             except Error:
                 if self.is_under_way:
                     raise
@@ -179,44 +245,3 @@ class Prefetched:
 
 def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-RowGradients = tuple[ModeTable, Any, Any]  # Table, ids, one gradient row for each id.
-
-
-def listed(rows: Iterable[RowGradients]) -> list[RowGradients]:
-    """Return what a step was given for sparse tables as a list.
-
-    Raises:
-        InvalidArgument: It is something else than entries of a table, its ids and its gradients.
-    """
-    try:
-        return [(table, ids, grads) for table, ids, grads in rows]
-    except (TypeError, ValueError):
-        raise InvalidArgument(
-            "rows: entries (table, ids, gradients) are wanted, one for each table that was used; "
-            f"got {type(rows).__name__}: {rows!r:.80}"
-        ) from None
-
-
-def joined(entries: Sequence[RowGradients]) -> list[tuple[ModeTable, Ids, Array]]:
-    """Return one entry for each table that has gradients: contiguous, maybe the caller's arrays.
-
-    Raises:
-        InvalidArgument: Shapes or dtypes do not fit.
-        DeviceError: An array lives on a device.
-    """
-    by_table: dict[str, list[RowGradients]] = {}
-    for entry in entries:
-        by_table.setdefault(entry[0].name, []).append(entry)
-    result = []
-    for each in by_table.values():
-        table = each[0][0]
-        checked = [push_request(table.name, table.dim, ids, grads) for _, ids, grads in each]
-        given = [one for one in checked if len(one[0])]
-        if len(given) == 1:
-            result.append((table, *given[0]))
-        elif given:
-            flats, grads = zip(*given, strict=True)
-            result.append((table, np.concatenate(flats), np.concatenate(grads)))
-    return result

@@ -10,20 +10,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from gradring.collectives.uneven import dealt_out, require_parts
 from gradring.errors import Closed, InvalidArgument
 from gradring.modes.parameters.dense import DenseParameters, one_for_each, require_same_place
 from gradring.modes.parameters.prefetches import Prefetches
+from gradring.modes.parameters.row_gradients import RowGradients, joined, listed
 from gradring.modes.parameters.rows import summed
-from gradring.modes.parameters.tables import ModeTable, Prefetched, RowGradients, joined, listed
+from gradring.modes.parameters.tables import Asked, ModeTable, Prefetched, read_rows
 from gradring.modes.stepping import names, reminder
 from gradring.modes.stepping.background import require_process
 from gradring.modes.stepping.parts import Parts
 from gradring.modes.stores.agreement import Workers
 from gradring.modes.stores.served import store_of
-from gradring.modes.stores.store import Array, Domain, Ids, Pull, Push, Store
+from gradring.modes.stores.store import Array, Domain, Ids, Push, Store
 from gradring.optim.rules import require_rule
 from gradring.optim.state import Entry, require_successor
 from gradring.settings import config
@@ -321,19 +320,16 @@ class ModeOptimizer:
         """Have servers use these rules for all steps from the next on, and for none before."""
         self.store.set_rules(rules)
 
-    def read(self, table: ModeTable, ids: Ids) -> Array:
-        """Return rows of ids, as old as the mode allows; they may repeat."""
-        rows = np.empty((len(ids), table.dim), np.float32)
+    def read(self, asked: Sequence[Asked]) -> list[Array]:
+        """Return rows of several tables, as old as the mode allows; ids may repeat."""
         # Who has left is in step with nobody any more: an evaluation reads what servers have.
-        gate = None if self.is_closed else self.gate()
-        table.seen = self.store.pull([Pull(table.table, ids, rows)], gate)[0]
-        return rows
+        return read_rows(self.store, asked, None if self.is_closed else self.gate())
 
     def gate(self) -> Any:
         """Return what a pull has to wait for now; ``None``: nothing."""
         return None
 
-    def begin_prefetch(self, coming: Prefetched) -> None:
+    def begin_prefetch(self, coming: Sequence[Prefetched]) -> None:
         """Begin to bring rows, now or after the step; not where many are under way already."""
         self.prefetches.begin(coming, self.store, self.gate())
 

@@ -11,6 +11,7 @@ from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
 
 _SETTINGS = frozenset({"entry", "expire_after", "score_decay", "slots", "codec"})
+_POOLED = {"sum": "adds up", "mean": "averages", "max": "takes the largest of"}
 
 
 def require_known(name: str, pooling: Any, padding_idx: Any, settings: AbstractSet[str]) -> None:
@@ -25,8 +26,10 @@ def require_known(name: str, pooling: Any, padding_idx: Any, settings: AbstractS
     Raises:
         InvalidArgument: There is no such pooling, id or setting.
     """
-    if pooling not in (None, "sum", "mean"):
-        raise InvalidArgument(f"Embedding {name!r}: pooling is 'sum' or 'mean', not {pooling!r}")
+    if pooling not in (None, *_POOLED):
+        raise InvalidArgument(
+            f"Embedding {name!r}: pooling is 'sum', 'mean' or 'max', not {pooling!r}"
+        )
     if padding_idx is not None:
         try:
             buffers.as_ids([padding_idx]).item()
@@ -39,8 +42,8 @@ def require_known(name: str, pooling: Any, padding_idx: Any, settings: AbstractS
     if unknown:
         raise InvalidArgument(
             f"Embedding {name!r}: {', '.join(sorted(unknown))}: there is no such setting; rows "
-            "are always sparse, bags are added up with pooling='sum' or averaged with 'mean', "
-            f"and a table takes {', '.join(sorted(_SETTINGS))}"
+            "are always sparse, bags are added up with pooling='sum', averaged with 'mean' or the "
+            f"largest with 'max', and a table takes {', '.join(sorted(_SETTINGS))}"
         )
 
 
@@ -61,14 +64,14 @@ def require_possible(
     """
     if pooling is None and not (offsets is None and weights is None):
         raise InvalidArgument(
-            f"Embedding {name!r} returns a row for each id: offsets are for pooling='sum' or "
-            "'mean', and per_sample_weights for pooling='sum'"
+            f"Embedding {name!r} returns a row for each id: offsets are for pooling='sum', "
+            "'mean' or 'max', and per_sample_weights for pooling='sum'"
         )
     if weights is None:
         return
-    if pooling != "sum":
+    if pooling is not None and pooling != "sum":
         raise InvalidArgument(
-            f"Embedding {name!r} averages rows: per_sample_weights are for pooling='sum'"
+            f"Embedding {name!r} {_POOLED[pooling]} rows: per_sample_weights are for pooling='sum'"
         )
     if weights.shape != ids.shape or weights.dtype != torch.float32:
         raise InvalidArgument(

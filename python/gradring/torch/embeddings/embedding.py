@@ -14,18 +14,18 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from gradring.arrays import buffers
 from gradring.errors import InvalidArgument
-from gradring.modes.asynchronous import AsyncOptimizer
 from gradring.modes.contracts import Mode
+from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.parameters.rows import merge
-from gradring.modes.parameters.tables import ModeTable, RowGradients
-from gradring.modes.stepping import reminder
+from gradring.modes.parameters.tables import ModeTable
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.optim.state import require_successor
+from gradring.torch.embeddings.alone import Alone, attach_alone
 from gradring.torch.embeddings.arguments import ids_of, require_known, require_possible
+from gradring.torch.embeddings.lookups import Lookup, look_up, prefetch
 from gradring.torch.embeddings.row_cache import RowCache, is_subtracted, require_allowed
 from gradring.torch.embeddings.row_leaves import RowLeaves
 from gradring.torch.gradients.backward import at_the_end_of_backward
@@ -64,6 +64,7 @@ class Embedding(torch.nn.Module):
         name: Of the table, the same on every worker.
         dim: Floats a row.
         cache: The rows on the device; ``None`` without ``device``.
+        ps: As it was given.
     """
 
     def __init__(  # noqa: PLR0913 - what a table and a layer can be told
@@ -74,7 +75,7 @@ class Embedding(torch.nn.Module):
         optimizer: Any,
         init: Any = None,
         seed: int = 0,
-        pooling: Literal["sum", "mean"] | None = None,
+        pooling: Literal["sum", "mean", "max"] | None = None,
         padding_idx: int | None = None,
         ps: Any = None,
         device: Any = None,
@@ -90,8 +91,9 @@ class Embedding(torch.nn.Module):
             optimizer: Rule of `gradring.optim` for the rows; with `gradring.Geo` the local one.
             init: Where new rows start, such as ``gr.init.Uniform(0.01)``; zeros by default.
             seed: Of ``init``.
-            pooling: Add up, or average, the rows of each bag of ids.
-            padding_idx: An id whose row is zero, is never trained, and does not count in a mean.
+            pooling: Add up or average the rows of each bag of ids, or take their largest numbers,
+                each of which trains the row that it is of; an empty bag gives zeros.
+            padding_idx: An id whose row is zero, is never trained, and counts in no mean or "max".
             ps: What `gradring.ps.connect` returned, if it goes to no optimizer; ``None`` connects.
             device: ``"cuda"`` or another of torch's; ``None``: the CPU, without a cache.
             cache_rows: Rows that the device keeps; more where one batch has more.
@@ -119,7 +121,7 @@ class Embedding(torch.nn.Module):
         self._optimizer = optimizer
         self._init = init
         self._seed = seed
-        self._ps = ps
+        self.ps = ps
         self.cache: RowCache | None = None
         self._cache_age = cache_age
         if device is not None:
@@ -128,7 +130,7 @@ class Embedding(torch.nn.Module):
         self._settings = settings
         self._driver: ModeOptimizer | None = None
         self._table: ModeTable | None = None
-        self._is_alone = False
+        self._alone: Alone | None = None
         self._leaves = RowLeaves()
 
     def require_trainable(self, mode: Mode) -> None:
@@ -150,16 +152,21 @@ class Embedding(torch.nn.Module):
             )
         require_allowed(self.name, self._cache_age, self._settings, mode)
 
-    def attach(self, driver: ModeOptimizer) -> None:
-        """Train the rows by this optimizer's mode from now on; called by `distributed`."""
-        self._driver, self._is_alone = driver, False
+    def attach(self, driver: ModeOptimizer, alone: Alone | None = None) -> None:
+        """Train the rows by this optimizer's mode from now on; called by `distributed`.
+
+        Args:
+            driver: The optimizer.
+            alone: What steps it at the end of backward; ``None``: `distributed`'s optimizer does.
+        """
+        self._driver, self._alone = driver, alone
         self._table = driver.sparse_table(
             self.name, self.dim, self._optimizer, init=self._init, seed=self._seed, **self._settings
         )
 
     def attachment(self) -> Callable[[], None]:
         """Return what undoes every `attach` that comes after this."""
-        before = {name: vars(self)[name] for name in ("_driver", "_is_alone", "_table")}
+        before = {name: vars(self)[name] for name in ("_driver", "_alone", "_table")}
         return lambda: vars(self).update(before)
 
     def set_optimizer(self, optimizer: Any) -> None:
@@ -197,13 +204,14 @@ class Embedding(torch.nn.Module):
     def table(self) -> ModeTable:
         """The table as the mode reads it."""
         if self._table is None:
-            alone = AsyncOptimizer([], None, self._ps, name=f"{self.name}/alone", workers=1)
-            who = f"Embedding {self.name!r}, which has no optimizer,"
-            reminder.describe(alone, who, "call its flush(), or gr.ps.current().close()")
-            self.attach(alone)
-            self._is_alone = True
+            attach_alone([self])
         assert self._table is not None
         return self._table
+
+    @property
+    def has_table(self) -> bool:
+        """Whether something trains the rows, or did."""
+        return self._table is not None
 
     def forward(
         self,
@@ -211,7 +219,7 @@ class Embedding(torch.nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the rows of ids, or their sums or means.
+        """Return the rows of ids, or their sums, means or largest numbers.
 
         Args:
             ids: Int64, any shape; with ``pooling`` (bags, ids a bag), or flat with ``offsets``.
@@ -228,6 +236,19 @@ class Embedding(torch.nn.Module):
                 only reads. Nothing was asked for.
             TimedOut: As `ModeTable.pull`, and so for PeerLost and Closed.
         """
+        return look_up([self.lookup(ids, offsets, per_sample_weights)])[0]
+
+    def lookup(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> Lookup:
+        """Check what `forward` was given.
+
+        Raises:
+            InvalidArgument: As there.
+        """
         is_training = self.training and torch.is_grad_enabled() and not self._leaves.is_frozen
         flat = ids_of(ids)
         require_possible(self.name, self.pooling, ids, offsets, per_sample_weights)
@@ -236,23 +257,7 @@ class Embedding(torch.nn.Module):
                 f"Embedding {self.name!r} is a copy of a layer that trains its rows, and only "
                 "reads them: call eval() or requires_grad_(False), or run it under torch.no_grad()"
             )
-        is_real = self._is_real(flat)
-        leaf = self._rows(flat, is_real)
-        if is_training:
-            chosen = slice(None) if is_real is None else is_real
-            self._listen(leaf, flat[chosen].copy(), chosen)  # The caller may reuse their memory.
-        if self.pooling is None:
-            # A copy: unlike a leaf it may be changed in place.
-            return leaf.clone().view(*ids.shape, self.dim)
-        places, padding = torch.arange(len(flat)), None
-        if is_real is not None:
-            padding = int(np.flatnonzero(~is_real)[0])
-            places[torch.from_numpy(~is_real)] = padding
-        return functional.embedding_bag(
-            places.view(ids.shape).to(leaf.device), leaf,
-            None if offsets is None else offsets.to(leaf.device),
-            mode=self.pooling, padding_idx=padding, per_sample_weights=per_sample_weights,
-        )  # fmt: skip
+        return Lookup(self, ids, offsets, per_sample_weights, flat, is_training)
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Begin to bring the rows of the next batch; a hint, see `ModeTable.prefetch`.
@@ -263,41 +268,14 @@ class Embedding(torch.nn.Module):
         Raises:
             InvalidArgument: They are no whole numbers.
         """
-        flat = ids_of(ids)
-        is_real = self._is_real(flat)
-        chosen = flat if is_real is None else flat[is_real]
-        if self.cache is not None:
-            chosen = self.cache.missing(np.unique(chosen), ahead=1)
-        self.table.prefetch(chosen)
+        prefetch([(self, ids_of(ids))])
 
-    def _is_real(self, flat: Any) -> Any:
+    def is_real(self, flat: Any) -> Any:
         """Return which ids are no padding; ``None``: all."""
         if self.padding_idx is None:
             return None
         is_real = flat != buffers.as_ids([self.padding_idx])[0]
         return None if is_real.all() else is_real
-
-    def _rows(self, flat: Any, is_real: Any) -> torch.Tensor:
-        """Return a row for each id; of zeros where it is padding."""
-        if self.cache is not None:
-            return self._rows_of_cache(self.cache, flat, is_real)
-        if is_real is None:
-            return torch.from_numpy(self.table.pull_flat(flat))
-        rows = np.zeros((len(flat), self.dim), np.float32)
-        rows[is_real] = self.table.pull_flat(flat[is_real])
-        return torch.from_numpy(rows)
-
-    def _rows_of_cache(self, cache: RowCache, flat: Any, is_real: Any) -> torch.Tensor:
-        chosen = flat if is_real is None else flat[is_real]
-        distinct, inverse = np.unique(chosen, return_inverse=True)
-        slots = cache.bring(distinct, self.table.pull_flat)
-        device = cache.weights.device
-        found = cache.weights[slots[torch.from_numpy(inverse.reshape(-1)).to(device)]]
-        if is_real is None:
-            return found
-        rows = torch.zeros((len(flat), self.dim), dtype=torch.float32, device=device)
-        rows[torch.from_numpy(is_real).to(device)] = found
-        return rows
 
     def gradients(self) -> list[torch.Tensor]:
         """Return what backward has brought since the last time, one tensor for each forward."""
@@ -325,14 +303,12 @@ class Embedding(torch.nn.Module):
         """Forget what backward has brought; `zero_grad` does it."""
         self._leaves.forget()
 
-    def end_backward(self) -> None:
-        """Push, where no optimizer does."""
-        if self._is_alone and self._driver is not None:
-            # Nobody repeats this step: the next backward brings its own.
-            rows = [(self.table, *taken) for taken in self._leaves.take_from_backward()]
-            if rows:
-                self._age_cache(rows)
-                self._driver.step(None, rows=rows)
+    def take_from_backward(self) -> list[RowGradients]:
+        """Return what the pass that ends now has brought, and forget it; for who pushes it."""
+        rows = [(self.table, *taken) for taken in self._leaves.take_from_backward()]
+        if rows:
+            self._age_cache(rows)
+        return rows
 
     def flush(self) -> None:
         """Wait until the servers have applied all gradients of this worker.
@@ -352,13 +328,20 @@ class Embedding(torch.nn.Module):
         if self.cache is not None:
             self.cache.clear()
 
-    def _listen(self, leaf: torch.Tensor, ids: Any, chosen: Any) -> None:
+    def listen_to(self, leaf: torch.Tensor, ids: Any, chosen: Any) -> None:
+        """Keep the gradients that backward brings to a leaf.
+
+        Args:
+            leaf: Rows.
+            ids: Of those that are trained.
+            chosen: Which of the rows these are.
+        """
         leaf.requires_grad_()
 
         def listen(trained: torch.Tensor) -> None:
             self._leaves.note(trained, ids, chosen)
-            if self._is_alone:
-                at_the_end_of_backward(self)
+            if self._alone is not None:
+                at_the_end_of_backward(self._alone)
 
         hooked: Any = leaf  # PyTorch gives this method no types.
         hooked.register_post_accumulate_grad_hook(listen)
@@ -369,7 +352,7 @@ class Embedding(torch.nn.Module):
         memo[id(self)] = made
         # No connection can be copied, and the cache ages with the layer that trains.
         is_reader = self._table is not None
-        shared = {"_ps", "_driver", "_table"} | ({"cache"} if is_reader else set())
+        shared = {"ps", "_driver", "_alone", "_table"} | ({"cache"} if is_reader else set())
         state = vars(self) | {"_leaves": self._leaves.emptied(), "_is_reader": is_reader}
         for name, value in state.items():
             vars(made)[name] = value if name in shared else copy.deepcopy(value, memo)
@@ -383,7 +366,7 @@ class Embedding(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse where there is a connection: what is saved would not have the rows."""
-        if self._table is None and self._ps is None:
+        if self._table is None and self.ps is None:
             return super().__reduce_ex__(protocol)
         raise TypeError(
             f"Embedding {self.name!r} cannot be pickled, its rows are on servers; save the model's "

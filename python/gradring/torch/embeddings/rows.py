@@ -10,7 +10,7 @@ import torch
 from gradring.modes.contracts import Mode
 from gradring.modes.factory import over_servers
 from gradring.modes.geo.optimizer import GeoOptimizer
-from gradring.modes.parameters.tables import RowGradients
+from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.torch.embeddings.embedding import Embedding

@@ -29,6 +29,9 @@ _TAKEN: dict[type[Any], tuple[type[Any], tuple[str, ...]]] = {
     torch.optim.AdamW: (optim.AdamW, ("lr", "betas", "eps", "weight_decay")),
     torch.optim.SparseAdam: (optim.SparseAdam, ("lr", "betas", "eps")),
 }
+# Adam with this option on is AdamW, and torch's AdamW is made so.
+_DECOUPLED = "decoupled_weight_decay"
+_ADAMS = {torch.optim.Adam: False, torch.optim.AdamW: True}
 # How the same numbers are computed, for which servers have their own way.
 _IGNORED = {"foreach", "fused", "capturable"}
 
@@ -85,7 +88,7 @@ def _unknown_options(kind: type[Any], optimizer: torch.optim.Optimizer) -> set[s
     # Whatever else stands in a group is a label of the user's ("name", "lr_scale"), which the
     # optimizer itself does not read either.
     unknown = optimizer.defaults.keys() - _IGNORED - set(_TAKEN[kind][1])
-    return unknown - {"decoupled_weight_decay"} if kind is torch.optim.AdamW else unknown
+    return unknown - {_DECOUPLED} if kind in _ADAMS else unknown
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -93,12 +96,14 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     for kind in type(optimizer).__mro__:
         if kind in _TAKEN:
             taken, unknown = _TAKEN[kind][1], _unknown_options(kind, optimizer)
-            # Of options that servers do not know, whether they are on: then they are refused.
+            # Of options that servers do not know, whether they are on: then they are refused. Of
+            # this one, since it is another rule's.
+            read = {*taken, *unknown, _DECOUPLED}
             return [
                 {
                     option: _plain(value) if option in taken else bool(value)
                     for option, value in group.items()
-                    if option in taken or option in unknown
+                    if option in read
                 }
                 for group in optimizer.param_groups
             ]
@@ -107,6 +112,8 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def _rule_of(kind: type[Any], group: Mapping[str, Any], unknown: set[str]) -> Any:
     rule, taken = _TAKEN[kind]
+    if kind in _ADAMS:
+        rule = optim.AdamW if group.get(_DECOUPLED, _ADAMS[kind]) else optim.Adam
     for option, value in group.items():
         if option in unknown and value:
             raise InvalidArgument(f"{kind.__name__}: servers do not know {option}={value!r}")

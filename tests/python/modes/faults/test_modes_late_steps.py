@@ -131,8 +131,8 @@ def test_a_late_step_of_a_hybrid_is_done_in_both_its_parts_and_once(
 
 
 OUTER = gr.Nesterov(lr=1.0, momentum=0.5)
-IS_LATE = r"workers \[1\].* The local step is done all the same: do not repeat it"
-STILL_LATE = r"workers \[1\].* the exchange of a step, .* nothing new was trained or sent"
+IS_LATE = r"worker 1 has not come .* The local step is done all the same: do not repeat it"
+STILL_LATE = r"worker 1 has not come .* the exchange of a step, .* nothing new was trained or sent"
 
 
 def after(steps: int) -> float:
@@ -159,7 +159,7 @@ def test_an_exchange_that_timed_out_is_ended_by_a_flush_and_not_begun_again(
     with pytest.raises(gr.TimedOut, match=IS_LATE):
         first.step([-ONE])
     for _ in range(2):
-        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+        with pytest.raises(gr.TimedOut, match="worker 1 has not come"):
             first.flush()
     second.step([-ONE])
     first.flush()
@@ -175,7 +175,7 @@ def test_who_goes_on_after_a_flush_that_timed_out_exchanges_in_the_same_steps_as
     workers = first, second = outer_workers(server, k_steps=4)
     for _ in range(2):
         first.step([-ONE])
-    with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+    with pytest.raises(gr.TimedOut, match="worker 1 has not come"):
         first.flush()
     for _ in range(2):
         second.step([-ONE])
@@ -202,7 +202,7 @@ def test_the_step_after_a_late_exchange_ends_it_before_it_trains(server: ExactSe
     with pytest.raises(gr.TimedOut, match=IS_LATE):
         first.step([-ONE], rows=rows)
     for again in (lambda: first.step([-ONE], rows=rows), first.close):
-        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+        with pytest.raises(gr.TimedOut, match="worker 1 has not come"):
             again()
     with pytest.raises(gr.TimedOut, match=STILL_LATE):
         first.step([-ONE], rows=rows)

@@ -10,7 +10,7 @@ import pytest
 import gradring as gr
 from exact_server import ExactServer
 from geo_steps import IDENTITY, Array, exchange, geo, held
-from mode_servers import Servers
+from mode_servers import RealServers, Servers
 from thread_ranks import on_workers
 from turns import Turns
 
@@ -110,9 +110,9 @@ def test_a_worker_that_cannot_join_in_time_is_not_waited_for() -> None:
     server.client(1).clock(first.replicas.domain, 0)  # Trains on while the first is in a flush.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exact_server.SECONDS", 0.05)
-        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+        with pytest.raises(gr.TimedOut, match="flush: worker 1 has not called it"):
             first.flush()
-        with pytest.raises(gr.TimedOut, match="still waits for workers"):
+        with pytest.raises(gr.TimedOut, match=r"workers 0, 1 have not ended a flush\(\) after"):
             geo([np.zeros((), np.float32)], server.client(2), 1)
     assert 2 not in server.client(0).clocks(first.replicas.domain).living
     server.client(1).leave(first.replicas.domain)
@@ -153,13 +153,35 @@ def test_the_death_of_a_worker_leaves_the_others_equal() -> None:
         optimizer.close()
 
 
+CALL_AGAIN = r"^flush: worker 1 has not called it after \S+ s\..* call flush\(\) again"
+
+
+@pytest.mark.parametrize(
+    ("outer", "words"),
+    [
+        (gr.Sum(), CALL_AGAIN),
+        (gr.Nesterov(), r"^worker 1 has not come to the exchange .* Call flush\(\) to wait again$"),
+    ],
+)
+def test_a_flush_of_geo_speaks_of_no_table_that_the_user_does_not_know(
+    real_servers: RealServers, outer: Any, words: str
+) -> None:
+    param = np.zeros(2, np.float32)
+    late = geo([param], real_servers.client(0), 2, k_steps=9, outer=outer, timeout=0.05)
+    late.step([np.ones(2, np.float32)])
+    for _ in range(2):
+        with pytest.raises(gr.TimedOut, match=words):
+            late.flush()
+    late.abandon()
+
+
 def test_a_flush_names_who_did_not_come_and_may_be_tried_again() -> None:
     server = ExactServer()
     optimizers = [geo([np.zeros(2, np.float32)], server.client(rank), 2) for rank in range(2)]
     exchange(optimizers[1], 1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exact_server.SECONDS", 0.05)
-        with pytest.raises(gr.TimedOut, match=r"workers \[1\]"):
+        with pytest.raises(gr.TimedOut, match=CALL_AGAIN):
             optimizers[0].flush()
     on_workers(2, lambda rank: optimizers[rank].flush())
     for optimizer in optimizers:

@@ -1,4 +1,4 @@
-"""GEO on one worker: local steps, of dense parameters and of rows, are those without servers."""
+"""GEO's local steps, of dense parameters and of rows: those without servers, and their mean."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import gradring as gr
 from exact_server import ExactServer
 from mode_servers import Servers, make_servers
+from ps_servers import join, serving
+from thread_ranks import on_workers
 
 Array = np.ndarray[Any, Any]
 
@@ -324,3 +326,44 @@ def test_a_gradient_that_is_not_finite_leaves_no_trace_in_the_local_state(
                             states[0] | {"rows": states[0]["rows"]["spared"]})  # fmt: skip
     for one, other in zip(*values, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_without_momentum_an_exchange_is_the_mean_of_the_replicas_in_every_run() -> None:
+    workers, k_steps, rule = 2, 3, gr.optim.Adam(lr=0.1)
+    start = np.random.default_rng(1).standard_normal(40).astype(np.float32)
+    grads = np.random.default_rng(2).standard_normal((6, workers, 40)).astype(np.float32)
+    ids = np.arange(5)
+
+    def train(rank: int, addresses: list[str], begun: list[Array]) -> tuple[Array, Array]:
+        param = start.copy()
+        with (
+            join(addresses, client=rank) as ps,
+            gr.GeoOptimizer(
+                [param], rule, ps, workers=workers, k_steps=k_steps, outer=gr.Nesterov(1.0, 0.0)
+            ) as optimizer,
+        ):
+            table = optimizer.sparse_table("rows", 8, gr.optim.Adagrad(lr=0.1))
+            for step, grad in enumerate(grads[:, rank]):
+                table.pull(ids)
+                optimizer.step([grad], rows=[(table, ids, grad.reshape(5, 8))])
+                if step + 1 == k_steps:
+                    begun[rank] = param.copy()
+            return param, table.pull(ids)
+
+    def run(servers: int) -> tuple[list[tuple[Array, Array]], Array]:
+        begun = [start] * workers
+        with serving(servers) as addresses:
+            return on_workers(workers, lambda rank: train(rank, addresses, begun)), begun[0]
+
+    ends = []
+    for rank in range(workers):
+        end, state = start.copy(), {}
+        for grad in grads[:k_steps, rank]:
+            rule.update(end, grad, state)
+        ends.append(end)
+    first, after_one = run(1)
+    np.testing.assert_allclose(after_one, np.mean(ends, axis=0), rtol=1e-5, atol=1e-6)
+    for found in (first, run(1)[0], run(2)[0]):
+        for param, rows in found:
+            np.testing.assert_array_equal(param, first[0][0])
+            np.testing.assert_array_equal(rows, first[0][1])

@@ -247,7 +247,9 @@ def test_embedding_is_torch_embedding(padding_idx: int | None) -> None:
     torch.testing.assert_close(pulled, reference.weight.detach(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("pooling", "is_weighted"), [("sum", 0), ("sum", 1), ("mean", 0)])
+@pytest.mark.parametrize(
+    ("pooling", "is_weighted"), [("sum", 0), ("sum", 1), ("mean", 0), ("max", 0)]
+)
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_pooling_is_torch_embedding_bag(
@@ -364,6 +366,22 @@ def test_what_servers_cannot_do_is_refused_by_name(comm: Any) -> None:
     with pytest.raises(gr.InvalidArgument):
         distributed(refused)
     assert type(refused) is torch.optim.NAdam  # As it was.
+
+
+def test_adam_whose_weight_decay_is_decoupled_is_adamw_on_servers(comm: Any) -> None:
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    groups: list[Any] = [{"params": params[:1]}, {"params": params[1:]}]
+    groups[1]["decoupled_weight_decay"] = True
+    optimizer = torch.optim.Adam(groups, weight_decay=0.1)
+    if "decoupled_weight_decay" not in optimizer.defaults:
+        pytest.skip("this PyTorch has no such option")
+    served = gt.distributed(optimizer, gr.Async(), comm=comm, ps=ExactServer().client(0))
+    kinds = [gr.optim.Adam, gr.optim.AdamW]
+    assert served.driver.rules == [kind(lr=1e-3, weight_decay=0.1) for kind in kinds]
+    served.param_groups[0]["decoupled_weight_decay"] = True
+    with pytest.raises(gr.InvalidArgument, match="AdamW"):
+        served.step()
+    served.abandon()
 
 
 def test_a_distributed_optimizer_is_not_copied(comm: Any) -> None:

@@ -338,3 +338,18 @@ def test_the_memory_of_ids_may_be_used_for_others_once_their_rows_are_here(
     optimizer.step()
     assert sorted(server.values("e")) == [3, 5]
     optimizer.close()
+
+
+@pytest.mark.parametrize("ids", [[4, 3, 4, 5, 3, 3], [3, 3, 3, 3, 3, 3], []], ids=str)
+def test_of_equal_numbers_max_trains_the_one_that_torch_trains(ids: list[int]) -> None:
+    server = ExactServer()
+    layer = embedding(server, pooling="max", padding_idx=3)
+    reference = torch.nn.EmbeddingBag(6, 2, mode="max", padding_idx=3)
+    torch.nn.init.zeros_(reference.weight)
+    flat, offsets = torch.tensor(ids, dtype=torch.int64), torch.tensor([0, 0, len(ids) // 2])
+    for module in (layer, reference):
+        assert module(flat, offsets).tolist() == [[0, 0]] * 3
+        (module(flat, offsets) * torch.tensor([[1.0], [2.0], [4.0]])).sum().backward()
+    layer.flush()
+    rows = layer.eval()(torch.arange(6), torch.arange(6))
+    torch.testing.assert_close(rows, -reference.weight.grad, rtol=0, atol=0)
