@@ -7,15 +7,10 @@ breaks it, then the tree.
 from __future__ import annotations
 
 import graphlib
-import importlib.util
-import inspect
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
-
-import pytest
 
 import cpp_rooms
 import python_rooms
@@ -344,37 +339,3 @@ def test_every_environment_variable_is_documented_and_every_documented_one_exist
     page = (ROOT / "docs" / "configuration.md").read_text()
     documented = set(re.findall(r"`(GRADRING_[A-Z0-9_]+)`", page))
     assert used == documented
-
-
-def undocumented(name: str, value: object) -> list[str]:
-    """`name`, and its public methods, as far as they lack a docstring of their own."""
-    if not callable(value) and not isinstance(value, types.ModuleType):
-        return []  # A plain value, such as __version__.
-    missing = [] if inspect.getdoc(value) else [name]
-    if inspect.isclass(value):
-        missing = [] if value.__dict__.get("__doc__") else [name]
-        for member, inside in vars(value).items():
-            body = inside.fget if isinstance(inside, property) else inside
-            if not member.startswith("_") and inspect.isroutine(body) and not inspect.getdoc(body):
-                missing.append(f"{name}.{member}")
-    return missing
-
-
-def test_every_public_name_has_a_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bare:
-        def method(self) -> None: ...
-
-    assert undocumented("Bare", Bare) == ["Bare", "Bare.method"]
-
-    rooms = ["gradring", "gradring.ps", "gradring.modes", "gradring.optim"]
-    extras = ("torch", "jax", "keras")
-    rooms += [f"gradring.{each}" for each in extras if importlib.util.find_spec(each)]
-    monkeypatch.setenv("KERAS_BACKEND", "numpy")
-    for room in rooms:
-        module = importlib.import_module(room)
-        assert len(set(module.__all__)) == len(module.__all__)
-        assert not [
-            missing
-            for name in module.__all__
-            for missing in undocumented(f"{room}.{name}", getattr(module, name))
-        ]
