@@ -15,6 +15,8 @@ from pathlib import Path
 import cpp_rooms
 import python_rooms
 from cpp_rooms import arrow_complaints
+from gradring.doctor import choice_doctor
+from gradring.tune import worker
 from python_rooms import module_of, other_rooms, room_complaints, room_of
 from source_tree import (
     CPP,
@@ -339,3 +341,16 @@ def test_every_environment_variable_is_documented_and_every_documented_one_exist
     page = (ROOT / "docs" / "configuration.md").read_text()
     documented = set(re.findall(r"`(GRADRING_[A-Z0-9_]+)`", page))
     assert used == documented
+
+
+def test_numbers_that_python_repeats_are_the_cores() -> None:
+    repeated = {
+        ("csrc/collectives/plan/plan.h", "kPieceBytes"): worker._PIECE_BYTES,
+        ("csrc/collectives/engine/engine.cc", "kHierarchicalBytes"): (
+            choice_doctor._HIERARCHICAL_BYTES
+        ),
+    }
+    for (path, name), ours in repeated.items():
+        found = re.search(rf"\b{name} = (\d+) \* 1024;", (ROOT / path).read_text())
+        assert found, (path, name)
+        assert int(found[1]) * 1024 == ours, name
