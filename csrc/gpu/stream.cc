@@ -39,13 +39,6 @@ void Event::synchronize() const {
   device_.check(device_.runtime().event_synchronize(event_), "get to an event");
 }
 
-double Event::seconds_since(const Event& earlier) const {
-  float ms = 0;
-  device_.check(device_.runtime().event_elapsed_ms(earlier.event_, event_, &ms),
-                "tell the time between two events");
-  return static_cast<double>(ms) / 1e3;
-}
-
 void StreamView::wait(const Event& event) const {
   device_->check(device_->runtime().stream_wait_event(device_->index(), stream_, event.handle()),
                  "have a stream wait for an event");

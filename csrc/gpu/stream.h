@@ -29,7 +29,6 @@ class Event {
   bool is_passed() const;
   // Waits on this thread, without a deadline.
   void synchronize() const;
-  double seconds_since(const Event& earlier) const;  // Both timed and passed.
   gradring_event handle() const { return event_; }
 
  private:

@@ -56,8 +56,7 @@ GRADRING_INLINE Work with_one_nan(Work work, Item nan) {
 
 // What follows are the lanes: how memory becomes vectors of type Work and back. kBytes of memory
 // fill kWorks of them, kItemBytes are one element; no alignment is assumed. kUnroll times kBytes
-// travel together. Lanes that compute in floating point
-// name its type, Item.
+// travel together. Lanes that compute in floating point name its type, Item.
 
 template <typename T>
 struct IntegerLanes {

@@ -236,7 +236,11 @@ def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
         "`gradring run` or of a rank, or by rank 0's address (with GRADRING_SECRET set); one that "
         "failed by the folder of its records",
     )
-    choice = doctor.add_argument_group("show instead which algorithm a call takes").add_argument
+    choice = doctor.add_argument_group(
+        "show instead which algorithm a call takes",
+        "With all ranks on one host (shm), and with each on a host of its own (tcp). Several hosts "
+        "with several ranks take hierarchical for all_reduce and broadcast from 64K on.",
+    ).add_argument
     choice(
         "--size",
         dest="sizes",
@@ -245,7 +249,7 @@ def _add_doctor(commands: argparse._SubParsersAction[Any]) -> None:
         help="of messages, as 64K,1MiB (default: some from 64 to 256M)",
     )
     choice("--op", metavar="OP", help="default: all_reduce")
-    choice("--ranks", type=int, metavar="N", help="default: 4, at most 16384")
+    choice("--ranks", type=int, metavar="N", help="default: the job's, or 4; at most 16384")
     choice("--path-ms", type=float, metavar="MS", help="way between their hosts, one direction (0)")
     doctor.set_defaults(action=_doctor)
 

@@ -191,3 +191,9 @@ def jax_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start ranks that have imported JAX; once it is in use they could not be forked."""
     extra = ["optax"] if importlib.util.find_spec("optax") else []
     yield from _jobs(tmp_path, "gradring.jax", "pytest", *extra)
+
+
+@pytest.fixture
+def _cuda() -> None:
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("torch sees no CUDA device")

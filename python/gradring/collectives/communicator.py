@@ -165,6 +165,12 @@ class Communicator(Reductions, Values, Rows, Messages):
             PeerLost: As `all_reduce`.
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
+
+        Example:
+            >>> import gradring as gr
+            >>> with gr.init() as comm, comm.split(comm.rank % 2) as half:
+            ...     half.world_size
+            1
         """
         group = -1 if color is None else calling.whole_number("color", color, bits=64)
         if color is not None and group < 0:

@@ -46,6 +46,14 @@ class Exchanges(calling.Caller):
             PeerLost: As `all_reduce`.
             TimedOut: As `all_reduce`.
             Closed: As `all_reduce`.
+
+        Example:
+            >>> import numpy as np, gradring as gr
+            >>> with gr.init() as comm:
+            ...     comm.all_gather(np.array([comm.rank, 7])).tolist()
+            [[0, 7]]
+
+            With two ranks it is ``[[0, 7], [1, 7]]`` on both.
         """
         source = buffers.operand(x, "x", writes=False, stream=stream)
         if counts is None:

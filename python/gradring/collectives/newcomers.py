@@ -67,6 +67,18 @@ def join(
         AuthError: The secrets differ, or only some ranks encrypt.
         ProtocolError: The job's build of Gradring and this one do not understand each other.
         TimedOut: Nobody answers there, or the job did not grow in time; says which.
+
+    Example:
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> import gradring as gr
+        >>> job = gr.init(rank=0, world_size=1, rendezvous="127.0.0.1:0", secret="s" * 32)
+        >>> with ThreadPoolExecutor() as threads:  # In place of another process.
+        ...     coming = threads.submit(gr.join, job.meeting_point, secret="s" * 32)
+        ...     while job.world_size == 1:
+        ...         job = job.grow()
+        ...     with job, coming.result() as newcomer:
+        ...         (newcomer.rank, newcomer.world_size)
+        (1, 2)
     """
     address = os.environ.get("GRADRING_RENDEZVOUS") if rendezvous is None else rendezvous
     if not address:

@@ -72,6 +72,14 @@ class Reductions(calling.Caller):
             TimedOut: No progress within the timeout; the communicator is closed. Or no turn: what
                 came before made no progress, nothing was sent, and the communicator is open.
             Closed: The communicator had failed or was closed before.
+
+        Example:
+            >>> import numpy as np, gradring as gr
+            >>> with gr.init() as comm:
+            ...     comm.all_reduce(np.array([comm.rank + 1.0, 2.0])).tolist()
+            [1.0, 2.0]
+
+            With two ranks it is ``[3.0, 4.0]`` on both.
         """
         options = calling.reduction(op, algorithm, deterministic)
         return self._elementwise(
@@ -268,7 +276,12 @@ class Reductions(calling.Caller):
         *,
         timeout: float | None = None,
     ) -> Work:
-        """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`."""
+        """Do the work of `all_reduce_compressed`, as `average_bucket` does that of `all_reduce`.
+
+        Raises:
+            InvalidArgument: One of the arrays is not contiguous float32, or they overlap.
+            DeviceError: One is on the CPU and the other is not.
+        """
         values = buffers.operand(bucket, "x", writes=True)
         rest = None if residual is None else buffers.operand(residual, "residual", writes=True)
         if values.memory is not None or (rest is not None and rest.memory is not None):
@@ -295,6 +308,9 @@ class Reductions(calling.Caller):
             total: One float64 that an earlier operation of this communicator writes, and that is
                 read when this one's turn has come. Only whole numbers from 1 to 2**24 count: with
                 any other the sum stays a sum.
+
+        Raises:
+            InvalidArgument: The bucket is not contiguous.
         """
         view = buffers.view(bucket, "bucket", writes=True)
         if view.memory is not None:

@@ -55,6 +55,14 @@ def shard(
     Raises:
         InvalidArgument: ``count``, ``epoch``, ``first`` or ``seed`` is negative or no whole number,
             or both ``drop_last`` and ``pad`` are asked for.
+
+    Example:
+        >>> import gradring as gr
+        >>> with gr.init() as comm:
+        ...     gr.shard(5, comm, shuffle=False).tolist()
+        [0, 1, 2, 3, 4]
+
+        Of two ranks the first has ``[0, 2, 4]`` and the other ``[1, 3]``.
     """
     count = calling.whole_number("shard: count", count, bits=64)
     if count < 0:

@@ -1,8 +1,8 @@
 """`gradring doctor --size 1M`: which algorithm a call of that size takes, and by which figures.
 
 Read from the settings in force; nothing is started. Over TCP it is told for ranks on hosts of their
-own: ranks on several hosts with several each may take ``hierarchical``, which depends on who is
-where.
+own; what ranks on several hosts with several each take, which depends on who is where, a line says.
+As the program of a job rank 0 answers, for as many ranks as the job has.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from gradring.bench.table import number, plain, size_text
 from gradring.errors import InvalidArgument
+from gradring.launchers.roles import Role, discover
 from gradring.settings import config, cost_profile
 from gradring.tune import choices
 from gradring.tune.choices import Question
@@ -23,6 +24,8 @@ from gradring.tune.choices import Question
 DEFAULT_SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 DEFAULT_RANKS = 4
 _MOST_PATH_MS = 1e6
+_HIERARCHICAL_BYTES = 64 << 10  # The engine's; only of these operations.
+_HIERARCHICAL_OPS = ("all_reduce", "broadcast")
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,13 @@ class Asked:
     Attributes:
         sizes: Bytes of the whole message.
         op: An operation's name.
-        ranks: How many.
+        ranks: How many; ``None``: those of the job that this is started in, or 4.
         path_ms: Milliseconds one way between their hosts, as ranks measure when they join.
     """
 
     sizes: Sequence[int] = DEFAULT_SIZES
     op: str = "all_reduce"
-    ranks: int = DEFAULT_RANKS
+    ranks: int | None = None
     path_ms: float = 0.0
 
     def __post_init__(self) -> None:
@@ -52,14 +55,25 @@ class Asked:
 
 
 def main(asked: Asked, *, as_json: bool, environ: Mapping[str, str] | None = None) -> int:
-    """Print the choices.
+    """Print the choices, in a job on rank 0 alone.
 
     Raises:
         InvalidArgument: The question or the profile makes no sense.
     """
-    found = report(asked, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    role = _role(environ)
+    found = report(asked, environ)
+    if role is not None and role.rank != 0:
+        return 0
     print(json.dumps(_finite(found), indent=2, allow_nan=False) if as_json else render(found))
     return 0
+
+
+def _role(environ: Mapping[str, str]) -> Role | None:
+    try:
+        return discover(environ)
+    except InvalidArgument:  # What is wrong with the variables the report on the machine says.
+        return None
 
 
 def _finite(found: Any) -> Any:
@@ -75,9 +89,12 @@ def report(asked: Asked, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the choices of both transports as plain values; times in microseconds."""
     path = config.Settings.from_environ(environ).profile
     costs = _costs(path, asked.path_ms)
+    role, ranks = _role(environ), asked.ranks
+    if ranks is None:
+        ranks = role.world_size if role is not None and role.world_size > 1 else DEFAULT_RANKS
     return {
         "op": asked.op,
-        "ranks": asked.ranks,
+        "ranks": ranks,
         "path_ms": asked.path_ms,
         "dtype": "float32",
         "profile": path,
@@ -86,7 +103,7 @@ def report(asked: Asked, environ: Mapping[str, str]) -> dict[str, Any]:
                 "source": source,
                 "costs": vars(figures),
                 "choices": [
-                    vars(choices.choose(Question(asked.op, asked.ranks, transport), size, figures))
+                    vars(choices.choose(Question(asked.op, ranks, transport), size, figures))
                     for size in asked.sizes
                 ],
             }
@@ -105,6 +122,14 @@ def render(found: Mapping[str, Any]) -> str:
             for each in answer["choices"]
         ]
         lines.append(plain(["size", "algorithm", "estimated us"], rows))
+    largest = max(each["nbytes"] for each in found["transports"]["tcp"]["choices"])
+    if found["op"] in _HIERARCHICAL_OPS and largest >= _HIERARCHICAL_BYTES:
+        several = (
+            "tcp is for one rank a host. Several hosts, one of which has several ranks, take "
+            f"hierarchical from {size_text(_HIERARCHICAL_BYTES)} on (not for 16-bit floats in "
+            "all_reduce)."
+        )
+        lines += ["", several]
     return "\n".join(lines)
 
 

@@ -34,6 +34,13 @@ class AUC:
     while they are 2**52 at most in all: the value is the true quotient, rounded once. With others
     it is as exact as float64 adds.
 
+    Example:
+        >>> import gradring as gr
+        >>> auc = gr.metrics.AUC()
+        >>> auc.update(labels=[0, 1, 1], scores=[0.2, 0.7, 0.1])
+        >>> auc.compute()
+        0.5
+
     Attributes:
         error_bound: How far the last `compute` may be from the exact value; 0 without buckets.
     """

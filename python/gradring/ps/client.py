@@ -88,6 +88,13 @@ class ParameterServer:
             InvalidArgument: A setting makes no sense; nothing was sent.
             Mismatch: There is a table of that name with other settings.
             PeerLost: As for `SparseTable.pull`, and so for every other error.
+
+        Example:
+            >>> import gradring as gr
+            >>> with gr.ps.connect() as ps:
+            ...     words = ps.sparse_table("word", 2, gr.optim.Adagrad(lr=0.1), init=1.0)
+            ...     words.pull([3, 2**60]).tolist()
+            [[1.0, 1.0], [1.0, 1.0]]
         """
         specs.codec_number(codec)
         spec = specs.sparse_spec(

@@ -83,6 +83,14 @@ def connect(
         Mismatch: The servers are others than were named, or began with different checkpoints; says
             which with which.
         PeerLost: A server could not be reached in time; names its address.
+
+    Example:
+        >>> import numpy as np, gradring as gr
+        >>> with gr.ps.connect() as ps:  # Alone: with a server inside this process.
+        ...     users = ps.sparse_table("user", 2, gr.optim.SGD(lr=0.5))
+        ...     _ = users.push([7, 2**60], np.ones((2, 2), np.float32))
+        ...     users.pull([7]).tolist()
+        [[-0.5, -0.5]]
     """
     settings = config.Settings.from_environ(
         os.environ, transport=transport, tls=tls, timeout=timeout

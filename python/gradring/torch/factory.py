@@ -104,6 +104,18 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             other parameters frozen; names the first parameter that differs. Where gradients are
             averaged also if the optimizer, its settings, these options, or which state there is
             differ; names the first difference.
+
+    Example:
+        >>> import torch, gradring as gr, gradring.torch as gt
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> with gr.init() as comm:
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     optimizer = gt.distributed(sgd, model=model, comm=comm)
+        ...     model(torch.ones(3, 2)).mean().backward()
+        ...     model.weight.grad.tolist()  # The average over all ranks.
+        ...     optimizer.step()
+        ...     optimizer.close()
+        [[1.0, 1.0]]
     """
     require_ranks(comm)
     require_name(name)

@@ -61,7 +61,11 @@ class CompressedGradients:
         self._waiter: threading.Thread | None = None
 
     def start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Average one of DDP's buckets."""
+        """Average one of DDP's buckets.
+
+        Raises:
+            InvalidArgument: Its gradients are not float32; and as `compressed_gradients`.
+        """
         buffer = bucket.buffer()
         if buffer.dtype != torch.float32:
             raise InvalidArgument(f"gradients of {buffer.dtype} cannot be compressed")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gradring.doctor import machine_doctor
+from gradring.doctor import choice_doctor, machine_doctor
 from gradring.machine import host_facts
 from gradring.machine.host_facts import Interface, chosen_interface, cpu_quota
 from launcher_variables import OWN
@@ -238,3 +238,30 @@ def test_the_cpu_quota_is_read_in_both_forms(tmp_path: Path) -> None:
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
     assert cpu_quota(tmp_path) == 0.5
+
+
+def test_in_a_job_rank_0_alone_says_which_algorithms_its_ranks_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = choice_doctor.Asked((1 << 20,))
+    job = {
+        "GRADRING_WORLD_SIZE": "3", "GRADRING_RENDEZVOUS": "127.0.0.1:4000",
+        "GRADRING_SECRET": "s" * 32,
+    }  # fmt: skip
+    assert choice_doctor.main(asked, as_json=False, environ=job | {"GRADRING_RANK": "1"}) == 0
+    assert capsys.readouterr().out == ""
+    assert choice_doctor.main(asked, as_json=False, environ=job | {"GRADRING_RANK": "0"}) == 0
+    assert capsys.readouterr().out.startswith("all_reduce of float32 between 3 ranks")
+    assert choice_doctor.report(asked, {})["ranks"] == 4
+    assert choice_doctor.report(asked, {"GRADRING_RANK": "0"})["ranks"] == 4
+
+
+def test_the_doctor_says_where_hosts_of_several_ranks_take_another_algorithm() -> None:
+    def says_so(size: int, op: str) -> bool:
+        found = choice_doctor.report(choice_doctor.Asked((64, size), op), {})
+        return "hierarchical from 64K on" in choice_doctor.render(found)
+
+    assert says_so(64 << 10, "all_reduce")
+    assert says_so(1 << 20, "broadcast")
+    assert not says_so((64 << 10) - 4, "all_reduce")
+    assert not says_so(1 << 20, "all_gather")

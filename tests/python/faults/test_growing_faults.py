@@ -32,11 +32,6 @@ def results(ranks: Job) -> list[Any]:
     return [outcome.result for outcome in outcomes]
 
 
-def meeting_point(ranks: Job) -> str:
-    point: str = ranks.ranks[0].call("result = comm.meeting_point")
-    return point
-
-
 def send_for(ranks: Job, point: str) -> None:
     """Start a newcomer that does what is right."""
     newcomer = ranks.spawn(2)
@@ -61,7 +56,7 @@ def comes_and_goes(newcomer: BareNewcomer) -> None:
 def test_a_newcomer_that_fails_when_it_is_invited_is_left_out_and_named(
     members: Job, end: Callable[[BareNewcomer], None]
 ) -> None:
-    point = meeting_point(members)
+    point = members.meeting_point()
     newcomer = BareNewcomer(point, SECRET)
     address = "{}:{}".format(*newcomer.socket.getsockname())
     for rank in members.ranks:
@@ -74,7 +69,7 @@ def test_a_newcomer_that_fails_when_it_is_invited_is_left_out_and_named(
 
 
 def test_a_newcomer_that_can_wait_is_invited_again_when_another_one_fails(members: Job) -> None:
-    point = meeting_point(members)
+    point = members.meeting_point()
     bad, good = BareNewcomer(point, SECRET), BareNewcomer(point, SECRET)
     for rank in members.ranks:
         rank.begin(GROW.format(size=3) + SUM)
@@ -95,7 +90,7 @@ def test_a_newcomer_that_can_wait_is_invited_again_when_another_one_fails(member
 def test_a_rank_that_dies_while_newcomers_are_met_is_lost_and_the_others_go_on(
     members: Job, victim: int
 ) -> None:
-    newcomer = BareNewcomer(meeting_point(members), SECRET)
+    newcomer = BareNewcomer(members.meeting_point(), SECRET)
     for rank in members.ranks:
         rank.begin("while True: comm = comm.grow()")
     newcomer.invitation()
@@ -113,7 +108,7 @@ def test_a_rank_that_dies_while_newcomers_are_met_is_lost_and_the_others_go_on(
 
 def test_ctrl_c_ends_a_join_and_the_job_does_not_notice(members: Job) -> None:
     newcomer = members.spawn(2)
-    point = meeting_point(members)
+    point = members.meeting_point()
     newcomer.begin(f"say('waits'); gr.join({point!r}, secret={SECRET!r}, timeout=60)")
     newcomer.expect("waits")
     newcomer.wait_until_it_sleeps()
@@ -128,7 +123,7 @@ def test_ctrl_c_ends_a_grow_that_waits_and_the_others_hear_of_it(
     job: StartJob, transport: str
 ) -> None:
     ranks = job(2, transport=transport, secret=SECRET)
-    newcomer = BareNewcomer(meeting_point(ranks), SECRET)
+    newcomer = BareNewcomer(ranks.meeting_point(), SECRET)
     ranks.begin("say('runs')\nwhile True: comm = comm.grow()")
     ranks.expect("runs")
     newcomer.invitation()  # And does not come.
@@ -141,7 +136,7 @@ def test_ctrl_c_ends_a_grow_that_waits_and_the_others_hear_of_it(
 
 
 def test_strangers_and_a_crowd_that_never_comes_disturb_no_newcomer(members: Job) -> None:
-    point = meeting_point(members)
+    point = members.meeting_point()
     host, _, port = point.rpartition(":")
     strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
     crowd = [BareNewcomer(point, SECRET) for _ in range(20)]
@@ -157,7 +152,7 @@ def test_strangers_and_a_crowd_that_never_comes_disturb_no_newcomer(members: Job
 
 
 def test_nobody_is_invited_before_the_last_rank_has_called_grow(members: Job) -> None:
-    newcomer = BareNewcomer(meeting_point(members), SECRET)
+    newcomer = BareNewcomer(members.meeting_point(), SECRET)
     early, late = members.ranks
     early.begin("say('runs')\nwhile True: comm = comm.grow()")
     early.expect("runs")
@@ -172,7 +167,7 @@ def test_nobody_is_invited_before_the_last_rank_has_called_grow(members: Job) ->
 
 
 def test_newcomers_that_fail_for_longer_than_the_timeout_are_no_error(members: Job) -> None:
-    newcomer = BareNewcomer(meeting_point(members), SECRET)
+    newcomer = BareNewcomer(members.meeting_point(), SECRET)
     for rank in members.ranks:
         rank.begin("result = all([comm.grow(timeout=0.5) is comm for _ in range(200)])")
     newcomer.invitation()
@@ -182,7 +177,7 @@ def test_newcomers_that_fail_for_longer_than_the_timeout_are_no_error(members: J
 
 
 def test_ctrl_c_ends_a_join_that_is_sent_away_again_and_again(members: Job) -> None:
-    point = meeting_point(members)
+    point = members.meeting_point()
     crowd = [BareNewcomer(point, SECRET) for _ in range(256)]
     newcomer = members.spawn(2)
     newcomer.begin(f"say('waits'); gr.join({point!r}, secret={SECRET!r}, timeout=15)")
@@ -219,7 +214,7 @@ def test_a_rank_without_a_free_port_is_named_on_all_and_the_ranks_go_on(
         options: dict[str, Any] = {"ports": f"{first}-{last}", "heartbeat_timeout": 1.0}
         ranks = job(2, transport=transport, secret=SECRET, **options)
         # One port is for the meeting, and rank 1 finds none beside its own.
-        newcomer = BareNewcomer(meeting_point(ranks), SECRET)
+        newcomer = BareNewcomer(ranks.meeting_point(), SECRET)
         ranks.begin(
             "try:\n    while True: comm.grow()\nexcept gr.InvalidArgument as error:\n"
             "    result = [str(error), int(comm.all_reduce(np.ones(1))[0])]"

@@ -7,19 +7,16 @@ breaks it, then the tree.
 from __future__ import annotations
 
 import graphlib
-import importlib.util
-import inspect
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
-
-import pytest
 
 import cpp_rooms
 import python_rooms
 from cpp_rooms import arrow_complaints
+from gradring.doctor import choice_doctor
+from gradring.tune import worker
 from python_rooms import module_of, other_rooms, room_complaints, room_of
 from source_tree import (
     CPP,
@@ -346,35 +343,14 @@ def test_every_environment_variable_is_documented_and_every_documented_one_exist
     assert used == documented
 
 
-def undocumented(name: str, value: object) -> list[str]:
-    """`name`, and its public methods, as far as they lack a docstring of their own."""
-    if not callable(value) and not isinstance(value, types.ModuleType):
-        return []  # A plain value, such as __version__.
-    missing = [] if inspect.getdoc(value) else [name]
-    if inspect.isclass(value):
-        missing = [] if value.__dict__.get("__doc__") else [name]
-        for member, inside in vars(value).items():
-            body = inside.fget if isinstance(inside, property) else inside
-            if not member.startswith("_") and inspect.isroutine(body) and not inspect.getdoc(body):
-                missing.append(f"{name}.{member}")
-    return missing
-
-
-def test_every_public_name_has_a_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bare:
-        def method(self) -> None: ...
-
-    assert undocumented("Bare", Bare) == ["Bare", "Bare.method"]
-
-    rooms = ["gradring", "gradring.ps", "gradring.modes", "gradring.optim"]
-    extras = ("torch", "jax", "keras")
-    rooms += [f"gradring.{each}" for each in extras if importlib.util.find_spec(each)]
-    monkeypatch.setenv("KERAS_BACKEND", "numpy")
-    for room in rooms:
-        module = importlib.import_module(room)
-        assert len(set(module.__all__)) == len(module.__all__)
-        assert not [
-            missing
-            for name in module.__all__
-            for missing in undocumented(f"{room}.{name}", getattr(module, name))
-        ]
+def test_numbers_that_python_repeats_are_the_cores() -> None:
+    repeated = {
+        ("csrc/collectives/plan/plan.h", "kPieceBytes"): worker._PIECE_BYTES,
+        ("csrc/collectives/engine/engine.cc", "kHierarchicalBytes"): (
+            choice_doctor._HIERARCHICAL_BYTES
+        ),
+    }
+    for (path, name), ours in repeated.items():
+        found = re.search(rf"\b{name} = (\d+) \* 1024;", (ROOT / path).read_text())
+        assert found, (path, name)
+        assert int(found[1]) * 1024 == ours, name

@@ -93,3 +93,19 @@ def test_folders_stay_small() -> None:
     assert not size_complaints(code_files(), set(LARGE_ROOMS))
     # Those with a reason are still large.
     assert len(size_complaints(code_files(), set())) == len(LARGE_ROOMS)
+
+
+def unknown_extras(text: str) -> set[str]:
+    """Extras that `text` says are to be installed, and that pyproject.toml does not have."""
+    table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+    there = set(re.findall(r"^(\w+) = ", table.partition("\n[")[0], re.MULTILINE))
+    return set(re.findall(r"gradring\[(\w+)\]", text)) - there
+
+
+def test_every_extra_that_a_text_names_can_be_installed() -> None:
+    assert unknown_extras("pip install 'gradring[" + "tourch]'") == {"tourch"}
+    assert not unknown_extras("pip install 'gradring[torch]' gradring[cupy13]")
+
+    assert not {
+        path: unknown for path, text in all_text_files() if (unknown := unknown_extras(text))
+    }

@@ -27,11 +27,6 @@ def join(point: str, **options: Any) -> str:
     return f"comm = gr.join({point!r}, **{ {'secret': SECRET, 'timeout': 30} | options!r})\n"
 
 
-def meeting_point(ranks: Job) -> str:
-    point: str = ranks.ranks[0].call("result = comm.meeting_point")
-    return point
-
-
 def alone(**options: Any) -> gr.Communicator:
     """Return a world of one that is open to newcomers."""
     where = {"rank": 0, "world_size": 1, "rendezvous": "127.0.0.1:0", "secret": SECRET}
@@ -48,7 +43,7 @@ def grown(comm: gr.Communicator, size: int) -> gr.Communicator:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_newcomers_become_the_last_ranks_and_get_the_state(job: StartJob, transport: str) -> None:
     ranks = job(2, transport=transport, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     for rank in ranks.ranks:
         rank.begin(TRAIN.format(value=7) + GROW.format(size=4) + SHARE)
     for rank in (2, 3):
@@ -106,7 +101,7 @@ def test_a_training_loop_goes_on_after_a_death_and_with_the_process_that_comes_f
     job: StartJob, transport: str
 ) -> None:
     ranks = job(3, transport=transport, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     ranks.begin("weights = np.ones(2)\n" + LOOP)
     ranks.ranks[2].kill()
     ranks.spawn(2).begin(join(point) + "weights = np.zeros(2)\n" + LOOP)
@@ -131,7 +126,8 @@ result = params[0].tobytes().hex()
 
 def test_a_newcomer_has_the_state_of_a_numpy_optimizer_that_the_others_have(job: StartJob) -> None:
     ranks = job(2, transport="shm", secret=SECRET)
-    point, fresh = meeting_point(ranks), "params, state, step = [np.ones(4, np.float32)], None, 0\n"
+    point = ranks.meeting_point()
+    fresh = "params, state, step = [np.ones(4, np.float32)], None, 0\n"
     ranks.begin(fresh + NUMPY.format(end=3) + GROW.format(size=3) + NUMPY.format(end=6))
     ranks.spawn(2).begin(join(point) + fresh + NUMPY.format(end=6))
     outcomes = ranks.outcomes()
@@ -192,7 +188,7 @@ def test_groups_of_before_live_on_beside_the_larger_communicator(
     job: StartJob, transport: str
 ) -> None:
     ranks = job(2, transport=transport, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     ranks.call("old, group, other = comm, comm.split(0), comm.split(0); group.barrier()")
     newcomer = ranks.spawn(2)
     newcomer.begin(join(point))
@@ -213,7 +209,7 @@ def test_groups_of_before_live_on_beside_the_larger_communicator(
 
 def test_calls_without_a_communicator_take_the_larger_one(job: StartJob) -> None:
     ranks = job(1, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     ranks.spawn(1).begin(join(point))
     ranks.ranks[0].begin(GROW.format(size=2))
     assert not any(outcome.error for outcome in ranks.outcomes())
@@ -240,7 +236,7 @@ def test_a_newcomer_has_the_jobs_settings_whatever_it_was_told(
 
 def test_init_in_a_newcomer_joins_the_job_and_does_it_once(job: StartJob) -> None:
     ranks = job(1, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     ranks.ranks[0].begin(GROW.format(size=2))
     newcomer = ranks.spawn(1)
     role = {"NEWCOMER": "1", "SECRET": SECRET, "RENDEZVOUS": point}
@@ -347,7 +343,7 @@ def test_doors_that_send_to_each_other_are_given_up_in_time(
 
 def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJob) -> None:
     ranks = job(2, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     ranks.spawn(2).begin(join(point))
     for rank in ranks.ranks[:2]:
         rank.begin(GROW.format(size=3))
@@ -358,7 +354,7 @@ def test_doors_of_a_job_that_has_grown_name_the_place_where_it_stays(job: StartJ
 
 def test_init_where_the_job_met_is_refused_after_it_has_grown_and_shrunk(job: StartJob) -> None:
     ranks = job(2, secret=SECRET)
-    point = meeting_point(ranks)
+    point = ranks.meeting_point()
     ranks.spawn(2).begin(join(point))
     again = f"world_size=2, rendezvous={point!r}, secret={SECRET!r}, timeout=5)"
     for rank in ranks.ranks[:2]:

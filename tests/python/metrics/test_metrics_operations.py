@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import gradring as gr
+from gradring.prometheus import sources
+from gradring.prometheus.sources import Reading
 from thread_ranks import ThreadWorld
 
 pytestmark = pytest.mark.timeout(60)
@@ -58,3 +60,34 @@ def test_metrics_tell_what_operations_took_by_kind_since_they_were_first_asked(
     assert 0 < told["recv"][2] < seconds
     assert told["all_to_all"] == [0, 0, 0]
     assert tell() == after  # Also of communicators that are closed.
+
+
+def test_the_same_numbers_are_had_plainly_for_what_logs_by_step() -> None:
+    gr.prometheus.scalars()  # Operations are counted from now on.
+    world = ThreadWorld(2, "shm")
+    before = gr.prometheus.scalars()
+    world.run(lambda comm: comm.all_reduce(np.ones(1 << 10)))
+    after = gr.prometheus.scalars()
+    name = "gradring_operation_bytes_total/all_reduce"
+    assert after[name] - before.get(name, 0.0) == 2 * 8 << 10
+    assert after["gradring_up/communicators"] == 1.0
+    assert {type(value) for value in after.values()} == {float}
+    world.run(lambda comm: comm.close())
+
+
+def test_a_histogram_is_its_mean_and_what_cannot_be_read_is_down() -> None:
+    def fails() -> Any:
+        raise OSError
+
+    counted = Reading("gradring_optimizer_staleness", ("a",), sources.buckets([(0, 1), (4, 3)]))
+    none = Reading("gradring_optimizer_staleness", ("b",), sources.buckets([]))
+    sources.add("test", lambda: [counted, none])
+    sources.add("lost", fails)
+    try:
+        told = gr.prometheus.scalars()
+    finally:
+        sources.remove("test")
+        sources.remove("lost")
+    assert told["gradring_optimizer_staleness_mean/a"] == 3.0
+    assert "gradring_optimizer_staleness_mean/b" not in told
+    assert (told["gradring_up/test"], told["gradring_up/lost"]) == (1.0, 0.0)

@@ -12,7 +12,7 @@ import torch
 import gradring as gr
 from gradring.optim import state as portable
 from gradring.ps import ParameterServer
-from optim_rules import CASES, TORCH_CASES, same_bits
+from optim_rules import CASES, TORCH_CASES, give_exact_roots, same_bits
 from ps_servers import connected
 
 torch.set_num_threads(1)  # Its sparse operations wait for each other on a busy machine.
@@ -55,14 +55,7 @@ def tensors(entry: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in test_update_rules.py: torch's own root is not exact."""
-
-    def root_in_place(self: torch.Tensor) -> torch.Tensor:
-        np.sqrt(self.detach().numpy(), out=self.detach().numpy())
-        return self
-
-    monkeypatch.setattr(torch.Tensor, "sqrt", lambda self: root_in_place(self.detach().clone()))
-    monkeypatch.setattr(torch.Tensor, "sqrt_", root_in_place)
+    give_exact_roots(monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "options"), TORCH_CASES)

@@ -17,7 +17,7 @@ import torch
 
 import gradring as gr
 from gradring.ps import ParameterServer
-from optim_rules import OWN_CASES, TORCH_CASES, same_bits
+from optim_rules import OWN_CASES, TORCH_CASES, give_exact_roots, same_bits
 from ps_servers import connected
 
 torch.set_num_threads(1)  # Its sparse operations wait for each other on a busy machine.
@@ -35,17 +35,7 @@ WITH_ROOTS = [case for case in EVERY_CASE if case[0] != "SGD"]
 
 @pytest.fixture
 def exact_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give torch.optim the correctly rounded square root."""
-
-    def root_in_place(self: torch.Tensor) -> torch.Tensor:
-        np.sqrt(self.detach().numpy(), out=self.detach().numpy())
-        return self
-
-    def root(self: torch.Tensor) -> torch.Tensor:
-        return root_in_place(self.detach().clone())
-
-    monkeypatch.setattr(torch.Tensor, "sqrt", root)
-    monkeypatch.setattr(torch.Tensor, "sqrt_", root_in_place)
+    give_exact_roots(monkeypatch)
 
 
 def gradients(shape: tuple[int, ...], dtype: str) -> list[Array]:

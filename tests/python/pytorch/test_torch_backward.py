@@ -11,13 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradring as gr
-import gradring.torch as gt
 from conftest import GetWorld
 from thread_ranks import ThreadWorld
-
-
-def sgd(params: Any, comm: Any, **options: Any) -> Any:
-    return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, **options)
+from torch_models import sgd
 
 
 def at_once(comm: Any) -> None:

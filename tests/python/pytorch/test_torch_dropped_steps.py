@@ -13,11 +13,7 @@ from torch import nn
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
-from torch_models import Failing
-
-
-def sgd(params: Any, comm: Any, **options: Any) -> Any:
-    return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, **options)
+from torch_models import Failing, sgd
 
 
 def by_optimizer(optimizer: Any, _: nn.Module) -> None:

@@ -124,12 +124,6 @@ def on_cuda(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
-@pytest.fixture
-def _cuda() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_cuda")
 def test_collectives_of_cuda_tensors_have_the_bits_of_the_cpu(world: GetWorld) -> None:

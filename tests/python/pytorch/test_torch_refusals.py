@@ -13,10 +13,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
-
-
-def sgd(params: Any, comm: Any, **options: Any) -> Any:
-    return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, **options)
+from torch_models import sgd
 
 
 def on_meta() -> nn.Parameter:

@@ -13,11 +13,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
-from torch_models import are_same, mlp, values
-
-
-def sgd(params: Any, comm: Any, **options: Any) -> Any:
-    return gt.distributed(torch.optim.SGD(params, lr=1.0), comm=comm, **options)
+from torch_models import are_same, mlp, sgd, values
 
 
 def two_layers() -> nn.Sequential:

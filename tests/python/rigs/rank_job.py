@@ -200,6 +200,11 @@ class Job:
         assert not any(outcome.error for outcome in outcomes), outcomes
         return [outcome.result for outcome in outcomes]
 
+    def meeting_point(self) -> str:
+        """Return where newcomers come to, as rank 0 says it."""
+        point: str = self.ranks[0].call("result = comm.meeting_point")
+        return point
+
     def expect(self, event: str) -> None:
         """Wait until every rank has said ``say(event)``."""
         for rank in self.ranks:

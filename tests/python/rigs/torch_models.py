@@ -36,6 +36,11 @@ def mlp(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     return nn.Sequential(*layers).to(dtype)
 
 
+def sgd(params: Any, comm: Any, **options: Any) -> Any:
+    """Plain SGD with a rate of 1, distributed."""
+    return gt.distributed(torch.optim.SGD(params, lr=1), comm=comm, **options)
+
+
 def batch(step: int, count: int, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     random = np.random.default_rng([7, step])
     x, y = random.standard_normal((count, 6)), random.standard_normal((count, 3))

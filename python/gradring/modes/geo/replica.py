@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -93,11 +93,6 @@ def accept(weights: Array, base: Array, server: Array) -> float:
     return _squared_norm(moved)
 
 
-def _put_on_top(weights: Array, base: Array, progress: Array) -> None:
-    is_moved = np.isfinite(progress) & (progress != 0)
-    np.add(base, progress, out=weights, where=is_moved)
-
-
 def _first_of_each(ids: Ids) -> Ids:
     # In the order of first appearance, so that ids 0, 1, 2, ... get these very slots.
     distinct, first = np.unique(ids, return_index=True)
@@ -109,7 +104,31 @@ def _squared_norm(values: Array) -> float:
     return float(np.dot(flat, flat))
 
 
-class DenseReplica:
+class _Held(Protocol):
+    @property
+    def weights(self) -> Array: ...
+
+    @property
+    def base(self) -> Array: ...
+
+
+class _Replica:
+    def progress(self: _Held) -> Array:
+        """Return a copy of what was not offered yet."""
+        with np.errstate(invalid="ignore"):  # Infinity - infinity.
+            return np.asarray(self.weights - self.base)
+
+    def put_on_top(self: _Held, progress: Array) -> None:
+        """Have this progress beyond the base, which has moved since; what is not finite is left."""
+        is_moved = np.isfinite(progress) & (progress != 0)
+        np.add(self.base, progress, out=self.weights, where=is_moved)
+
+    def squared_progress(self: _Held) -> float:
+        """Return the sum of squares of what was not offered yet."""
+        return _squared_norm(self.weights - self.base)
+
+
+class DenseReplica(_Replica):
     """A parameter's array, trained in place, and its base."""
 
     def __init__(self, table: Any, weights: Array) -> None:
@@ -149,21 +168,8 @@ class DenseReplica:
             values[...] = server
         return moved
 
-    def progress(self) -> Array:
-        """Return a copy of what was not offered yet."""
-        with np.errstate(invalid="ignore"):  # Infinity - infinity.
-            return np.asarray(self.weights - self.base)
 
-    def put_on_top(self, progress: Array) -> None:
-        """Have this progress beyond the base, which has moved since; what is not finite is left."""
-        _put_on_top(self.weights, self.base, progress)
-
-    def squared_progress(self) -> float:
-        """Return the sum of squares of what was not offered yet."""
-        return _squared_norm(self.weights - self.base)
-
-
-class SparseReplica:
+class SparseReplica(_Replica):
     """The rows of a sparse table that this worker has asked for so far.
 
     Row ``slots(ids)[i]`` of `weights` belongs to id i. A training loop may write there itself (a
@@ -361,19 +367,6 @@ class SparseReplica:
     def find(self, ids: Any) -> Slots:
         """Return the slot of each id, flat; -1 where this worker has none."""
         return self._index.find_again(as_ids(ids).reshape(-1))
-
-    def progress(self) -> Array:
-        """Return a copy of what was not offered yet."""
-        with np.errstate(invalid="ignore"):  # Infinity - infinity.
-            return np.asarray(self.weights - self.base)
-
-    def put_on_top(self, progress: Array) -> None:
-        """Have this progress beyond the base, which has moved since; what is not finite is left."""
-        _put_on_top(self.weights, self.base, progress)
-
-    def squared_progress(self) -> float:
-        """Return the sum of squares of what was not offered yet."""
-        return _squared_norm(self.weights - self.base)
 
     def _put(self, slots: Slots, server: Array) -> None:
         self._weights[slots] = server

@@ -1,7 +1,7 @@
 """`ProcessGroup`: a `gradring.Communicator` as torch.distributed sees it.
 
 Python calls its methods directly; torch's C++ (DDP, functional collectives) finds them by name. It
-has both the names of torch 2.13 and those before. Callable from any thread, also from autograd's.
+has the names of torch 2.14, of 2.13 and those before. Callable from any thread, autograd's too.
 """
 
 from __future__ import annotations
@@ -170,6 +170,16 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):
     @property
     def supports_splitting(self) -> bool:
         """Whether torch may split a group instead of making one; it need not."""
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the group may be made anew of other ranks; torch 2.14 asks."""
+        return False
+
+    @property
+    def supports_window(self) -> bool:
+        """Whether the group has windows into the memory of its ranks; torch 2.14 asks."""
         return False
 
     @property

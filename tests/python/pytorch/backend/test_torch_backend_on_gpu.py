@@ -20,12 +20,6 @@ from torch_ranks import on_ranks
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("_cuda")]
 
 
-@pytest.fixture
-def _cuda() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
-
-
 def collectives() -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
 

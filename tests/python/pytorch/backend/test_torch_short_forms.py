@@ -112,14 +112,49 @@ def test_a_timeout_in_short_counts() -> None:
     assert "timeout of 0.2 s" in on_ranks(2, with_a_timeout)[0]
 
 
-def backend_of_a_device() -> list[float]:
+def into_one(out: torch.Tensor | None, x: torch.Tensor, root: int) -> None:
+    """What `torch.distributed.gather_single` asks of a group; torch has it from 2.14 on."""
+    if hasattr(dist, "gather_single"):
+        dist.gather_single(x, out, dst=root)
+        return
+    options = dist.GatherOptions()
+    options.rootRank = root
+    group: Any = dist.group.WORLD
+    group.gather_single(x.new_empty(0) if out is None else out, x, options).wait()
+
+
+def gathered_into_one() -> list[torch.Tensor]:
+    outs = [torch.zeros(4, 2), torch.zeros(8), torch.zeros(2, 2, 2)]
+    root = dist.get_rank() == 1
+    for out in outs:
+        into_one(out if root else None, mine(), 1)
+    both = torch.cat([mine(), mine()])
+    into_one(both if root else None, both[2:] if root else mine(), 1)  # In place.
+    if root:
+        with pytest.raises(gr.InvalidArgument, match="gather: the whole tensor has 7 elements"):
+            into_one(torch.zeros(7), mine(), 1)
+    return [*outs, both]
+
+
+def test_tensors_are_gathered_into_one() -> None:
+    on_other, on_root = on_ranks(2, gathered_into_one)
+    whole = np.array([0.0, 1, 2, 3, 10, 11, 12, 13])
+    for ours in on_root:
+        np.testing.assert_array_equal(np.array(ours).reshape(-1), whole)
+    assert not any(np.any(np.array(untouched)) for untouched in on_other[:3])
+
+
+def backend_of_a_device() -> list[Any]:
     group: Any = dist.new_group(timeout=SECONDS)
-    backend = group._get_backend(torch.device("cpu"))
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)  # type: ignore[attr-defined]
-    before = group.timeout
-    backend._set_default_timeout(timedelta(seconds=7))
-    return [before, group.timeout]
+    by_torch = group.timeout
+    backend = group._get_backend(torch.device("cpu"))
+    backend._set_default_timeout(timedelta(seconds=5))
+    return [by_torch, group.timeout], [group.supports_reconfigure, group.supports_window]
 
 
 def test_what_asks_a_group_for_its_backend_gets_one() -> None:
-    assert on_ranks(1, backend_of_a_device) == [[20, 7]]
+    [[timeouts, abilities]] = on_ranks(1, backend_of_a_device)
+    # torch before 2.14 sets the timeout of groups of its own alone.
+    assert timeouts == [7 if hasattr(dist, "set_timeout") else 20, 5]
+    assert abilities == [False, False]

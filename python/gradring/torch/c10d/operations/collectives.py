@@ -103,7 +103,7 @@ class Collectives:
         """Gather each of several tensors."""
         with self._call(opts, list(outputs)) as call:
             for output, source in zip(outputs, inputs, strict=True):
-                _check_fit("all_gather", output, source, self.comm.world_size)
+                check_fit("all_gather", output, source, self.comm.world_size)
                 x = call.input(source)
                 out = call.output(output, beside=x, shift=-self.comm.rank * x.numel())
                 call.started(self.comm.all_gather(x, out, **call.options))
@@ -119,7 +119,7 @@ class Collectives:
         """Reduce and scatter each of several tensors."""
         with self._call(opts, list(outputs)) as call:
             for output, source in zip(outputs, inputs, strict=True):
-                _check_fit("reduce_scatter", source, output, self.comm.world_size)
+                check_fit("reduce_scatter", source, output, self.comm.world_size)
                 op = Operator(_op(opts), source.dtype)
                 x = op.prepared(call.input(source, reduces=True, copies=op.factor is not None))
                 mine = self.comm.rank * (x.numel() // self.comm.world_size)
@@ -145,7 +145,12 @@ def _op(opts: Any) -> Any:
     return torch.distributed.ReduceOp.SUM if opts is None else opts.reduceOp
 
 
-def _check_fit(name: str, whole: Tensor, part: Tensor, world_size: int) -> None:
+def check_fit(name: str, whole: Tensor, part: Tensor, world_size: int) -> None:
+    """Refuse tensors of which one is not as long as ``world_size`` of the other.
+
+    Raises:
+        InvalidArgument: They are of other lengths, or of two dtypes.
+    """
     if whole.dtype != part.dtype:
         raise InvalidArgument(f"{name}: dtypes {whole.dtype} and {part.dtype} differ")
     if whole.numel() != part.numel() * world_size:

@@ -16,7 +16,7 @@ from gradring.errors import InvalidArgument
 from gradring.torch.c10d.calls import tensors as staging
 from gradring.torch.c10d.calls.call import Call
 from gradring.torch.c10d.calls.work import Work
-from gradring.torch.c10d.operations.collectives import Tensors
+from gradring.torch.c10d.operations.collectives import Tensors, check_fit
 from gradring.torch.c10d.operations.operators import Operator
 from gradring.torch.c10d.operations.short_forms import also_short
 
@@ -66,6 +66,19 @@ class Gathering:
                     out = call.outputs(parts, beside=x, shift=-self.comm.rank * x.numel())
                 call.started(self.comm.gather(x, opts.rootRank, out=out, **call.options))
         return call.work
+
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:  # noqa: A002
+        """Give the root everybody's tensor, one after another in ``output``, of the root alone."""
+        with self._call(opts, [output]) as call:
+            x, out = call.input(input), None
+            if self.comm.rank == opts.rootRank:
+                check_fit("gather", output, input, self.comm.world_size)
+                out = call.output(output, beside=x, shift=-self.comm.rank * x.numel())
+            call.started(self.comm.gather(x, opts.rootRank, out=out, **call.options))
+        return call.work
+
+    # torch 2.14's other name.
+    gather_into_tensor = gather_single
 
     @also_short("ScatterOptions", "root", "timeout", one="output_tensors", per_rank="input_tensors")
     def scatter(
