@@ -28,7 +28,7 @@ from gradring.torch.gradients import parameters
 from gradring.torch.gradients.counted_steps import has_counted_steps, step_through_the_class
 from gradring.torch.gradients.other_averaging import require_no_other_averaging
 from gradring.torch.gradients.same_rules import FRONT, require_same_rule
-from gradring.torch.gradients.sparse_gradients import names_of, sparse_ones
+from gradring.torch.gradients.sparse.exchange import names_of, sparse_ones
 from gradring.torch.gradients.trained_once import require_untrained
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.served.served_optimizer import ServedOptimizer

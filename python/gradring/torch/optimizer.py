@@ -21,9 +21,9 @@ from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.changing_parameters import ChangingParameters
-from gradring.torch.gradients.clipping import clip_grad_norm
 from gradring.torch.gradients.same_rules import StepSettings
 from gradring.torch.gradients.scaling import Asked, Scaling, Told
+from gradring.torch.gradients.sparse.clipping import clip_grad_norm
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.turns import Turns
 

@@ -2,7 +2,7 @@
 
 A round is one step's averaging: it opens with the first gradient (one number is sent ahead, the
 rank's weight), each bucket starts as soon as it and all before it are full, and at the end of
-backward the rest is sent, with what is sparse (`gradring.torch.gradients.sparse_gradients`), and
+backward the rest is sent, with what is sparse (`gradring.torch.gradients.sparse.exchange`), and
 `finish` waits and lets every ``.grad`` be its average. Every rank sends the same operations in the
 same order, whatever its gradients; on a communicator of their own, so that operations of the user
 may come in between. The first round also teaches the order in which backward reaches the parameters
@@ -36,7 +36,7 @@ from gradring.torch.gradients.layout import Layout
 from gradring.torch.gradients.losses import average_loss
 from gradring.torch.gradients.parameters import Named
 from gradring.torch.gradients.sending import Sender
-from gradring.torch.gradients.sparse_gradients import SparseGradients
+from gradring.torch.gradients.sparse.exchange import SparseGradients
 from gradring.torch.gradients.step_weight import StepWeight
 
 # What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.

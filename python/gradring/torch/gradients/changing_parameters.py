@@ -16,7 +16,7 @@ from gradring.errors import InvalidArgument
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.averaging import GradientAverager
 from gradring.torch.gradients.same_rules import require_same_rule
-from gradring.torch.gradients.sparse_gradients import names_of, sparse_ones
+from gradring.torch.gradients.sparse.exchange import names_of, sparse_ones
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.trained_once import Training, require_untrained
 from gradring.torch.gradients.turns import Turns
