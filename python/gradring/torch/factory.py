@@ -28,6 +28,7 @@ from gradring.torch.gradients import parameters
 from gradring.torch.gradients.counted_steps import has_counted_steps, step_through_the_class
 from gradring.torch.gradients.other_averaging import require_no_other_averaging
 from gradring.torch.gradients.same_rules import FRONT, require_same_rule
+from gradring.torch.gradients.sparse.exchange import names_of, sparse_ones
 from gradring.torch.gradients.trained_once import require_untrained
 from gradring.torch.optimizer import DistributedOptimizer
 from gradring.torch.served.served_optimizer import ServedOptimizer
@@ -70,15 +71,17 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             learning-rate schedulers after this where the mode has servers.
         mode: `gradring.Sync`, the default, `gradring.BoundedStaleness`, `gradring.Async`,
             `gradring.Geo` or `gradring.Hybrid`.
-        model: Its other parameters and its buffers are shared too, errors use its names, and its
-            embeddings are trained.
+        model: Its other parameters and its buffers are shared too, errors use its names, its
+            embeddings are trained, and of `torch.nn.Embedding(sparse=True)` it tells which
+            gradients need no buckets (without it the first step tells).
         comm: ``None`` is the communicator that `init` made, or makes now where it is needed: in
             `gradring.Async`, `gradring.BoundedStaleness` and `gradring.Geo` only to share what of
             ``model`` servers do not hold, its buffers and frozen parameters.
         bucket_bytes: Most bytes of gradients in one operation.
         overlap: Start buckets during backward. Without it weights may be given to ``step``.
         compress: ``"bf16" "fp16" "int8"`` or ``gradring.TopK(ratio)``: gradients travel in fewer
-            bytes. What that leaves out is kept, and travels with the next step's.
+            bytes. What that leaves out is kept, and travels with the next step's. Sparse gradients
+            travel as they are.
         clip_norm: Largest norm of all averaged gradients of the optimizer's parameters together; in
             `step` they are scaled down to it, after a `torch.amp.GradScaler` has unscaled them.
             ``grad_norm`` is what it was. Rows of embeddings are not in it: their own rule clips
@@ -146,7 +149,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             options = {"bucket_bytes": bucket_bytes, "overlap": overlap, "compress": str(compress)}
             options |= {"clip_norm": clip_norm}
             compare = partial(require_same_rule, comm, optimizer, named, options)
-            parameters.share(comm, shared, named, compare_more=compare)
+            sparse = names_of(sparse_ones(optimizer, model), named)
+            parameters.share(comm, shared, named, sparse=sparse, compare_more=compare)
         else:
             parameters.share(comm, shared)
     workers = None if comm is None else comm.world_size

@@ -23,6 +23,7 @@ from gradring.torch.gradients import parameters
 from gradring.torch.gradients.changing_parameters import ChangingParameters
 from gradring.torch.gradients.same_rules import StepSettings
 from gradring.torch.gradients.scaling import Asked, Scaling, Told
+from gradring.torch.gradients.sparse.clipping import clip_grad_norm
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.turns import Turns
 
@@ -159,7 +160,7 @@ class DistributedOptimizer(ChangingParameters):
         if told is not None:
             told.unscale(param.grad for param in params)
         if self._clip_norm is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(params, self._clip_norm)
+            self.grad_norm = clip_grad_norm(params, self._clip_norm)
 
     def _averaged(self, closure: Closure) -> Closure:
         averager = self._averager

@@ -54,6 +54,25 @@ def test_losing_a_rank_in_backward_fails_every_other_rank_with_peer_lost(
         assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
 
 
+SPARSE_SETUP = SETUP.replace(
+    "torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])",
+    "torch.nn.Embedding(64, 2, sparse=True)",
+).replace("torch.ones(4, 64)", "torch.arange(4)")
+
+
+def test_losing_a_rank_between_two_exchanges_of_sparse_gradients_is_peer_lost(
+    torch_job: Callable[..., Job],
+) -> None:
+    ranks = torch_job(3)
+    ranks.call(SPARSE_SETUP)
+    victim, survivors = ranks.ranks[1], ranks.others(1)
+    for rank in survivors:
+        rank.begin("for _ in range(1000): train_step()")
+    victim.begin("train_step()\nos.kill(os.getpid(), signal.SIGKILL)")
+    for outcome in ranks.outcomes(survivors):
+        assert (outcome.error, outcome.lost) == ("PeerLost", 1), outcome
+
+
 # The others say whether it came out of backward itself.
 STEP_AND_TELL = """
 def train_and_tell():

@@ -12,7 +12,7 @@ import torch
 import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
-from gradring.torch.gradients import averaging
+from gradring.torch.gradients import layout
 from gradring.torch.gradients.buckets import bytes_of
 from gradring.torch.gradients.device_buckets import DeviceBucket
 from torch_models import mlp
@@ -100,13 +100,13 @@ def test_training_with_device_buckets_is_training_with_those_of_the_host(
 ) -> None:
     expected = world(2, "shm").run(lambda comm: train(comm, dtype, **options))
 
-    def on_device(layout: Any, params: Any, _comm: Any) -> list[DeviceBucket]:
-        sizes = [bytes_of(members, params) for members in layout]
+    def on_device(groups: Any, params: Any, _comm: Any) -> list[DeviceBucket]:
+        sizes = [bytes_of(members, params) for members in groups]
         memory = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-        pairs = zip(layout, memory, strict=True)
+        pairs = zip(groups, memory, strict=True)
         return [DeviceBucket(members, params, room) for members, room in pairs]
 
-    monkeypatch.setattr(averaging, "make_buckets", on_device)
+    monkeypatch.setattr(layout, "make_buckets", on_device)
     found = world(2, "shm").run(lambda comm: train(comm, dtype, **options))
     for mine, theirs in zip(expected, found, strict=True):
         for one, other in zip(mine, theirs, strict=True):

@@ -333,17 +333,6 @@ def test_what_cannot_be_distributed_is_refused(world: GetWorld) -> None:
         gt.distributed(patched, comm=comm)
 
 
-def test_sparse_gradients_are_refused_by_name(world: GetWorld) -> None:
-    def train(comm: Any) -> None:
-        model = nn.Embedding(4, 2, sparse=True)
-        optimizer = sgd(model, comm, model=model)
-        with pytest.raises(gr.InvalidArgument, match="weight has a sparse gradient"):
-            model(torch.tensor([1])).sum().backward()
-        del optimizer
-
-    world(2, "shm").run(train)
-
-
 def test_buffers_of_rank_0_are_shared_on_request(world: GetWorld) -> None:
     def train(comm: Any) -> list[float]:
         model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))

@@ -45,7 +45,7 @@ class Meeting:
 
 
 def stop_in_copy(averager: Any, meeting: Meeting) -> None:
-    bucket, sender = averager._bucket_of[0], averager._sender
+    bucket, sender = averager._layout._bucket_of[0], averager._sender
     copy, send = bucket._copy, sender.send
 
     def slow_copy(index: int, *arguments: Any) -> None:

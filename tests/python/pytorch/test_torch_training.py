@@ -68,7 +68,7 @@ def test_gradients_are_views_of_buckets_and_are_not_copied_once_they_are(world: 
             x, y = batch(step, 4)
             F.mse_loss(model(x), y).backward()
             places.append([param.grad.data_ptr() for param in model.parameters()])  # type: ignore[union-attr]
-        (bucket,) = optimizer._averager._buckets
+        (bucket,) = optimizer._averager._layout.buckets
         begin = bucket.values.data_ptr()
         return places[2] == places[3] and min(places[3]) == begin
 
@@ -97,7 +97,7 @@ def test_the_order_of_backward_is_learned_and_is_rank_0s_everywhere(world: GetWo
             optimizer.zero_grad()
             model(batch(step, 4)[0][:, :4]).sum().backward()
             optimizer.step()
-        return optimizer._averager._layout, values(model)
+        return optimizer._averager._layout.groups, values(model)
 
     (layout, parameters), *others = world(3, "shm").run(train)
     assert layout == [[1], [3], [0], [2]]
@@ -337,7 +337,7 @@ def test_what_compression_leaves_out_survives_new_buckets(world: GetWorld) -> No
             loss.backward()  # type: ignore[union-attr]
             optimizer.step()
             wanted += sum(float(grad.sum()) for grad in grads)
-        late = sum(float(part.sum()) for part in optimizer._averager._residuals().values())
+        late = sum(float(part.sum()) for part in optimizer._averager._layout.residuals().values())
         late = float(comm.all_reduce(torch.tensor([late], dtype=torch.float64)))
         return -sum(float(param.detach().sum()) for param in params) + late / 2, wanted
 

@@ -2,18 +2,19 @@
 
 A round is one step's averaging: it opens with the first gradient (one number is sent ahead, the
 rank's weight), each bucket starts as soon as it and all before it are full, and at the end of
-backward the rest is sent, and `finish` waits and lets every ``.grad`` be its average. Every rank
-sends the same operations in the same order, whatever its gradients; on a communicator of their own,
-so that operations of the user may come in between. The first round also teaches the order in which
-backward reaches the parameters (`gradring.torch.gradients.gradient_order`); the buckets are laid
-out anew in rank 0's. Runs on the threads that run backward, one for each device and the caller's
-own for the CPU, and on the one that steps; a lock lets one at a time. Hooks in it may step.
+backward the rest is sent, with what is sparse (`gradring.torch.gradients.sparse.exchange`), and
+`finish` waits and lets every ``.grad`` be its average. Every rank sends the same operations in the
+same order, whatever its gradients; on a communicator of their own, so that operations of the user
+may come in between. The first round also teaches the order in which backward reaches the parameters
+(`gradring.torch.gradients.gradient_order`), and any which gradients are sparse; the buckets are
+laid out anew. Runs on the threads that run backward, one for each device and the caller's own for
+the CPU, and on the one that steps; a lock lets one at a time. Hooks in it may step.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -30,11 +31,12 @@ from gradring.torch.gradients.backward import (
     leave_to_outer_backward,
 )
 from gradring.torch.gradients.backward_watch import BackwardWatch
-from gradring.torch.gradients.buckets import Bucket, lay_out, make_buckets
 from gradring.torch.gradients.gradient_order import GradientOrder
+from gradring.torch.gradients.layout import Layout
 from gradring.torch.gradients.losses import average_loss
 from gradring.torch.gradients.parameters import Named
 from gradring.torch.gradients.sending import Sender
+from gradring.torch.gradients.sparse.exchange import SparseGradients
 from gradring.torch.gradients.step_weight import StepWeight
 
 # What the core divides by as it adds: larger totals, and broken ones, take a pass of their own.
@@ -61,6 +63,7 @@ class GradientAverager:
         bucket_bytes: int,
         overlap: bool,
         compress: Compression | None,
+        apart: Collection[torch.Tensor] = frozenset(),
     ) -> None:
         """Lay out the buckets and listen to the parameters' gradients.
 
@@ -72,7 +75,8 @@ class GradientAverager:
             bucket_bytes: Most bytes in a bucket.
             overlap: Start buckets during backward rather than in `finish`, and finish in the end
                 of backward.
-            compress: How gradients are encoded on their way.
+            compress: How gradients are encoded on their way; sparse ones are not.
+            apart: Parameters whose gradients are believed to be sparse, alike on all ranks.
         """
         self.comm = comm
         # Nobody runs a backward, or hooks of others, while he has it.
@@ -83,12 +87,11 @@ class GradientAverager:
         self._params = list(trainable.values())
         self._kinds = [_kind_of(param) for param in self._params]
         self._left_out = [name for name in named if name not in trainable]
-        self._bucket_bytes = bucket_bytes
         self._compress = compress
-        self._buckets: list[Bucket] = []
-        self._layout: list[list[int]] = []
-        # Until it is known better: backward begins at the end.
-        self._lay_out(range(len(self._params) - 1, -1, -1))
+        self._layout = Layout(self._params, comm, bucket_bytes, is_compressed=compress is not None)
+        places = [index for index, param in enumerate(self._params) if param in apart]
+        self._sparse = SparseGradients(comm, self._names, self._params, places)
+        self._layout.lay_out(None, self._sparse.apart)
         self._order = GradientOrder(len(self._params), is_wanted=overlap)
         self._overlap = overlap
         self._is_ready = [False] * len(self._params)
@@ -113,19 +116,18 @@ class GradientAverager:
         self.is_accumulating = other.is_accumulating
         self._sender.sent_bytes = other.sent_bytes
         self._sender.uncompressed_bytes = other.uncompressed_bytes
-        if self._compress is None:
-            return
         known = {id(param): index for index, param in enumerate(self._params)}
         earlier = {
             known[id(other._params[index])]: residual
-            for index, residual in other._residuals().items()
+            for index, residual in other._layout.residuals().items()
             if id(other._params[index]) in known
         }
-        for bucket in self._buckets:
-            bucket.keep_residual(earlier)
+        if earlier:
+            self._layout.keep_residuals(earlier)
 
     def stop_listening(self) -> None:
         """Leave the parameters alone from now on."""
+        self._sparse.stop()
         for listener in self._listeners:
             listener.stop()
 
@@ -133,6 +135,11 @@ class GradientAverager:
     def is_open(self) -> bool:
         """Whether a round has begun and not ended."""
         return self._sender.is_open
+
+    @property
+    def apart(self) -> set[torch.Tensor]:
+        """The parameters whose gradients are believed to be sparse; alike on all ranks."""
+        return {self._params[index] for index in self._sparse.apart}
 
     @property
     def sent_bytes(self) -> int:
@@ -211,18 +218,16 @@ class GradientAverager:
         """Look whether `finish` would be refused; what other ranks have is not known here.
 
         Raises:
-            InvalidArgument: A parameter was frozen before, or is another one; a gradient is sparse.
+            InvalidArgument: A parameter was frozen before, or is another one.
         """
         with self._lock:
             self._notice_dropped_step()
             if self.is_done:
                 return
             self._require_all_listed()
-            for index, is_ready in enumerate(self._is_ready):
-                if not self.is_open:
+            if not self.is_open:
+                for index in range(len(self._params)):
                     self._require_same_kind(index)
-                if not is_ready:
-                    self._require_dense(index)
 
     def _finish(self) -> None:
         self.require_fitting()
@@ -233,14 +238,15 @@ class GradientAverager:
             self._drop_averages()
             raise no_examples()
         is_whole = total == int(total) and 1 <= total <= _WHOLE_DIVISORS
-        self._given = 0
-        for bucket in self._buckets:
+        arrived = self._sparse.arrived
+        self._given = self._sparse.give(total)
+        for bucket in self._layout.buckets:
             # The core divides as it adds, where it is told the total and can.
             is_divided = self._compress is not None or (is_whole and not bucket.is_apart)
             if not is_divided:
                 bucket.values.div_(total)
-            self._given += bucket.give(self._params, total / self.comm.world_size)
-        self._reset_buckets()
+            self._given += bucket.give(self._params, total / self.comm.world_size, arrived)
+        self._reset()
         self.is_done = True
 
     def begin(self, stepped_by: Mark | None = None) -> None:
@@ -254,7 +260,7 @@ class GradientAverager:
             try:
                 if self.is_open:
                     self._end_round()
-                    self._reset_buckets()
+                    self._reset()
             finally:
                 self._forget_round()
             self._take_order()
@@ -264,8 +270,9 @@ class GradientAverager:
         self._weights.drop()
 
     def _take_order(self) -> None:
-        if (order := self._order.take_learned()) is not None:
-            self._lay_out(order)
+        order = self._order.take_learned()
+        if self._sparse.learn() or order is not None:
+            self._layout.lay_out(order, self._sparse.apart)
 
     def _notice_dropped_step(self) -> None:
         # Somebody has forgotten the averages, as ``model.zero_grad()`` does.
@@ -317,21 +324,13 @@ class GradientAverager:
         if not self.is_open:
             self._weight = self._weights.hold()
             self._sender.open(self._weight)
-        self._require_dense(index)
         self._is_ready[index] = True
-        self._bucket_of[index].put(index, self._params[index], self._weight)
-
-    def _require_dense(self, index: int) -> None:
-        grad = self._params[index].grad
-        if grad is not None and grad.layout != torch.strided:
-            raise InvalidArgument(
-                f"{self._names[index]} has a sparse gradient; only dense ones can be averaged "
-                "(for an embedding: sparse=False)"
-            )
+        self._sparse.take(index, self._weight)
+        self._layout.put(index, self._weight)
 
     def _start_full_buckets(self) -> None:
-        while self._sent < len(self._buckets):
-            bucket = self._buckets[self._sent]
+        while self._sent < len(self._layout.buckets):
+            bucket = self._layout.buckets[self._sent]
             if bucket.missing:
                 return
             self._sent += 1
@@ -345,45 +344,37 @@ class GradientAverager:
         self._start_full_buckets()
         if self._order.is_wanted and not self._order.is_asking:
             self._sender.broadcast(self._order.message())
+        if self._sparse.are_wanted:
+            self._start_sparse()
+
+    def _start_sparse(self) -> None:
+        if not self._sparse.has_begun:
+            self._sender.add(self._sparse.start())
 
     def _end_round(self) -> float:
         self._send_rest()
         self._before_the_end()
         total = self._sender.wait()
+        if self._layout.have_sparse():  # On this rank they may be none, or dense.
+            self._start_sparse()
+            self._sender.wait()
+        self._sender.count(self._sparse.sent_bytes)
         self._order.hear()
         self.ended += 1
         self._sent = 0
         self._is_ready = [False] * len(self._params)
         self._sender.require_same_steps(self._drop_averages)
+        self._sparse.require_alike(self._drop_averages)
         return total
 
     def _drop_averages(self) -> None:
-        self._reset_buckets()
+        self._reset()
         self._weights.drop()
         self._take_order()  # Now: of what follows ranks may begin with different calls.
 
-    def _reset_buckets(self) -> None:
-        for bucket in self._buckets:
-            bucket.reset()
-
-    def _lay_out(self, order: Sequence[int]) -> None:
-        layout = lay_out(order, self._params, self._bucket_bytes)
-        if layout == self._layout:
-            return
-        self._layout = layout
-        earlier = self._residuals()
-        self._buckets = make_buckets(layout, self._params, self.comm)
-        if self._compress is not None:
-            for bucket in self._buckets:
-                bucket.keep_residual(earlier)
-        self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
-
-    def _residuals(self) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        for bucket in self._buckets:
-            if bucket.residual is not None:
-                found |= bucket.residuals()
-        return found
+    def _reset(self) -> None:
+        self._layout.reset()
+        self._sparse.reset()
 
     def _require_all_listed(self) -> None:
         for name in self._left_out:

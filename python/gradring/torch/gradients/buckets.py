@@ -11,7 +11,7 @@ gradient is in its slot is asked of its address. Owned by `gradring.torch.gradie
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,9 @@ _WIRE_DTYPES = {
 }
 
 _LINE_BYTES = 64
+
+# The mark of a gradient that does not fit into a slot: whatever others add and divide, it is seen.
+_SPARSE = -np.inf
 
 
 class Bucket:
@@ -55,7 +58,7 @@ class Bucket:
     def __init__(self, members: Sequence[int], params: Sequence[torch.Tensor], memory: Any) -> None:
         """Take these members of ``params``, and bytes of ``memory`` (see `bytes_of`)."""
         self.members = list(members)
-        tensors = [_as_real(params[index].detach()) for index in self.members]
+        tensors = [as_real(params[index].detach()) for index in self.members]
         count = sum(tensor.numel() for tensor in tensors)
         wire_dtype = _WIRE_DTYPES[params[self.members[0]].dtype]
         self._take(memory, count, wire_dtype)
@@ -122,8 +125,11 @@ class Bucket:
         if grad is None or weight == 0:
             slot.zero_()
             self.marks[self._places[index]] = 0
+        elif grad.layout != torch.strided:
+            slot.zero_()
+            self.marks[self._places[index]] = _SPARSE
         elif not self._is_in_slot(index, grad):
-            grad = _as_real(grad.detach() if grad.requires_grad else grad)
+            grad = as_real(grad.detach() if grad.requires_grad else grad)
             if self._begin <= grad.data_ptr() < self._end:
                 grad = grad.clone()  # It is a view of what it is copied to, transposed say.
             self._copy(index, param, grad, weight)
@@ -162,13 +168,20 @@ class Bucket:
     def _is_filled(self) -> None:
         """Do what is left to do once every gradient has come."""
 
-    def give(self, params: Sequence[torch.Tensor], share: float) -> int:
+    def has_sparse(self) -> bool:
+        """Tell whether some rank had a gradient that is not dense, when all have been added up."""
+        return bool((self.marks < 0).any())
+
+    def give(
+        self, params: Sequence[torch.Tensor], share: float, besides: Collection[int] = ()
+    ) -> int:
         """Let every ``.grad`` be the average, or ``None`` where no counted rank had a gradient.
 
         Args:
             params: The optimizer's list.
             share: Of a rank in what arrived, as a multiple of the average: what compression had
                 kept for a parameter that nobody has trained now is kept on.
+            besides: Indices of those that get theirs elsewhere.
 
         Returns:
             The number of averages.
@@ -177,6 +190,8 @@ class Bucket:
         is_absent = {self.members[place] for place in absent}
         for index in self.members:
             param = params[index]
+            if index in besides:
+                continue
             if index in is_absent:
                 param.grad = None  # A rank of weight 0 may have one of its own.
                 self._keep_on(index, share)
@@ -187,7 +202,7 @@ class Bucket:
                 if param.grad is None or param.grad.is_conj() or param.grad.is_neg():
                     # A view of other numbers is not written; autograd may hold those too.
                     param.grad = torch.empty_like(param, dtype=grad_dtype_of(param))
-                _as_real(param.grad).copy_(self._slots[index])
+                as_real(param.grad).copy_(self._slots[index])
         return len(self.members) - len(absent)
 
     def _keep_on(self, index: int, share: float) -> None:
@@ -225,7 +240,7 @@ def make_buckets(
 def bytes_of(members: Sequence[int], params: Sequence[torch.Tensor]) -> int:
     """Return the bytes of a bucket, in whole cache lines."""
     item_bytes = _WIRE_DTYPES[params[members[0]].dtype].itemsize
-    count = sum(_as_real(params[index].detach()).numel() + 1 for index in members)
+    count = sum(as_real(params[index].detach()).numel() + 1 for index in members)
     return -(-count * item_bytes // _LINE_BYTES) * _LINE_BYTES
 
 
@@ -241,7 +256,7 @@ def lay_out(
     """
     dtypes = [_WIRE_DTYPES[params[index].dtype] for index in order]
     sizes = [
-        _as_real(params[index].detach()).numel() * dtype.itemsize
+        as_real(params[index].detach()).numel() * dtype.itemsize
         for index, dtype in zip(order, dtypes, strict=True)
     ]
     devices = [str(params[index].device) for index in order]
@@ -266,7 +281,7 @@ def can_be_compressed(param: torch.Tensor) -> bool:
     return _WIRE_DTYPES.get(param.dtype) == torch.float32
 
 
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's numbers, in its own memory except where that holds other ones."""
     tensor = tensor.resolve_conj().resolve_neg()  # As they stand after conj() and conj().imag.
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

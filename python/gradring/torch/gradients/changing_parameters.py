@@ -5,6 +5,7 @@ A part of `gradring.torch.optimizer.DistributedOptimizer`, on the thread that st
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradring.errors import InvalidArgument
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.averaging import GradientAverager
 from gradring.torch.gradients.same_rules import require_same_rule
+from gradring.torch.gradients.sparse.exchange import names_of, sparse_ones
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.trained_once import Training, require_untrained
 from gradring.torch.gradients.turns import Turns
@@ -73,11 +75,12 @@ class ChangingParameters(torch.optim.Optimizer):
         known = {id(param) for params in self._listed for param in params}
         new = {name: param for name, param in named.items() if id(param) not in known}
         parameters.require_shareable(new)
-        parameters.require_same(before.comm, named, averaged=named)
+        sparse = names_of(sparse_ones(self, self._model), named)
+        parameters.require_same(before.comm, named, averaged=named, sparse=sparse)
         compare = partial(require_same_rule, before.comm, self, named, {}) if new else None
         parameters.share(before.comm, new, averaged=new, compare_more=compare)
         before.stop_listening()
-        self._averager = self._listening(before.comm)
+        self._averager = self._listening(before.comm, before.apart)
         self._averager.take_over(before)
 
     def _require_listed(self) -> None:
@@ -102,11 +105,16 @@ class ChangingParameters(torch.optim.Optimizer):
             parameters.require_compressible(named)
         return named
 
-    def _listening(self, gradients_comm: Communicator) -> GradientAverager:
+    def _listening(
+        self, gradients_comm: Communicator, apart: Collection[torch.Tensor] = ()
+    ) -> GradientAverager:
         named = parameters.optimizer_parameters(self.param_groups, self._model)
         # Closed with what carries the gradients; refresh() goes on with that.
         self._training = self._training or Training(gradients_comm)
         self._training.params = [param for param in named.values() if param.requires_grad]
         self._listed = parameters.lists_of(self.param_groups)
         meet = self._turns.meet_before_a_round_ends
-        return GradientAverager(named, gradients_comm, self._weights, meet, **self._options)
+        return GradientAverager(
+            named, gradients_comm, self._weights, meet,
+            apart={*apart, *sparse_ones(self, self._model)}, **self._options,
+        )  # fmt: skip

@@ -16,6 +16,8 @@ from gradring.torch.gradients.buckets import can_be_compressed, can_travel
 
 Named = dict[str, torch.Tensor]
 
+_SPARSE_LABEL = ", with sparse gradients"
+
 
 def optimizer_parameters(
     groups: Iterable[Mapping[str, Any]], model: torch.nn.Module | None
@@ -92,18 +94,25 @@ def require_compressible(named: Named) -> None:
             raise InvalidArgument(f"{name} has dtype {param.dtype}, which cannot be compressed")
 
 
-def require_same(comm: Communicator, named: Named, averaged: Container[str] = ()) -> None:
+def require_same(
+    comm: Communicator,
+    named: Named,
+    averaged: Container[str] = (),
+    *,
+    sparse: Container[str] = (),
+) -> None:
     """Compare the lists of tensors of all ranks; a collective call.
 
     Args:
         comm: The ranks.
         named: Tensors by name, in their order.
         averaged: Names of those whose gradients are averaged: if one is frozen, it is everywhere.
+        sparse: Names of those with sparse gradients.
 
     Raises:
         InvalidArgument: A tensor cannot be sent; nothing was.
-        Mismatch: Number, names, shapes or dtypes differ between ranks, or what is frozen; names the
-            first difference.
+        Mismatch: Number, names, shapes or dtypes differ between ranks, or what is frozen or has
+            sparse gradients; names the first difference.
     """
     require_same_shapes(
         comm,
@@ -111,7 +120,10 @@ def require_same(comm: Communicator, named: Named, averaged: Container[str] = ()
         list(named),
         [tuple(tensor.shape) for tensor in named.values()],
         [str(tensor.dtype).removeprefix("torch.") for tensor in named.values()],
-        labels=[_label(name, tensor, name in averaged) for name, tensor in named.items()],
+        labels=[
+            _label(name, tensor, name in averaged) + _SPARSE_LABEL * (name in sparse)
+            for name, tensor in named.items()
+        ],
     )
 
 
@@ -171,6 +183,7 @@ def share(
     named: Named,
     averaged: Container[str] = (),
     *,
+    sparse: Container[str] = (),
     compare_more: Callable[[], None] | None = None,
 ) -> None:
     """Give every rank rank 0's values; a collective call.
@@ -179,6 +192,7 @@ def share(
         comm: The ranks.
         named: Tensors by name; written in place. Dense, or sparse in COO format.
         averaged: As for `require_same`.
+        sparse: As for `require_same`.
         compare_more: Called on all ranks when they have the same tensors, before any is written.
 
     Raises:
@@ -187,7 +201,7 @@ def share(
         Mismatch: As `require_same`; nothing was written.
     """
     require_shareable(named)
-    require_same(comm, named, averaged)
+    require_same(comm, named, averaged, sparse=sparse)
     if compare_more is not None:
         compare_more()
     with torch.no_grad():

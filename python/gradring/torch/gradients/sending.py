@@ -1,7 +1,8 @@
 """`Sender`: the operations of one round of averaging, in the order in which every rank starts them.
 
 First the rank's weight travels, with a mark of its last step's settings, then each bucket, then
-maybe what rank 0 has to say. Owned by `gradring.torch.gradients.averaging`.
+maybe what rank 0 has to say, and last what has no bucket. Owned by
+`gradring.torch.gradients.averaging`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gradring.collectives.same_lines import Mark
 from gradring.collectives.work import Work
 from gradring.compression import Compression, wire_bytes
 from gradring.errors import Closed, Error, Mismatch
+from gradring.torch.c10d.calls.job import Job
 from gradring.torch.gradients.buckets import Bucket
 
 _UNKNOWN = Mark([])
@@ -48,7 +50,7 @@ class Sender:
         self._total = self._sums[:1]
         self.mark = _UNKNOWN
         # Of the round, and on which GPU their arrays are; none: no round is open.
-        self._works: list[tuple[Work, torch.device | None]] = []
+        self._works: list[tuple[Work | Job, torch.device | None]] = []
         self.sent_bytes = 0
         self.uncompressed_bytes = 0
 
@@ -89,6 +91,15 @@ class Sender:
     def broadcast(self, message: Any) -> None:
         """Have every rank get rank 0's array by the end of the round."""
         self._start(self._comm.broadcast, message, async_op=True)
+
+    def add(self, job: Job) -> None:
+        """Have the round end after what else belongs to it."""
+        self._works.append((job, None))
+
+    def count(self, sent_bytes: int) -> None:
+        """Count what went outside of the buckets, without compression."""
+        self.sent_bytes += sent_bytes
+        self.uncompressed_bytes += sent_bytes
 
     def wait(self) -> float:
         """Wait for everything, which ends the round.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradring.collectives.communicator import Communicator
 from gradring.errors import InvalidArgument, Mismatch
-from gradring.torch.c10d.calls import tensors
+from gradring.torch.c10d.calls import entries
 from gradring.torch.c10d.calls.call import Call
 from gradring.torch.c10d.calls.job import Job
 from gradring.torch.c10d.calls.lanes import Lane
@@ -22,7 +22,6 @@ from gradring.torch.c10d.calls.streams import CallStream, stream_of
 from gradring.torch.c10d.operations.operators import Operator
 
 _OPERATORS = ("sum", "avg")
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _DIMS_MAX = 14
 
 
@@ -61,7 +60,7 @@ class SparseReducer:
         side = self._side
         # Here, on the stream that has made it; the lane's thread has another.
         stream = stream_of([tensor])
-        mine = tensor.detach().to(_WIDER.get(tensor.dtype, tensor.dtype)).coalesce().cpu()
+        mine = tensor.detach().to(entries.wider(tensor.dtype)).coalesce().cpu()
 
         def carry_out() -> None:
             _write(tensor, _reduced(side, mine, operator, call.timeout), stream)
@@ -81,15 +80,10 @@ class SparseReducer:
 
 def _reduced(comm: Communicator, mine: Tensor, op: Operator, timeout: float) -> Tensor:
     counts = _agree(comm, mine, timeout)
-    indices = _gather_rows(comm, mine.indices().t(), counts, timeout)
-    values = _gather_rows(comm, op.prepared(mine.values().clone()), counts, timeout)
-    total = torch.sparse_coo_tensor(indices.t(), values, mine.shape, check_invariants=False)
-    total = total.coalesce()
+    prepared = entries.with_values(mine, op.prepared(mine.values().clone()))
+    (total,) = entries.merged(comm, [prepared], [[count] for count in counts], timeout)
     if op.name == "avg":
-        shares = total.values() / comm.world_size
-        total = torch.sparse_coo_tensor(
-            total.indices(), shares, mine.shape, is_coalesced=True, check_invariants=False
-        )
+        total = entries.with_values(total, total.values() / comm.world_size)
     return total
 
 
@@ -122,14 +116,3 @@ def _agree(comm: Communicator, mine: Tensor, timeout: float) -> list[int]:
                 f"({mine.sparse_dim()} sparse), rank {rank} {theirs} ({int(heads[rank, 1])} sparse)"
             )
     return [int(count) for count in heads[:, 0]]
-
-
-def _gather_rows(comm: Communicator, rows: Tensor, counts: list[int], timeout: float) -> Tensor:
-    shape = (sum(counts), *rows.shape[1:])
-    out = torch.empty(shape, dtype=rows.dtype)
-    row = out.numel() // shape[0] if shape[0] else 0
-    scale = row * tensors.units(rows)
-    source = tensors.stage(rows, reads=True, writes=False, reduces=False).flat
-    target = tensors.stage(out, reads=False, writes=True, reduces=False).flat
-    comm.all_gather(source, target, counts=[count * scale for count in counts], timeout=timeout)
-    return out

@@ -1,0 +1,1 @@
+"""Gradients in COO format: how they are averaged and clipped."""
