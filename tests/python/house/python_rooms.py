@@ -52,7 +52,7 @@ ARROWS = {
         "modes.stores", "optim", "arrays", "base",
     },
     "torch.gradients": {"torch.c10d.calls", "optim", "collectives", "compression", "gpu", "base"},
-    "torch.batch_norm": {"torch.c10d", "collectives", "base"},
+    "torch.batch_norm": {"torch.c10d", "torch.c10d.calls", "collectives", "base"},
     "torch.state": {"collectives", "base"},
     "torch.c10d": {
         "torch.c10d.operations", "torch.c10d.calls", "collectives", "machine", "launchers",

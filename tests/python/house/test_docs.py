@@ -131,7 +131,7 @@ BEFORE = {
     "docs/torch.md": [MODEL + GROUP],
     "docs/jax.md": ["", "", ""],
     "docs/keras.md": ["import os\nos.environ['KERAS_BACKEND'] = 'torch'"],
-    "docs/training.md": [MODEL, "optimizer.close(); comm.close()", SCALED, ""],
+    "docs/training.md": [MODEL, "optimizer.close(); comm.close()", SCALED, "comm = gr.init()", ""],
     "docs/evaluation.md": ["predictions = [([0, 1, 1], [0.2, 0.7, 0.4])]"],
     "docs/launchers.md": [MODEL + ACTORS],
     "docs/gpu.md": [MODEL + "comm = gr.init()"],

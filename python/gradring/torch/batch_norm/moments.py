@@ -1,10 +1,11 @@
 """Counts, means and squares of batches, and how those of all ranks become one; pure.
 
-Each rank sums the squares of distances from its own mean, in a second pass, and theirs are put
-together as distances of those means from the mean of all: nothing large is taken from something
-large, as a sum of squares less the square of a sum would have it. They travel and are merged as
-float64, rank by rank in their order, by operations that round each number by itself, so that the
-result has the same bits on every rank.
+Each rank adds up the squares of distances from its own mean, in a second pass, and theirs are put
+together by the distances of those means from the mean of all: nothing large is taken from something
+large, as where the square of a sum is taken from a sum of squares. What the rounding of a mean has
+left over is in the distances, and is put right. All travel and are merged as float64, rank by rank
+in their order, by operations that round each number by itself, so that the result has the same bits
+on every rank.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def own_moments(x: torch.Tensor) -> torch.Tensor:
     x, axes = as_computed(x), other_axes(x)
     mean = x.mean(axes)
     distances = x - along_channels(mean, x)
-    return torch.stack([mean.double(), (distances * distances).sum(axes).double()])
+    count = x.numel() // x.size(1)
+    slip = distances.sum(axes).double() / count
+    squares = (distances * distances).sum(axes).double() - slip * slip * count
+    return torch.stack([mean.double() + slip, squares])
 
 
 def merged(counts: Sequence[int], each: torch.Tensor) -> Moments:

@@ -20,6 +20,7 @@ from gradring.torch.batch_norm.moments import (
     own_moments,
 )
 from gradring.torch.batch_norm.ranks import Weights
+from gradring.torch.c10d.calls.profiled import shown
 
 _HEAD = 3  # Numbers in front of a rank's moments: count, place, whether its input needs a gradient.
 
@@ -42,7 +43,8 @@ def moments_of_all(x: torch.Tensor, comm: Communicator, place: int) -> Moments:
         head = x.new_tensor([x.numel() // channels, place, needs_gradient], dtype=torch.float64)
         message = torch.cat([head, own_moments(x.detach()).view(-1)])
         try:
-            rows = comm.all_gather(message)
+            with shown("all_gather"):
+                rows = comm.all_gather(message)
         except Mismatch as error:
             raise Mismatch(f"SyncBatchNorm of {channels} channels: {error}") from error
         heads = [[int(number) for number in row] for row in rows[:, :_HEAD].tolist()]
@@ -144,7 +146,8 @@ def _all_say(whole: Whole, own: torch.Tensor) -> torch.Tensor:
     weight = whole.weights.weight
     sums = own * weight if weight else torch.zeros_like(own)
     try:
-        whole.comm.all_reduce(sums)
+        with shown("all_reduce"):
+            whole.comm.all_reduce(sums)
     except Mismatch as error:
         channels = own.size(1)
         raise Mismatch(f"backward of SyncBatchNorm of {channels} channels: {error}") from error

@@ -106,7 +106,7 @@ class Ranks:
         if self._groups is None:
             whole, make = self._whole()
             found = _shared.get(whole) if self._is_shared else None
-            if found is None:
+            if found is None or found.comm.is_closed:  # By the failure of other layers.
                 found = Groups(make())
                 if self._is_shared:
                     _shared[whole] = found
