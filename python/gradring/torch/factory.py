@@ -111,8 +111,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     is_averaged = mode is None or _is_all_reduce(mode)
     _require_ready(optimizer, mode, bucket_bytes, is_averaged=is_averaged)
     _require_usable(model, compress, clip_norm, overlap, ps)
-    dense_mode = mode.dense if isinstance(mode, Hybrid) else mode
-    require_common_batches(model, is_so=is_averaged or isinstance(dense_mode, Sync))
+    require_common_batches(model, is_so=is_averaged or isinstance(_dense_mode(mode), Sync))
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.abandon()
         torch.optim.Optimizer.zero_grad(optimizer)  # They are of a step that others have not done.
@@ -174,6 +173,10 @@ def _ranks(mode: Mode | None, *, has_more: bool) -> Communicator | None:
 
 def _is_all_reduce(mode: Mode) -> bool:
     return mode == Sync() or (isinstance(mode, Hybrid) and mode.dense == Sync())
+
+
+def _dense_mode(mode: Mode | None) -> Mode | None:
+    return mode.dense if isinstance(mode, Hybrid) else mode
 
 
 def _rows_mode(mode: Mode | None) -> Mode:
