@@ -57,8 +57,8 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise a batch.
 
         Raises:
-            InvalidArgument: It has one axis, or other channels; nothing was sent. Or all ranks
-                together have fewer than two numbers in a channel; on all. Or this rank has no
+            InvalidArgument: It has one axis, other channels, or no floats; nothing was sent. Or all
+                ranks together have fewer than two numbers in a channel; on all. Or this rank has no
                 batch in this turn of a loop over ``uneven``.
             Mismatch: The ranks are at other layers, or their inputs do not all need a gradient.
             PeerLost: As `Communicator.all_reduce`, also out of backward, and so for its other
@@ -85,6 +85,8 @@ class SyncBatchNorm(_BatchNorm):
                 f"SyncBatchNorm of {self.num_features} channels got a batch of shape "
                 f"{tuple(input.shape)}; channels are its second axis"
             )
+        if not input.is_floating_point():
+            raise InvalidArgument(f"SyncBatchNorm takes floats, and got a batch of {input.dtype}")
 
     def _without_batch(self, x: torch.Tensor) -> torch.Tensor:
         if x.numel():

@@ -251,13 +251,15 @@ def test_what_is_no_plain_batch_norm_is_refused_by_name(
     world(1, "shm").run(job)
 
 
-def test_a_batch_of_other_channels_is_refused_before_anything_is_sent(world: GetWorld) -> None:
+def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent(world: GetWorld) -> None:
     def job(comm: Any) -> None:
         layer = gt.SyncBatchNorm(3, comm=comm)
         if comm.rank == 0:
             for shape in ((4, 2), (3,)):
                 with pytest.raises(gr.InvalidArgument, match="of 3 channels got a batch of shape"):
                     layer(torch.rand(shape))
+            with pytest.raises(gr.InvalidArgument, match=r"a batch of torch\.complex64"):
+                layer(torch.ones(4, 3, dtype=torch.complex64))
         layer(torch.rand(4, 3))
 
     world(2, "shm").run(job)
