@@ -23,6 +23,7 @@ from gradring.modes import Async, BoundedStaleness, Geo, Hybrid, Mode, Sync
 from gradring.modes.contracts import begins_together
 from gradring.modes.stepping.names import require_name
 from gradring.settings import config
+from gradring.torch.batch_norm.following import require_common_batches
 from gradring.torch.embeddings.rows import embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.counted_steps import has_counted_steps, step_through_the_class
@@ -125,6 +126,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
     is_averaged = mode is None or _is_all_reduce(mode)
     _require_ready(optimizer, mode, bucket_bytes, is_averaged=is_averaged)
     _require_usable(model, compress, clip_norm, overlap, ps)
+    require_common_batches(model, is_so=is_averaged or isinstance(_dense_mode(mode), Sync))
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.abandon()
         torch.optim.Optimizer.zero_grad(optimizer)  # They are of a step that others have not done.
@@ -187,6 +189,10 @@ def _ranks(mode: Mode | None, *, has_more: bool) -> Communicator | None:
 
 def _is_all_reduce(mode: Mode) -> bool:
     return mode == Sync() or (isinstance(mode, Hybrid) and mode.dense == Sync())
+
+
+def _dense_mode(mode: Mode | None) -> Mode | None:
+    return mode.dense if isinstance(mode, Hybrid) else mode
 
 
 def _rows_mode(mode: Mode | None) -> Mode:

@@ -16,8 +16,7 @@ from gradring.collectives.communicator import Communicator
 from gradring.collectives.work import Work
 from gradring.compression import Compression, code_of, wire_bytes
 from gradring.errors import InvalidArgument
-from gradring.torch.c10d.creation import timeout_of_default_group
-from gradring.torch.c10d.rendezvous import meet
+from gradring.torch.c10d.creation import meet_beside_default_group
 
 # The operation has a deadline of its own.
 _FOR_GOOD = 365 * 24 * 3600.0
@@ -53,7 +52,9 @@ class CompressedGradients:
         self.compress = compress
         self.sent_bytes = 0
         self.uncompressed_bytes = 0
-        self._comm: Communicator = _meet() if comm is None else comm.split(0)  # type: ignore[assignment]
+        self._comm: Communicator = (
+            meet_beside_default_group("gradring/compressed") if comm is None else comm.split(0)  # type: ignore[assignment]
+        )
         self._total = np.array([self._comm.world_size], np.float64)
         self._buckets: dict[int, tuple[list[int], Any]] = {}  # Whose residuals, and those.
         self._residual_of: dict[int, Any] = {}  # The same by parameter.
@@ -122,12 +123,6 @@ def compressed_gradients(
             started, out of the future: from DDP's backward as a RuntimeError with the same text.
     """
     return state.start(bucket)
-
-
-def _meet() -> Communicator:
-    store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-    members, seconds = range(dist.get_world_size()), timeout_of_default_group()
-    return meet(store, "gradring/compressed", members, dist.get_rank(), seconds)
 
 
 def _tell(waiting: queue.SimpleQueue[Any]) -> None:

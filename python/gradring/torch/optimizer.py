@@ -17,6 +17,7 @@ from gradring.errors import Closed, InvalidArgument
 from gradring.modes.stepping.lost_ranks import close_beside
 from gradring.modes.stepping.waiting import StepTimedOut
 from gradring.optim.averaging import no_examples, require_weight
+from gradring.torch.batch_norm.following import follow
 from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.gradients import parameters
@@ -56,7 +57,7 @@ class DistributedOptimizer(ChangingParameters):
         self._model = model
         self._options = options
         self._weights = StepWeight()
-        self._turns = Turns(comm)
+        self._turns = Turns(comm, follow(model, self._weights, comm.world_size))
         self._scaling = Scaling(comm)
         self._settings = StepSettings()
         self._averager = self._training = self.grad_norm = None

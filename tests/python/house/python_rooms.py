@@ -37,20 +37,22 @@ ARROWS = {
         "trace", "machine", "base",
     },
     "torch": {
-        "torch.served", "torch.embeddings", "torch.gradients", "torch.c10d", "torch.state",
-        "modes", "modes.stepping", "optim", "collectives", "compression", "settings", "base",
+        "torch.served", "torch.embeddings", "torch.gradients", "torch.batch_norm", "torch.c10d",
+        "torch.state", "modes", "modes.stepping", "optim", "collectives", "compression", "settings",
+        "base",
     },
     "keras": {"jax", "collectives", "base"},
     "jax": {"modes", "collectives", "compression", "base"},
     "torch.served": {
-        "torch.embeddings", "torch.gradients", "modes", "modes.geo", "modes.stepping", "optim",
-        "collectives", "arrays", "base",
+        "torch.embeddings", "torch.gradients", "torch.batch_norm", "modes", "modes.geo",
+        "modes.stepping", "optim", "collectives", "arrays", "base",
     },
     "torch.embeddings": {
         "torch.gradients", "modes", "modes.geo", "modes.stepping", "modes.parameters",
         "modes.stores", "optim", "arrays", "base",
     },
     "torch.gradients": {"torch.c10d.calls", "optim", "collectives", "compression", "gpu", "base"},
+    "torch.batch_norm": {"torch.c10d", "torch.c10d.calls", "collectives", "base"},
     "torch.state": {"collectives", "base"},
     "torch.c10d": {
         "torch.c10d.operations", "torch.c10d.calls", "collectives", "machine", "launchers",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradring.collectives.communicator import Communicator
 from gradring.errors import Error
 from gradring.torch.c10d.calls.errors import for_torch
 from gradring.torch.c10d.kept_handles import keep_join_handles
@@ -51,7 +52,25 @@ def _default_group() -> ProcessGroup | None:
     return default if isinstance(default, ProcessGroup) else None
 
 
-def timeout_of_default_group() -> float:
+def meet_beside_default_group(name: str) -> Communicator:
+    """Make a communicator of the ranks of torch's default group, whatever its backend.
+
+    They meet through its store. A collective call; calls may take as long as the group's own, or
+    under another backend as a group's with torch's default.
+
+    Args:
+        name: Of the meeting, alike on all ranks; may come again.
+
+    Raises:
+        TimedOut: Not all ranks came.
+        InvalidArgument: As `create`, and so for AuthError and PeerLost.
+    """
+    store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+    members, seconds = range(dist.get_world_size()), _timeout_of_default_group()
+    return meet(store, name, members, dist.get_rank(), seconds)
+
+
+def _timeout_of_default_group() -> float:
     """Return how long calls beside torch's default group may take without progress, in seconds.
 
     As long as its own, where it is one of ours; of the others nobody is told.

@@ -71,13 +71,17 @@ class ProcessGroup(Collectives, Gathering, Messages, dist.ProcessGroup):
         self._made[name] += 1
         return self.comm.subgroup(ranks, f"{name} {nth}")
 
-    def _call(self, options: Any, result: Any) -> Call:
-        return Call(options, result, timeout=self._timeout, watcher=self._completion.in_order)
+    def _call(self, name: str, options: Any, result: Any) -> Call:
+        call = Call(options, result, timeout=self._timeout, watcher=self._completion.in_order)
+        call.name = name
+        return call
 
-    def _message(self, result: Any) -> Call:
-        return Call(
+    def _message(self, name: str, result: Any) -> Call:
+        call = Call(
             None, result, timeout=self._timeout, watcher=self._complete_any, patience=self._timeout
         )
+        call.name = name
+        return call
 
     def _complete_any(self, flight: Flight) -> None:
         self._completion.when_ready(flight, flight.patience)

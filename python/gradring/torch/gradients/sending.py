@@ -19,6 +19,7 @@ from gradring.collectives.work import Work
 from gradring.compression import Compression, wire_bytes
 from gradring.errors import Closed, Error, Mismatch
 from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.profiled import shown
 from gradring.torch.gradients.buckets import Bucket
 
 _UNKNOWN = Mark([])
@@ -67,6 +68,11 @@ class Sender:
 
     def send(self, bucket: Bucket) -> None:
         """Start a bucket that is full."""
+        with shown("send_gradients"):
+            self._send(bucket)
+        self._count_bytes(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
         # The total is there when its turn has come: operations run in their order.
         whole = bucket.buffer
         device = bucket.values.device if bucket.values.is_cuda else None
@@ -86,7 +92,6 @@ class Sender:
                 self._start(self._comm.all_reduce, bucket.travelling, device=device, async_op=True)
             whole = bucket.marks
         self._start(self._comm.average_bucket, whole, self._total)
-        self._count_bytes(bucket)
 
     def broadcast(self, message: Any) -> None:
         """Have every rank get rank 0's array by the end of the round."""
@@ -109,8 +114,9 @@ class Sender:
         Returns:
             The sum of all ranks' weights.
         """
-        for work, device in self._works:
-            work.wait(stream=None if device is None else torch.cuda.current_stream(device))
+        with shown("wait_for_gradients"):
+            for work, device in self._works:
+                work.wait(stream=None if device is None else torch.cuda.current_stream(device))
         self._works.clear()
         return float(self._total[0])
 

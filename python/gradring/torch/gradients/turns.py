@@ -5,12 +5,13 @@ The others then wait inside their backward for its gradients, and it for them to
 So while a rank is out, whoever ends a round of averaging first meets all others where turns begin:
 those that have come for the next turn end the round too, and then come again. There a rank is found
 out, too, that has not dropped the steps which the others have: it would go on with other averages.
+They also hear who has a batch: layers that compute over ranks do so without the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -23,9 +24,15 @@ Batch = TypeVar("Batch")
 _IS_OUT, _HAS_BATCH, _ENDS_ROUND = range(3)
 
 
+class _Follower(Protocol):
+    def take_turn(self, present: Sequence[int] | None) -> None: ...
+    def share_running(self, root: int) -> None: ...
+
+
 class _Loop:
     def __init__(self, is_one_out: bool) -> None:
         self.is_one_out = is_one_out
+        self.present: list[int] | None = None  # Who has a batch in this turn; None: all.
 
 
 class Turns:
@@ -37,9 +44,16 @@ class Turns:
 
     steps = 0
 
-    def __init__(self, comm: Communicator) -> None:
-        """Begin outside of any loop; ``comm`` are the ranks."""
+    def __init__(self, comm: Communicator, follower: _Follower) -> None:
+        """Begin outside of any loop.
+
+        Args:
+            comm: The ranks.
+            follower: Told who has a batch; where ranks ran out before others did, and the loop has
+                ended, those get what it has learned of the last ones.
+        """
         self._comm = comm
+        self._follower = follower
         # Of each loop that goes on, the inner ones last: whether a rank is out, as of its last
         # turn, so the same on every rank.
         self._loops: list[_Loop] = []
@@ -69,6 +83,7 @@ class Turns:
         finally:
             # Also where the loop is left early; one that nobody closes may outlive the next.
             self._loops.remove(loop)
+            self._follower.take_turn(self._loops[-1].present if self._loops else None)
 
     def _turns_of(
         self, loop: _Loop, source: Iterator[Batch], end_round: Callable[[], None]
@@ -80,27 +95,32 @@ class Turns:
                 batch = next(source)
             except StopIteration:
                 mark = _IS_OUT
-            found, is_one_out = self._meet(mark)
+            found, present = self._meet(mark)
             if found == _ENDS_ROUND:
                 self._has_met = True
                 try:
                     end_round()
                 finally:
                     self._has_met = False
-                found, is_one_out = self._meet(mark)
+                found, present = self._meet(mark)
             if found == _IS_OUT:
+                if loop.is_one_out and loop.present:
+                    self._follower.share_running(loop.present[0])
                 return
-            loop.is_one_out = is_one_out
+            loop.is_one_out, loop.present = len(present) < self._comm.world_size, present
+            self._follower.take_turn(present)
             yield batch
 
-    def _meet(self, mark: int) -> tuple[int, bool]:
-        marks = np.array([mark, mark == _IS_OUT, self.steps, -self.steps], np.int64)
+    def _meet(self, mark: int) -> tuple[int, list[int]]:
+        marks = np.zeros(3 + self._comm.world_size, np.int64)
+        marks[:3] = mark, self.steps, -self.steps
+        marks[3 + self._comm.rank] = mark != _IS_OUT
         self._comm.all_reduce(marks, "max")
-        found, is_one_out, most, least = int(marks[0]), bool(marks[1]), marks[2], -marks[3]
+        found, most, least = int(marks[0]), marks[1], -marks[2]
         if found == _ENDS_ROUND and most != least:
             raise Mismatch(
                 f"some ranks are at step {least} and others at step {most}; one without a batch "
                 "goes to step() as often as the others, and where they drop a step with "
                 "zero_grad() it calls synchronize() before"
             )
-        return found, is_one_out
+        return found, np.flatnonzero(marks[3:]).tolist()

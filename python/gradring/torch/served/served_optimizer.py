@@ -21,6 +21,7 @@ from gradring.modes.rounds import RoundOptimizer
 from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
+from gradring.torch.batch_norm.following import weigh_by
 from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
@@ -76,6 +77,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
         self._model = model
         self._clip_norm = clip_norm
         self._weights = StepWeight()
+        weigh_by(model, self._weights)
         self._scaling = Scaling(comm)
         self._is_local = isinstance(dense_mode, Geo)
         self._server_settings = [] if self._is_local else settings_of(self)

@@ -14,6 +14,7 @@ from gradring.collectives.work import Work as CoreWork
 from gradring.torch.c10d.calls import tensors
 from gradring.torch.c10d.calls.errors import for_torch
 from gradring.torch.c10d.calls.job import Job
+from gradring.torch.c10d.calls.profiled import is_profiled, leave_with, range_of
 from gradring.torch.c10d.calls.streams import CallStream, stream_of
 from gradring.torch.c10d.calls.work import FOR_GOOD, Flight, Watcher, Work
 
@@ -22,10 +23,14 @@ class Call:
     """Collects what a call starts; as a context manager it raises errors as torch knows them.
 
     Attributes:
+        name: What torch's profiler shows it as.
         is_async: Whether the caller wants to wait later.
         timeout: Seconds.
         work: The handle; after the block.
     """
+
+    name: str
+    _range: Any = None  # Where it is shown.
 
     def __init__(
         self,
@@ -66,6 +71,9 @@ class Call:
 
     def __enter__(self) -> Call:
         """Begin the block that starts the operations."""
+        if is_profiled():
+            self._range = range_of(self.name)
+            self._range.__enter__()
         return self
 
     def __exit__(
@@ -73,12 +81,23 @@ class Call:
     ) -> None:
         """Make `work`, or raise what went wrong."""
         if error is None:
-            self.work = Work(self._flight(self._finishers))
+            flight = self._flight(self._finishers)
+            self.work = Work(flight)
+            self._end_range(flight)
             return
+        self._end_range(None)
         if self._pending:  # Some operations of the call have started.
             self._flight([]).abandon()
         if isinstance(error, errors.Error):
             raise for_torch(error) from error.__cause__
+
+    def _end_range(self, flight: Flight | None) -> None:
+        if self._range is None:
+            return
+        if flight is None or flight.is_settled:
+            self._range.__exit__(None, None, None)
+        else:
+            leave_with(self._range, flight.future())
 
     def _flight(self, finishers: Sequence[Callable[[], None]]) -> Flight:
         return Flight(

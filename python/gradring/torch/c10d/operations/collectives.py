@@ -30,7 +30,7 @@ class Collectives:
     comm: Communicator
     _sparse: SparseReducer
 
-    def _call(self, options: Any, result: Any) -> Call:
+    def _call(self, name: str, options: Any, result: Any) -> Call:
         raise NotImplementedError
 
     @also_short("AllreduceOptions", "op", "timeout", one="tensors")
@@ -44,7 +44,7 @@ class Collectives:
         Raises:
             InvalidArgument: As `gradring.Communicator.all_reduce`, and so for the other errors.
         """
-        with self._call(opts, list(tensors)) as call:
+        with self._call("all_reduce", opts, list(tensors)) as call:
             for tensor in tensors:
                 if tensor.is_sparse:
                     call.started(self._sparse.reduce(tensor, _op(opts), call))
@@ -56,7 +56,7 @@ class Collectives:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine many tensors, packed by dtype into one operation each."""
-        with self._call(opts, list(tensors)) as call:
+        with self._call("all_reduce", opts, list(tensors)) as call:
             ordered = sorted(tensors, key=lambda tensor: str(tensor.dtype))
             for dtype, group in groupby(ordered, key=lambda tensor: tensor.dtype):
                 op = Operator(_op(opts), dtype)
@@ -72,7 +72,7 @@ class Collectives:
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
         """Give every rank the root's tensors."""
         root = opts.rootRank
-        with self._call(opts, list(tensors)) as call:
+        with self._call("broadcast", opts, list(tensors)) as call:
             for tensor in tensors:
                 x = call.input(tensor) if self.comm.rank == root else call.both(tensor)
                 call.started(self.comm.broadcast(x, root, **call.options))
@@ -82,7 +82,7 @@ class Collectives:
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine tensors over all ranks; only the root's are written."""
         root = opts.rootRank
-        with self._call(opts, list(tensors)) as call:
+        with self._call("reduce", opts, list(tensors)) as call:
             for tensor in tensors:
                 op = Operator(_op(opts), tensor.dtype)
                 copies = op.factor is not None
@@ -101,7 +101,7 @@ class Collectives:
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
         """Gather each of several tensors."""
-        with self._call(opts, list(outputs)) as call:
+        with self._call("all_gather", opts, list(outputs)) as call:
             for output, source in zip(outputs, inputs, strict=True):
                 check_fit("all_gather", output, source, self.comm.world_size)
                 x = call.input(source)
@@ -117,7 +117,7 @@ class Collectives:
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
         """Reduce and scatter each of several tensors."""
-        with self._call(opts, list(outputs)) as call:
+        with self._call("reduce_scatter", opts, list(outputs)) as call:
             for output, source in zip(outputs, inputs, strict=True):
                 check_fit("reduce_scatter", source, output, self.comm.world_size)
                 op = Operator(_op(opts), source.dtype)
@@ -130,7 +130,7 @@ class Collectives:
     @also_short("BarrierOptions", "timeout")
     def barrier(self, opts: Any = None) -> Work:
         """Wait until every rank has come here."""
-        with self._call(opts, []) as call:
+        with self._call("barrier", opts, []) as call:
             call.started(self.comm.barrier(**call.options))
         return call.work
 

@@ -26,7 +26,7 @@ class Gathering:
 
     comm: Communicator
 
-    def _call(self, options: Any, result: Any) -> Call:
+    def _call(self, name: str, options: Any, result: Any) -> Call:
         raise NotImplementedError
 
     @also_short("AllgatherOptions", "timeout", one="input_tensors", per_rank="output_tensors")
@@ -34,7 +34,7 @@ class Gathering:
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> Work:
         """Give every rank everybody's tensor; their sizes may differ, but all ranks know them."""
-        with self._call(opts, output_tensors) as call:
+        with self._call("all_gather", opts, output_tensors) as call:
             for outputs, source in zip(output_tensors, input_tensors, strict=True):
                 self._gather_into(call, outputs, source)
         return call.work
@@ -43,7 +43,7 @@ class Gathering:
         self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
     ) -> Work:
         """Gather several tensors: ``output_lists[r][i]`` becomes rank r's ``input_list[i]``."""
-        with self._call(opts, output_lists) as call:
+        with self._call("all_gather", opts, output_lists) as call:
             self._check_parts("all_gather_coalesced", output_lists)
             for index, source in enumerate(input_list):
                 self._gather_into(call, [outputs[index] for outputs in output_lists], source)
@@ -54,7 +54,7 @@ class Gathering:
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> Work:
         """Give the root everybody's tensor, all of one size."""
-        with self._call(opts, output_tensors) as call:
+        with self._call("gather", opts, output_tensors) as call:
             for index, source in enumerate(input_tensors):
                 x = call.input(source)
                 out = None
@@ -85,7 +85,7 @@ class Gathering:
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> Work:
         """Give each rank its one of the root's tensors, all of one size."""
-        with self._call(opts, list(output_tensors)) as call:
+        with self._call("scatter", opts, list(output_tensors)) as call:
             for index, output in enumerate(output_tensors):
                 x, mine = None, 0
                 if self.comm.rank == opts.rootRank:
@@ -105,7 +105,7 @@ class Gathering:
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> Work:
         """Combine lists over all ranks; rank r keeps entry r. The entries' sizes may differ."""
-        with self._call(opts, list(output_tensors)) as call:
+        with self._call("reduce_scatter", opts, list(output_tensors)) as call:
             for output, inputs in zip(output_tensors, input_tensors, strict=True):
                 self._check_parts("reduce_scatter", inputs)
                 _check_dtypes("reduce_scatter", output, inputs)
@@ -123,7 +123,7 @@ class Gathering:
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
         """Send ``input_tensors[r]`` to rank r and get one tensor from each, of any sizes."""
-        with self._call(opts, list(output_tensors)) as call:
+        with self._call("all_to_all", opts, list(output_tensors)) as call:
             self._check_parts("all_to_all", input_tensors)
             self._check_parts("all_to_all", output_tensors)
             x = call.inputs(input_tensors)
@@ -154,7 +154,7 @@ class Gathering:
             input_split_sizes: Rows for each rank; empty cuts evenly.
             opts: ``AllToAllOptions``.
         """
-        with self._call(opts, [output]) as call:
+        with self._call("all_to_all", opts, [output]) as call:
             sent = self._row_counts("input", input, input_split_sizes)
             received = self._row_counts("output", output, output_split_sizes)
             x = call.input(input)

@@ -19,12 +19,12 @@ class Messages:
 
     comm: Communicator
 
-    def _message(self, result: Any) -> Call:
+    def _message(self, name: str, result: Any) -> Call:
         raise NotImplementedError
 
     def send(self, tensors: Tensors, dst_rank: int, tag: int = 0) -> Work:
         """Start sending a tensor to a rank of the group."""
-        with self._message(list(tensors)) as call:
+        with self._message("send", list(tensors)) as call:
             for tensor in tensors:
                 call.started(self.comm.send(call.input(tensor), dst_rank, tag, **call.options))
         return call.work
@@ -38,7 +38,7 @@ class Messages:
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: Tensors, source: int | None, tag: int) -> Work:
-        with self._message(list(tensors)) as call:
+        with self._message("recv", list(tensors)) as call:
             for tensor in tensors:
                 call.started(self.comm.recv(call.output(tensor), source, tag, **call.options))
         return call.work
