@@ -184,15 +184,36 @@ def to_entry(rule: CoreRule, state: Array, steps: int, shape: tuple[int, ...]) -
         What ``optimizer.state_dict()["state"][index]`` has after so many steps. Before the first
         one it is empty, but for Adagrad's.
     """
-    if steps == 0 and rule.to_core()["kind"] != "adagrad":
-        return {}
     size = int(np.prod(shape))
-    entry: Entry = _step_of(rule, steps)
-    for name, field in split(rule, np.asarray(state, np.float32).reshape(1, -1), size).items():
-        entry[name] = field.reshape(shape) if field.ndim == 2 else field
-    if rule.to_core()["kind"] == "sgd":
+    fields = split(rule, np.asarray(state, np.float32).reshape(1, -1), size)
+    entry = entry_of_fields(
+        rule,
+        {
+            name: field.reshape(shape) if field.ndim == 2 else field
+            for name, field in fields.items()
+        },
+        steps,
+    )
+    if steps > 0 and rule.to_core()["kind"] == "sgd":
         entry.setdefault("momentum_buffer", None)  # torch's key without momentum.
     return entry
+
+
+def entry_of_fields(rule: CoreRule, fields: Mapping[str, Array], steps: int) -> Entry:
+    """Return torch's entry for one parameter from its fields; see `to_entry`.
+
+    Args:
+        rule: The table's.
+        fields: Those of `fields_of`, in the parameter's shape; not copied.
+        steps: Of the table.
+
+    Returns:
+        Empty where there is nothing to go on from: before the first step, but for Adagrad's, and
+        with a rule that keeps nothing.
+    """
+    if steps == 0 and rule.to_core()["kind"] != "adagrad":
+        return {}
+    return {**_step_of(rule, steps), **fields}
 
 
 def from_entry(rule: CoreRule, entry: Mapping[str, Any], size: int) -> tuple[Array, int]:

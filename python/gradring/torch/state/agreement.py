@@ -1,46 +1,15 @@
-"""What goes wrong on one rank of `broadcast_state` is an error on all of them, and none waits."""
+"""What the ranks of `broadcast_state` are to send is compared before anything is sent."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
+from gradring.collectives.agreement import said, tried
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.texts import gather_texts
 from gradring.errors import InvalidArgument, Mismatch
-
-Result = TypeVar("Result")
-
-_LETTERS_MAX = 2000  # Of an error that is told to others: torch lists all keys of a state.
-
-
-def agreed(
-    comm: Communicator, doing: str, do: Callable[[], Result], timeout: float | None
-) -> Result:
-    """Do something on this rank, and return when all have; a collective call.
-
-    Args:
-        comm: The ranks.
-        doing: What it is, for the message: "load the state".
-        do: Talks to nobody.
-        timeout: As for `Communicator.all_reduce`.
-
-    Raises:
-        Mismatch: Another rank could not do its part; names it. What this rank's part raises is
-            raised here.
-    """
-    result, error = _tried(do)
-    found = gather_texts(comm, _said(error).encode(), timeout=timeout)
-    if error is not None:
-        raise error
-    for rank, text in enumerate(found):
-        if text:
-            raise Mismatch(
-                f"broadcast_state: {comm.describe(rank)} could not {doing}: {text.decode()}"
-            )
-    assert result is not None
-    return result[0]
 
 
 def agreed_names(
@@ -59,16 +28,16 @@ def agreed_names(
             there is raised here.
         Mismatch: Names, or roots, differ; names the first difference, on every rank.
     """
-    result, error = _tried(find)
+    result, error = tried(find)
     names = {} if result is None else result[0]
-    mine = [_said(error), str(root), {name: names[name] for name in sorted(names)}]
+    mine = [said(error), str(root), {name: names[name] for name in sorted(names)}]
     texts = gather_texts(comm, json.dumps(mine).encode(), timeout=timeout)
     if error is not None:
         raise error
     told = [json.loads(text) for text in texts]
-    for rank, (said, _, _) in enumerate(told):
-        if said:
-            raise InvalidArgument(f"broadcast_state: {comm.describe(rank)} says: {said}")
+    for rank, (error_text, _, _) in enumerate(told):
+        if error_text:
+            raise InvalidArgument(f"broadcast_state: {comm.describe(rank)} says: {error_text}")
     for rank, (_, other_root, others) in enumerate(told):
         if other_root != told[0][1]:
             raise Mismatch(
@@ -82,21 +51,6 @@ def agreed_names(
                     "give the same names on every rank, with objects under the same ones"
                 )
     return names
-
-
-def _tried(do: Callable[[], Result]) -> tuple[tuple[Result] | None, Exception | None]:
-    try:
-        return (do(),), None
-    except Exception as error:  # noqa: BLE001 - raised when the others know of it
-        return None, error
-
-
-def _said(error: Exception | None) -> str:
-    if error is None:
-        return ""
-    text = f"{type(error).__name__}: {error}"
-    # Half of a surrogate, say of a file's name, is no UTF-8.
-    return text[:_LETTERS_MAX].encode(errors="replace").decode()
 
 
 def _described(is_object: Any) -> str:

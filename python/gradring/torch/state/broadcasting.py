@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradring.collectives.agreement import agreed
 from gradring.collectives.calling import whole_number
 from gradring.collectives.communicator import Communicator
 from gradring.collectives.joining import current, require_ranks
 from gradring.errors import InvalidArgument
-from gradring.torch.state.agreement import agreed, agreed_names
+from gradring.torch.state.agreement import agreed_names
 from gradring.torch.state.sending import receive, send
 from gradring.torch.state.written import Reader, Writer
+
+_CALL = "broadcast_state"
 
 
 def broadcast_state(
@@ -51,8 +54,9 @@ def broadcast_state(
 
     Raises:
         InvalidArgument: Something cannot be sent: a tensor of parts (DTensor), say, or an object
-            without ``state_dict()``; or ``root`` is no rank. On every rank, with the rank and the
-            place, and before anything is sent.
+            without ``state_dict()``, or an optimizer whose state is on parameter servers; or
+            ``root`` is no rank. On every rank, with the rank and the place, and before anything is
+            sent.
         Mismatch: The ranks give other names or another ``root``, or one that is not this could not
             take the state: names it. That rank raises what ``load_state_dict`` raised there.
             What was loaded stays.
@@ -66,6 +70,8 @@ def broadcast_state(
     def prepare() -> Mapping[str, bool]:
         nonlocal text
         are_objects = _are_objects(state)
+        if comm.world_size > 1:
+            _require_own_state(state)
         if not 0 <= whole_number("broadcast_state: root", root) < comm.world_size:
             raise InvalidArgument(
                 f"broadcast_state: root {root} is not one of 0..{comm.world_size - 1}"
@@ -90,11 +96,11 @@ def _give(comm: Communicator, writer: Writer, text: str, timeout: float | None) 
     data = np.frombuffer(text.encode(), np.uint8)
     comm.broadcast(np.array([data.size], np.int64), comm.rank, timeout=timeout)
     comm.broadcast(data, comm.rank, timeout=timeout)
-    agreed(comm, "make room for the state", _nothing, timeout)
+    agreed(comm, _CALL, "make room for the state", _nothing, timeout)
     problems: list[Exception] = []
     send(comm, writer.sources, problems, timeout)
-    agreed(comm, "send the state", lambda: _raise_first(problems), timeout)
-    agreed(comm, "load the state", _nothing, timeout)
+    agreed(comm, _CALL, "send the state", lambda: _raise_first(problems), timeout)
+    agreed(comm, _CALL, "load the state", _nothing, timeout)
 
 
 def _take(
@@ -107,11 +113,11 @@ def _take(
     size = comm.broadcast(np.zeros(1, np.int64), root, timeout=timeout)
     data = comm.broadcast(np.empty(int(size[0]), np.uint8), root, timeout=timeout)
     reader = agreed(
-        comm, "make room for the state", lambda: Reader(data.tobytes().decode()), timeout
+        comm, _CALL, "make room for the state", lambda: Reader(data.tobytes().decode()), timeout
     )
     receive(comm, reader.targets, root, timeout)
-    agreed(comm, "send the state", _nothing, timeout)
-    return agreed(comm, "load the state", lambda: _load(reader, state, are_objects), timeout)
+    agreed(comm, _CALL, "send the state", _nothing, timeout)
+    return agreed(comm, _CALL, "load the state", lambda: _load(reader, state, are_objects), timeout)
 
 
 def _load(
@@ -140,6 +146,15 @@ def _are_objects(state: Any) -> dict[str, bool]:
             "broadcast_state: state is a dict with names as keys: {'model': model, 'step': step}"
         )
     return {name: _has_state(each) for name, each in state.items()}
+
+
+def _require_own_state(state: Mapping[str, Any]) -> None:
+    for name, each in state.items():
+        if getattr(each, "has_state_on_servers", False):
+            raise InvalidArgument(
+                f"broadcast_state: the state of {name!r} is on parameter servers, the same one for "
+                "every rank: leave it out, or broadcast it before gradring.torch.distributed()"
+            )
 
 
 def _has_state(value: Any) -> bool:
