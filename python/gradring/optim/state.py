@@ -184,17 +184,13 @@ def to_entry(rule: CoreRule, state: Array, steps: int, shape: tuple[int, ...]) -
         What ``optimizer.state_dict()["state"][index]`` has after so many steps. Before the first
         one it is empty, but for Adagrad's.
     """
+    if steps == 0 and rule.to_core()["kind"] != "adagrad":
+        return {}
     size = int(np.prod(shape))
-    fields = split(rule, np.asarray(state, np.float32).reshape(1, -1), size)
-    entry = entry_of_fields(
-        rule,
-        {
-            name: field.reshape(shape) if field.ndim == 2 else field
-            for name, field in fields.items()
-        },
-        steps,
-    )
-    if steps > 0 and rule.to_core()["kind"] == "sgd":
+    entry: Entry = _step_of(rule, steps)
+    for name, field in split(rule, np.asarray(state, np.float32).reshape(1, -1), size).items():
+        entry[name] = field.reshape(shape) if field.ndim == 2 else field
+    if rule.to_core()["kind"] == "sgd":
         entry.setdefault("momentum_buffer", None)  # torch's key without momentum.
     return entry
 
@@ -208,10 +204,11 @@ def entry_of_fields(rule: CoreRule, fields: Mapping[str, Array], steps: int) -> 
         steps: Of the table.
 
     Returns:
-        Empty where there is nothing to go on from: before the first step, but for Adagrad's, and
-        with a rule that keeps nothing.
+        Empty where there is nothing to go on from: with a rule that keeps nothing, and before the
+        first step of those that tell it by their steps.
     """
-    if steps == 0 and rule.to_core()["kind"] != "adagrad":
+    # Of the others' steps entries say nothing, so a table that took one over may have none.
+    if steps == 0 and rule.to_core()["kind"] not in ("adagrad", "ftrl", "row_wise_adagrad"):
         return {}
     return {**_step_of(rule, steps), **fields}
 

@@ -245,6 +245,8 @@ class ExactStore:
                 for name, value in (state or {}).items()
                 if value is not None
             }
+            if isinstance(held.rule, gr.optim.SparseAdam):
+                held.pushes = held.states[0].get("step", 0)
 
         self._change(write)
 
