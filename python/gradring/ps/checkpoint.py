@@ -328,7 +328,8 @@ def read_notes(url: str | os.PathLike[str], *, timeout: float | None = None) -> 
     """
     asked = files.absolute(url)
     deadline = Deadline.of(timeout, FOR_GOOD, f"read_notes {asked}: ")
-    return within(deadline, asked, manifest.read_followed, asked).notes
+    found: Manifest = within(deadline, asked, manifest.read_followed, asked)
+    return found.notes
 
 
 def verify(url: str | os.PathLike[str], *, timeout: float | None = None) -> Manifest:

@@ -327,3 +327,41 @@ def test_broadcast_state_leaves_out_what_servers_have_for_all(world: GetWorld) -
     for error in world(2, "shm").errors(share):
         assert isinstance(error, gr.InvalidArgument)
         assert "'optimizer' is on parameter servers" in str(error)
+
+
+ALL = [gr.Sync(), *SERVED[:3], gr.Geo(1), gr.Hybrid(gr.Async(), gr.Async())]
+
+
+@pytest.mark.parametrize("mode", ALL, ids=str)
+@pytest.mark.parametrize("after", ALL, ids=str)
+def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended_whatever_the_mode(
+    comm: Any, mode: Any, after: Any
+) -> None:
+    def epochs(mode: Any, first: int, last: int, saved: Any) -> tuple[Any, list[Any]]:
+        params, optimizer = made("Adam")
+        if saved:
+            for param, value in zip(params, saved["values"], strict=True):
+                param.data.copy_(value)
+            optimizer.load_state_dict(saved["optimizer"])
+        optimizer = gt.distributed(optimizer, mode, comm=comm, ps=ExactServer().client(0))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        if saved:
+            schedule.load_state_dict(saved["schedule"])
+            for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+                group["lr"] = rate
+        for epoch in range(first, last):
+            trained(params, optimizer, epoch, 3)
+            schedule.step()
+        state = {"values": params, "optimizer": optimizer, "schedule": schedule}
+        kept = {name: getattr(one, "state_dict", lambda: params)() for name, one in state.items()}
+        kept = stored(kept)
+        optimizer.close()
+        return kept, values_of(params)
+
+    saved, _ = epochs(mode, 0, 2, None)
+    _, resumed = epochs(after, 2, 4, saved)
+    _, expected = epochs(mode, 0, 4, None)
+    for one, other in zip(resumed, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
+        if mode == after:
+            np.testing.assert_array_equal(one, other)
