@@ -15,8 +15,8 @@ import numpy as np
 
 from gradring.modes.contracts import Async
 from gradring.modes.parameters.row_gradients import RowGradients
+from gradring.modes.stepping.at_servers import AtServers
 from gradring.modes.stepping.background import Background
-from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.modes.stepping.staleness import Histogram
 from gradring.modes.stores.store import Array, Push
 from gradring.optim.averaging import require_weight
@@ -25,7 +25,7 @@ from gradring.optim.averaging import require_weight
 _OURS, _BEING_FILLED, _FULL = range(3)
 
 
-class AsyncOptimizer(ModeOptimizer):
+class AsyncOptimizer(AtServers):
     """Pushes every step's gradients as an update of its own and goes on at once.
 
     A pull of rows reads what servers have now; this worker's own last steps may still be on their
@@ -157,6 +157,10 @@ class AsyncOptimizer(ModeOptimizer):
     def waited_seconds(self) -> float:
         """Seconds that `step` has waited because the queue was full."""
         return self._sender.waited_seconds
+
+    def settle_own(self) -> None:
+        """Wait until all steps that were handed to the sender are done."""
+        self._sender.drain(self.timeout)
 
     def flush(self) -> None:
         """Wait until servers have applied all of this worker's steps, and take their values.

@@ -13,7 +13,7 @@ from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import BoundedStaleness
 from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.parameters.tables import Prefetched
-from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.at_servers import AtServers
 from gradring.modes.stepping.staleness import Histogram
 from gradring.modes.stepping.waiting import after_the_push, before_the_push
 from gradring.modes.stores.store import Array, Domain, Gate, Pending, Pull, Push
@@ -26,7 +26,7 @@ _CARRY = 1 << 20
 _PLACES = np.array([_CARRY, 1], np.int64)
 
 
-class BoundedOptimizer(ModeOptimizer):
+class BoundedOptimizer(AtServers):
     """Stale synchronous parallel training: nobody is more than so many steps ahead.
 
     Every worker counts its steps in a row of a table of its own, pushed with the step's gradients
@@ -178,6 +178,10 @@ class BoundedOptimizer(ModeOptimizer):
             self._row = self._clocks[[self.store.rank]]
         own = np.array([self.store.rank], np.uint64)
         return Push(self._table, own, _row(clock) - self._row)
+
+    def settle_own(self) -> None:
+        """Wait for what a step that timed out still waits for; all others are done."""
+        self.finish_step()
 
     def flush(self) -> None:
         """Take the servers' values now. Whether others are done is not waited for.

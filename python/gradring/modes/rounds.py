@@ -11,7 +11,7 @@ from gradring.errors import Error, InvalidArgument
 from gradring.modes.contracts import Sync
 from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.parameters.tables import Asked, Prefetched
-from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.at_servers import AtServers
 from gradring.modes.stepping.waiting import after_the_push, before_the_push
 from gradring.modes.stores.store import Array, Domain, Gate, Pending
 from gradring.optim.averaging import require_weight
@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 _ROUNDS_UNSEEN = 16
 
 
-class RoundOptimizer(ModeOptimizer):
+class RoundOptimizer(AtServers):
     """Sync(via="ps"): n workers train as one process does on all their batches put together.
 
     In a step every worker gives its mean gradients and its number of examples. When all have,
@@ -148,6 +148,10 @@ class RoundOptimizer(ModeOptimizer):
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go round equally often on every worker; see `ModeOptimizer.uneven`."""
         return uneven_rounds(self.comm, self.workers, batches)
+
+    def settle_own(self) -> None:
+        """Wait until the rounds of all steps done so far are applied."""
+        self._wait_for_all_rounds()
 
     def flush(self) -> None:
         """Wait until the last step's round is applied, and take the result.

@@ -195,6 +195,24 @@ def to_entry(rule: CoreRule, state: Array, steps: int, shape: tuple[int, ...]) -
     return entry
 
 
+def entry_of_fields(rule: CoreRule, fields: Mapping[str, Array], steps: int) -> Entry:
+    """Return torch's entry for one parameter from its fields; see `to_entry`.
+
+    Args:
+        rule: The table's.
+        fields: Those of `fields_of`, in the parameter's shape; not copied.
+        steps: Of the table.
+
+    Returns:
+        Empty where there is nothing to go on from: with a rule that keeps nothing, and before the
+        first step of those that tell it by their steps.
+    """
+    # Of the others' steps entries say nothing, so a table that took one over may have none.
+    if steps == 0 and rule.to_core()["kind"] not in ("adagrad", "ftrl", "row_wise_adagrad"):
+        return {}
+    return {**_step_of(rule, steps), **fields}
+
+
 def from_entry(rule: CoreRule, entry: Mapping[str, Any], size: int) -> tuple[Array, int]:
     """Return one parameter's floats of state and its number of steps: the inverse of `to_entry`.
 

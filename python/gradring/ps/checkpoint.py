@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,8 +19,10 @@ from gradring.errors import DeviceError, InvalidArgument, TimedOut
 from gradring.ps.saved import files, manifest, snapshot_files
 from gradring.ps.saved.asked_jobs import AskedJobs
 from gradring.ps.saved.checkpoint_jobs import stage
+from gradring.ps.saved.claims import Claimed, claim
 from gradring.ps.saved.export import export_checkpoint, export_table
 from gradring.ps.saved.manifest import File, Manifest
+from gradring.ps.saved.notes import checked
 from gradring.ps.saved.store_calls import FOR_GOOD, Deadline, read_within, within
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "export_checkpoint",
     "export_table",
     "load",
+    "read_notes",
     "save",
     "verify",
 ]
@@ -44,6 +46,7 @@ def save(
     url: str | os.PathLike[str],
     base: str | os.PathLike[str] | None = None,
     *,
+    notes: dict[str, Any] | None = None,
     timeout: float | None = None,
 ) -> Manifest:
     """Write a checkpoint: weights, optimizer state, versions and dedup windows of one moment.
@@ -58,6 +61,10 @@ def save(
             It must not have a checkpoint yet.
         base: An earlier checkpoint of these servers: only what has changed since then is written,
             and loading needs both.
+        notes: What the script wants back with it, such as an epoch, a scheduler's ``state_dict()``
+            and a position in the data: a dict of plain JSON values (None, True, False, numbers of
+            up to 64 bits, strings, lists, dicts with strings as keys), of at most 1 MiB as JSON.
+            `load` returns them as ``.notes``; a base's are not in there.
         timeout: Seconds for all of it; by default an hour. Servers let go of a store that hangs
             then: the next save may go to another place. Those that do not answer take some seconds
             more.
@@ -66,7 +73,8 @@ def save(
         What was written.
 
     Raises:
-        InvalidArgument: ``url`` is empty; or there is a checkpoint at it, or another save is
+        InvalidArgument: ``notes`` are something else, or ``url`` is empty; nothing was sent then.
+            Or there is a checkpoint at it, or another save is
             writing there; or ``base`` cannot be built on, or what it builds on is not there any
             more, or has come to 1000 checkpoints: save in full then; or an extra is missing. Or an
             earlier checkpoint is still being written, or its store hangs; names it. Or a server has
@@ -78,14 +86,16 @@ def save(
         DeviceError: A file could not be written.
         PeerLost: A server was lost or started again; there is no checkpoint. Save again.
     """
+    kept = checked(notes)
     deadline = _deadline(timeout)
     jobs = AskedJobs(server.calls.core, server.calls.timeout, deadline)
     asked = files.absolute(url)
     below = None if base is None else _base(server.calls.core, files.absolute(base), deadline)
-    claimed: _Claimed = within(deadline, asked, _claim, asked, late=_Claimed.give_up)
+    claimed: Claimed = within(deadline, asked, claim, asked, late=Claimed.give_up)
     try:
         deadline.require_left(asked)
         made = _write(server.calls.core, jobs, claimed.place, below)
+        made = dataclasses.replace(made, notes=kept)
         within(deadline, asked, _publish, claimed, made)
     except BaseException as error:
         if not claimed.give_up() and isinstance(error, TimedOut):
@@ -98,54 +108,7 @@ def _deadline(timeout: float | None) -> Deadline:
     return Deadline.of(timeout, _WRITE_SECONDS)
 
 
-class _Claimed:
-    """A folder without a checkpoint that no other saver is in.
-
-    Who saves may give it up while a thread of its own publishes: then no manifest comes, or, where
-    that was being written, others are kept out until it has.
-    """
-
-    def __init__(self, place: str, where: files.Folder, held: contextlib.ExitStack) -> None:
-        self.place = place
-        self.where = where
-        self._held = held
-        self._lock = threading.Lock()
-        self._is_given_up = False
-        self._is_coming = False
-
-    def give_up(self) -> bool:
-        """Have no manifest come, and tell whether that could be had."""
-        with self._lock:
-            self._is_given_up = True
-            if not self._is_coming:
-                self._held.close()
-            return not self._is_coming
-
-    def begin_manifest(self) -> None:
-        with self._lock:
-            if self._is_given_up:
-                raise TimedOut(f"{self.place}: nobody waits for it any more")
-            self._is_coming = True
-
-    def let_go(self) -> None:
-        with self._lock:
-            self._held.close()
-
-
-def _claim(asked: str) -> _Claimed:
-    place = files.followed(asked)
-    where = files.folder(place)
-    with contextlib.ExitStack() as held:
-        held.enter_context(where.claim())
-        if where.bytes_of(manifest.NAME) is not None:
-            raise InvalidArgument(
-                f"there is a checkpoint at {where.url} already; each has a place of its own, for "
-                "example .../step-1000"
-            )
-        return _Claimed(place, where, held.pop_all())
-
-
-def _publish(claimed: _Claimed, made: Manifest) -> None:
+def _publish(claimed: Claimed, made: Manifest) -> None:
     try:
         _require_visible(claimed.where, made.files)
         with claimed.where.create(manifest.NAME) as sink:
@@ -254,7 +217,8 @@ def load(
             not answer take some seconds more.
 
     Returns:
-        What was loaded.
+        What was loaded; its ``notes`` are those that `save` was given, empty where it was given
+        none.
 
     Raises:
         InvalidArgument: There is no checkpoint, or one of its files is missing; names it. Or
@@ -341,6 +305,31 @@ def _files_for(shard: int, shards: int, chain: Sequence[Manifest]) -> list[dict[
         for file in step.files
         if file.shard == index
     ]
+
+
+def read_notes(url: str | os.PathLike[str], *, timeout: float | None = None) -> dict[str, Any]:
+    """Return the notes of a checkpoint; loads nothing, needs no servers, reads its manifest only.
+
+    For workers of servers that have begun with it (``gradring serve --load``), and those that
+    another worker has loaded it for.
+
+    Args:
+        url: As for `load`.
+        timeout: Seconds; by default as long as it takes.
+
+    Returns:
+        What `save` was given as ``notes``; empty where it was given none.
+
+    Raises:
+        InvalidArgument: There is no checkpoint.
+        ProtocolError: Its manifest is damaged.
+        DeviceError: It cannot be read.
+        TimedOut: It was not read in time.
+    """
+    asked = files.absolute(url)
+    deadline = Deadline.of(timeout, FOR_GOOD, f"read_notes {asked}: ")
+    found: Manifest = within(deadline, asked, manifest.read_followed, asked)
+    return found.notes
 
 
 def verify(url: str | os.PathLike[str], *, timeout: float | None = None) -> Manifest:

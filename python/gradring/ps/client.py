@@ -336,6 +336,7 @@ class ParameterServer:
         url: str | os.PathLike[str],
         base: str | os.PathLike[str] | None = None,
         *,
+        notes: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Manifest:
         """Write a checkpoint of all servers: one consistent cut, taken while training goes on.
@@ -343,6 +344,7 @@ class ParameterServer:
         Args:
             url: A folder: a path or any fsspec URL. Made by the servers, each its own part.
             base: An earlier checkpoint: only what has changed since is written.
+            notes: Plain JSON values that `load` returns as ``.notes``: epoch, schedule, position.
             timeout: Seconds for all of it; by default an hour.
 
         Returns:
@@ -350,7 +352,7 @@ class ParameterServer:
         """
         from gradring.ps import checkpoint
 
-        return checkpoint.save(self, url, base, timeout=timeout)
+        return checkpoint.save(self, url, base, notes=notes, timeout=timeout)
 
     def load(self, url: str | os.PathLike[str], *, timeout: float | None = None) -> Manifest:
         """Replace what the servers hold by a checkpoint, of however many servers.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import gradring as gr
+from gradring import _core
 from gradring.modes.stores.store import Changed, Domain, Gate, Pull, Push, Pushed, WorkerClocks
 
 SECONDS = 20.0
@@ -244,8 +245,21 @@ class ExactStore:
                 for name, value in (state or {}).items()
                 if value is not None
             }
+            if isinstance(held.rule, gr.optim.SparseAdam):
+                held.pushes = held.states[0].get("step", 0)
 
         self._change(write)
+
+    def read_state(self, table: str) -> tuple[dict[str, Any], int]:
+        with self._server.changed:
+            held = self._server.tables[table]
+            state = held.states[0]
+            steps = int(state.get("step", held.pushes or bool(state)))
+            fields = {
+                name: np.array(state.get(name, np.full(held.shape, initial)), np.float32)
+                for name, _, initial in _core.state_fields(held.rule.to_core(), 2)
+            }
+            return fields, steps
 
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         if gate is not None:

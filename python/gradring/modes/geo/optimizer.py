@@ -16,12 +16,13 @@ from gradring.modes.geo.exchange import Exchange
 from gradring.modes.geo.outer import OuterRounds
 from gradring.modes.geo.replica import DenseReplica, SparseReplica, require_exact_rows
 from gradring.modes.geo.report import GeoReport
-from gradring.modes.geo.saved import dense_states, ids_of, names_of, parts_of
+from gradring.modes.geo.saved import ids_of
 from gradring.modes.geo.step_clock import StepClock
 from gradring.modes.parameters.row_gradients import RowGradients
 from gradring.modes.parameters.rows import Slots
 from gradring.modes.parameters.tables import Asked, ModeTable, Prefetched
 from gradring.modes.stepping.optimizer import ModeOptimizer
+from gradring.modes.stepping.saved_states import dense_states, names_of, parts_of
 from gradring.modes.stepping.waiting import after_the_local_step, before_the_local_step
 from gradring.modes.stores.store import Array, Domain, Ids
 from gradring.optim import SGD, LocalRows, State, Sum

@@ -19,7 +19,7 @@ from gradring.modes.stores.store import Array, Gate, Pull, Push, Store
 from gradring.modes.stores.strangers import why_no_worker
 from gradring.optim import Sum
 from gradring.optim.gradients import fitting_gradients, require_numpy
-from gradring.optim.state import Entry
+from gradring.optim.state import Entry, entry_of_fields
 
 _POLL_SECONDS = 0.01
 
@@ -125,6 +125,37 @@ class DenseParameters:
         """Take the servers' values now."""
         if self.tables:
             self.seen = store.pull(self.pulls(self.params), gate)
+
+    def read_states(self, store: Store, rules: Sequence[Any]) -> list[Entry]:
+        """Return what servers keep of each beside its values: entries of `gradring.optim.state`.
+
+        In new arrays; of one parameter after the other, each as it is when it is read.
+
+        Args:
+            store: The servers.
+            rules: One for each parameter.
+        """
+        entries = []
+        for table, rule, param in zip(self.tables, rules, self.params, strict=True):
+            fields, steps = store.read_state(table)
+            shaped = {name: field.reshape(param.shape) for name, field in fields.items()}
+            entries.append(entry_of_fields(rule, shaped, steps))
+        return entries
+
+    def write_state(self, store: Store, index: int, entry: Entry, *, keeps_values: bool) -> None:
+        """Replace what servers keep of one parameter; nobody may push meanwhile.
+
+        Args:
+            store: The servers.
+            index: Which one.
+            entry: Of `gradring.optim.state`; where it is empty the state begins anew.
+            keeps_values: The servers' values stay; else they become the parameter's.
+        """
+        values = self.params[index]
+        if keeps_values:
+            values = np.empty_like(values)
+            store.pull([Pull(self.tables[index], None, values)])
+        store.write(self.tables[index], values, entry)
 
     def checked(self, grads: Sequence[Any] | None) -> list[Array | None]:
         """Return the gradients as contiguous float32 arrays, the user's own where they are.

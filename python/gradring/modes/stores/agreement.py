@@ -68,7 +68,7 @@ class Workers:
             begin: Whether they begin together.
         """
         if comm is None and begin:  # Else one that is restarted while others go on could not join.
-            comm = current() if count is None else _ranks_of(count)
+            comm = current() if count is None else ranks_of(count)
         if count is None:
             count = number_of_workers() if comm is None else int(comm.world_size)
         self.comm = comm
@@ -101,7 +101,8 @@ class Workers:
         return f"{domain}/{self._generation}"
 
 
-def _ranks_of(count: int) -> Any:
+def ranks_of(count: int) -> Any:
+    """Return the communicator that there is, where it has so many ranks; else ``None``."""
     try:
         comm = current_if_any()
     except InvalidArgument:  # There are several.

@@ -119,6 +119,12 @@ class ServedStore:
         }
         table.load_state_dict({"weights": values.reshape(table.shape), "state": fields})
 
+    def read_state(self, table: Any) -> tuple[dict[str, Array], int]:
+        """Return what a dense table keeps beside its values, and its number of steps."""
+        read = table.state_dict()
+        # Copies: the values lie in the same memory, and would stay as long as the state does.
+        return {name: field.copy() for name, field in read["state"].items()}, int(read["step"])
+
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip."""
         return _Pulling(self._core, pulls, gate, gate_ms=self._gate_ms).result()

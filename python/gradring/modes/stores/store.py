@@ -179,6 +179,17 @@ class Store(Protocol):
             InvalidArgument: The state is not of the table's rule.
         """
 
+    def read_state(self, table: Any) -> tuple[dict[str, Array], int]:
+        """Return what a dense table keeps beside its values, in new arrays, and its steps.
+
+        Args:
+            table: A dense one.
+
+        Returns:
+            The fields of its rule, float32 of the table's shape, by their names; and the number of
+            steps.
+        """
+
     def pull(self, pulls: Sequence[Pull], gate: Gate | None = None) -> list[Any]:
         """Fill every ``out``, in one round trip; what to give as ``seen`` with a later push."""
 

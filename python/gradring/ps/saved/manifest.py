@@ -40,6 +40,7 @@ class Manifest:
     base: str | None
     base_cut: int
     created: str  # When, UTC; for people.
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # The script's own.
 
     @property
     def total_bytes(self) -> int:
@@ -60,6 +61,7 @@ class Manifest:
             "stamps": [{str(table): stamp for table, stamp in of.items()} for of in self.stamps],
             "files": [dataclasses.asdict(file) for file in self.files],
             "tables": list(self.tables),
+            "notes": self.notes,
         }
         body["crc32c"] = _crc(body)
         return (json.dumps(body, indent=1) + "\n").encode()
@@ -102,6 +104,7 @@ def read(url: str) -> Manifest:
             base=body["base"],
             base_cut=body["base_cut"],
             created=body["created"],
+            notes=body.get("notes", {}),  # Older ones have none.
         )
         _require_whole(found)
         return found
@@ -115,6 +118,8 @@ def _require_whole(found: Manifest) -> None:
     numbers += [number for file in found.files for number in (file.shard, file.bytes, file.crc32c)]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("a number is none")
+    if not isinstance(found.notes, dict):
+        raise ValueError("its notes are no dict")
     if not isinstance(found.base, (str, type(None))):
         raise ValueError("what it builds on is no path")
     parts = (found.files, found.lineages, found.stamps)
@@ -143,7 +148,7 @@ def read_chain(
             or more than `LONGEST_CHAIN` build on each other.
         DeviceError: As `read`.
     """
-    chain = [look(url, _read_followed)]
+    chain = [look(url, read_followed)]
     while (base := chain[0].base) is not None:
         below = look(files.joined(chain[0].url, base), read)
         if below.cut != chain[0].base_cut or below.shards != chain[0].shards:
@@ -161,7 +166,8 @@ def read_chain(
     return chain
 
 
-def _read_followed(url: str) -> Manifest:
+def read_followed(url: str) -> Manifest:
+    """Return the manifest of what a URL, maybe a link's, leads to; see `read`."""
     return read(files.followed(url))
 
 

@@ -22,7 +22,6 @@ from gradring.modes.stepping.endings import for_all
 from gradring.modes.stepping.waiting import StepTimedOut, lateness_of
 from gradring.optim.averaging import require_weight
 from gradring.torch.batch_norm.following import weigh_by
-from gradring.torch.embeddings.row_state import load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.backward_watch import BackwardWatch
@@ -32,12 +31,13 @@ from gradring.torch.gradients.trained_once import Training
 from gradring.torch.served.between_steps import BetweenSteps
 from gradring.torch.served.served_parameters import ServedParameters
 from gradring.torch.served.server_rules import rules_of, settings_of
+from gradring.torch.served.servers_state import ServersState
 
 Batch = TypeVar("Batch")
 Closure = Callable[[], Any]
 
 
-class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
+class ServedOptimizer(BetweenSteps, ServersState):
     """What `distributed` adds to an optimizer in a mode with servers, in front of its class.
 
     Attributes:
@@ -105,6 +105,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
             driver.comm = comm
         if not self._is_local:
             self.state.clear()  # The servers' from now on; a copy here would only grow old.
+        served.take_note()
 
     def step(self, closure: Closure | None = None, *, weight: float | None = None) -> Any:
         """Do one step in the mode's sense; see `gradring.modes.stepping.optimizer`.
@@ -250,6 +251,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
     def _end_step(self, late: StepTimedOut | None) -> None:
         self._weights.end_step()
         self._scaling.end_step()
+        self._parameters.take_note()
         if late is not None:
             raise late
 
@@ -314,6 +316,7 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
         self._parameters.require_in_place()
         try:
             for_all(self._drivers(), lambda driver: driver.flush())
+            self._parameters.take_note()
         finally:
             if self.rows is not None:
                 self.rows.forget_rows()
@@ -341,31 +344,6 @@ class ServedOptimizer(BetweenSteps, torch.optim.Optimizer):
                 "exchanged or added by hand; close() this optimizer, and give distributed() a new "
                 "one with the parameters that there are now"
             )
-
-    def _follow_memory(self) -> None:
-        if self._parameters.follow():
-            self.driver.move_params(self._parameters.memory)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return settings, and with `gradring.Geo` the state that is this worker's; rows' too."""
-        return with_rows(super().state_dict(), self.rows)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over settings, and with `gradring.Geo` this worker's state; rows' too.
-
-        Raises:
-            InvalidArgument: Servers step, and there is state, which is theirs; or that of rows is
-                missing, or of other tables or rules. As after any other error nothing was changed.
-            TimedOut: Servers did not bring rows that are new here.
-        """
-        values = [value for entry in state_dict["state"].values() for value in entry.values()]
-        if not self._is_local and any(value is not None for value in values):
-            raise InvalidArgument(
-                "load_state_dict: in this mode the servers have the optimizer's state; load it "
-                "before gradring.torch.distributed(), which hands it to them, or load a "
-                "checkpoint of the servers with ps.load()"
-            )
-        load_with_rows(self, super().load_state_dict, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: servers have a table for each parameter from the start."""

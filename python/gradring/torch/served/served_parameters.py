@@ -32,6 +32,7 @@ class ServedParameters:
 
     Attributes:
         params: In the order of the groups.
+        names: What errors call them.
         memory: Of each, as an array that modes write.
     """
 
@@ -49,17 +50,18 @@ class ServedParameters:
         """
         self.params = list(named.values())
         self.memory = [_memory_of(name, param) for name, param in named.items()]
-        self._names = list(named)
+        self.names = list(named)
         self._is_local = is_local
         self._require_apart()
         # Over the storages that they have now, whatever `.data` becomes.
         self._first = [param.detach() for param in self.params]
         self._addresses = [first.data_ptr() for first in self._first]
+        self.take_note()
 
     def _require_apart(self) -> None:
         places = sorted(
             (param.data_ptr(), param.nbytes, name)
-            for name, param in zip(self._names, self.params, strict=True)
+            for name, param in zip(self.names, self.params, strict=True)
         )
         for (begin, size, name), (after, _, other) in itertools.pairwise(places):
             if begin + size > after:
@@ -79,19 +81,31 @@ class ServedParameters:
         if addresses == self._addresses:
             return False
         self.memory = [
-            _memory_of(name, first) for name, first in zip(self._names, self._first, strict=True)
+            _memory_of(name, first) for name, first in zip(self.names, self._first, strict=True)
         ]
         self._addresses = addresses
         return True
 
     def require_in_place(self) -> None:
         """Raise `InvalidArgument` where a parameter has other memory by now; names it."""
-        for name, param, first in zip(self._names, self.params, self._first, strict=True):
+        for name, param, first in zip(self.names, self.params, self._first, strict=True):
             if param.data_ptr() != first.data_ptr():
                 raise InvalidArgument(
                     f"{name}: its memory was replaced after distributed(), and training would not "
                     f"reach it; {_INTO_REPLICAS if self._is_local else _INTO_TABLES}"
                 )
+
+    def take_note(self) -> None:
+        """Have what was written into parameters so far be the servers' values, or on its way."""
+        self._writes = list(map(_writes_of, self.params))
+
+    def written_by_the_script(self) -> set[int]:
+        """Return the places of parameters that torch has written into since `take_note`."""
+        return {
+            place
+            for place, (param, writes) in enumerate(zip(self.params, self._writes, strict=True))
+            if _writes_of(param) != writes
+        }
 
     def gradients(self) -> list[Any]:
         """Return each one's as an array over the same memory; ``None`` where there is none.
@@ -124,6 +138,11 @@ def _memory_of(name: str, param: torch.Tensor) -> Any:
             f"{param.stride()}; servers hold contiguous float32 arrays"
         )
     return buffers.view(param.detach(), name, writes=True).buffer
+
+
+def _writes_of(param: torch.Tensor) -> int:
+    """Return how often torch has written into it; modes do through arrays over its memory."""
+    return 0 if param.is_inference() else param._version  # noqa: SLF001 - there is no other name
 
 
 def _gradient_of(param: torch.Tensor) -> Any:

@@ -54,8 +54,9 @@ def broadcast_state(
 
     Raises:
         InvalidArgument: Something cannot be sent: a tensor of parts (DTensor), say, or an object
-            without ``state_dict()``; or ``root`` is no rank. On every rank, with the rank and the
-            place, and before anything is sent.
+            without ``state_dict()``, or an optimizer whose state is on parameter servers; or
+            ``root`` is no rank. On every rank, with the rank and the place, and before anything is
+            sent.
         Mismatch: The ranks give other names or another ``root``, or one that is not this could not
             take the state: names it. That rank raises what ``load_state_dict`` raised there.
             What was loaded stays.
@@ -69,6 +70,8 @@ def broadcast_state(
     def prepare() -> Mapping[str, bool]:
         nonlocal text
         are_objects = _are_objects(state)
+        if comm.world_size > 1:
+            _require_own_state(state)
         if not 0 <= whole_number("broadcast_state: root", root) < comm.world_size:
             raise InvalidArgument(
                 f"broadcast_state: root {root} is not one of 0..{comm.world_size - 1}"
@@ -143,6 +146,15 @@ def _are_objects(state: Any) -> dict[str, bool]:
             "broadcast_state: state is a dict with names as keys: {'model': model, 'step': step}"
         )
     return {name: _has_state(each) for name, each in state.items()}
+
+
+def _require_own_state(state: Mapping[str, Any]) -> None:
+    for name, each in state.items():
+        if getattr(each, "has_state_on_servers", False):
+            raise InvalidArgument(
+                f"broadcast_state: the state of {name!r} is on parameter servers, the same one for "
+                "every rank: leave it out, or broadcast it before gradring.torch.distributed()"
+            )
 
 
 def _has_state(value: Any) -> bool:

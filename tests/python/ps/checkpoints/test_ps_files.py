@@ -220,6 +220,7 @@ def test_a_manifest_of_another_format_is_refused_by_its_number(tmp_path: Path, n
         {"cut": -1},
         {"base": 5},
         {"lineages": []},
+        {"notes": [1]},
     ],
     ids=str,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -89,23 +88,6 @@ def test_the_state_of_worker_0_counts_and_that_of_servers_more(
     optimizer = gt.distributed(optimizer, gr.Async(), comm=late, ps=servers.client(2))
     for param, other in zip(params, expected, strict=True):
         np.testing.assert_array_equal(param.detach().numpy(), other)
-    optimizer.close()
-
-
-def test_state_that_servers_have_is_neither_kept_nor_loaded_beside_them(comm: Any) -> None:
-    _, optimizer = begun("Adam")
-    saved = copy.deepcopy(optimizer.state_dict())
-    optimizer = gt.distributed(optimizer, gr.Async(), comm=comm, ps=ExactServer().client(0))
-    assert optimizer.state_dict()["state"] == {}
-    with pytest.raises(gr.InvalidArgument, match=r"before gradring.torch.distributed\(\)"):
-        optimizer.load_state_dict(saved)
-    optimizer.load_state_dict({**saved, "state": {}})  # Settings.
-    optimizer.close()
-
-    _, optimizer = begun("Adam")
-    optimizer = gt.distributed(optimizer, gr.Geo(2), comm=comm, ps=ExactServer().client(0))
-    assert optimizer.state_dict()["state"].keys() == saved["state"].keys()
-    optimizer.load_state_dict(saved)
     optimizer.close()
 
 

@@ -69,7 +69,7 @@ class Gathering:
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:  # noqa: A002
         """Give the root everybody's tensor, one after another in ``output``, of the root alone."""
-        with self._call(opts, [output]) as call:
+        with self._call("gather", opts, [output]) as call:
             x, out = call.input(input), None
             if self.comm.rank == opts.rootRank:
                 check_fit("gather", output, input, self.comm.world_size)
