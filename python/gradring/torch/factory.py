@@ -81,8 +81,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         bucket_bytes: Most bytes of gradients in one operation.
         overlap: Start buckets during backward. Without it weights may be given to ``step``.
         compress: ``"bf16" "fp16" "int8"`` or ``gradring.TopK(ratio)``: gradients travel in fewer
-            bytes. What that leaves out is kept, and travels with the next step's. Sparse gradients
-            travel as they are.
+            bytes. What that leaves out is kept, and travels with the next step's. Not sparse ones.
         clip_norm: Largest norm of all averaged gradients of the optimizer's parameters together; in
             `step` they are scaled down to it, after a `torch.amp.GradScaler` has unscaled them.
             ``grad_norm`` is what it was. Rows of embeddings are not in it: their own rule clips

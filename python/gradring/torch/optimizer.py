@@ -1,7 +1,5 @@
-"""`DistributedOptimizer`: a `torch.optim` optimizer that steps with averages over all ranks.
-
-What is said to other ranks is in `gradring.torch.gradients.averaging`.
-"""
+"""`DistributedOptimizer`: a `torch.optim` optimizer that steps with averages over all ranks."""
+# What is said to other ranks is in gradring.torch.gradients.averaging.
 
 from __future__ import annotations
 

@@ -116,9 +116,14 @@ def test_every_public_function_that_raises_says_what(public: dict[str, Any]) -> 
 
 # In a process of its own, for examples begin and end worlds; torch's are left out without it.
 DRIVER = """
-import doctest, importlib, sys
-failed = [doctest.testmod(importlib.import_module(name)).failed for name in sys.argv[1:]]
-sys.exit(any(failed))
+import contextlib, doctest, importlib, sys
+import gradring as gr
+failed = 0
+for name in sys.argv[1:]:
+    failed += doctest.testmod(importlib.import_module(name)).failed
+    with contextlib.suppress(gr.Error):
+        gr.ps.current().close()  # The next one has servers of its own.
+sys.exit(failed > 0)
 """
 
 
