@@ -104,9 +104,8 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         DeviceError: A parameter is neither on the CPU nor on CUDA, or on CUDA where the mode has
             servers between them.
         Mismatch: The ranks have different models, or the same in another order, or with
-            other parameters frozen; names the first parameter that differs. Where gradients are
-            averaged also if the optimizer, its settings, these options, or which state there is
-            differ; names the first difference.
+            other parameters frozen; or, where gradients are averaged, other optimizers, settings,
+            options or kinds of state. Names the first difference.
 
     Example:
         >>> import torch, gradring as gr, gradring.torch as gt
