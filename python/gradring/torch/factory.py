@@ -111,8 +111,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
         >>> import torch, gradring as gr, gradring.torch as gt
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> with gr.init() as comm:
-        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        ...     optimizer = gt.distributed(sgd, model=model, comm=comm)
+        ...     optimizer = gt.distributed(torch.optim.SGD(model.parameters(), lr=0.1), comm=comm)
         ...     model(torch.ones(3, 2)).mean().backward()
         ...     model.weight.grad.tolist()  # The average over all ranks.
         ...     optimizer.step()
