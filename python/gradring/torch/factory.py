@@ -159,8 +159,7 @@ def distributed(  # noqa: PLR0913 - all but the first two are options with a def
             optimizer, mode, model, clip_norm, ps=ps, comm=comm, ranks=ranks, **served
         )
     with _undone_if_it_fails(optimizer, model) as undo:
-        # First what servers may refuse.
-        for_rows = served | {"name": f"{name}/rows", "comm": ranks}
+        for_rows = served | {"name": f"{name}/rows", "comm": ranks}  # First: servers may refuse.
         rows = make_rows(_rows_mode(mode), model, ps, **for_rows)
         if rows is not None:
             undo.callback(rows.driver.abandon)
