@@ -41,7 +41,11 @@ std::shared_ptr<gradring::collectives::Communicator> join(
     std::int64_t heartbeat_timeout_ms, const std::string& interface, int listen_fd,
     const std::string& host_label, std::size_t record_operations,
     const std::string& record_directory, const std::string& trace_directory,
-    const gradring::bind::Costs& costs, std::uint32_t link_mbit, const std::pair<int, int>& ports) {
+    const gradring::bind::Costs& costs, std::uint32_t link_mbit, const std::pair<int, int>& ports,
+    std::uint32_t streams) {
+  if (streams == 0 || streams > gradring::limits::kStreams)
+    throw gradring::InvalidArgument(gradring::str(
+        "streams=", streams, " is not a number from 1 to ", gradring::limits::kStreams));
   JoinOptions options;
   options.rank = rank;
   options.world_size = world_size;
@@ -54,6 +58,7 @@ std::shared_ptr<gradring::collectives::Communicator> join(
   options.interface = interface;
   options.listen_fd = listen_fd;
   options.ports = {ports.first, ports.second};
+  options.streams = streams;
   options.host_label = host_label;
   options.link_mbit = link_mbit;
   options.costs = gradring::bind::profile_of(costs);
@@ -119,7 +124,7 @@ PYBIND11_MODULE(_core, module) {
              py::arg("interface"), py::arg("listen_fd"), py::arg("host_label") = "",
              py::arg("record_operations") = 1024, py::arg("record_directory") = "",
              py::arg("trace_directory") = "", py::arg("costs") = gradring::bind::Costs(),
-             py::arg("link_mbit") = 0, py::arg("ports") = std::pair(0, 0));
+             py::arg("link_mbit") = 0, py::arg("ports") = std::pair(0, 0), py::arg("streams") = 1);
   module.def("tcp_traffic", [] {
     const auto& traffic = gradring::transport::tcp_traffic;
     return py::make_tuple(traffic.sent.load(), traffic.received.load());

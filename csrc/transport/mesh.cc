@@ -32,8 +32,8 @@ Link* Mesh::accepted(Rank peer) {
   if (slot || world_->rank() < theirs) return slot.get();
   const Purpose purpose =
       world_->shares_memory(world_->rank(), theirs) ? Purpose::kSharedLink : Purpose::kLink;
-  if (auto arrival = group_->take(purpose, lane_, theirs))
-    slot = world_->accept(*group_, std::move(*arrival), timeout_);
+  auto arrivals = group_->take(purpose, lane_, theirs, world_->streams_to(theirs));
+  if (!arrivals.empty()) slot = world_->accept(*group_, std::move(arrivals), timeout_);
   return slot.get();
 }
 

@@ -7,12 +7,12 @@
 
 #include "base/config.h"
 #include "base/error.h"
-#include "transport/joining/knock.h"
 #include "transport/joining/processors.h"
 #include "transport/links/forks.h"
 #include "transport/links/interrupts.h"
 #include "transport/links/pass_fd.h"
 #include "transport/links/shm_link.h"
+#include "transport/links/striped_link.h"
 #include "transport/links/tcp_link.h"
 
 namespace gradring::transport {
@@ -36,6 +36,14 @@ void check_shm_possible(const JoinOptions& options, const std::vector<wire::Memb
               ") is on another host or in another network name space; use 'auto'"));
 }
 
+std::unique_ptr<Link> over(std::vector<Connection> connections) {
+  std::vector<std::unique_ptr<Link>> streams;
+  for (Connection& connection : connections)
+    streams.push_back(std::make_unique<TcpLink>(std::move(connection)));
+  if (streams.size() == 1) return std::move(streams.front());
+  return std::make_unique<StripedLink>(std::move(streams));
+}
+
 }  // namespace
 
 std::shared_ptr<World> World::join(const JoinOptions& options) {
@@ -49,6 +57,7 @@ std::shared_ptr<World> World::join(const JoinOptions& options) {
   check_shm_possible(options, meeting.members);
   std::shared_ptr<World> world(new World(options, meeting.members, meeting.session));
   world->options_.costs = meeting.costs;
+  world->options_.streams = meeting.streams;
   world->meeting_point_ = meeting.meeting_point;
   world->door_host_ = local_address(meeting.door->tcp_fd()).host;
   world->lobby_ =
@@ -107,6 +116,10 @@ bool World::shares_host(Rank a, Rank b) const {
 bool World::spans_hosts(const Group& group) const {
   return std::any_of(group.members.begin(), group.members.end(),
                      [&](Rank member) { return !shares_host(member, group.members.front()); });
+}
+
+std::size_t World::streams_to(Rank peer) const {
+  return shares_host(rank(), peer) ? 1 : options_.streams;
 }
 
 bool World::shares_memory(Rank a, Rank b) const {
@@ -197,17 +210,18 @@ World::Limit::Limit(Millis most, Millis timeout)
                                 seconds_between(Time{}, Time{timeout}), " s: ")
                           : str("after ", seconds_between(Time{}, Time{most}), " s ")) {}
 
-// Waits until `entry` is ready. What the group hears meanwhile ends the wait: a frozen rank answers
-// nothing, and the heartbeat knows that long before the deadline does.
-void World::await(Group& group, Rank peer, pollfd entry, const Limit& limit) const {
+// Waits until one of `entries` is ready. What the group hears meanwhile ends the wait: a frozen
+// rank answers nothing, and the heartbeat knows that long before the deadline does.
+void World::await(Group& group, Rank peer, std::vector<pollfd> entries, const Limit& limit) const {
+  std::vector<pollfd>& polls = entries;
+  polls.push_back({group.wake_fd(), POLLIN, 0});
   while (true) {
-    std::array<pollfd, 2> polls{entry, {group.wake_fd(), POLLIN, 0}};
     const auto left = std::chrono::duration_cast<Millis>(limit.deadline - Clock::now()) + Millis{1};
     const Millis slice = std::clamp(left, Millis{0}, limits::kSleepSlice);
     const int ready = ::poll(polls.data(), polls.size(), static_cast<int>(slice.count()));
     if (ready < 0) {
       run_interrupt_check();
-    } else if (polls[0].revents != 0) {
+    } else if (ready > (polls.back().revents != 0 ? 1 : 0)) {
       return;
     }
     group.clear_wake();
@@ -218,20 +232,35 @@ void World::await(Group& group, Rank peer, pollfd entry, const Limit& limit) con
   }
 }
 
-Connection World::open(Group& group, const Intro& intro, const Limit& limit) const {
-  const Rank peer = intro.to;
-  Knock knock(member(peer), options_.credentials, intro);
+bool World::is_through(Group& group, Knock& knock) const {
+  const Rank peer = knock.to();
+  const Knock::Outcome outcome = knock.advance();
+  if (outcome == Knock::Outcome::kThrough) return true;
+  if (outcome == Knock::Outcome::kWaiting) return false;
+  if (outcome == Knock::Outcome::kHere)
+    throw DeviceError(
+        str(describe(rank()), " can open no connection to ", describe(peer), ": ", knock.why()));
+  const auto left = group.left(peer);
+  throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", knock.why()));
+}
+
+std::vector<Connection> World::open(Group& group, const Intro& intro, std::size_t count,
+                                    const Limit& limit) const {
+  std::vector<Knock> knocks;
+  for (std::size_t nth = 0; nth < count; ++nth)
+    knocks.emplace_back(member(intro.to), options_.credentials, intro);
+  std::vector<Connection> connections(count);
   while (true) {
-    const Knock::Outcome outcome = knock.advance();
-    if (outcome == Knock::Outcome::kThrough) return knock.take();
-    if (outcome == Knock::Outcome::kHere)
-      throw DeviceError(
-          str(describe(rank()), " can open no connection to ", describe(peer), ": ", knock.why()));
-    if (outcome != Knock::Outcome::kWaiting) {
-      const auto left = group.left(peer);
-      throw PeerLost(peer, left ? *left : str(describe(peer), " cannot be reached: ", knock.why()));
+    std::vector<pollfd> wants;
+    for (std::size_t nth = 0; nth < count; ++nth) {
+      if (connections[nth]) continue;
+      if (is_through(group, knocks[nth]))
+        connections[nth] = knocks[nth].take();
+      else
+        wants.push_back(knocks[nth].wants());
     }
-    await(group, peer, knock.wants(), limit);
+    if (wants.empty()) return connections;
+    await(group, intro.to, std::move(wants), limit);
   }
 }
 
@@ -239,17 +268,23 @@ std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane,
   const Limit limit(kConnectTime, timeout);
   const bool is_local = shares_memory(rank(), peer);
   const Purpose purpose = is_local ? Purpose::kSharedLink : Purpose::kLink;
-  Connection connection =
-      open(group, {purpose, lane, rank(), peer, group.id, session_, group.members_hash}, limit);
-  if (!is_local) return std::make_unique<TcpLink>(std::move(connection));
+  const Intro intro{purpose, lane, rank(), peer, group.id, session_, group.members_hash};
+  std::vector<Connection> connections = open(group, intro, streams_to(peer), limit);
+  if (!is_local) return over(std::move(connections));
+  Connection& connection = connections.front();
   SharedMemory memory = SharedMemory::create(ShmLink::kMemoryBytes);
   or_lost(peer, [&] { send_fd(connection.get(), memory.fd(), limit.deadline); });
   return std::make_unique<ShmLink>(std::move(memory), connection.take_fd(), true);
 }
 
-std::unique_ptr<Link> World::accept(Group& group, Arrival arrival, Millis timeout) const {
-  if (arrival.intro.purpose == Purpose::kLink)
-    return std::make_unique<TcpLink>(std::move(arrival.connection));
+std::unique_ptr<Link> World::accept(Group& group, std::vector<Arrival> arrivals,
+                                    Millis timeout) const {
+  Arrival& arrival = arrivals.front();
+  if (arrival.intro.purpose == Purpose::kLink) {
+    std::vector<Connection> connections;
+    for (Arrival& one : arrivals) connections.push_back(std::move(one.connection));
+    return over(std::move(connections));
+  }
   Fd memory = receive_memory(group, arrival, timeout);
   return std::make_unique<ShmLink>(SharedMemory::attach(std::move(memory), ShmLink::kMemoryBytes),
                                    arrival.connection.take_fd(), false);
@@ -257,9 +292,9 @@ std::unique_ptr<Link> World::accept(Group& group, Arrival arrival, Millis timeou
 
 void World::give_segment(Group& group, Rank peer, const SharedMemory& memory, Millis timeout) {
   const Limit limit(kConnectTime, timeout);
-  const Connection connection = open(
-      group, {Purpose::kSegment, 0, rank(), peer, group.id, session_, group.members_hash}, limit);
-  or_lost(peer, [&] { send_fd(connection.get(), memory.fd(), limit.deadline); });
+  const Intro intro{Purpose::kSegment, 0, rank(), peer, group.id, session_, group.members_hash};
+  const std::vector<Connection> connections = open(group, intro, 1, limit);
+  or_lost(peer, [&] { send_fd(connections.front().get(), memory.fd(), limit.deadline); });
 }
 
 SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t bytes,
@@ -269,7 +304,7 @@ SharedMemory World::take_segment(Group& group, Arrival arrival, std::size_t byte
 
 Fd World::receive_memory(Group& group, const Arrival& arrival, Millis timeout) const {
   const Limit limit(kPassTime, timeout);
-  await(group, arrival.intro.from, {arrival.connection.get(), POLLIN, 0}, limit);
+  await(group, arrival.intro.from, {{arrival.connection.get(), POLLIN, 0}}, limit);
   return or_lost(arrival.intro.from,
                  [&] { return recv_fd(arrival.connection.get(), limit.deadline); });
 }

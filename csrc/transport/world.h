@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/joining/knock.h"
 #include "transport/links/link.h"
 #include "transport/links/shared_memory.h"
 #include "transport/membership/inspection.h"
@@ -32,6 +33,7 @@ class World {
   bool shares_memory(Rank a, Rank b) const;  // On one host, and allowed to use it.
   bool shares_host(Rank a, Rank b) const;
   bool spans_hosts(const Group& group) const;  // Its members are of several hosts.
+  std::size_t streams_to(Rank peer) const;     // Connections that a link is made of.
   std::string describe(Rank rank) const;       // "rank 2 (10.0.0.3:41822)"
   const wire::SessionId& session() const { return session_; }
   const RecordOptions& record_options() const { return options_.record; }
@@ -64,7 +66,7 @@ class World {
   // left (PeerLost) or the operation's timeout, or what is plenty for any connection, has passed
   // (TimedOut).
   std::unique_ptr<Link> connect(Group& group, Rank peer, std::uint8_t lane, Millis timeout);
-  std::unique_ptr<Link> accept(Group& group, Arrival arrival, Millis timeout) const;
+  std::unique_ptr<Link> accept(Group& group, std::vector<Arrival> arrivals, Millis timeout) const;
   // Passes a segment's descriptor to a rank on this host / takes one.
   void give_segment(Group& group, Rank peer, const SharedMemory& memory, Millis timeout);
   SharedMemory take_segment(Group& group, Arrival arrival, std::size_t bytes, Millis timeout) const;
@@ -83,8 +85,11 @@ class World {
     Time deadline;
     std::string text;
   };
-  void await(Group& group, Rank peer, pollfd entry, const Limit& limit) const;
-  Connection open(Group& group, const Intro& intro, const Limit& limit) const;
+  void await(Group& group, Rank peer, std::vector<pollfd> entries, const Limit& limit) const;
+  // As many connections, made at once.
+  std::vector<Connection> open(Group& group, const Intro& intro, std::size_t count,
+                               const Limit& limit) const;
+  bool is_through(Group& group, Knock& knock) const;
   Fd receive_memory(Group& group, const Arrival& arrival, Millis timeout) const;
   void answer(Connection guest);
   template <typename Talk>

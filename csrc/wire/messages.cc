@@ -117,6 +117,7 @@ struct Encoder {
     put(out, m.costs.tcp);
     put(out, m.costs.shared_memory);
     out.put_text(m.meeting_point);
+    out.put(m.streams);
   }
   void operator()(const Refused& m) const {
     out.put_text(m.text);
@@ -194,6 +195,8 @@ Welcome get_welcome(Reader& in) {
   m.costs.tcp = get_costs(in);
   m.costs.shared_memory = get_costs(in);
   m.meeting_point = in.get_text();
+  m.streams = in.get_count(limits::kStreams);
+  if (m.streams == 0) throw ProtocolError("a welcome to links of no connection");
   return m;
 }
 

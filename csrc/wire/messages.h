@@ -62,6 +62,7 @@ struct Welcome {  // Coordinator -> follower, when everybody has joined.
   std::vector<Member> members;
   CostProfile costs;          // What every rank chooses algorithms by.
   std::string meeting_point;  // Of a grown world: where newcomers find its rank 0; else empty.
+  std::uint32_t streams = 1;  // Connections that a link between hosts is made of.
 };
 struct Refused {  // Coordinator -> follower: this join makes no sense.
   std::string text;

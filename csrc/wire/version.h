@@ -16,7 +16,7 @@ namespace gradring::wire {
 // Counted up with every change of what processes say to each other: the layout or the meaning of
 // bytes, and how many of them an operation sends. tests/cpp/wire/version_test.cc fails where that
 // is forgotten. Never 'R', which version 1 has in this place.
-inline constexpr std::uint8_t kWireVersion = 6;
+inline constexpr std::uint8_t kWireVersion = 7;
 
 struct Build {
   std::uint8_t wire = 0;

@@ -275,8 +275,8 @@ transport::SharedMemory Engine::meet_segment(std::size_t bytes, Idle& idle,
   const Rank leader = group_->members[0];
   while (true) {
     const auto left = group_->left(leader);
-    if (auto arrival = group_->take(transport::Purpose::kSegment, 0, leader))
-      return world_->take_segment(*group_, std::move(*arrival), bytes, idle.timeout());
+    if (auto arrivals = group_->take(transport::Purpose::kSegment, 0, leader); !arrivals.empty())
+      return world_->take_segment(*group_, std::move(arrivals.front()), bytes, idle.timeout());
     if (left) throw PeerLost(leader, *left);
     waited_for_ = str("; waiting for ", describe(0), " to share its memory");
     idle.on_links({});

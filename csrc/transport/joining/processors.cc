@@ -39,7 +39,7 @@ std::string group_of(const std::string& own) {
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string controllers = str(",", line.substr(first + 1, second - first - 1), ",");
     if (controllers.find(",cpu,") != std::string::npos) return line.substr(second + 1);
     if (controllers == ",,") path = line.substr(second + 1);
   }

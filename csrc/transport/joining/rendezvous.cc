@@ -255,6 +255,7 @@ Meeting host_meeting(const JoinOptions& options) {
   Meeting meeting;
   meeting.session = random_session();
   meeting.costs = options.costs;
+  meeting.streams = options.streams;
   meeting.members.resize(static_cast<std::size_t>(options.world_size));
   meeting.modes.resize(meeting.members.size(), options.mode);
   meeting.members[0] = describe_self(options, to_text(address));
@@ -328,6 +329,7 @@ std::optional<Meeting> try_to_join(const JoinOptions& options, Time deadline, st
   for (wire::Member& member : meeting.members)
     member.tcp_address = seen_over(link_of(host), member.tcp_address);
   meeting.costs = welcome->costs;
+  meeting.streams = welcome->streams;
   meeting.meeting_point = welcome->meeting_point;
   // Where rank 0 was found is where it can be reached, whatever it calls itself.
   meeting.members[0].tcp_address = to_text(options.rendezvous);
@@ -354,8 +356,8 @@ Meeting join_meeting(const JoinOptions& options) {
 
 void welcome(Meeting& meeting, Time deadline) {
   // Encoded once: it is as long as there are ranks to send it to.
-  const std::vector<std::byte> payload = wire::encode(
-      wire::Welcome{meeting.session, meeting.members, meeting.costs, meeting.meeting_point});
+  const std::vector<std::byte> payload = wire::encode(wire::Welcome{
+      meeting.session, meeting.members, meeting.costs, meeting.meeting_point, meeting.streams});
   for (auto& [rank, control] : meeting.controls) {
     try {
       send_payload(control, payload, deadline);

@@ -46,7 +46,8 @@ struct JoinOptions {
   Millis timeout{30000};
   Millis heartbeat_timeout{5000};
   RecordOptions record;
-  CostProfile costs;  // Rank 0's. The others hear of it, whatever they have here.
+  CostProfile costs;          // Rank 0's. The others hear of it, whatever they have here.
+  std::uint32_t streams = 1;  // The same: connections of a link between hosts, at most kStreams.
   std::function<void()> check_interrupt;  // Called a few times a second while waiting; may throw.
   std::optional<Growth> growth;
 };
@@ -64,7 +65,8 @@ struct Meeting {
   std::vector<wire::Member> members;    // By rank.
   std::vector<TransportMode> modes;     // The same; rank 0's knowledge.
   wire::SessionId session{};
-  CostProfile costs;                  // Rank 0's.
+  CostProfile costs;                  // Rank 0's, as the next.
+  std::uint32_t streams = 1;          // Connections of a link between hosts.
   std::vector<Arrival> early;         // Connections that came while we were still meeting.
   std::vector<std::size_t> departed;  // Ranks that joined and did not wait; they may come again.
   std::string meeting_point;          // As in wire::Welcome.

@@ -42,6 +42,8 @@ class MemoryWire {
 
   Io send(std::size_t side, std::span<const std::byte> head, std::span<const std::byte> body);
   Io recv(std::size_t side, std::span<std::byte> head, std::span<std::byte> body);
+  // This side sends nothing more; the other receives what was sent, then the end.
+  void hang_up(std::size_t side) { end(sent_by_[side]); }
   // This side is gone; the other receives what was sent, then the end.
   void close(std::size_t side);
   // Both sides see the end: after what is under way, or (a reset) instead of it.
@@ -100,6 +102,7 @@ class MemoryLink final : public Link {
   void finish_sleep() override {}
   int fd() const override { return -1; }
   short poll_events(bool, bool) const override { return 0; }
+  void hang_up() override { wire_->hang_up(side_); }
   std::string peer_address() const override { return "memory"; }
 
  private:

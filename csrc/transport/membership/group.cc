@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/config.h"
+
 namespace gradring::transport {
 
 std::uint64_t derive_id(std::uint64_t parent, std::uint64_t nth, std::uint64_t salt) {
@@ -87,8 +89,9 @@ std::optional<std::string> Group::left(Rank world_rank) const {
 bool Group::deliver(Arrival arrival) {
   if (arrival.intro.members_hash != members_hash) return false;
   state_.with([&](State& state) {
-    // One connection of a kind from each member is all that can be waiting.
-    if (state.arrivals.size() <= 4 * members.size()) state.arrivals.push_back(std::move(arrival));
+    // One link of a kind from each member is all that can be waiting.
+    if (state.arrivals.size() <= 4 * members.size() * limits::kStreams)
+      state.arrivals.push_back(std::move(arrival));
   });
   wake();
   return true;
@@ -98,16 +101,23 @@ void Group::turn_away_arrivals() {
   state_.with([](State& state) { state.arrivals.clear(); });
 }
 
-std::optional<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from) {
-  return state_.with([&](State& state) -> std::optional<Arrival> {
-    const auto found =
-        std::find_if(state.arrivals.begin(), state.arrivals.end(), [&](const Arrival& arrival) {
-          return arrival.intro.purpose == purpose && arrival.intro.lane == lane &&
-                 arrival.intro.from == from;
-        });
-    if (found == state.arrivals.end()) return std::nullopt;
-    std::optional<Arrival> taken = std::move(*found);
-    state.arrivals.erase(found);
+std::vector<Arrival> Group::take(Purpose purpose, std::uint8_t lane, Rank from, std::size_t count) {
+  const auto is_wanted = [&](const Arrival& arrival) {
+    return arrival.intro.purpose == purpose && arrival.intro.lane == lane &&
+           arrival.intro.from == from;
+  };
+  return state_.with([&](State& state) {
+    std::vector<Arrival> taken;
+    const auto come = std::ranges::count_if(state.arrivals, is_wanted);
+    if (static_cast<std::size_t>(come) < count) return taken;
+    for (auto arrival = state.arrivals.begin(); taken.size() < count;) {
+      if (!is_wanted(*arrival)) {
+        ++arrival;
+        continue;
+      }
+      taken.push_back(std::move(*arrival));
+      arrival = state.arrivals.erase(arrival);
+    }
     return taken;
   });
 }

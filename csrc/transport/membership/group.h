@@ -90,8 +90,8 @@ class Group {
   // False: it comes from a rank that counts others as the members, and is closed.
   bool deliver(Arrival arrival);
   void turn_away_arrivals();  // Nobody will take them any more.
-  // The connection that `wanted` accepts, if it has come.
-  std::optional<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from);
+  // The connections of a kind from a member, if so many have come; else none.
+  std::vector<Arrival> take(Purpose purpose, std::uint8_t lane, Rank from, std::size_t count = 1);
 
   // A rank that waits tells its peers of so many operations before the one it is in.
   static constexpr std::size_t kCallsTold = wire::kCallsBefore;

@@ -33,7 +33,7 @@ Monitor::Monitor(Rank rank, Rank world_size, Millis heartbeat_timeout, Network& 
       trace_(trace),
       membership_({rank, world_size, heartbeat_timeout, {}}, network.now()) {}
 
-void Monitor::adopt(Rank peer, std::unique_ptr<transport::MemoryLink> control) {
+void Monitor::adopt(Rank peer, std::unique_ptr<transport::Link> control) {
   controls_[peer].link = std::move(control);
   Actions actions;
   membership_.on_connected(peer, network_.now(), actions);
@@ -47,7 +47,7 @@ void Monitor::add(std::shared_ptr<transport::Group> group) {
   groups_[group->id] = std::move(group);
 }
 
-std::unique_ptr<transport::MemoryLink> Monitor::take(std::uint64_t communicator, Rank from) {
+std::unique_ptr<transport::Link> Monitor::take(std::uint64_t communicator, Rank from) {
   const auto found = arrivals_.find({communicator, from});
   if (found == arrivals_.end()) return nullptr;
   auto link = std::move(found->second);

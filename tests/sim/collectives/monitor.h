@@ -19,7 +19,7 @@ class Monitor {
  public:
   Monitor(Rank rank, Rank world_size, Millis heartbeat_timeout, Network& network, Trace& trace);
 
-  void adopt(Rank peer, std::unique_ptr<transport::MemoryLink> control);
+  void adopt(Rank peer, std::unique_ptr<transport::Link> control);
   void add(std::shared_ptr<transport::Group> group);
 
   // One turn. True if it did anything but look. Nothing after it has left.
@@ -32,7 +32,7 @@ class Monitor {
   bool has_left() const { return has_left_; }
 
   // A data connection that the door let in.
-  std::unique_ptr<transport::MemoryLink> take(std::uint64_t communicator, Rank from);
+  std::unique_ptr<transport::Link> take(std::uint64_t communicator, Rank from);
 
   const transport::Membership& membership() const { return membership_; }
   const std::vector<wire::Lost>& gone() const { return gone_; }  // All so far, in order.
@@ -41,7 +41,7 @@ class Monitor {
 
  private:
   struct Control {
-    std::unique_ptr<transport::MemoryLink> link;
+    std::unique_ptr<transport::Link> link;
     std::vector<std::byte> in;
     std::vector<std::byte> out;
   };
@@ -67,7 +67,7 @@ class Monitor {
   transport::Membership membership_;
   std::map<Rank, Control> controls_;
   std::map<std::uint64_t, std::shared_ptr<transport::Group>> groups_;
-  std::map<std::pair<std::uint64_t, Rank>, std::unique_ptr<transport::MemoryLink>> arrivals_;
+  std::map<std::pair<std::uint64_t, Rank>, std::unique_ptr<transport::Link>> arrivals_;
   std::vector<wire::Lost> gone_;
   std::vector<wire::Abort> aborts_;
   std::vector<wire::ShrinkRequest> shrinks_;

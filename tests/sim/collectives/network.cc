@@ -1,23 +1,26 @@
 #include "sim/collectives/network.h"
 
 #include <algorithm>
+#include <tuple>
+
+#include "transport/links/striped_link.h"
 
 namespace gradring::sim {
 
+using transport::Link;
 using transport::MemoryLink;
 using transport::MemoryScript;
 using transport::MemoryWire;
+using transport::StripedLink;
 
 Attempt* Network::connect(Rank from, Rank to, std::uint64_t communicator,
-                          const MemoryScript& script) {
-  auto [near, far] = join(from, to, communicator, script);
+                          const MemoryScript& script, std::size_t streams) {
   Attempt& attempt = attempts_.emplace_back();
   attempt.from = from;
   attempt.to = to;
   attempt.communicator = communicator;
   attempt.arrives = after_a_delay();
-  attempt.near = std::move(near);
-  attempt.far = std::move(far);
+  std::tie(attempt.near, attempt.far) = join_all(from, to, communicator, script, streams);
   // The kernel of a host that is there answers for a process that is not.
   if (process(to).has_ended && reach_each_other(to, from)) {
     attempt.state = Attempt::State::kRefused;
@@ -46,7 +49,7 @@ std::vector<Attempt*> Network::arrived(Rank at) {
   return found;
 }
 
-std::unique_ptr<MemoryLink> Network::accept(Attempt& attempt) {
+std::unique_ptr<Link> Network::accept(Attempt& attempt) {
   attempt.state = Attempt::State::kConnected;
   attempt.answered = after_a_delay();
   return std::move(attempt.far);
@@ -59,6 +62,21 @@ std::pair<std::unique_ptr<MemoryLink>, std::unique_ptr<MemoryLink>> Network::joi
   wire->set_silent(!reach_each_other(a, b));
   cables_.push_back({a, b, communicator, wire});
   return {std::make_unique<MemoryLink>(wire, 0), std::make_unique<MemoryLink>(wire, 1)};
+}
+
+std::pair<std::unique_ptr<Link>, std::unique_ptr<Link>> Network::join_all(
+    Rank a, Rank b, std::uint64_t communicator, MemoryScript script, std::size_t streams) {
+  std::vector<std::unique_ptr<Link>> near;
+  std::vector<std::unique_ptr<Link>> far;
+  for (std::size_t nth = 0; nth < streams; ++nth) {
+    auto [one, other] = join(a, b, communicator, script);
+    near.push_back(std::move(one));
+    far.push_back(std::move(other));
+    script.break_at_byte = MemoryScript{}.break_at_byte;
+  }
+  if (streams == 1) return {std::move(near.front()), std::move(far.front())};
+  return {std::make_unique<StripedLink>(std::move(near)),
+          std::make_unique<StripedLink>(std::move(far))};
 }
 
 void Network::end(Rank rank, bool is_killed) {

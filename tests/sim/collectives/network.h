@@ -36,8 +36,8 @@ struct Attempt {  // A connection that is being made.
   Time arrives{};
   State state = State::kWaiting;
   Time answered{};
-  std::unique_ptr<transport::MemoryLink> near;
-  std::unique_ptr<transport::MemoryLink> far;
+  std::unique_ptr<transport::Link> near;
+  std::unique_ptr<transport::Link> far;
 };
 
 class Network {
@@ -50,15 +50,16 @@ class Network {
   Process& process(Rank rank) { return processes_[static_cast<std::size_t>(rank)]; }
   Time now() const { return weather.now; }
 
-  // Asks for a connection. The script's seed is drawn here.
+  // Asks for a connection, or for one of several streams. The script's seed is drawn here; it says
+  // what becomes of the first of them.
   Attempt* connect(Rank from, Rank to, std::uint64_t communicator,
-                   const transport::MemoryScript& script);
+                   const transport::MemoryScript& script, std::size_t streams = 1);
   // Waiting while nothing has come back. Once answered, the attempt may be given up.
   Attempt::State answer(const Attempt& attempt) const;
   void give_up(Attempt* attempt);
   // What has arrived at a rank's door.
   std::vector<Attempt*> arrived(Rank at);
-  std::unique_ptr<transport::MemoryLink> accept(Attempt& attempt);
+  std::unique_ptr<transport::Link> accept(Attempt& attempt);
 
   // A connection that exists already when the simulation starts.
   std::pair<std::unique_ptr<transport::MemoryLink>, std::unique_ptr<transport::MemoryLink>> join(
@@ -84,6 +85,9 @@ class Network {
     }
   };
 
+  std::pair<std::unique_ptr<transport::Link>, std::unique_ptr<transport::Link>> join_all(
+      Rank a, Rank b, std::uint64_t communicator, transport::MemoryScript script,
+      std::size_t streams);
   Time after_a_delay();
   bool reach_each_other(Rank a, Rank b) const;
   void refresh();

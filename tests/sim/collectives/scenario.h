@@ -57,6 +57,7 @@ struct Scenario {
   bool shrinks = false;             // Survivors of a lost peer go on together.
   Micros longest_pause{0};          // Between operations.
   std::size_t link_bytes = 0;
+  std::size_t streams = 1;  // Of a link.
   std::uint32_t short_percent = 0;
   Micros max_delay{0};
 

@@ -28,7 +28,8 @@ transport::Link* Wiring::link(Rank peer) {
     return nullptr;
   }
   if (slot.attempt == nullptr)
-    slot.attempt = network_.connect(rank_, theirs, group_->id, script_for(theirs));
+    slot.attempt =
+        network_.connect(rank_, theirs, group_->id, script_for(theirs), scenario_.streams);
   const Attempt::State state = network_.answer(*slot.attempt);
   const bool is_late = network_.now() >= slot.attempt->arrives + kConnectTime;
   if (state == Attempt::State::kWaiting && !is_late) return nullptr;

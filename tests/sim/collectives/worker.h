@@ -38,7 +38,7 @@ class Wiring final : public transport::Peers {
 
  private:
   struct Slot {
-    std::unique_ptr<transport::MemoryLink> link;
+    std::unique_ptr<transport::Link> link;
     Attempt* attempt = nullptr;
   };
   transport::MemoryScript script_for(Rank peer) const;
