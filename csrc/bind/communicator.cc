@@ -144,6 +144,7 @@ void register_communicator(py::module_& module) {
       .def_property_readonly("world_size", &Communicator::world_size)
       .def_property_readonly("local_rank", &Communicator::local_rank)
       .def_property_readonly("local_world_size", &Communicator::local_world_size)
+      .def_property_readonly("streams", &Communicator::streams)
       .def_property_readonly("timeout_ms",
                              [](const Communicator& self) { return self.timeout().count(); })
       .def_property_readonly("is_closed", &Communicator::is_closed)

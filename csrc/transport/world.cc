@@ -38,8 +38,10 @@ void check_shm_possible(const JoinOptions& options, const std::vector<wire::Memb
 
 std::unique_ptr<Link> over(std::vector<Connection> connections) {
   std::vector<std::unique_ptr<Link>> streams;
-  for (Connection& connection : connections)
+  for (Connection& connection : connections) {
+    if (connections.size() > 1) keep_little_unsent(connection.get(), StripedLink::kUnsentBytes);
     streams.push_back(std::make_unique<TcpLink>(std::move(connection)));
+  }
   if (streams.size() == 1) return std::move(streams.front());
   return std::make_unique<StripedLink>(std::move(streams));
 }

@@ -34,6 +34,7 @@ class World {
   bool shares_host(Rank a, Rank b) const;
   bool spans_hosts(const Group& group) const;  // Its members are of several hosts.
   std::size_t streams_to(Rank peer) const;     // Connections that a link is made of.
+  std::uint32_t streams() const { return options_.streams; }  // The same, between hosts.
   std::string describe(Rank rank) const;       // "rank 2 (10.0.0.3:41822)"
   const wire::SessionId& session() const { return session_; }
   const RecordOptions& record_options() const { return options_.record; }

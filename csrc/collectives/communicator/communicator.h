@@ -52,6 +52,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Rank local_rank() const;  // Among the members on this host.
   Rank local_world_size() const;
   Millis timeout() const { return world_->timeout(); }
+  std::uint32_t streams() const { return world_->streams(); }  // Of a link between hosts.
   std::string describe(Rank group_rank) const;
   Algorithm algorithm_for(const Operation& operation) const;
 

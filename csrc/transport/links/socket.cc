@@ -308,6 +308,10 @@ void tune_data_socket(int fd, int buffer_bytes) {
   }
 }
 
+void keep_little_unsent(int fd, int bytes) {
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes);
+}
+
 void end_with_silence(int fd, Millis silence) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silence / 4).count();
   const int between = std::max(1, static_cast<int>(seconds));

@@ -71,6 +71,9 @@ bool has_hung_up(int fd);
 // (docs/decisions/0020-buffers-follow-the-path.md). Congestion control is chosen before, and for
 // all connections: pacing.h.
 void tune_data_socket(int fd, int buffer_bytes = limits::kSocketBufferBytes);
+// A send takes no more once so much has not left yet: for connections that share one stream of
+// bytes, which would wait for what a slow one of them has taken.
+void keep_little_unsent(int fd, int bytes);
 // The connection ends when its peer's host has not been heard of for so long: a host that dies says
 // nothing, and who only waits for it would wait for ever.
 void end_with_silence(int fd, Millis silence);

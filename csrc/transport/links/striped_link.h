@@ -17,6 +17,10 @@ namespace gradring::transport {
 
 class StripedLink final : public Link {
  public:
+  // What may wait in a stream to be sent: with more, a slow one would have taken what others could
+  // carry, and the receiver would wait for that.
+  static constexpr int kUnsentBytes = 128 * 1024;
+
   // Both ends have equally many, in any order.
   explicit StripedLink(std::vector<std::unique_ptr<Link>> streams);
 

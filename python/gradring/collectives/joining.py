@@ -274,8 +274,10 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         number = place.rank if place.number is None else place.number
         endpoint.serve_job(settings.metrics, number, settings.ports)
     costs: dict[str, tuple[float, float, float, float]] = {}
+    streams = settings.streams
     if settings.profile is not None and place.rank == 0:
-        costs = cost_profile.load(settings.profile).as_costs()
+        profile = cost_profile.load(settings.profile)
+        costs, streams = profile.as_costs(), streams or profile.streams
     core = _core.join(
         rank=whole_number(place.rank, "rank", -1, MOST_RANKS - 1),
         world_size=whole_number(place.world_size, "world_size", 1, MOST_RANKS),
@@ -293,6 +295,7 @@ def join(place: Place, settings: config.Settings, *, listen_fd: int | None = Non
         costs=costs,
         link_mbit=settings.link_mbit,
         ports=port_range.ends(settings.ports),
+        streams=streams or 1,
     )
     return Communicator(core)
 

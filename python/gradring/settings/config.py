@@ -28,6 +28,7 @@ DEFAULT_HEARTBEAT_TIMEOUT = 10.0
 DEFAULT_RECORD_OPERATIONS = 1024
 MOST_RECORD_OPERATIONS = 1 << 20
 MOST_LINK_MBIT = 10**8
+MOST_STREAMS = 32  # As limits::kStreams of the core.
 
 # Name -> what it says. A variable that is not in here does not exist.
 VARIABLES: Mapping[str, str] = {
@@ -53,6 +54,7 @@ VARIABLES: Mapping[str, str] = {
     "GRADRING_PROFILE": "rank 0: file of what links cost, made by `gradring tune`",
     "GRADRING_METRICS": "[host:]port of rank 0's metrics for Prometheus; rank r has port + r",
     "GRADRING_LINK_MBIT": "what this host may send, in Mbit/s; set on all hosts, spares slow ones",
+    "GRADRING_STREAMS": "rank 0: TCP connections that each link between two hosts is made of",
     "GRADRING_GPU_PLUGIN": "file of the GPU plugin, instead of the one beside the module",
     "GRADRING_NCCL_LIB": "file of NCCL's library, instead of the first one found",
     "GRADRING_GPU_STREAM_WAITS": "1: a GPU's streams wait for the network, and the host does not",
@@ -77,6 +79,7 @@ class Settings:
         profile: File of what links cost, read by rank 0; ``None`` leaves the planner its defaults.
         metrics: ``host:port`` where rank 0 answers Prometheus; ``None``: nobody does.
         link_mbit: What this host's link may send, in Mbit/s; 0: not known.
+        streams: Connections of a link between hosts, told by rank 0; 0: as the profile says, or 1.
     """
 
     transport: str = "auto"
@@ -91,6 +94,7 @@ class Settings:
     profile: str | None = None
     metrics: str | None = None
     link_mbit: int = 0
+    streams: int = 0
 
     @classmethod
     def from_environ(  # noqa: PLR0913 - every argument has a variable; none belongs together
@@ -137,6 +141,7 @@ class Settings:
             profile=_absolute(profile_text) if profile_text else None,
             metrics=metrics_address(metrics_text, metrics_from) if metrics_text else None,
             link_mbit=_count("GRADRING_LINK_MBIT", environ, 0, MOST_LINK_MBIT),
+            streams=_count("GRADRING_STREAMS", environ, 0, MOST_STREAMS),
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from gradring.commands.output_files import write_whole
 from gradring.errors import InvalidArgument
+from gradring.settings.config import MOST_STREAMS
 
 VERSION = 1
 LINK_TRANSPORTS = ("tcp", "shm")
@@ -56,12 +57,14 @@ class Measured:
         ranks: How many ranks measured.
         hosts: On how many hosts they were.
         error: Median of |estimated / measured - 1| over all that was measured.
+        streams: Connections of a link between hosts meanwhile; jobs with the profile have as many.
     """
 
     costs: Costs
     ranks: int
     hosts: int
     error: float
+    streams: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,11 @@ class Profile:
         """Return the costs as the compiled core takes them."""
         return {name: measured.costs.as_tuple() for name, measured in self.transports.items()}
 
+    @property
+    def streams(self) -> int:
+        """Connections of a link between hosts."""
+        return self.transports["tcp"].streams if "tcp" in self.transports else 1
+
 
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write the file, whole or not at all; a pipe or a device is written to as it is.
@@ -96,6 +104,7 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
                 "ranks": measured.ranks,
                 "hosts": measured.hosts,
                 "error": measured.error,
+                **({"streams": measured.streams} if measured.streams > 1 else {}),
             }
             for name, measured in profile.transports.items()
         },
@@ -156,16 +165,22 @@ def _measured(where: str, fields: object) -> Measured:
     if not isinstance(fields, dict):
         raise _Wrong(f"{where} is no object")
     rates = ("latency_us", "bandwidth_gb_s", "reduce_gb_s")
-    _check_fields(f"{where}.", fields, {*rates, "further_link", "ranks", "hosts", "error"})
+    fields = {"streams": 1, **fields}  # Left out where it is one, as in files of before.
+    wanted = {*rates, "further_link", "ranks", "hosts", "error", "streams"}
+    _check_fields(f"{where}.", fields, wanted)
     for name in rates:
         _check_number(f"{where}.{name}", fields[name], is_zero_allowed=False)
     for name in ("further_link", "error"):
         _check_number(f"{where}.{name}", fields[name], is_zero_allowed=True)
-    for name in ("ranks", "hosts"):
+    for name in ("ranks", "hosts", "streams"):
         if type(fields[name]) is not int or fields[name] < 1:
             raise _Wrong(f"{where}.{name} is {fields[name]!r}, not a whole number from 1")
+    if fields["streams"] > MOST_STREAMS:
+        raise _Wrong(f"{where}.streams is {fields['streams']}, above {MOST_STREAMS}")
     costs = Costs(*(float(fields[name]) for name in (*rates, "further_link")))
-    return Measured(costs, fields["ranks"], fields["hosts"], float(fields["error"]))
+    return Measured(
+        costs, fields["ranks"], fields["hosts"], float(fields["error"]), fields["streams"]
+    )
 
 
 def _check_fields(where: str, found: Mapping[str, Any], wanted: set[str]) -> None:

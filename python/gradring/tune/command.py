@@ -90,6 +90,7 @@ def _measure(group: Group, asked: str | None, options: Options) -> Found:
     if transport == "auto":
         transport = "shm" if places[0]["is_one_host"] else "tcp"
     hosts = sum(place["is_first"] for place in places)
+    streams = places[0]["streams"] if hosts > 1 else 1
     cases = schedule.make_cases(pace, group.size, has_flat=transport == "shm")
     command = {"do": "measure", "cases": [dataclasses.astuple(case) for case in cases]}
     # The first calls open connections and touch memory; the next ones say how long one takes.
@@ -107,7 +108,7 @@ def _measure(group: Group, asked: str | None, options: Options) -> Found:
     quality = fit.quality_of(times, costs)
     return Found(
         transport,
-        Measured(costs, group.size, hosts, quality.error),
+        Measured(costs, group.size, hosts, quality.error, streams),
         quality,
         fit.quality_of(times, choices.default_costs()[transport]),
         *fit.flat_wins(times),

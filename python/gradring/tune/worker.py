@@ -38,6 +38,7 @@ class Tuner:
         return {
             "is_first": self._comm.local_rank == 0,
             "is_one_host": self._comm.local_world_size == self._comm.world_size,
+            "streams": self._comm._core.streams,  # noqa: SLF001
         }
 
     def measure(self, cases: list[tuple[str, str, int]], calls: list[int]) -> Reply:
