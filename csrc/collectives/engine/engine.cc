@@ -87,6 +87,7 @@ Request Engine::complete(const Operation& operation) const {
   request.rank = rank_;
   request.world_size = static_cast<Rank>(group_->members.size());
   request.spans_hosts = spans_hosts_;
+  request.in_flight_bytes = in_flight_bytes(costs_);
   if (operation.has_order) return request;
   request.order = operation.is_rank_ordered
                       ? Order::kRank

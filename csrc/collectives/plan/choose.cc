@@ -169,6 +169,12 @@ LinkCosts costs_at(const LinkCosts& near, double path_us) {
   return far;
 }
 
+std::uint64_t in_flight_bytes(const LinkCosts& costs) {
+  constexpr double kBytesPerUs = 1250;
+  constexpr double kMostUs = 1e6;
+  return static_cast<std::uint64_t>(std::min(costs.latency_us, kMostUs) * kBytesPerUs);
+}
+
 // steps * latency (more for each further link) + bytes moved / bandwidth (more if not streamed) +
 // bytes added / rate + short pieces * what each takes.
 double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts& costs) {

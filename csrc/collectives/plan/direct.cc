@@ -14,10 +14,10 @@ namespace gradring::collectives {
 
 namespace {
 
-// Columns (parts.h) whose pieces are being collected at once. A column is passed on kLag columns
-// after it was asked for: the links carry the columns between while it is folded.
+// Columns (parts.h) whose pieces are being collected at once. A column is passed on some columns
+// after it was asked for: the links carry the columns between while it is folded. So many where
+// ways hold little.
 constexpr Rank kSets = 4;
-constexpr Rank kLag = kSets - 1;
 
 class DirectPlanner {
  public:
@@ -26,9 +26,11 @@ class DirectPlanner {
         n_(request.world_size),
         parts_(request),
         columns_(pieces_of(parts_.largest_bytes())),
+        most_sets_(pieces_in_flight(request, kSets, n_ - 1)),
+        lag_(most_sets_ - 1),
         operands_(operand_ranks(request.order, n_, request.rank)) {
     const std::uint64_t largest = parts_.largest_piece_bytes(columns_);
-    sets_.resize(static_cast<std::size_t>(std::min(columns_, kSets)));
+    sets_.resize(static_cast<std::size_t>(std::min(columns_, most_sets_)));
     for (Set& set : sets_) {
       for (Rank peer = 0; peer < n_; ++peer) {
         set.slots.push_back(peer == request.rank ? Slice{} : plan_.scratch(largest));
@@ -38,9 +40,9 @@ class DirectPlanner {
   }
 
   Plan all_reduce() {
-    for (Rank column = 0; column < columns_ + kLag; ++column) {
+    for (Rank column = 0; column < columns_ + lag_; ++column) {
       if (column < columns_) collect(column);
-      if (column >= kLag) spread(column - kLag);
+      if (column >= lag_) spread(column - lag_);
     }
     return std::move(plan_).finish(Algorithm::kDirect);
   }
@@ -51,9 +53,9 @@ class DirectPlanner {
   }
 
   Plan reduce() {
-    for (Rank column = 0; column < columns_ + kLag; ++column) {
+    for (Rank column = 0; column < columns_ + lag_; ++column) {
       if (column < columns_) collect(column);
-      if (column >= kLag) send_to_root(column - kLag);
+      if (column >= lag_) send_to_root(column - lag_);
     }
     return std::move(plan_).finish(Algorithm::kDirect);
   }
@@ -166,13 +168,15 @@ class DirectPlanner {
     plan_.recv(owner, output(in.begin_bytes), in.bytes, {{set_of(column).sent[index(owner)]}});
   }
 
-  Set& set_of(Rank column) { return sets_[static_cast<std::size_t>(column % kSets)]; }
+  Set& set_of(Rank column) { return sets_[static_cast<std::size_t>(column % most_sets_)]; }
   static std::size_t index(Rank rank) { return static_cast<std::size_t>(rank); }
 
   const Request& request_;
   const Rank n_;
   const Parts parts_;
   const Rank columns_;
+  const Rank most_sets_;
+  const Rank lag_;  // Of the columns that are passed on.
   const std::vector<Rank> operands_;
   std::vector<Set> sets_;
   PlanBuilder plan_;

@@ -25,8 +25,8 @@ class HalvingPlanner {
         levels_(static_cast<Rank>(std::bit_width(static_cast<std::uint32_t>(pairs_))) - 1),
         item_(item_bytes(request.dtype)),
         vector_(std::array{request.count}, item_),
-        columns_(
-            static_cast<Rank>((vector_.bytes() + kHalvedColumnBytes - 1) / kHalvedColumnBytes)) {}
+        column_bytes_(halved_column_bytes(request)),
+        columns_(static_cast<Rank>((vector_.bytes() + column_bytes_ - 1) / column_bytes_)) {}
 
   Plan all_reduce() {
     if (rank_ >= pairs_) {
@@ -175,6 +175,7 @@ class HalvingPlanner {
   const Rank levels_;
   const std::uint64_t item_;
   const Parts vector_;  // One part: the whole.
+  const std::uint64_t column_bytes_;
   const Rank columns_;
   std::vector<Slot> slots_;
   std::deque<Column> under_way_;

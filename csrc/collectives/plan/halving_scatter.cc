@@ -75,7 +75,7 @@ class HalvingScatterPlanner {
         pairs_(static_cast<Rank>(std::bit_floor(static_cast<std::uint32_t>(n_)))),
         levels_(static_cast<Rank>(std::bit_width(static_cast<std::uint32_t>(pairs_))) - 1),
         parts_(request),
-        columns_(columns_of(parts_)) {
+        columns_(columns_of(request, parts_)) {
     for (Rank part = 0; part < n_; ++part) list_.push_back(part);
     std::stable_sort(list_.begin(), list_.end(),
                      [this](Rank a, Rank b) { return reversed(owner(a)) < reversed(owner(b)); });
@@ -100,9 +100,9 @@ class HalvingScatterPlanner {
   }
 
  private:
-  static Rank columns_of(const Parts& parts) {
+  static Rank columns_of(const Request& request, const Parts& parts) {
     const std::uint64_t most = std::max(
-        kHalvedColumnBytes, kColumnBytesPerRank * static_cast<std::uint64_t>(parts.size()));
+        halved_column_bytes(request), kColumnBytesPerRank * static_cast<std::uint64_t>(parts.size()));
     return static_cast<Rank>((parts.bytes() + most - 1) / most);
   }
 

@@ -8,6 +8,7 @@
 // action waits only for earlier rounds.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -26,8 +27,19 @@ struct Slot {
 
 // Columns of a long vector that are under way at once.
 inline constexpr Rank kColumnsInFlight = 2;
+// How many pieces keep a way busy that is this rank's one of `links`, and no less than `near`, which
+// is enough where ways are short.
+inline Rank pieces_in_flight(const Request& request, Rank near, Rank links) {
+  constexpr std::uint64_t kMost = 64;
+  const std::uint64_t held = request.in_flight_bytes / kPieceBytes / static_cast<std::uint64_t>(links);
+  return std::max(near, static_cast<Rank>(std::min(held, kMost)));
+}
 // A column that is halved is twice what is reduced at once: the first halving leaves half of it.
-inline constexpr std::uint64_t kHalvedColumnBytes = 2 * kPieceBytes;
+// Where ways hold more it grows instead of there being more of them, as the next one waits for it
+// in every round.
+inline std::uint64_t halved_column_bytes(const Request& request) {
+  return static_cast<std::uint64_t>(pieces_in_flight(request, kColumnsInFlight, 1)) * kPieceBytes;
+}
 
 inline Slice input(std::uint64_t offset_bytes) {
   return {Place::kInput, offset_bytes};

@@ -13,7 +13,7 @@ namespace gradring::collectives {
 
 namespace {
 
-constexpr Rank kBlockColumns = 4;
+constexpr Rank kBlockColumns = 4;  // Where ways hold little.
 
 class RingPlanner {
  public:
@@ -24,7 +24,7 @@ class RingPlanner {
         previous_(wrap(request.rank - 1, n_)),
         parts_(request),
         columns_(pieces_of(parts_.largest_bytes())),
-        width_(std::min(columns_, kBlockColumns)) {}
+        width_(std::min(columns_, pieces_in_flight(request, kBlockColumns, 1))) {}
 
   Plan all_reduce() {
     make_slots();
