@@ -140,7 +140,6 @@ void Engine::execute(const Operation& asked, const Call& call, std::uint64_t seq
   if (algorithm == Algorithm::kFlat) return run_flat(request, operation, call, seq, idle);
   if (algorithm == Algorithm::kHierarchical) return run_hierarchy(operation, call, seq, idle);
   const Plan& plan = plan_for(request, algorithm);
-  if (agrees_first(request, algorithm)) agree(call, seq, idle);
   run_plan(plan, operation, call, seq, idle);
 }
 
@@ -150,7 +149,7 @@ const Plan& Engine::plan_for(const Request& request, Algorithm algorithm) {
     plans_.splice(plans_.begin(), plans_, entry);
     return plans_.front().plan;
   }
-  plans_.push_front({request, algorithm, make_plan(request, algorithm)});
+  plans_.push_front({request, algorithm, agreed_plan(request, algorithm)});
   if (plans_.size() > kPlansKept) plans_.pop_back();
   return plans_.front().plan;
 }

@@ -38,6 +38,7 @@ PlanRun::PlanRun(const Plan& plan, const Call& call, std::uint64_t seq,
     (stream.last == kNone ? stream.action : follows_[stream.last]) = index;
     stream.last = index;
     stream.expected_bytes += action.bytes;
+    if (index < plan.tokens) stream.token_bytes += action.bytes;
   }
   for (Stream& stream : sends_) stream.header = wire::encode({call, seq, 0, stream.expected_bytes});
 }
@@ -96,7 +97,7 @@ bool PlanRun::push(Stream& stream, transport::Peers& peers) {
   const auto head = std::span<const std::byte>(stream.header).subspan(stream.header_bytes);
   const std::span body(at(action.at) + stream.action_bytes, together(stream));
   const transport::Io io = link->send_some(head, body);
-  if (io.closed) throw LinkClosed{stream.peer, false, stream.total_bytes, stream.expected_bytes};
+  if (io.closed) throw LinkClosed{stream.peer, false, stream.payload(), stream.expected_payload()};
   return count_bytes(stream, io.bytes);
 }
 
@@ -123,7 +124,7 @@ bool PlanRun::pull(Stream& stream, transport::Peers& peers) {
     if (takes_detour) std::copy_n(detour_.data(), io.bytes - head.size(), to);
   }
   if (io.closed && !stream.is_done())
-    throw LinkClosed{stream.peer, true, stream.total_bytes, stream.expected_bytes};
+    throw LinkClosed{stream.peer, true, stream.payload(), stream.expected_payload()};
   return moved;
 }
 
@@ -222,12 +223,12 @@ void PlanRun::interests(transport::Peers& peers,
 PlanRun::Traffic PlanRun::traffic() const {
   Traffic traffic;
   for (const Stream& stream : sends_) {
-    traffic.sent += stream.total_bytes;
-    traffic.to_send += stream.expected_bytes;
+    traffic.sent += stream.payload();
+    traffic.to_send += stream.expected_payload();
   }
   for (const Stream& stream : recvs_) {
-    traffic.received += stream.total_bytes;
-    traffic.to_receive += stream.expected_bytes;
+    traffic.received += stream.payload();
+    traffic.to_receive += stream.expected_payload();
   }
   return traffic;
 }
@@ -243,7 +244,7 @@ std::optional<StreamProgress> PlanRun::send_in_vain(
     const std::function<bool(Rank)>& has_left) const {
   for (const Stream& stream : sends_)
     if (!stream.is_done() && waiting_[stream.action] == 0 && has_left(stream.peer))
-      return StreamProgress{stream.peer, false, stream.total_bytes, stream.expected_bytes};
+      return StreamProgress{stream.peer, false, stream.payload(), stream.expected_payload()};
   return std::nullopt;
 }
 
@@ -251,10 +252,10 @@ std::vector<StreamProgress> PlanRun::unfinished() const {
   std::vector<StreamProgress> progress;
   for (const Stream& stream : recvs_)
     if (!stream.is_done())
-      progress.push_back({stream.peer, true, stream.total_bytes, stream.expected_bytes});
+      progress.push_back({stream.peer, true, stream.payload(), stream.expected_payload()});
   for (const Stream& stream : sends_)
     if (!stream.is_done())
-      progress.push_back({stream.peer, false, stream.total_bytes, stream.expected_bytes});
+      progress.push_back({stream.peer, false, stream.payload(), stream.expected_payload()});
   return progress;
 }
 

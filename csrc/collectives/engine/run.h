@@ -3,6 +3,7 @@
 // it with real links, the simulator with seeded ones. One operation, one thread.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -96,9 +97,12 @@ class PlanRun {
     std::uint64_t action_bytes = 0;  // Done of `action`.
     std::uint64_t total_bytes = 0;
     std::uint64_t expected_bytes = 0;
+    std::uint64_t token_bytes = 0;  // The first of them, which are nobody's payload.
     std::size_t header_bytes = 0;
     wire::OpHeaderBytes header{};
     bool is_done() const { return action == kNone; }
+    std::uint64_t payload() const { return total_bytes - std::min(total_bytes, token_bytes); }
+    std::uint64_t expected_payload() const { return expected_bytes - token_bytes; }
   };
 
   Stream& stream_to(std::vector<Stream>& streams, Rank peer);

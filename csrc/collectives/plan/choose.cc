@@ -29,6 +29,8 @@ constexpr double kManyStreams = 1.1;
 constexpr double kCrowd = 16.0;
 // To copy or add one short piece.
 constexpr double kPieceUs = 0.1;
+// Steps that take longer than this are those of far hosts: mostly the way.
+constexpr double kFarUs = 500;
 
 // What the busiest rank does.
 struct Effort {
@@ -140,6 +142,16 @@ Effort effort_of(const Request& request, Algorithm algorithm) {
   throw InvalidArgument(str("the algorithm '", name(algorithm), "' has no cost of its own"));
 }
 
+// What a ring between far hosts takes less, or more, than its steps and its bytes together: while
+// one step's bytes are sent, the first of the step before are on their way, or here; but all have
+// to agree.
+double correction_us(const Request& request, const Effort& effort, double moved_us,
+                     const LinkCosts& costs) {
+  const double hidden_us = std::min(costs.latency_us, moved_us / effort.steps);
+  const double agreeing = agrees_first(request, Algorithm::kRing) ? task_of(request).log2_up - 1 : 0;
+  return agreeing * costs.latency_us - (effort.steps - 1) * hidden_us;
+}
+
 }  // namespace
 
 LinkCosts loopback_costs() {
@@ -156,7 +168,6 @@ LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory) {
 }
 
 LinkCosts costs_at(const LinkCosts& near, double path_us) {
-  constexpr double kFarUs = 500;
   // A gigabit a second, which nobody has measured. Too little costs at most what one step takes, as
   // more bytes are then spared than is worth a step; too much costs the bytes.
   constexpr double kFarGbS = 0.118;
@@ -185,7 +196,11 @@ double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts&
   const double step_us = costs.latency_us * (1 + further);
   const double moved_us =
       effort.moved_bytes * effort.slowdown / (costs.bandwidth_gb_s * kBytesPerUs);
-  return effort.steps * step_us + moved_us + effort.pieces * kPieceUs +
+  const bool follow_each_other = algorithm == Algorithm::kRing &&
+                                 request.op != OpKind::kBroadcast && costs.latency_us >= kFarUs;
+  const double overlap_us =
+      follow_each_other ? correction_us(request, effort, moved_us, costs) : 0;
+  return effort.steps * step_us + moved_us + overlap_us + effort.pieces * kPieceUs +
          effort.reduced_bytes / (costs.reduce_gb_s * kBytesPerUs);
 }
 

@@ -26,7 +26,7 @@ class DirectPlanner {
         n_(request.world_size),
         parts_(request),
         columns_(pieces_of(parts_.largest_bytes())),
-        most_sets_(pieces_in_flight(request, kSets, n_ - 1)),
+        most_sets_(pieces_in_flight(request, kSets, 2 * (n_ - 1))),
         lag_(most_sets_ - 1),
         operands_(operand_ranks(request.order, n_, request.rank)) {
     const std::uint64_t largest = parts_.largest_piece_bytes(columns_);

@@ -84,14 +84,16 @@ struct Action {
 //    scatter: output is this rank's part of input. all_gather, gather: input is this rank's part of
 //    output. all_to_all is never in place. The run skips a copy onto itself.
 //  - No reduce or copy writes kOutput before data from every rank that contributes has arrived,
-//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the engine has
-//    the ranks agree on the call first (collectives/engine/engine.cc).
+//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the ranks agree on
+//    the call meanwhile (agreed_plan).
 struct Plan {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t scratch_bytes = 0;
   std::vector<Action> actions;
   std::vector<Slice> sources;
   std::vector<std::uint32_t> dependents;
+  // The first actions, a byte each: they say only that ranks are in this call (agreed_plan).
+  std::uint32_t tokens = 0;
 };
 
 struct Request {
@@ -152,6 +154,10 @@ std::uint32_t divisor_of(const Request& request);
 // InvalidArgument when the algorithm does not exist for the op or cannot give the requested order
 // (it names those that can).
 Plan make_plan(const Request& request, Algorithm algorithm);
+
+// What ranks run: make_plan's, and where the request agrees_first nothing is added up and no output
+// written before this rank has heard, at first or second hand, that all are in this call.
+Plan agreed_plan(const Request& request, Algorithm algorithm);
 
 // The algorithms that make_plan accepts for this request.
 std::vector<Algorithm> algorithms_for(const Request& request);

@@ -30,7 +30,7 @@ inline constexpr Rank kColumnsInFlight = 2;
 // How many pieces keep a way busy that is this rank's one of `links`, and no less than `near`, which
 // is enough where ways are short.
 inline Rank pieces_in_flight(const Request& request, Rank near, Rank links) {
-  constexpr std::uint64_t kMost = 64;
+  constexpr std::uint64_t kMost = 128;
   const std::uint64_t held = request.in_flight_bytes / kPieceBytes / static_cast<std::uint64_t>(links);
   return std::max(near, static_cast<Rank>(std::min(held, kMost)));
 }

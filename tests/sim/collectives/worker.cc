@@ -110,39 +110,28 @@ void Worker::begin() {
   collectives::Operation operation;
   operation.request = request;
   call_ = call_of(operation);
-  stages_.clear();
-  if (agrees_first(request, c.algorithm)) {
-    const PlanCase barrier{
-        .op = OpKind::kBarrier, .algorithm = Algorithm::kDoubling, .world_size = c.world_size};
-    stages_.push_back(
-        make_plan(barrier.requests()[static_cast<std::size_t>(group_rank_)], barrier.algorithm));
-  }
-  stages_.push_back(make_plan(request, c.algorithm));
-  stage_ = 0;
-  start_stage();
+  plan_ = agreed_plan(request, c.algorithm);
+  start();
   move_on(State::kRunning, str("begins ", describe(call_, seq_), " with ", name(c.algorithm)));
 }
 
-bool Worker::start_stage() {
-  if (stage_ == stages_.size()) return false;
+void Worker::start() {
   const PlanCase& c = exercise().call;
-  const collectives::Plan& plan = stages_[stage_++];
-  scratch_.assign(plan.scratch_bytes + 64, std::byte{0xEE});
+  scratch_.assign(plan_.scratch_bytes + 64, std::byte{0xEE});
   kernels::Reduction reduction;
   reduction.dtype = c.dtype;
   reduction.op = c.reduce_op;
   reduction.divisor = c.reduce_op == ReduceOp::kAvg ? static_cast<std::uint32_t>(c.world_size) : 1;
-  run_.emplace(plan, call_, seq_, reduction,
+  run_.emplace(plan_, call_, seq_, reduction,
                collectives::RunBuffers{memory_.bytes.data() + memory_.input_at,
                                        memory_.bytes.data() + memory_.output_at, scratch_.data()});
   deadline_.reset();
-  return true;
 }
 
 bool Worker::turn() {
   try {
     if (run_->advance(*wiring_)) {
-      if (!start_stage()) complete();
+      complete();
       return true;
     }
     if (run_->has_moved()) {

@@ -95,7 +95,7 @@ class Worker {
   bool is_wrong() const;
   void join(std::uint64_t id, std::vector<Rank> members);
   void begin();
-  bool start_stage();
+  void start();
   bool turn();
   void complete();
   void handle(const std::exception_ptr& error);
@@ -129,8 +129,7 @@ class Worker {
   Time until_{};  // Pausing, verdict, echo, shrinking.
   testing::Memory memory_;
   Call call_;
-  std::vector<collectives::Plan> stages_;
-  std::size_t stage_ = 0;
+  collectives::Plan plan_;
   std::vector<std::byte> scratch_;
   std::optional<collectives::PlanRun> run_;
   std::optional<Time> deadline_;

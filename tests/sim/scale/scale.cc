@@ -89,16 +89,7 @@ Request request_of(const ScaleCase& c, Rank rank) {
 }
 
 std::vector<Plan> plans_of(const ScaleCase& c, Rank rank) {
-  const Request request = request_of(c, rank);
-  std::vector<Plan> plans;
-  if (agrees_first(request, c.algorithm)) {
-    Request barrier = request;
-    barrier.op = OpKind::kBarrier;
-    barrier.count = 0;
-    plans.push_back(make_plan(barrier, collectives::Algorithm::kDoubling));
-  }
-  plans.push_back(make_plan(request, c.algorithm));
-  return plans;
+  return {agreed_plan(request_of(c, rank), c.algorithm)};
 }
 
 RankLoad load_of(const std::vector<Plan>& plans) {
