@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradring.collectives.values.agreement import agreed
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes.stepping.optimizer import ModeOptimizer
@@ -109,7 +111,7 @@ class AtServers(ModeOptimizer):
         given: list[Entry] = []
 
         def look() -> None:
-            self.settle_own()
+            self._settle_beside(replaced)
             # None is what torch's older SGD has without momentum.
             given.extend(
                 {name: value for name, value in entry.items() if value is not None}
@@ -132,6 +134,15 @@ class AtServers(ModeOptimizer):
             is_first = ranks.rank == 0
             agreed(ranks, _CALL, "write it", write if is_first else _nothing, self.timeout)
         self.flush()
+
+    def _settle_beside(self, places: Collection[int]) -> None:
+        """Have own steps done, but parameters at these places keep what they have."""
+        kept = [(self.params[place], self.params[place].copy()) for place in places]
+        try:
+            self.settle_own()  # After a step that timed out it takes the servers' values.
+        finally:
+            for param, values in kept:
+                np.copyto(param, values)
 
     def _who_wait(self) -> Any:
         """Return the ranks that wait for each other; ``None``: there is one worker."""
