@@ -80,6 +80,7 @@ class ServersState(torch.optim.Optimizer):
             Mismatch: Another worker could not take it, and servers have what they had; or worker 0
                 could not write it, and some parameters may have theirs: call it again.
             TimedOut: Others did not come, or servers did not bring rows that are new here.
+            PeerLost: Another worker was lost; unless worker 0 was writing, nothing was changed.
             Closed: After `close`.
         """
         driver = self.driver
