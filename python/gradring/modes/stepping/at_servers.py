@@ -97,6 +97,7 @@ class AtServers(ModeOptimizer):
         find: Callable[[], Sequence[Entry]],
         owners: Sequence[str],
         replaced: Collection[int] = (),
+        take_rest: Callable[[], None] = lambda: None,
     ) -> None:
         """Have servers go on from a saved state; a call of all workers; see `load_state_dict`.
 
@@ -105,6 +106,8 @@ class AtServers(ModeOptimizer):
                 on the others. Talks to no rank.
             owners: What errors call the parameters.
             replaced: Parameters whose values servers are to take from worker 0, by their places.
+            take_rest: Takes what else is this worker's, or raises as ``find`` does and takes none;
+                called where the state itself can be taken.
         """
         self.require_open()
         ranks = self._who_wait()
@@ -118,6 +121,7 @@ class AtServers(ModeOptimizer):
                 for entry in find()
             )
             self._require_loadable(given, owners)
+            take_rest()
 
         def write() -> None:
             for index, entry in enumerate(given):

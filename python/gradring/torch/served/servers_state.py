@@ -12,7 +12,7 @@ import torch
 from gradring.modes.stepping.at_servers import AtServers
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.optim.state import Entry
-from gradring.torch.embeddings.row_state import load_with_rows, with_rows
+from gradring.torch.embeddings.row_state import load_rows, load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.served.served_parameters import ServedParameters
 from gradring.torch.served.server_rules import rules_of
@@ -91,7 +91,7 @@ class ServersState(torch.optim.Optimizer):
         before = {name: attributes[name] for name in ("state", "param_groups")}
 
         def find() -> list[Entry]:
-            load_with_rows(self, load, state_dict)
+            load(state_dict)
             driver.successors(rules_of(self, torch_step))
             return self._parameters.entries(self.state)
 
@@ -99,7 +99,10 @@ class ServersState(torch.optim.Optimizer):
         self._parameters.require_in_place()
         try:
             driver.load_states(
-                find, self._parameters.names, self._parameters.written_by_the_script()
+                find,
+                self._parameters.names,
+                self._parameters.written_by_the_script(),
+                lambda: load_rows(self.rows, state_dict),
             )
         except BaseException:
             attributes.update(before)
