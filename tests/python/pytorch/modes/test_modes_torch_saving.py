@@ -369,11 +369,13 @@ def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended_whatever_the_mode(
                 param.data.copy_(value)
             optimizer.load_state_dict(saved["optimizer"])
         optimizer = gt.distributed(optimizer, mode, comm=comm, ps=ExactServer().client(0))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
         if saved:
             schedule.load_state_dict(saved["schedule"])
-            for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
-                group["lr"] = rate
+            # As the recipe of docs/training.md has it: making one has set the rates and the betas.
+            groups = saved["optimizer"]["param_groups"]
+            for group, was in zip(optimizer.param_groups, groups, strict=True):
+                group.update({name: was[name] for name in was if name != "params"})
         for epoch in range(first, last):
             trained(params, optimizer, epoch, 3)
             schedule.step()
