@@ -60,10 +60,14 @@ class Lookup:
         if is_real is not None:
             padding = int(np.flatnonzero(~is_real)[0])
             places[torch.from_numpy(~is_real)] = padding
+        offsets, weights = self.offsets, self.weights
+        if offsets is None:  # As torch does it, which takes no bags of no ids.
+            bags, each = self.ids.shape
+            offsets = torch.arange(bags) * each
         return functional.embedding_bag(
-            places.view(self.ids.shape).to(rows.device), rows,
-            None if self.offsets is None else self.offsets.to(rows.device),
-            mode=layer.pooling, padding_idx=padding, per_sample_weights=self.weights,
+            places.to(rows.device), rows, offsets.to(rows.device),
+            mode=layer.pooling, padding_idx=padding,
+            per_sample_weights=None if weights is None else weights.reshape(-1),
         )  # fmt: skip
 
 

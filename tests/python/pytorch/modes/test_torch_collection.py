@@ -196,7 +196,7 @@ def test_what_one_layer_refuses_is_refused_before_any_is_asked() -> None:
         ({"user.id": ids, "tags": torch.ones(1)}, "ids"),
         ({"user.id": (ids, torch.tensor([0]))}, "returns a row for each id"),
         ({"user.id": ids, "usr": ids, "tgs": ids}, "no feature 'usr', 'tgs'; it has 'user.id', 'k"),
-        ({"user.id": [1, 2]}, "ids are a torch tensor, not list"),
+        ({"user.id": [1, 2]}, "Embedding 'e/user': ids are a torch tensor, not a list"),
         ({"user.id": (ids, None, None, None)}, "feature 'user.id' has 4 entries"),
         ({"user.id": ()}, "feature 'user.id' has 0 entries"),
         (ids, "called with a dict of features and their ids, not with a Tensor"),
