@@ -20,6 +20,7 @@ from gradring.torch.embeddings.alone import attach_alone
 
 if TYPE_CHECKING:
     from gradring.torch.embeddings.embedding import Embedding
+    from gradring.torch.embeddings.row_cache import RowCache
 
 
 @dataclass(slots=True)
@@ -146,10 +147,12 @@ def prefetch(asked: Iterable[tuple[Embedding, Ids]]) -> None:
 
 
 def _by_layer(given: Iterable[tuple[Embedding, Any]]) -> list[tuple[Embedding, list[Any]]]:
-    found: dict[Embedding, list[Any]] = {}
+    # A copy has its layer's cache: what one of them brings there the other lacks no more.
+    found: dict[Embedding | RowCache, tuple[Embedding, list[Any]]] = {}
     for layer, entry in given:
-        found.setdefault(layer, []).append(entry)
-    return list(found.items())
+        key = layer if layer.cache is None else layer.cache
+        found.setdefault(key, (layer, []))[1].append(entry)
+    return list(found.values())
 
 
 def _spread(found: torch.Tensor, is_real: Any) -> torch.Tensor:
