@@ -62,6 +62,10 @@ std::optional<double> old_quota_in(const std::string& folder) {
   return {};
 }
 
+bool exists(const std::string& path) {
+  return ::access(path.c_str(), F_OK) == 0;
+}
+
 // False where it makes no sense: another rank wrote it.
 bool add(const std::string& digits, Set& set) {
   if (digits.empty() || digits.size() > kMost / 4) return false;
@@ -110,7 +114,9 @@ Quota find_quota(const std::string& own, const std::string& groups) {
   }
   if (!least) return {};
   const double percent = std::clamp(*least * 100, 1.0, 100.0 * static_cast<double>(kMost));
-  return {static_cast<std::uint32_t>(percent), whole.substr(0, least_at)};
+  // Where a container of version 1 sees its own group in place of all, that is the one.
+  const bool is_seen = exists(groups + whole) || exists(groups + "/cpu" + whole);
+  return {static_cast<std::uint32_t>(percent), is_seen ? whole.substr(0, least_at) : whole};
 }
 
 void describe_processors(wire::Member& self) {

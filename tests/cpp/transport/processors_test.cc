@@ -114,6 +114,15 @@ TEST_CASE("ranks whose groups share the quota of one around them are paid for on
   CHECK(folder.find("0::/jobs/b\n").group == "/jobs/b");
 }
 
+TEST_CASE("containers that each see their own group only are paid for by each") {
+  const Folder folder;
+  folder.write("cpu/cpu.cfs_quota_us", "200000\n");
+  folder.write("cpu/cpu.cfs_period_us", "100000\n");
+  CHECK(folder.quota("4:cpu,cpuacct:/docker/a\n") == 200);
+  CHECK(folder.find("4:cpu,cpuacct:/docker/a\n").group == "/docker/a");
+  CHECK(folder.find("4:cpu,cpuacct:/docker/b\n").group == "/docker/b");
+}
+
 TEST_CASE("a quota of the first version of control groups counts too") {
   const Folder folder;
   folder.write("cpu/jobs/cpu.cfs_quota_us", "-1\n");
