@@ -9,10 +9,12 @@ come with Python for text, the made stream for tables.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import re
 import secrets
+import unicodedata
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +117,18 @@ def _english_words(line: str) -> list[str]:
 
 
 def _words(line: str) -> list[str]:
-    return re.findall(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*", line.lower())
+    return _word(has_marks=not line.isascii()).findall(line.lower())
+
+
+@functools.cache
+def _word(*, has_marks: bool) -> re.Pattern[str]:
+    """Letters, each with its vowel signs, tones and accents, of which Python's re has no class."""
+    letters = r"[^\W\d_]+"
+    if has_marks:  # It takes six times as long.
+        every = map(chr, range(0x300, 0x20000))
+        marks = "".join(one for one in every if unicodedata.category(one).startswith("M"))
+        letters += rf"(?:[{marks}]+[^\W\d_]*)*"
+    return re.compile(rf"{letters}(?:['\u2019]{letters})*")
 
 
 def _help_texts() -> Iterator[str]:
@@ -128,9 +141,9 @@ def _help_texts() -> Iterator[str]:
 def _lines_of(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         try:
-            with (gzip.open if path.suffix == ".gz" else open)(
-                path, "rt", encoding="utf-8"
-            ) as file:
+            opened = gzip.open if path.suffix == ".gz" else open
+            # "-sig": without the mark that some editors begin a file with.
+            with opened(path, "rt", encoding="utf-8-sig") as file:
                 yield from file
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise SystemExit(f"{path} cannot be read as text in UTF-8: {error}") from error

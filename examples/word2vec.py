@@ -95,6 +95,9 @@ def parse() -> argparse.Namespace:
         parser.error("--outer nesterov makes all replicas equal each time: --rare-every stays 1")
     if options.synthetic and (options.text or options.save):
         parser.error("--text and --save are about words, and the stream of --synthetic has none")
+    for path in (options.save, options.out):
+        if path is not None and path.resolve() in [text.resolve() for text in options.text or ()]:
+            parser.error(f"{path} is the text, which would be lost")
     if options.split and not options.text:
         parser.error("--split is for --text")
     return options

@@ -39,7 +39,7 @@ struct CallState {
   std::uint64_t communicator = 0;
   std::uint64_t seq = 0;
   bool in_progress = false;
-  Call call;
+  Call call;  // Call{} if it is over, unless this rank waited in it.
   std::uint64_t members_hash = 0;
   std::string made_by;       // The call that named its members, as errors show it; "": none did.
   std::vector<Call> before;  // If in progress: what came before it, seq - 1 first; not all of it.

@@ -15,6 +15,10 @@ namespace {
 constexpr const char* kClosedEarly =
     "it closed the connection during the handshake: it ended or was interrupted, or it waited too "
     "long for an answer, as beside a busy or restarted process, and tries again";
+// What a coordinator's probe does too (membership/probes.h).
+constexpr const char* kSilent =
+    "it closed the connection without a word, as who looks whether anybody listens here: a health "
+    "check, a port scan, or a rank that leads now and had not heard of this one yet";
 constexpr const char* kPlain =
     "it is not encrypted, and is to be: GRADRING_TLS is off there, or auto where it is on here or "
     "where a tunnel or a published port leads here; set it to the same on all hosts, and before a "
@@ -108,7 +112,9 @@ void Door::rest(Time now, int error) {
 // while it has said nothing.
 bool Door::begin(Guest& guest) const {
   const auto first = peek(guest.connection.get());
-  if (!first) return has_hung_up(guest.connection.get());
+  if (!first && has_hung_up(guest.connection.get()) && !peek(guest.connection.get()))
+    throw ProtocolError(kSilent);
+  if (!first) return false;
   if (Tls::begins_with(*first) && !is_unix(guest.connection.get()))
     guest.connection.encrypt(credentials_.secret, Tls::End::kServer);
   else if (credentials_.want_encrypted(guest.connection.get()))

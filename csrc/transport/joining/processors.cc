@@ -62,6 +62,10 @@ std::optional<double> old_quota_in(const std::string& folder) {
   return {};
 }
 
+bool exists(const std::string& path) {
+  return ::access(path.c_str(), F_OK) == 0;
+}
+
 // False where it makes no sense: another rank wrote it.
 bool add(const std::string& digits, Set& set) {
   if (digits.empty() || digits.size() > kMost / 4) return false;
@@ -95,28 +99,33 @@ std::string own_processors() {
   return digits.substr(0, digits.find_last_not_of('0') + 1);
 }
 
-std::uint32_t quota_percent(const std::string& own, const std::string& groups) {
-  std::string path = group_of(own);
+Quota find_quota(const std::string& own, const std::string& groups) {
+  const std::string whole = group_of(own);
   std::optional<double> least;
-  while (true) {
-    for (const auto& found : {quota_in(groups + path), old_quota_in(groups + "/cpu" + path)})
-      if (found && (!least || *found < *least)) least = found;
-    const auto slash = path.rfind('/');
-    if (slash == std::string::npos) break;
-    path.resize(slash);
+  std::size_t least_at = 0;
+  for (std::size_t length = whole.size(); length != std::string::npos;) {
+    const std::string path = whole.substr(0, length);
+    for (const auto& found : {quota_in(groups + path), old_quota_in(groups + "/cpu" + path)}) {
+      if (!found || (least && *found >= *least)) continue;
+      least = found;
+      least_at = length;
+    }
+    length = path.rfind('/');
   }
-  return least ? static_cast<std::uint32_t>(
-                     std::clamp(*least * 100, 1.0, 100.0 * static_cast<double>(kMost)))
-               : 0;
+  if (!least) return {};
+  const double percent = std::clamp(*least * 100, 1.0, 100.0 * static_cast<double>(kMost));
+  // Where a container of version 1 sees its own group in place of all, that is the one.
+  const bool is_seen = exists(groups + whole) || exists(groups + "/cpu" + whole);
+  return {static_cast<std::uint32_t>(percent), is_seen ? whole.substr(0, least_at) : whole};
 }
 
 void describe_processors(wire::Member& self) {
-  const std::string own = read_all("/proc/self/cgroup");
+  const Quota quota = find_quota(read_all("/proc/self/cgroup"), "/sys/fs/cgroup");
   struct stat space{};
   ::stat("/proc/self/ns/cgroup", &space);  // Containers may all call theirs "/".
   self.processors = own_processors();
-  self.control_group = std::hash<std::string>{}(str(space.st_ino, group_of(own)));
-  self.quota_percent = quota_percent(own, "/sys/fs/cgroup");
+  self.control_group = std::hash<std::string>{}(str(space.st_ino, quota.group));
+  self.quota_percent = quota.percent;
 }
 
 int usable_processors(const std::vector<wire::Member>& members, const std::string& host_key) {

@@ -14,10 +14,14 @@ namespace gradring::transport {
 // Which this process may run on, as in wire::Member; "" where the kernel does not say.
 std::string own_processors();
 
-// The quota of this process's control group and of those that it is in, in percent of a processor;
-// 0: none. `own`: what /proc/self/cgroup says; `groups`: where control groups are mounted. Both
-// versions of control groups.
-std::uint32_t quota_percent(const std::string& own, const std::string& groups);
+struct Quota {
+  std::uint32_t percent = 0;  // Of a processor; 0: none.
+  std::string group;          // Which has it, for all that are in it.
+};
+
+// The least of those of this process's control group and of the groups that it is in. `own`: what
+// /proc/self/cgroup says; `groups`: where control groups are mounted. Both versions of them.
+Quota find_quota(const std::string& own, const std::string& groups);
 
 // Tells both of this process.
 void describe_processors(wire::Member& self);

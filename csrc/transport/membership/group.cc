@@ -142,7 +142,11 @@ wire::CallState Group::call() const {
     call.communicator = id;
     call.members_hash = members_hash;
     call.made_by = made_by;
-    if (!call.in_progress) call.seq = seq_.load(std::memory_order_relaxed);
+    if (call.in_progress) return call;
+    // Those that did not wait for long were not published.
+    const std::uint64_t last = seq_.load(std::memory_order_relaxed);
+    if (call.seq != last) call.call = {};
+    call.seq = last;
     return call;
   });
 }

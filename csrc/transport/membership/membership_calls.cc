@@ -7,6 +7,16 @@
 #include "transport/membership/membership.h"
 
 namespace gradring::transport {
+namespace {
+
+std::string describe_last(const wire::CallState& state) {
+  if (state.seq == 0) return "";
+  const bool is_known = state.in_progress || state.call != Call{};  // Else it may be a barrier.
+  return str(state.in_progress ? ", which is in " : ", whose last was ",
+             is_known ? describe(state.call, state.seq) : str('#', state.seq));
+}
+
+}  // namespace
 
 // Two ranks that are in the same operation of the same communicator with different calls wait for
 // each other for ever when neither sends to the other; the links' headers cannot show that, the
@@ -111,11 +121,7 @@ std::string Membership::describe_stall(const wire::CallState& waiting, Time::dur
     for (const wire::CallState& state : other.calls) {
       if (state.communicator != waiting.communicator || state.seq >= waiting.seq) continue;
       if (++count > kNamed) continue;
-      missing +=
-          str(missing.empty() ? "" : ", ", describe_rank(rank),
-              state.seq == 0 ? ""
-                             : str(state.in_progress ? ", which is in " : ", whose last was ",
-                                   describe(state.call, state.seq)));
+      missing += str(missing.empty() ? "" : ", ", describe_rank(rank), describe_last(state));
     }
   }
   if (count == 0) return "";

@@ -1,7 +1,7 @@
 // Membership's silences: who has not been heard for too long, and whether it is rather this rank
 // that was frozen or cut off.
 #include <algorithm>
-#include <iomanip>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -9,6 +9,14 @@
 #include "transport/membership/membership.h"
 
 namespace gradring::transport {
+namespace {
+
+// As many digits of a silence as say something.
+double shown(double seconds) {
+  return seconds < 10 ? std::round(seconds * 10) / 10 : std::round(seconds);
+}
+
+}  // namespace
 
 // Only a beat shows that the next coordinator leads. Until then it may be one that others have
 // given up, or are about to, and that lets in whoever comes.
@@ -74,17 +82,17 @@ Millis Membership::time_to_agree() const {
 }
 
 void Membership::give_up(Rank rank, Time now, Actions& actions) {
-  const double silence = seconds_between(peer(rank).last_heard, now);
+  const double silence = shown(seconds_between(peer(rank).last_heard, now));
   if (peer(rank).is_connected)
     actions.send.emplace_back(
         rank, wire::Lost{rank, false,
-                         str("rank ", settings_.rank, " gave this rank up after ",
-                             std::setprecision(2), silence, " s without a heartbeat")});
+                         str("rank ", settings_.rank, " gave this rank up after ", silence,
+                             " s without a heartbeat")});
   actions.disconnect.push_back(rank);
   peer(rank).was_silent = true;
   lose({rank, false,
-        str(describe_rank(rank), " sent no heartbeat for ", std::setprecision(2), silence,
-            " s (heartbeat timeout ", seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
+        str(describe_rank(rank), " sent no heartbeat for ", silence, " s (heartbeat timeout ",
+            seconds_between(Time{}, Time{settings_.heartbeat_timeout}),
             " s): it is frozen, or the network to it is down")},
        now, actions);
 }

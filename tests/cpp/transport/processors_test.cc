@@ -35,7 +35,8 @@ struct Folder {
     std::filesystem::create_directories((path / name).parent_path());
     std::ofstream(path / name) << text;
   }
-  std::uint32_t quota(const std::string& own) const { return quota_percent(own, path.string()); }
+  std::uint32_t quota(const std::string& own) const { return find(own).percent; }
+  Quota find(const std::string& own) const { return find_quota(own, path.string()); }
   std::filesystem::path path;
 };
 
@@ -100,6 +101,26 @@ TEST_CASE("a quota is that of the narrowest control group around a process") {
   folder.write("cpu.max", "50000 100000\n");  // As a container sees its own.
   CHECK(folder.quota("0::/\n") == 50);
   CHECK(folder.quota("") == 50);
+}
+
+TEST_CASE("ranks whose groups share the quota of one around them are paid for once") {
+  const Folder folder;
+  folder.write("jobs/cpu.max", "200000 100000\n");
+  folder.write("jobs/a/cpu.max", "max 100000\n");
+  folder.write("jobs/b/cpu.max", "400000 100000\n");
+  CHECK(folder.find("0::/jobs/a\n").group == "/jobs");
+  CHECK(folder.find("0::/jobs/b\n").group == "/jobs");
+  folder.write("jobs/b/cpu.max", "50000 100000\n");
+  CHECK(folder.find("0::/jobs/b\n").group == "/jobs/b");
+}
+
+TEST_CASE("containers that each see their own group only are paid for by each") {
+  const Folder folder;
+  folder.write("cpu/cpu.cfs_quota_us", "200000\n");
+  folder.write("cpu/cpu.cfs_period_us", "100000\n");
+  CHECK(folder.quota("4:cpu,cpuacct:/docker/a\n") == 200);
+  CHECK(folder.find("4:cpu,cpuacct:/docker/a\n").group == "/docker/a");
+  CHECK(folder.find("4:cpu,cpuacct:/docker/b\n").group == "/docker/b");
 }
 
 TEST_CASE("a quota of the first version of control groups counts too") {

@@ -91,6 +91,15 @@ def test_text_of_ones_own_is_cut_at_all_but_letters_or_at_spaces(tmp_path: Path)
     assert corpus(9, files=[one]).vocabulary == []
 
 
+def test_words_keep_vowel_signs_and_accents_and_a_file_its_first_word(tmp_path: Path) -> None:
+    words = ["हिन्दी", "ภาษาไทยที่", "e\u0301te\u0301", "i\u0307stanbul", "l'e\u0301te\u0301", "don't"]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(words).replace("i\u0307", "İ"), encoding="utf-8-sig")
+    assert corpus(1, files=[text]).vocabulary == words
+    text.write_text("first\n", encoding="utf-8-sig")
+    assert corpus(1, files=[text], split=True).vocabulary == ["first"]
+
+
 def test_vectors_are_written_as_word2vec_writes_them_with_all_their_bits(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     vectors[1] = [0, -0.0, 1e-40, 3.4e38]

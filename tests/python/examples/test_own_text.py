@@ -52,6 +52,8 @@ def test_two_workers_save_the_vectors_of_a_text_of_ones_own(tmp_path: Path) -> N
         (["--text", __file__, "--synthetic"], "--text and --save are about words"),
         (["--save", "vectors", "--synthetic"], "--text and --save are about words"),
         (["--split"], "--split is for --text"),
+        (["--text", __file__, "--save", __file__], "is the text, which would be lost"),
+        (["--text", __file__, "--out", __file__], "is the text, which would be lost"),
         (["--min-count", "0"], "argument --min-count: it is at least 1"),
     ],
 )

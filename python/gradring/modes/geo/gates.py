@@ -8,6 +8,8 @@ import time
 from gradring.errors import Error, TimedOut
 from gradring.modes.stores.store import Gate, Store
 
+_WHOLE_FROM = 10  # s. Tenths of as many or more say nothing.
+
 
 def wait_for_all(store: Store, gate: Gate, what: str, what_next: str) -> None:
     """Wait until all living workers have come.
@@ -34,7 +36,8 @@ def wait_for_all(store: Store, gate: Gate, what: str, what_next: str) -> None:
         who = f"worker{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
         have = "have" if len(late) > 1 else "has"
         seconds = time.monotonic() - begin
-        raise TimedOut(f"{who} {have} not {what} after {seconds:.2g} s. {what_next}") from error
+        took = f"{round(seconds, 1 if seconds < _WHOLE_FROM else None):g}"
+        raise TimedOut(f"{who} {have} not {what} after {took} s. {what_next}") from error
 
 
 def _late(store: Store, gate: Gate) -> list[int]:

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradring.collectives.values.agreement import agreed
 from gradring.errors import InvalidArgument, TimedOut
 from gradring.modes.stepping.optimizer import ModeOptimizer
@@ -95,6 +97,7 @@ class AtServers(ModeOptimizer):
         find: Callable[[], Sequence[Entry]],
         owners: Sequence[str],
         replaced: Collection[int] = (),
+        take_rest: Callable[[], None] = lambda: None,
     ) -> None:
         """Have servers go on from a saved state; a call of all workers; see `load_state_dict`.
 
@@ -103,19 +106,22 @@ class AtServers(ModeOptimizer):
                 on the others. Talks to no rank.
             owners: What errors call the parameters.
             replaced: Parameters whose values servers are to take from worker 0, by their places.
+            take_rest: Takes what else is this worker's, or raises as ``find`` does and takes none;
+                called where the state itself can be taken.
         """
         self.require_open()
         ranks = self._who_wait()
         given: list[Entry] = []
 
         def look() -> None:
-            self.settle_own()
+            self._settle_beside(replaced)
             # None is what torch's older SGD has without momentum.
             given.extend(
                 {name: value for name, value in entry.items() if value is not None}
                 for entry in find()
             )
             self._require_loadable(given, owners)
+            take_rest()
 
         def write() -> None:
             for index, entry in enumerate(given):
@@ -132,6 +138,15 @@ class AtServers(ModeOptimizer):
             is_first = ranks.rank == 0
             agreed(ranks, _CALL, "write it", write if is_first else _nothing, self.timeout)
         self.flush()
+
+    def _settle_beside(self, places: Collection[int]) -> None:
+        """Have own steps done, but parameters at these places keep what they have."""
+        kept = [(self.params[place], self.params[place].copy()) for place in places]
+        try:
+            self.settle_own()  # After a step that timed out it takes the servers' values.
+        finally:
+            for param, values in kept:
+                np.copyto(param, values)
 
     def _who_wait(self) -> Any:
         """Return the ranks that wait for each other; ``None``: there is one worker."""

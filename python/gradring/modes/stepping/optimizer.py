@@ -195,15 +195,19 @@ class ModeOptimizer:
             Closed: After `close`.
             TimedOut: Servers did not answer.
         """
+        rules = self.successors(rule)
+        on_servers = [self.server_rule(each) for each in rules]
+        self.tell_rules(list(zip(self.dense.tables, on_servers, strict=True)))
+        self.rules = rules
+
+    def successors(self, rule: Any) -> list[Any]:
+        """Return a rule for each parameter, as `set_rule` takes it, and raise what that would."""
         self.require_open()
         rules = one_for_each(self.params, rule)
         for before, after in zip(self.rules, rules, strict=True):
             require_successor(before, after)
-        on_servers = [self.server_rule(each) for each in rules]
-        for before, after in zip(self.rules, on_servers, strict=True):
-            require_same_place(self.server_rule(before), after)
-        self.tell_rules(list(zip(self.dense.tables, on_servers, strict=True)))
-        self.rules = rules
+            require_same_place(self.server_rule(before), self.server_rule(after))
+        return rules
 
     def uneven(self, batches: Iterable[Batch]) -> Iterator[Batch | None]:
         """Go through batches of which some workers may have more than others.

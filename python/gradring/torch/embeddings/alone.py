@@ -39,8 +39,15 @@ class Alone:
         reminder.describe(self.driver, who, "call its flush(), or gr.ps.current().close()")
         # They hold this.
         self._layers = [weakref.ref(layer) for layer in layers]
-        for layer in layers:
-            layer.attach(self.driver, self)
+        undo = [layer.attachment() for layer in layers]
+        try:
+            for layer in layers:
+                layer.attach(self.driver, self)
+        except BaseException:  # As if none had been used: an optimizer may still take them.
+            for each in undo:
+                each()
+            self.driver.abandon()
+            raise
 
     def end_backward(self) -> None:
         """Push what the pass has brought, of all layers as one step."""

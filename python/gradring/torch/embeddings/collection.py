@@ -100,7 +100,8 @@ class EmbeddingCollection(torch.nn.Module):
             InvalidArgument: A feature is unknown, or its ids are no whole numbers.
         """
         given = self._given(features)
-        prefetch([(self.features[name], ids_of(each[0])) for name, each in given.items()])
+        layers = [(self.features[name], each[0]) for name, each in given.items()]
+        prefetch([(layer, ids_of(layer.name, ids)) for layer, ids in layers])
 
     def _given(self, features: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         if not isinstance(features, Mapping):

@@ -231,9 +231,9 @@ class Embedding(torch.nn.Module):
             Float32: ``ids.shape + (dim,)``, or (bags, dim).
 
         Raises:
-            InvalidArgument: Ids are no whole numbers; offsets or weights are not for this
-                ``pooling``, or weights not for these ids; or gradients are wanted of a copy, which
-                only reads. Nothing was asked for.
+            InvalidArgument: Ids are no whole numbers, or no bags; offsets or weights are not for
+                this ``pooling`` or these ids; or gradients are wanted of a copy, which only reads.
+                Nothing was asked for.
             TimedOut: As `ModeTable.pull`, and so for PeerLost and Closed.
         """
         return look_up([self.lookup(ids, offsets, per_sample_weights)])[0]
@@ -250,7 +250,7 @@ class Embedding(torch.nn.Module):
             InvalidArgument: As there.
         """
         is_training = self.training and torch.is_grad_enabled() and not self._leaves.is_frozen
-        flat = ids_of(ids)
+        flat = ids_of(self.name, ids)
         require_possible(self.name, self.pooling, ids, offsets, per_sample_weights)
         if is_training and self._is_reader:
             raise InvalidArgument(
@@ -268,7 +268,7 @@ class Embedding(torch.nn.Module):
         Raises:
             InvalidArgument: They are no whole numbers.
         """
-        prefetch([(self, ids_of(ids))])
+        prefetch([(self, ids_of(self.name, ids))])
 
     def is_real(self, flat: Any) -> Any:
         """Return which ids are no padding; ``None``: all."""

@@ -20,6 +20,7 @@ from gradring.torch.embeddings.alone import attach_alone
 
 if TYPE_CHECKING:
     from gradring.torch.embeddings.embedding import Embedding
+    from gradring.torch.embeddings.row_cache import RowCache
 
 
 @dataclass(slots=True)
@@ -60,10 +61,14 @@ class Lookup:
         if is_real is not None:
             padding = int(np.flatnonzero(~is_real)[0])
             places[torch.from_numpy(~is_real)] = padding
+        offsets, weights = self.offsets, self.weights
+        if offsets is None:  # As torch does it, which takes no bags of no ids.
+            bags, each = self.ids.shape
+            offsets = torch.arange(bags) * each
         return functional.embedding_bag(
-            places.view(self.ids.shape).to(rows.device), rows,
-            None if self.offsets is None else self.offsets.to(rows.device),
-            mode=layer.pooling, padding_idx=padding, per_sample_weights=self.weights,
+            places.to(rows.device), rows, offsets.to(rows.device),
+            mode=layer.pooling, padding_idx=padding,
+            per_sample_weights=None if weights is None else weights.reshape(-1),
         )  # fmt: skip
 
 
@@ -142,10 +147,12 @@ def prefetch(asked: Iterable[tuple[Embedding, Ids]]) -> None:
 
 
 def _by_layer(given: Iterable[tuple[Embedding, Any]]) -> list[tuple[Embedding, list[Any]]]:
-    found: dict[Embedding, list[Any]] = {}
+    # A copy has its layer's cache: what one of them brings there the other lacks no more.
+    found: dict[Embedding | RowCache, tuple[Embedding, list[Any]]] = {}
     for layer, entry in given:
-        found.setdefault(layer, []).append(entry)
-    return list(found.items())
+        key = layer if layer.cache is None else layer.cache
+        found.setdefault(key, (layer, []))[1].append(entry)
+    return list(found.values())
 
 
 def _spread(found: torch.Tensor, is_real: Any) -> torch.Tensor:

@@ -12,9 +12,10 @@ import torch
 from gradring.modes.stepping.at_servers import AtServers
 from gradring.modes.stepping.optimizer import ModeOptimizer
 from gradring.optim.state import Entry
-from gradring.torch.embeddings.row_state import load_with_rows, with_rows
+from gradring.torch.embeddings.row_state import load_rows, load_with_rows, with_rows
 from gradring.torch.embeddings.rows import Rows
 from gradring.torch.served.served_parameters import ServedParameters
+from gradring.torch.served.server_rules import rules_of
 
 
 class ServersState(torch.optim.Optimizer):
@@ -38,7 +39,8 @@ class ServersState(torch.optim.Optimizer):
         ``gradring.Sync(via="ps")`` it is the state behind the last step. In `gradring.Async` and
         `gradring.BoundedStaleness` it is what servers have when each parameter is read, so that
         state and values go together where nobody pushes meanwhile: between a `flush` of all
-        workers and their next step. Parameters are not written.
+        workers and their next step. Parameters are not written, but where a step timed out: then
+        it is finished first, as by `flush`.
 
         With `gradring.Geo` the state is this worker's, that of embeddings' rows too; in the other
         modes rows have theirs in their tables, and it is not in here (``ps.save``).
@@ -71,29 +73,36 @@ class ServersState(torch.optim.Optimizer):
 
         Raises:
             InvalidArgument: It has no state of a parameter that servers have stepped, or has what
-                they do not keep; or state of rows is missing, or of other tables or rules; or
-                several workers have no communicator to wait for each other by. As after any other
-                error of this worker's, also of torch's own, nothing was changed.
+                they do not keep, or settings that their rules cannot have; or state of rows is
+                missing, or of other tables or rules; or several workers have no communicator to
+                wait for each other by. As after any other error of this worker's, also of torch's
+                own, nothing was changed.
             Mismatch: Another worker could not take it, and servers have what they had; or worker 0
                 could not write it, and some parameters may have theirs: call it again.
             TimedOut: Others did not come, or servers did not bring rows that are new here.
+            PeerLost: Another worker was lost; unless worker 0 was writing, nothing was changed.
             Closed: After `close`.
         """
-        if not isinstance(self.driver, AtServers):
+        driver = self.driver
+        if not isinstance(driver, AtServers):
             load_with_rows(self, super().load_state_dict, state_dict)
             return
-        attributes, load = vars(self), super().load_state_dict
+        attributes, load, torch_step = vars(self), super().load_state_dict, super().step
         before = {name: attributes[name] for name in ("state", "param_groups")}
 
         def find() -> list[Entry]:
-            load_with_rows(self, load, state_dict)
+            load(state_dict)
+            driver.successors(rules_of(self, torch_step))
             return self._parameters.entries(self.state)
 
         self._follow_memory()
         self._parameters.require_in_place()
         try:
-            self.driver.load_states(
-                find, self._parameters.names, self._parameters.written_by_the_script()
+            driver.load_states(
+                find,
+                self._parameters.names,
+                self._parameters.written_by_the_script(),
+                lambda: load_rows(self.rows, state_dict),
             )
         except BaseException:
             attributes.update(before)

@@ -44,6 +44,20 @@ TEST_CASE("progress gives a wait its whole time again") {
   CHECK_THROWS_AS(Waiter::wait_forever(idle), DeadlinePassed);
 }
 
+TEST_CASE("a call that did not wait is not told of as the one before it that did") {
+  Group group(7, {0, 1});
+  Call waited;
+  waited.op = OpKind::kAllReduce;
+  group.begin_call(3);
+  group.publish_call(waited, 3);
+  CHECK(group.call().call == waited);
+  group.end_call();
+  CHECK(group.call().call == waited);  // Its last one.
+  group.begin_call(4);
+  CHECK(group.call().seq == 4);
+  CHECK(group.call().call == Call{});
+}
+
 TEST_CASE("a failure wakes a sleeper and comes out of its wait") {
   Waiter waiter;
   Idle idle(waiter.group, kPlenty, false);

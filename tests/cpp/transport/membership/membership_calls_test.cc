@@ -171,6 +171,17 @@ TEST_CASE("of an operation that ranks wait in for others somebody is told after 
   for (Rank rank = 1; rank < 4; ++rank) CHECK(cluster.seat(rank).warnings.empty());
 }
 
+TEST_CASE("whose last call is not known is told of by its number") {
+  Cluster cluster(3);
+  for (const Rank rank : {0, 1}) cluster.seat(rank).calls = {in_call(9, 100)};
+  cluster.seat(2).calls = {in_call(8, 0)};
+  cluster.seat(2).calls[0].in_progress = false;
+  cluster.seat(2).calls[0].call = {};
+  cluster.pass(std::chrono::seconds(61));
+  REQUIRE(cluster.seat(0).warnings.size() == 1);
+  CHECK(contains(cluster.seat(0).warnings[0], " s for rank 2, whose last was #8"));
+}
+
 TEST_CASE("who all are in an operation that takes long wait for nobody") {
   Cluster cluster(3);
   for (const Rank rank : {0, 1, 2}) cluster.seat(rank).calls = {in_call(4, 100)};

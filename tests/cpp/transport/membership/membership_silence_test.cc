@@ -31,6 +31,16 @@ TEST_CASE("a frozen rank is given up after the heartbeat timeout, not before") {
   CHECK(contains(cluster.seat(2).gone[0].text, "heartbeat"));
 }
 
+TEST_CASE("a long silence is told of in whole seconds") {
+  const Time begin{std::chrono::hours(1)};
+  transport::Membership leader({0, 2, std::chrono::minutes(2), {}}, begin);
+  transport::Membership::Actions actions;
+  leader.on_connected(1, begin, actions);
+  for (Time now = begin; actions.gone.empty(); now += leader.beat_interval())
+    leader.on_tick(now, {}, actions);
+  CHECK(contains(actions.gone[0].text, "no heartbeat for 121 s (heartbeat timeout 120 s)"));
+}
+
 TEST_CASE("a rank that was frozen for too long learns that it was given up") {
   Cluster cluster(3);
   cluster.freeze(1);

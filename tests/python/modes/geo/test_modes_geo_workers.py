@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,20 @@ def test_a_flush_of_geo_speaks_of_no_table_that_the_user_does_not_know(
         with pytest.raises(gr.TimedOut, match=words):
             late.flush()
     late.abandon()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.24, "0.2"), (9.0, "9"), (300.4, "300"), (4000.0, "4000")]
+)
+def test_how_long_a_flush_waited_is_told_as_people_write_it(seconds: float, words: str) -> None:
+    optimizer = geo([np.zeros(2, np.float32)], ExactServer().client(0), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exact_server.SECONDS", 0.01)
+        times = iter([0.0, seconds])
+        patch.setattr("gradring.modes.geo.gates.time", SimpleNamespace(monotonic=times.__next__))
+        with pytest.raises(gr.TimedOut, match=f"has not called it after {words} s"):
+            optimizer.flush()
+    optimizer.abandon()
 
 
 def test_a_flush_names_who_did_not_come_and_may_be_tried_again() -> None:

@@ -158,6 +158,20 @@ def test_state_of_rows_is_refused_where_servers_train_them(comm: Any, mode: Any)
     optimizer.close()
 
 
+def test_a_state_that_servers_cannot_take_leaves_the_rows_state_as_it_was(comm: Any) -> None:
+    model, optimizer = made(comm, ExactServer(), gr.Hybrid(gr.Async(), gr.Geo(3)))
+    trained(model, optimizer, 1)
+    earlier = stored(optimizer.state_dict())
+    trained(model, optimizer, 2)
+    before = stored(optimizer.state_dict())
+    with pytest.raises(gr.InvalidArgument, match="there is no state of weight"):
+        optimizer.load_state_dict({**earlier, "state": {}})
+    after = stored(optimizer.state_dict())
+    assert str(after["gradring_rows"]) == str(before["gradring_rows"])
+    assert str(before["gradring_rows"]) != str(earlier["gradring_rows"])
+    optimizer.close()
+
+
 @pytest.mark.one_transport
 @pytest.mark.parametrize("mode", [
     gr.Sync(), gr.Sync(via="ps"), gr.BoundedStaleness(1), gr.Async(), gr.Geo(2),

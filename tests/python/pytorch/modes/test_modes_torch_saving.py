@@ -189,6 +189,7 @@ def test_a_state_that_lacks_that_of_stepped_parameters_is_refused(comm: Any, mod
         ({**saved, "state": {**saved["state"], 1: {"step": torch.tensor(3.0)}}}, "parameter 1 of"),
         (changed(saved, "exp_avg", torch.zeros(7)), r"exp_avg of parameter 0 of group 0 has shape"),
         (changed(saved, "max_exp_avg_sq", torch.zeros(3, 40)), "max_exp_avg_sq, which servers do"),
+        ({**saved, "param_groups": [saved["param_groups"][0] | {"maximize": True}]}, "maximize=T"),
     ):
         wrong["param_groups"][0]["lr"] = 7.0
         with pytest.raises(gr.InvalidArgument, match=text):
@@ -204,6 +205,30 @@ def test_a_state_that_lacks_that_of_stepped_parameters_is_refused(comm: Any, mod
     optimizer.close()
     with pytest.raises(gr.Closed):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("mode", SERVED[:2], ids=str)
+def test_values_loaded_after_a_step_that_timed_out_are_kept_with_the_state(
+    comm: Any, mode: Any
+) -> None:
+    values, saved, optimizer = saved_by(ExactServer(), comm, mode)
+    store, params = optimizer.driver.store, optimizer._params
+    pull = store.pull
+
+    def late(*_: Any) -> None:
+        store.pull = pull
+        raise gr.TimedOut("late")
+
+    store.pull = late
+    with pytest.raises(gr.TimedOut, match="is done all the same"):
+        trained(params, optimizer, 2, 1)
+    with torch.no_grad():
+        for param, value in zip(params, values, strict=True):
+            param.copy_(torch.from_numpy(value))
+    optimizer.load_state_dict(saved)
+    assert all(map(np.array_equal, values_of(params), values))
+    assert same(optimizer.state_dict(), saved)
+    optimizer.close()
 
 
 def changed(saved: Any, name: str, value: Any) -> Any:
@@ -344,11 +369,13 @@ def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended_whatever_the_mode(
                 param.data.copy_(value)
             optimizer.load_state_dict(saved["optimizer"])
         optimizer = gt.distributed(optimizer, mode, comm=comm, ps=ExactServer().client(0))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
         if saved:
             schedule.load_state_dict(saved["schedule"])
-            for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
-                group["lr"] = rate
+            # As the recipe of docs/training.md has it: making one has set the rates and the betas.
+            groups = saved["optimizer"]["param_groups"]
+            for group, was in zip(optimizer.param_groups, groups, strict=True):
+                group.update({name: was[name] for name in was if name != "params"})
         for epoch in range(first, last):
             trained(params, optimizer, epoch, 3)
             schedule.step()

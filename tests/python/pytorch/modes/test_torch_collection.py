@@ -196,7 +196,7 @@ def test_what_one_layer_refuses_is_refused_before_any_is_asked() -> None:
         ({"user.id": ids, "tags": torch.ones(1)}, "ids"),
         ({"user.id": (ids, torch.tensor([0]))}, "returns a row for each id"),
         ({"user.id": ids, "usr": ids, "tgs": ids}, "no feature 'usr', 'tgs'; it has 'user.id', 'k"),
-        ({"user.id": [1, 2]}, "ids are a torch tensor, not list"),
+        ({"user.id": [1, 2]}, "Embedding 'e/user': ids are a torch tensor, not a list"),
         ({"user.id": (ids, None, None, None)}, "feature 'user.id' has 4 entries"),
         ({"user.id": ()}, "feature 'user.id' has 0 entries"),
         (ids, "called with a dict of features and their ids, not with a Tensor"),
@@ -234,6 +234,31 @@ def test_layers_of_two_connections_are_asked_each_by_its_own() -> None:
 
 
 IDS = torch.tensor([[3, 5]])
+
+
+def test_after_a_first_use_that_failed_an_optimizer_may_take_all_layers(comm: Any) -> None:
+    class Late(Counted):
+        is_late = True
+
+        def sparse_table(self, name: str, *args: Any, **settings: Any) -> Any:
+            if self.is_late and name == "e/1":
+                raise gr.TimedOut("no answer")
+            return super().sparse_table(name, *args, **settings)
+
+    store = Late(ExactServer())
+    model = gt.EmbeddingCollection(
+        {str(n): gt.Embedding(f"e/{n}", 2, optimizer=RULE, ps=store) for n in range(2)}
+    )
+    with pytest.raises(gr.TimedOut, match="no answer"):
+        model({"0": IDS, "1": IDS})
+    assert not any(layer.has_table for layer in model.features.values())
+    store.is_late = False
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = gt.distributed(sgd, gr.Sync(via="ps"), model=model, ps=store, comm=comm)
+    sum(rows.sum() for rows in model({"0": IDS, "1": IDS}).values()).backward()
+    optimizer.step()
+    assert (model.eval()({"0": IDS})["0"] == -1).all()
+    optimizer.close()
 
 
 def test_a_copy_of_a_collection_reads_the_rows_that_the_layers_train() -> None:

@@ -128,6 +128,43 @@ def test_weights_that_rows_cannot_have_are_refused_before_those_are_asked_for(
     assert not server.tables
 
 
+@pytest.mark.parametrize(
+    ("ids", "offsets", "why"),
+    [
+        ([1, 2], None, r"'e': ids of shape \(2,\) without offsets are no bags"),
+        ([[1, 2]], [0], r"with offsets ids are flat; these have shape \(1, 2\)"),
+        ([1, 2], [0.0], "offsets are an int64 tensor, not torch.float32"),
+        ([1, 2], [[0]], r"offsets are flat.*shape \(1, 1\)"),
+        ([1, 2], [1], "first at 0"),
+        ([1, 2], [0, 3], "in the 2 ids each bag begins.*none beyond"),
+        ([1, 2, 3], [0, 2, 1], "none before the one before it"),  # torch reads beyond the rows.
+        ([1.5], [0], "Embedding 'e': ids has dtype float32"),
+    ],
+)
+def test_ids_that_are_no_bags_are_refused_before_their_rows_are_asked_for(
+    ids: Any, offsets: Any, why: str
+) -> None:
+    server = ExactServer()
+    layer = embedding(server, pooling="sum")
+    collection = gt.EmbeddingCollection({"a": layer})
+    given = [torch.tensor(each) for each in (ids, offsets) if each is not None]
+    for call in (lambda: layer(*given), lambda: collection({"a": tuple(given)})):
+        with pytest.raises(gr.InvalidArgument, match=why):
+            call()
+    assert not server.tables
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_bags_of_no_ids_give_zeros_and_train_nothing(pooling: Any) -> None:
+    server = ExactServer()
+    layer = embedding(server, pooling=pooling)
+    rows = layer(torch.empty((3, 0), dtype=torch.int64))
+    assert rows.tolist() == [[0, 0]] * 3
+    rows.sum().backward()
+    layer.flush()
+    assert not server.values("e")
+
+
 class Tower(torch.nn.Module):
     """Rows under a layer that can be compiled."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -336,3 +337,19 @@ def test_rows_on_cuda_train_as_those_on_the_cpu() -> None:
         assert layer._driver is not None
         layer._driver.flush()
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_a_layer_and_its_copy_in_one_collection_bring_what_neither_has() -> None:
+    ps = ExactServer().client(0)
+    init: Any = gr.init.Uniform(0.5)
+    student = gt.Embedding("e", DIM, optimizer=gr.optim.SGD(1.0), init=init, ps=ps, device="cpu")
+    with torch.no_grad():
+        student(torch.tensor([1, 2, 3]))
+        teacher = copy.deepcopy(student)
+        both = gt.EmbeddingCollection({"student": student, "teacher": teacher})
+        ids = {"student": torch.tensor([1, 4, 5]), "teacher": torch.tensor([4, 5, 6, 7])}
+        for _ in range(2):
+            rows = both(ids)
+            for name, each in ids.items():
+                torch.testing.assert_close(rows[name], student(each), rtol=0, atol=0)
+            both.prefetch(ids)
