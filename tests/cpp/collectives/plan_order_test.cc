@@ -22,7 +22,7 @@ constexpr std::uint64_t kMiB = 1024 * 1024;
 
 std::vector<Plan> plans_of(const PlanCase& c) {
   std::vector<Plan> plans;
-  for (const Request& request : c.requests()) plans.push_back(make_plan(request, c.algorithm));
+  for (const Request& request : c.requests()) plans.push_back(agreed_plan(request, c.algorithm));
   return plans;
 }
 
@@ -142,6 +142,46 @@ TEST_CASE("plan: long vectors go through scratch piece by piece with the same bi
               .count = kMiB,
               .has_uneven_counts = true},
              1);
+}
+
+TEST_CASE("plan: vectors that keep long ways busy keep every rule, with the same bits") {
+  std::uint64_t seen = 0;
+  for (const std::uint64_t in_flight_bytes : {3 * kMiB, 40 * kMiB}) {
+    for (const Rank n : {2, 3, 4}) {
+      for (const OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
+                              OpKind::kReduce}) {
+        PlanCase c{.op = op, .world_size = n, .count = 2 * kMiB + 5, .root = 1};
+        c.in_flight_bytes = in_flight_bytes;
+        for_each_variant(c, [&seen](const PlanCase& variant) {
+          check_rules(variant);
+          if (++seen % 5 == 0) check_case(variant, seen);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: nothing is added up, nor output written, before all are known to be in the call") {
+  for (const Rank n : {3, 4, 5, 8, 9, 33}) {
+    for (const OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kReduce}) {
+      const PlanCase c{.op = op, .world_size = n, .count = 1000, .root = 0};
+      for (const Plan& plan : plans_of(c)) {
+        CAPTURE(n);
+        REQUIRE(plan.tokens > 0);
+        // Of each action, whether the last word of the others comes before it.
+        std::vector<bool> is_after(plan.actions.size());
+        is_after[plan.tokens - 1] = true;
+        for (std::size_t i = 0; i < plan.actions.size(); ++i) {
+          const collectives::Action& action = plan.actions[i];
+          for (std::uint32_t nth = 0; is_after[i] && nth < action.dependent_count; ++nth)
+            is_after[plan.dependents[action.first_dependent + nth]] = true;
+          const bool writes = action.kind != collectives::ActionKind::kSend &&
+                              action.at.place == collectives::Place::kOutput;
+          if (writes || action.kind == collectives::ActionKind::kReduce) CHECK(is_after[i]);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("plan: long vectors keep every rule while slots are used again") {
