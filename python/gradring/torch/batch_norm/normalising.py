@@ -21,7 +21,7 @@ from gradring.torch.batch_norm.moments import (
     other_axes,
     own_moments,
 )
-from gradring.torch.batch_norm.ranks import Weights
+from gradring.torch.batch_norm.ranks import Ranks
 from gradring.torch.c10d.calls.profiled import shown
 
 _HEAD = 3  # Numbers in front of a rank's moments: count, place, whether its input needs a gradient.
@@ -80,13 +80,13 @@ class Whole:
         moments: Of all ranks' batches.
         eps: Added to the variance.
         comm: Those ranks.
-        weights: How much this one counts in averages of gradients, asked in backward.
+        ranks: Tell how much this one counts in averages of gradients; asked in backward.
     """
 
     moments: Moments
     eps: float
     comm: Communicator
-    weights: Weights
+    ranks: Ranks
 
 
 class Normalised(torch.autograd.Function):
@@ -142,7 +142,7 @@ def _all_say(whole: Whole, own: torch.Tensor) -> torch.Tensor:
     The average of gradients multiplies this rank's by its weight, so what others say is divided by
     that here.
     """
-    weight = whole.weights.weight
+    weight = whole.ranks.weight
     sums = own * weight if weight else torch.zeros_like(own)
     with _told_of(f"backward of SyncBatchNorm of {own.size(1)} channels"), shown("all_reduce"):
         whole.comm.all_reduce(sums)
