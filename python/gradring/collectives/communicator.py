@@ -29,6 +29,7 @@ from gradring.collectives.exchanges import Exchanges
 from gradring.collectives.hosts import host_number
 from gradring.collectives.messages import Messages
 from gradring.collectives.reductions import Reductions
+from gradring.collectives.values.agreement import named
 from gradring.collectives.values.calls import Values
 from gradring.collectives.values.rows import Rows
 from gradring.errors import InvalidArgument
@@ -197,7 +198,8 @@ class Communicator(Reductions, Values, Rows, Messages):
             InvalidArgument: As `split`, and so for its other errors.
         """
         place = self.rank if key is None else calling.whole_number("key", key, bits=64)
-        group = self.split(host_number(self, timeout), place, timeout=timeout)
+        with named("split_by_host"):
+            group = self.split(host_number(self, timeout), place, timeout=timeout)
         assert group is not None
         return group
 

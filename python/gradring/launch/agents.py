@@ -51,6 +51,8 @@ class Agents:
             OSError: The ssh command cannot be run.
         """
         link = AgentLink(host, self._options)
+        # The job began with the first one; no others are waited for, and hosts go on without them.
+        link.has_started = host in self._last
         self._last[host] = link
         self._watch.add_commands(link)
         self._watch.add(link.frames, functools.partial(read, link))

@@ -302,6 +302,8 @@ class Job:
         is_first = self._outcome.fail(failure)
         # Also what ends a job that has gone on without a rank.
         is_end = ends_job and not self._is_stopping and self._outcome.interrupt is None
+        # That a rank or host is to be started again was said; nobody else says that it is not.
+        is_end |= self._options.restart_ranks and not ends_job
         if (is_first or is_end) and not failure.is_told:
             self._screen.say(failure.text)
             if failure.process is not None:

@@ -97,7 +97,7 @@ class AgentLink:
         """
         self.host = host
         self.reader = FrameReader()
-        self.has_started = False  # Its ranks and servers run.
+        self.has_started = False  # Its host's ranks and servers run, or have.
         self.is_done = False  # Its last event has come.
         self.is_open = True  # Its output has not ended.
         self._complaint = b""  # A line that has not ended.

@@ -82,6 +82,10 @@ class Outcome:
         """Tell whether a rank's end was noted."""
         return rank in self._ends
 
+    def awaits_end(self, rank: int) -> bool:
+        """Tell whether a number is that of a rank of the job, whose end was not noted yet."""
+        return 0 <= rank < self._world_size and rank not in self._ends
+
     def interrupt_by(self, number: int) -> int:
         """Note the signal that asks for the end, and return the one that says so to the ranks.
 

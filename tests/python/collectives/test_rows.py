@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from rank_job import StartJob
-from thread_ranks import TRANSPORTS
+from thread_ranks import TRANSPORTS, ThreadWorld
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -181,6 +182,20 @@ def test_groups_have_rows_of_their_own(world: GetWorld) -> None:
             return group.all_gather_rows(np.full(comm.rank, comm.rank)).tolist()
 
     assert world(4, "shm").run(gather) == [[2, 2], [1, 3, 3, 3], [2, 2], [1, 3, 3, 3]]
+
+
+def test_a_rank_that_left_is_named_with_the_call_of_its_host(
+    fresh_world: Callable[..., ThreadWorld],
+) -> None:
+    def split(comm: Any) -> None:
+        if comm.rank == 1:
+            comm.close()
+        else:
+            comm.split_by_host()
+
+    error, _ = fresh_world(2, "tcp").errors(split)
+    assert isinstance(error, gr.PeerLost)
+    assert str(error).startswith("split_by_host: ")
 
 
 def test_a_rank_that_dies_is_named_with_the_call(job: StartJob) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 import threading
 from collections import Counter, OrderedDict, namedtuple
@@ -16,6 +17,7 @@ import pytest
 import gradring as gr
 from conftest import GetWorld
 from gradring.collectives.values import travelling
+from gradring.collectives.values.written import Reader
 from rank_job import StartJob
 from thread_ranks import TRANSPORTS, ThreadWorld
 
@@ -37,6 +39,7 @@ VALUES: dict[str, Any] = {
         np.array(["a", "ü"]), np.array([b"a"]), np.array([1 + 2j]), np.full(2, ODD_NAN),
         np.array(["2026-01-02"], "M8[D]"), np.ones((2, 3), order="F"), np.float16(0.5), np.bool_(1),
         np.uint64(2**64 - 1), np.str_("text"), np.datetime64("2026-01-02T03"),
+        np.str_("ends\0\0"), np.bytes_(b"ends\0"),
     ],
     "a long text": "x" * 5000,
     "long memory": {"a": LONG, "b": [LONG[1:], b"\1" * 70_000, 3, np.int8(1)], "c": LONG[::2]},
@@ -114,6 +117,10 @@ def test_a_short_value_takes_one_operation(world: GetWorld) -> None:
     assert world(2, "shm").run(share) == [[1, 1]] * 2
 
 
+class Metres(np.float64):
+    pass
+
+
 class Colour(IntEnum):
     RED = 1
 
@@ -125,6 +132,11 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
     "a set deep inside": (lambda: [{"a": (1, {2})}], r"value\[0\]\['a'\]\[1\] is a builtins.set"),
     "an array of objects": (lambda: {"x": np.array([None])}, r"value\['x'\] is an array of object"),
     "a structured array": (lambda: np.zeros(1, "i4,i4"), "an array of"),
+    "a derived scalar": (lambda: Metres(1), "test_values.Metres"),
+    "another library's": (
+        lambda: np.ones(2, pytest.importorskip("ml_dtypes").float8_e5m2),
+        "an array of float8_e5m2",
+    ),
     "a masked array": (lambda: np.ma.array([1.0], mask=[1]), "MaskedArray"),
     "itself": (lambda: [endless := [0], endless.append(endless)], "or contains itself"),
     "a key": (lambda: {frozenset(): 1}, r"value has the key frozenset\(\)"),
@@ -263,6 +275,31 @@ def test_ranks_that_call_different_things_are_a_mismatch(
     assert any(isinstance(error, gr.Mismatch) for error in errors)
     assert all(isinstance(error, (gr.Mismatch, gr.Closed)) for error in errors)
     assert str(errors[0]).startswith("all_gather_values: ")
+
+
+def test_calls_that_begin_alike_are_a_mismatch_on_all_ranks(world: GetWorld) -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda comm: comm.all_gather_values(3),
+        lambda comm: comm.all_gather_rows(LONG),
+        lambda comm: comm.all_to_all_rows(LONG[:3], [1, 1, 1]),
+    ]
+    ranks = world(3, "shm")
+    for error in ranks.errors(lambda comm: calls[comm.rank](comm)):
+        assert isinstance(error, gr.Mismatch)
+        text = r"\w+: rank 0 .* called all_gather_values, and rank 1 .* called all_gather_rows; all"
+        assert re.match(text, str(error))
+    assert ranks.is_usable
+
+
+# No text, of one number too many, of a wrong key, and so on: what a broken rank may send.
+@pytest.mark.parametrize(
+    "node",
+    ["[", '["bytes",3]', '["list"]', '["dict",[[["list",[]],1]]]', '["nan","z"]', '["int","z"]',
+     "[]", '[["x"]]', '["array","O",[1],false,0]', '["array","f8",[2],false,0]', '["new",1]'],
+)  # fmt: skip
+def test_what_is_no_value_is_said_to_be_none(node: str) -> None:
+    with pytest.raises(gr.ProtocolError, match="a value arrived"):
+        Reader(f"[[8],{node}]").value()
 
 
 def test_a_rank_that_does_not_come_is_named_when_the_deadline_passes(

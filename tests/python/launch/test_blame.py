@@ -74,3 +74,10 @@ def test_the_first_is_named_where_two_name_each_other(outcome: Outcome) -> None:
     holder.hold(failure_of(1), 2)
     holder.hold(failure_of(2), 1)
     assert holder.settled(outcome) == failure_of(1)
+
+
+def test_who_is_no_rank_of_the_job_is_not_waited_for(outcome: Outcome) -> None:
+    """All have ended while it is: nobody would be named, and the job have succeeded."""
+    holder = blame.Blame()
+    holder.hold(failure_of(1), 4)
+    assert holder.settled(outcome) == failure_of(1)

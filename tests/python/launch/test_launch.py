@@ -6,6 +6,7 @@ Real launchers, agents and ranks; see launcher_runs.py.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,16 @@ def test_a_lost_rank_that_ended_well_leaves_the_blame_with_those_that_needed_it(
     assert code == 1
     assert "gradring: rank 0 failed first: exit code 1" in err
     assert "gradring: after that: rank 1 finished\n" in err
+
+
+@pytest.mark.parametrize("option", ["--no-prefix", "--keep-going"])
+def test_a_job_of_which_all_have_lost_a_rank_that_was_started_by_hand_fails(
+    start: Start, option: str
+) -> None:
+    program = LIVE + "sys.exit('PeerLost: rank 2 (127.0.0.1:4) has left: its script ended')\n"
+    code, _, err = start(program, "-n", "2", option).finish()
+    assert code == 1
+    assert re.search(r"gradring: rank \d failed first: exit code 1", err)
 
 
 def test_the_exit_code_of_the_first_failed_rank_is_kept(start: Start) -> None:

@@ -235,6 +235,38 @@ def test_a_host_of_workers_comes_back_to_servers_on_another_one(
     assert ends_of(lines) == ["0 False", "1 False", "2 False"]
 
 
+def test_a_job_begins_when_its_last_host_answers_though_another_one_was_lost_meanwhile(
+    hosts: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("green", "lose", "gate"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "hosts").write_text("red\nblue\ngreen\n")
+    (tmp_path / "again-blue").write_text("exit 255\n")
+    ssh = tmp_path / "fake-ssh"
+    ssh.write_text(ssh.read_text().replace("shift\n", "shift\n[ $host = green ] && cat green\n"))
+    (tmp_path / "program.py").write_text(
+        LIVE + "import gradring as gr\n"
+        "ps = gr.ps.connect()\n"
+        "print('joined', flush=True)\n"
+        "if rank == 0: open('gate').read()\n"
+        "if rank == 1: open('lose').read(); os.kill(os.getppid(), signal.SIGKILL); signal.pause()\n"
+    )
+    clear = "from gradring.launch.deadline import Deadline; clear = Deadline.clear\n"
+    clear += "Deadline.clear = lambda self: (print('begun', file=sys.stderr), clear(self))\n"
+    options = (*hosts, "--servers", "1", "--restart-ranks", "--start-timeout", "5", "program.py")
+    command = patched(clear, *options)
+    with subprocess.Popen(command, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as process:
+        run = Run(process)
+        run.until("joined", times=2)
+        (tmp_path / "lose").write_text("")
+        read_error(run, "could not start anything on blue")
+        (tmp_path / "green").write_text("")
+        read_error(run, "begun")
+        (tmp_path / "gate").write_text("")
+        code, _, err = run.finish()
+    assert code == 0, err
+
+
 @pytest.mark.parametrize("option", ["--keep-going", "--restart-ranks"])
 def test_where_no_host_is_left_the_first_that_was_lost_is_named(
     lose: Lose, hosts: tuple[str, ...], option: str

@@ -223,6 +223,28 @@ def test_with_keep_going_the_others_finish_without_a_rank_that_no_start_helps(
     assert (code, lines) == (128 + signal.SIGKILL, ["[0] done"])
 
 
+def test_with_keep_going_each_rank_that_is_not_started_again_any_more_is_named(
+    tmp_path: Path,
+) -> None:
+    second = "open(f'gate{rank}').read()\nif rank == 2: sys.exit(f'no {rank}')\n"
+    (tmp_path / "program.py").write_text(LOSE_RANK_1 + second)
+    for name in ("gate0", "gate2"):
+        os.mkfifo(tmp_path / name)
+    none = "from gradring.launch.outcome import Restarts; Restarts.MOST = 0\n"
+    options = ("-n", "3", "--restart-ranks", "--keep-going", str(tmp_path / "program.py"))
+    with subprocess.Popen(
+        patched(none, *options), cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True
+    ) as process:
+        run = Run(process)
+        read_error(run, "rank 1 failed first: killed by SIGKILL")
+        (tmp_path / "gate2").write_text("")
+        said = read_error(run, "    no 2")
+        assert "rank 2 failed: exit code 1" in said
+        assert "not started again: 0 starts in a row were in vain" in said
+        (tmp_path / "gate0").write_text("")
+        assert run.finish()[0] == 128 + signal.SIGKILL
+
+
 def test_a_rank_that_fails_behind_the_last_step_fails_the_job_that_the_others_finish(
     start: Start, tmp_path: Path
 ) -> None:

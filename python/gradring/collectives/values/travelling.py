@@ -18,10 +18,12 @@ import numpy as np
 from gradring.collectives.exchanges import Exchanges
 from gradring.collectives.values.agreement import agreed, named, said, tried
 from gradring.collectives.values.written import Bytes, Reader, Writer
-from gradring.errors import InvalidArgument
+from gradring.errors import InvalidArgument, Mismatch
 
 _RECORD_BYTES = 1024
-_HEAD = struct.Struct("<qqq")  # What follows, bytes of the text, bytes with small arrays behind it.
+# The call, what follows, bytes of the text, bytes with small arrays behind it.
+_HEAD = struct.Struct("<iiqq")
+_CALLS = ("broadcast_value", "all_gather_values", "all_gather_rows", "all_to_all_rows")
 _IN_RECORD, _LONGER, _ERROR = range(3)
 _SMALL_BYTES = 1 << 16  # Of an array that is copied, so that many of them go at once.
 
@@ -89,13 +91,13 @@ class Exchange:
             InvalidArgument: A sender cannot send what it has, or its ``find`` raised something:
                 names the rank, on all others. What this rank raised is raised here.
             Mismatch: A rank could not take the values; names it. What that rank raised is raised
-                there. ``comm`` stays usable.
+                there. Or ranks are in different calls. ``comm`` stays usable.
             PeerLost: As `Communicator.all_reduce`, and so for its other errors.
         """
         mine, parcel, error = None, _Parcel(), None
         if self._comm.rank in self._senders:
-            made, error = tried(lambda: _made(find))
-            mine, parcel = (None, _refusal(said(error))) if made is None else made[0]
+            made, error = tried(lambda: _made(find, self._call))
+            mine, parcel = (None, _refusal(said(error), self._call)) if made is None else made[0]
         with named(self._call):
             found = self._swap(parcel, error)
         return [mine if rank == self._comm.rank else found[rank] for rank in self._senders]
@@ -104,7 +106,9 @@ class Exchange:
         records = self._of_each(parcel.record, [_RECORD_BYTES] * len(self._senders))
         if error is not None:
             raise error
-        heads = [_HEAD.unpack_from(record.data) for record in records]
+        calls, *others = zip(*(_HEAD.unpack_from(record.data) for record in records), strict=True)
+        self._require_one(calls)
+        heads = list(zip(*others, strict=True))
         bodies = [record[_HEAD.size :] for record in records]
         for rank, (kind, size, _), body in zip(self._senders, heads, bodies, strict=True):
             if kind == _ERROR:
@@ -131,6 +135,17 @@ class Exchange:
         )
         return found
 
+    def _require_one(self, calls: Sequence[int]) -> None:
+        # The records of all calls are alike, so the core takes one for another.
+        for rank, number in zip(self._senders, calls, strict=True):
+            if number != calls[0]:
+                first, other = (_CALLS[each] for each in (calls[0], number))
+                raise Mismatch(
+                    f"{self._call}: {self._comm.describe(self._senders[0])} called {first}, and "
+                    f"{self._comm.describe(rank)} called {other}; all ranks must make the same "
+                    "calls in the same order"
+                )
+
     def _of_each(self, mine: Bytes, sizes: Sequence[int], room: Bytes | None = None) -> list[Bytes]:
         """Return what each sender gives, of which all know the sizes."""
         if self._root is None:
@@ -154,7 +169,7 @@ class Exchange:
         return agreed(self._comm, self._call, doing, do, self._timeout)
 
 
-def _made(find: Callable[[], Any]) -> tuple[Any, _Parcel]:
+def _made(find: Callable[[], Any], call: str) -> tuple[Any, _Parcel]:
     value = find()
     writer = Writer()
     text = writer.text(value, "value").encode()
@@ -162,17 +177,18 @@ def _made(find: Callable[[], Any]) -> tuple[Any, _Parcel]:
     large = [each for each in writer.sources if each.size > _SMALL_BYTES]
     front = np.concatenate([np.frombuffer(text, np.uint8), *small])
     if not large and front.size <= _RECORD_BYTES - _HEAD.size:
-        return value, _Parcel(_record((_IN_RECORD, len(text), front.size), front))
-    return value, _Parcel(_record((_LONGER, len(text), front.size), _NOTHING), front, large)
+        return value, _Parcel(_record(call, (_IN_RECORD, len(text), front.size), front))
+    record = _record(call, (_LONGER, len(text), front.size), _NOTHING)
+    return value, _Parcel(record, front, large)
 
 
-def _refusal(text: str) -> _Parcel:
+def _refusal(text: str, call: str) -> _Parcel:
     told = np.frombuffer(text.encode(), np.uint8)[: _RECORD_BYTES - _HEAD.size]
-    return _Parcel(_record((_ERROR, told.size, 0), told))
+    return _Parcel(_record(call, (_ERROR, told.size, 0), told))
 
 
-def _record(head: tuple[int, int, int], body: Bytes) -> Bytes:
+def _record(call: str, head: tuple[int, int, int], body: Bytes) -> Bytes:
     data = np.zeros(_RECORD_BYTES, np.uint8)
-    data[: _HEAD.size] = np.frombuffer(_HEAD.pack(*head), np.uint8)
+    data[: _HEAD.size] = np.frombuffer(_HEAD.pack(_CALLS.index(call), *head), np.uint8)
     data[_HEAD.size : _HEAD.size + body.size] = body
     return data

@@ -26,7 +26,10 @@ _DICTS: dict[str, type[dict[Any, Any]]] = {
     "OrderedDict": OrderedDict,
     "Counter": Counter,
 }
+# Arrays know no zeros at the end of these, where a scalar may have some.
+_NUMPY_TEXTS: dict[str, type[np.str_ | np.bytes_]] = {"str_": np.str_, "bytes_": np.bytes_}
 _NUMPY_KINDS = "biufcmMSU"  # Whose elements are nothing but their bytes.
+_OF_A_LIBRARY = 2  # What NumPy calls such a type.
 _JSON_BITS = 64  # Longer numbers Python reads from a text only up to a limit that it is told.
 
 
@@ -80,7 +83,9 @@ class Writer:
             return self._dict(value, place)
         if kind is bytes:
             return ["bytes", self._memory(np.frombuffer(value, np.uint8))]
-        if isinstance(value, np.generic) or kind is np.ndarray:
+        if kind in _NUMPY_TEXTS.values():
+            return [kind.__name__, self._node(value[:], place)]
+        if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
             return self._array(value, place)
         return self._other(value, place)
 
@@ -101,7 +106,8 @@ class Writer:
 
     def _array(self, value: Any, place: str) -> Any:
         array = np.asarray(value, order="C")
-        if array.dtype.kind not in _NUMPY_KINDS:
+        # Some types of other libraries have one of these kinds, and a name that says too little.
+        if array.dtype.kind not in _NUMPY_KINDS or array.dtype.isbuiltin == _OF_A_LIBRARY:
             raise InvalidArgument(f"{place} is an array of {array.dtype}, which cannot be sent")
         known = ["array", array.dtype.str, list(array.shape), isinstance(value, np.generic)]
         flat = array.reshape(-1)
@@ -146,7 +152,10 @@ class Reader:
         Raises:
             ProtocolError: It is none of those that can be sent.
         """
-        return self._read(self._root)
+        try:
+            return self._read(self._root)
+        except (ValueError, TypeError, LookupError, RecursionError, struct.error) as error:
+            raise ProtocolError(f"a value arrived that cannot be read: {error}") from None
 
     def _room_for(self, leaf: Any) -> Any:
         return np.empty(leaf, np.uint8)
@@ -171,6 +180,8 @@ class Reader:
             return struct.unpack("<d", bytes.fromhex(given[0]))[0]
         if kind == "bytes":
             return self._memory(given[0]).tobytes()
+        if kind in _NUMPY_TEXTS:
+            return _NUMPY_TEXTS[kind](self._read(given[0]))
         if kind == "array":
             name, shape, is_scalar, number = given
             flat, dtype = self._memory(number), np.dtype(name)

@@ -61,8 +61,9 @@ class Blame:
             passed.add(lost)
             cause, lost = self._held[lost]
         if lost is not None:
-            # Either two name each other, or the lost one has not failed, or not yet.
-            if lost not in passed and not outcome.has_ended(lost) and self.waits != [0.0]:
+            # Two name each other, or the lost one has not failed, or not yet, or is none of ours:
+            # a job may have taken in ranks that were started by hand.
+            if lost not in passed and outcome.awaits_end(lost) and self.waits != [0.0]:
                 return None
             cause = first
         self._held.clear()

@@ -42,14 +42,16 @@ def sync_batch_norm(model: Model, comm: Communicator | None = None) -> Model:
         ``model``.
 
     Raises:
-        InvalidArgument: A layer is a batch norm of its own class, or does not know its channels
-            yet; names it. Nothing was changed or sent.
+        InvalidArgument: A layer is a batch norm of its own class or of torch.jit.script, or does
+            not know its channels yet; names it. Nothing was changed or sent.
         Mismatch: The ranks have different layers; names the first, and nothing was changed.
         PeerLost: As `Communicator.all_reduce`, and so for its other errors.
     """
     require_ranks(comm)
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(f"model is a {type(model).__name__}, not a torch.nn.Module")
+    for name, each in model.named_modules():
+        _require_changeable(name, each)
     layers = {name: each for name, each in model.named_modules() if isinstance(each, _BatchNorm)}
     for name, layer in layers.items():
         _require_plain(name, layer)
@@ -62,6 +64,15 @@ def sync_batch_norm(model: Model, comm: Communicator | None = None) -> Model:
         assert isinstance(layer, SyncBatchNorm)
         layer.take_place(ranks, place)
     return model
+
+
+def _require_changeable(name: str, module: torch.nn.Module) -> None:
+    kind = getattr(module, "original_name", "")  # What a scripted module was made from.
+    if isinstance(module, torch.jit.ScriptModule) and kind in {each.__name__ for each in _KINDS}:
+        raise InvalidArgument(
+            f"{name or 'model'} is a {kind} that torch.jit.script has compiled, which cannot be "
+            "exchanged; train the model that it was compiled from"
+        )
 
 
 def _require_plain(name: str, layer: _BatchNorm) -> None:

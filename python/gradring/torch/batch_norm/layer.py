@@ -62,7 +62,7 @@ class SyncBatchNorm(_BatchNorm):
                 batch in this turn of a loop over ``uneven``.
             Mismatch: The ranks are at other layers, or their inputs do not all need a gradient.
             PeerLost: As `Communicator.all_reduce`, also out of backward, and so for its other
-                errors.
+                errors: TimedOut where a rank runs the layer less often, Closed after a failure.
         """
         self._check_input_dim(input)
         if not self.training:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradring.collectives.communicator import Communicator
-from gradring.errors import InvalidArgument, Mismatch
+from gradring.errors import Closed, InvalidArgument, Mismatch, TimedOut
 from gradring.torch.batch_norm.moments import (
     Moments,
     along_channels,
@@ -19,7 +21,7 @@ from gradring.torch.batch_norm.moments import (
     other_axes,
     own_moments,
 )
-from gradring.torch.batch_norm.ranks import Weights
+from gradring.torch.batch_norm.ranks import Ranks
 from gradring.torch.c10d.calls.profiled import shown
 
 _HEAD = 3  # Numbers in front of a rank's moments: count, place, whether its input needs a gradient.
@@ -42,11 +44,8 @@ def moments_of_all(x: torch.Tensor, comm: Communicator, place: int) -> Moments:
     with torch.no_grad():
         head = x.new_tensor([x.numel() // channels, place, needs_gradient], dtype=torch.float64)
         message = torch.cat([head, own_moments(x.detach()).view(-1)])
-        try:
-            with shown("all_gather"):
-                rows = comm.all_gather(message)
-        except Mismatch as error:
-            raise Mismatch(f"SyncBatchNorm of {channels} channels: {error}") from error
+        with _told_of(f"SyncBatchNorm of {channels} channels"), shown("all_gather"):
+            rows = comm.all_gather(message)
         heads = [[int(number) for number in row] for row in rows[:, :_HEAD].tolist()]
         _require_same_layer(heads)
         counts = [count for count, _, _ in heads]
@@ -81,13 +80,13 @@ class Whole:
         moments: Of all ranks' batches.
         eps: Added to the variance.
         comm: Those ranks.
-        weights: How much this one counts in averages of gradients, asked in backward.
+        ranks: Tell how much this one counts in averages of gradients; asked in backward.
     """
 
     moments: Moments
     eps: float
     comm: Communicator
-    weights: Weights
+    ranks: Ranks
 
 
 class Normalised(torch.autograd.Function):
@@ -143,12 +142,28 @@ def _all_say(whole: Whole, own: torch.Tensor) -> torch.Tensor:
     The average of gradients multiplies this rank's by its weight, so what others say is divided by
     that here.
     """
-    weight = whole.weights.weight
+    weight = whole.ranks.weight
     sums = own * weight if weight else torch.zeros_like(own)
-    try:
-        with shown("all_reduce"):
-            whole.comm.all_reduce(sums)
-    except Mismatch as error:
-        channels = own.size(1)
-        raise Mismatch(f"backward of SyncBatchNorm of {channels} channels: {error}") from error
+    with _told_of(f"backward of SyncBatchNorm of {own.size(1)} channels"), shown("all_reduce"):
+        whole.comm.all_reduce(sums)
     return sums / weight if weight else sums
+
+
+@contextlib.contextmanager
+def _told_of(layer: str) -> Iterator[None]:
+    """Have errors say which layer's they are, and what can be done where the operation cannot."""
+    try:
+        yield
+    except Mismatch as error:
+        raise Mismatch(f"{layer}: {error}") from error
+    except TimedOut as error:
+        raise TimedOut(
+            f"{layer}: {error}; every rank runs the same layers, and backward, equally often: one "
+            "without a batch leaves them out in a loop over uneven() alone, else it runs an empty "
+            "batch"
+        ) from error
+    except Closed as error:
+        raise Closed(
+            f"{layer}: {error}; gradring.torch.sync_batch_norm(model, comm) gives the layers other "
+            "ranks, as after shrink() and grow()"
+        ) from error

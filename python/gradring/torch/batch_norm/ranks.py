@@ -46,8 +46,8 @@ class Weights(Protocol):
     """What knows how many examples stand behind this rank's gradients."""
 
     @property
-    def weight(self) -> float:
-        """The weight if the step were sent now."""
+    def weight_in_backward(self) -> float:
+        """The weight of the step for which a backward pass runs."""
 
 
 class Ranks:
@@ -99,8 +99,8 @@ class Ranks:
 
     @property
     def weight(self) -> float:
-        """Number of examples behind this rank's gradients."""
-        return 1.0 if self.weights is None else self.weights.weight
+        """Number of examples behind this rank's gradients; asked in backward."""
+        return 1.0 if self.weights is None else self.weights.weight_in_backward
 
     def _found(self) -> Groups:
         if self._groups is None:

@@ -6,6 +6,7 @@ it listens by itself (`listen`), once there is a loop whose turns have to be cou
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -23,15 +24,26 @@ class BackwardWatch:
         self._weights = weights
         self._backward = -1  # The last pass.
         self._listeners: dict[int, GradientListener] = {}
+        reference = weakref.WeakMethod(self._are_forgotten)  # Layers have the weights for longer.
+
+        def are_forgotten() -> bool:
+            ask = reference()
+            return ask is not None and ask()
+
+        weights.are_forgotten = are_forgotten
 
     def see(self) -> None:
         """Note that a gradient is about to be added."""
-        now = current_backward()
-        if now != self._backward:
-            self._backward = now
-            if all(param.grad is None for param in self._params):
-                self._weights.drop()  # `model.zero_grad()` has forgotten what came before.
+        if self._are_forgotten():
+            self._weights.drop()
+        self._backward = current_backward()
         self._weights.see_backward()
+
+    def _are_forgotten(self) -> bool:
+        # By `model.zero_grad()`, before this pass has brought any.
+        return current_backward() != self._backward and all(
+            param.grad is None for param in self._params
+        )
 
     def listen(self) -> None:
         """Listen to every parameter that is trained now; may be called again."""

@@ -13,14 +13,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gradring.errors import InvalidArgument
 from gradring.optim.averaging import require_weight
 
 
 class StepWeight:
-    """The weight of one rank in the step that it computes."""
+    """The weight of one rank in the step that it computes.
+
+    Attributes:
+        are_forgotten: Tells whether the script has forgotten the gradients that were counted.
+    """
+
+    are_forgotten: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(self) -> None:
         """Begin with a step of which nothing is known."""
@@ -40,6 +46,25 @@ class StepWeight:
         if self._said is not None:
             return self._said
         return self._of_turns()
+
+    @property
+    def weight_in_backward(self) -> float:
+        """The weight for what runs in a backward pass, whose gradients may be still to come."""
+        # Forgotten ones are dropped when the first of this pass comes.
+        is_dropped = self._counted is not None and self.are_forgotten()
+        if self._said is not None and not (is_dropped and self._turns):
+            return self._said
+        turns, counted = self._turns_with_gradients(), None if is_dropped else self._counted
+        if turns:
+            return (counted or 0.0) + (turns[-1] or 0.0)
+        if counted is not None:
+            return counted
+        return 1.0 if self._last is None else self._last
+
+    def _turns_with_gradients(self) -> Sequence[float | None]:
+        if self._has_ended and self._turns and self._turns[-1] is None:
+            return self._around  # They are of no turn in which this rank had none.
+        return self._turns
 
     def _of_turns(self) -> float:
         if self._counted is not None:
@@ -96,12 +121,10 @@ class StepWeight:
     def see_backward(self) -> None:
         """Count the turn that runs, where it is not yet: a backward pass brings gradients."""
         self._uses += 1
-        if self._has_ended and self._turns and self._turns[-1] is None:
-            # They are of no turn in which this rank had none.
-            self._turns = deque(self._around, maxlen=2)
-        if self._turns:
-            self._last = self._turns[-1] or 0.0
-            self._turns.clear()
+        turns = tuple(self._turns_with_gradients())
+        self._turns.clear()
+        if turns:
+            self._last = turns[-1] or 0.0
             self._counted = (self._counted or 0.0) + self._last
         elif self._counted is None:
             self._counted = 1.0 if self._last is None else self._last

@@ -30,9 +30,11 @@ class _Follower(Protocol):
 
 
 class _Loop:
-    def __init__(self, is_one_out: bool) -> None:
-        self.is_one_out = is_one_out
+    def __init__(self, around: _Loop | None) -> None:
+        self.is_one_out: bool = around is not None and around.is_one_out
         self.present: list[int] | None = None  # Who has a batch in this turn; None: all.
+        # Who has learned in the loop around this one what some have not.
+        self.ahead = around.present if around is not None and around.is_one_out else None
 
 
 class Turns:
@@ -50,7 +52,7 @@ class Turns:
         Args:
             comm: The ranks.
             follower: Told who has a batch; where ranks ran out before others did, and the loop has
-                ended, those get what it has learned of the last ones.
+                ended or another one begins in it, those get what it has learned of the last ones.
         """
         self._comm = comm
         self._follower = follower
@@ -76,7 +78,7 @@ class Turns:
         if self._comm.world_size == 1:
             yield from batches
             return
-        loop = _Loop(bool(self._loops) and self._loops[-1].is_one_out)
+        loop = _Loop(self._loops[-1] if self._loops else None)
         self._loops.append(loop)
         try:
             yield from self._turns_of(loop, iter(batches), end_round)
@@ -103,6 +105,10 @@ class Turns:
                 finally:
                     self._has_met = False
                 found, present = self._meet(mark)
+            if loop.ahead:
+                # Else one that is behind could be the last in this loop, and all would take its.
+                self._follower.share_running(loop.ahead[0])
+                loop.ahead = None
             if found == _IS_OUT:
                 if loop.is_one_out and loop.present:
                     self._follower.share_running(loop.present[0])

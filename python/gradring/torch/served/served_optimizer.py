@@ -26,6 +26,7 @@ from gradring.torch.embeddings.rows import Rows, embeddings_of, make_rows
 from gradring.torch.gradients import parameters
 from gradring.torch.gradients.backward_watch import BackwardWatch
 from gradring.torch.gradients.scaling import Asked, Scaling, Told
+from gradring.torch.gradients.sparse.clipping import clip_grad_norm
 from gradring.torch.gradients.step_weight import StepWeight
 from gradring.torch.gradients.trained_once import Training
 from gradring.torch.served.between_steps import BetweenSteps
@@ -233,7 +234,7 @@ class ServedOptimizer(BetweenSteps, ServersState):
 
     def _clip(self) -> None:
         if self._clip_norm is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+            self.grad_norm = clip_grad_norm(self._params, self._clip_norm)
 
     def _clipped(self, closure: Closure) -> Closure:
         def clipped_closure() -> Any:

@@ -111,9 +111,11 @@ class ServedParameters:
         """Return each one's as an array over the same memory; ``None`` where there is none.
 
         Raises:
-            InvalidArgument: One is sparse.
+            InvalidArgument: One is sparse; names it.
         """
-        return [_gradient_of(param) for param in self.params]
+        return [
+            _gradient_of(name, param) for name, param in zip(self.names, self.params, strict=True)
+        ]
 
     def entries(self, states: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return what torch keeps for each as an entry of `gradring.optim.state`."""
@@ -145,9 +147,12 @@ def _writes_of(param: torch.Tensor) -> int:
     return 0 if param.is_inference() else param._version  # noqa: SLF001 - there is no other name
 
 
-def _gradient_of(param: torch.Tensor) -> Any:
+def _gradient_of(name: str, param: torch.Tensor) -> Any:
     if param.grad is None:
         return None
     if param.grad.is_sparse:
-        raise InvalidArgument("sparse gradients: use gradring.torch.Embedding")
+        raise InvalidArgument(
+            f"{name} has a sparse gradient, and servers take dense ones; give its layer "
+            "sparse=False, or make it a gradring.torch.Embedding"
+        )
     return param.grad.detach().resolve_neg().float().numpy()

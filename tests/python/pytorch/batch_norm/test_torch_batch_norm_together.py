@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import gradring as gr
 import gradring.torch as gt
 from conftest import GetWorld
 from exact_server import ExactServer
+from thread_ranks import ThreadWorld
 from torch_models import are_same, part, values
 from torch_ranks import on_ranks
 
@@ -81,6 +83,34 @@ def test_ranks_that_run_out_are_left_out_and_keep_the_others_means(
     for found in results:
         torch.testing.assert_close(found, values(alone), **CLOSE)
         assert are_same(found, results[0])
+
+
+def test_an_evaluation_of_unequal_parts_inside_a_loop_takes_no_running_means_back(
+    world: GetWorld,
+) -> None:
+    """Rank 1, which has learned nothing of the last batches, is the last one to evaluate."""
+
+    def job(comm: Any) -> tuple[list[int], torch.Tensor]:
+        model = gt.sync_batch_norm(small(), comm)
+        optimizer = gt.distributed(sgd(model), model=model, comm=comm)
+        counts = []
+        for batch in optimizer.uneven([rows(step, 4) for step in range(3 - 2 * comm.rank)]):
+            if batch is not None:
+                model(batch).sum().backward()
+            optimizer.step()
+            model.eval()
+            for examples in optimizer.uneven([rows(9, 2)] * (1 + comm.rank)):
+                counts.append(int(model[1].num_batches_tracked))
+                if examples is not None:
+                    model(examples)
+            model.train()
+            optimizer.zero_grad()
+        optimizer.close()
+        return counts, model[1].running_mean
+
+    (counts, mean), (also, same) = world(2, "shm").run(job)
+    assert counts == also == [1, 1, 2, 2, 3, 3]
+    assert torch.equal(mean, same)
 
 
 def test_a_rank_that_has_run_out_normalises_nothing(world: GetWorld) -> None:
@@ -210,6 +240,21 @@ def test_other_channels_and_layers_are_told_by_name(world: GetWorld) -> None:
         assert "rank 1 has batch norm 0 of 2 channels, eps=1e-05, momentum=1.5" in str(error)
 
 
+def test_a_rank_that_waits_in_vain_is_told_of_which_layer_and_what_to_do(
+    fresh_world: Callable[..., ThreadWorld],
+) -> None:
+    def job(comm: Any) -> nn.Module:
+        layer = gt.sync_batch_norm(nn.BatchNorm1d(3), comm)
+        if comm.rank == 0:
+            with pytest.raises(gr.TimedOut, match=r"SyncBatchNorm of 3 channels: .* empty batch"):
+                layer(torch.rand(4, 3))
+            with pytest.raises(gr.Closed, match=r"of 3 channels: .*sync_batch_norm\(model"):
+                layer(torch.rand(4, 3))
+        return layer  # Its communicator would be closed with it.
+
+    fresh_world(2, "shm", timeout=0.5).run(job)
+
+
 def test_an_input_that_needs_a_gradient_on_one_rank_only_is_refused_before_one_waits(
     world: GetWorld,
 ) -> None:
@@ -247,6 +292,17 @@ def test_what_is_no_plain_batch_norm_is_refused_by_name(
     def job(comm: Any) -> None:
         with pytest.raises(gr.InvalidArgument, match=said):
             gt.sync_batch_norm(model, comm)
+
+    world(1, "shm").run(job)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_a_scripted_batch_norm_is_refused_by_name(world: GetWorld) -> None:
+    def job(comm: Any) -> None:
+        model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        with pytest.raises(gr.InvalidArgument, match=r"1 is a BatchNorm1d that torch\.jit\.script"):
+            gt.sync_batch_norm(model, comm)
+        gt.sync_batch_norm(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), comm)
 
     world(1, "shm").run(job)
 
