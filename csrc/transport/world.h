@@ -32,10 +32,10 @@ class World {
   const wire::Member& member(Rank rank) const { return members_[static_cast<std::size_t>(rank)]; }
   bool shares_memory(Rank a, Rank b) const;  // On one host, and allowed to use it.
   bool shares_host(Rank a, Rank b) const;
-  bool spans_hosts(const Group& group) const;  // Its members are of several hosts.
-  std::size_t streams_to(Rank peer) const;     // Connections that a link is made of.
+  bool spans_hosts(const Group& group) const;                 // Its members are of several hosts.
+  std::size_t streams_to(Rank peer) const;                    // Connections that a link is made of.
   std::uint32_t streams() const { return options_.streams; }  // The same, between hosts.
-  std::string describe(Rank rank) const;       // "rank 2 (10.0.0.3:41822)"
+  std::string describe(Rank rank) const;                      // "rank 2 (10.0.0.3:41822)"
   const wire::SessionId& session() const { return session_; }
   const RecordOptions& record_options() const { return options_.record; }
   const CostProfile& costs() const { return options_.costs; }  // The same on every rank.

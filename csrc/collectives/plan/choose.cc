@@ -148,7 +148,8 @@ Effort effort_of(const Request& request, Algorithm algorithm) {
 double correction_us(const Request& request, const Effort& effort, double moved_us,
                      const LinkCosts& costs) {
   const double hidden_us = std::min(costs.latency_us, moved_us / effort.steps);
-  const double agreeing = agrees_first(request, Algorithm::kRing) ? task_of(request).log2_up - 1 : 0;
+  const double agreeing =
+      agrees_first(request, Algorithm::kRing) ? task_of(request).log2_up - 1 : 0;
   return agreeing * costs.latency_us - (effort.steps - 1) * hidden_us;
 }
 
@@ -198,8 +199,7 @@ double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts&
       effort.moved_bytes * effort.slowdown / (costs.bandwidth_gb_s * kBytesPerUs);
   const bool follow_each_other = algorithm == Algorithm::kRing &&
                                  request.op != OpKind::kBroadcast && costs.latency_us >= kFarUs;
-  const double overlap_us =
-      follow_each_other ? correction_us(request, effort, moved_us, costs) : 0;
+  const double overlap_us = follow_each_other ? correction_us(request, effort, moved_us, costs) : 0;
   return effort.steps * step_us + moved_us + overlap_us + effort.pieces * kPieceUs +
          effort.reduced_bytes / (costs.reduce_gb_s * kBytesPerUs);
 }

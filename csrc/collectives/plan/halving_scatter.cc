@@ -101,8 +101,9 @@ class HalvingScatterPlanner {
 
  private:
   static Rank columns_of(const Request& request, const Parts& parts) {
-    const std::uint64_t most = std::max(
-        halved_column_bytes(request), kColumnBytesPerRank * static_cast<std::uint64_t>(parts.size()));
+    const std::uint64_t most =
+        std::max(halved_column_bytes(request),
+                 kColumnBytesPerRank * static_cast<std::uint64_t>(parts.size()));
     return static_cast<Rank>((parts.bytes() + most - 1) / most);
   }
 

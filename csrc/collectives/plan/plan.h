@@ -84,8 +84,8 @@ struct Action {
 //    scatter: output is this rank's part of input. all_gather, gather: input is this rank's part of
 //    output. all_to_all is never in place. The run skips a copy onto itself.
 //  - No reduce or copy writes kOutput before data from every rank that contributes has arrived,
-//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the ranks agree on
-//    the call meanwhile (agreed_plan).
+//    when `bytes` of the whole operation is at most kAgreeByDataBytes; above that the ranks agree
+//    on the call meanwhile (agreed_plan).
 struct Plan {
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t scratch_bytes = 0;
@@ -114,8 +114,8 @@ struct Request {
   Order order = Order::kRing;
   // broadcast: the ranks are of several hosts; those of one mostly follow each other.
   bool spans_hosts = false;
-  // What ways between the ranks hold at least, in one direction: plans for long vectors keep so much
-  // under way, as far as memory allows. 0: so little that all do.
+  // What ways between the ranks hold at least, in one direction: plans for long vectors keep so
+  // much under way, as far as memory allows. 0: so little that all do.
   std::uint64_t in_flight_bytes = 0;
   // avg: what the sum is divided by; 0: the number of ranks. Of no concern to a plan.
   std::uint32_t divisor = 0;

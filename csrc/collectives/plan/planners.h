@@ -27,11 +27,12 @@ struct Slot {
 
 // Columns of a long vector that are under way at once.
 inline constexpr Rank kColumnsInFlight = 2;
-// How many pieces keep a way busy that is this rank's one of `links`, and no less than `near`, which
-// is enough where ways are short.
+// How many pieces keep a way busy that is this rank's one of `links`, and no less than `near`,
+// which is enough where ways are short.
 inline Rank pieces_in_flight(const Request& request, Rank near, Rank links) {
   constexpr std::uint64_t kMost = 128;
-  const std::uint64_t held = request.in_flight_bytes / kPieceBytes / static_cast<std::uint64_t>(links);
+  const std::uint64_t held =
+      request.in_flight_bytes / kPieceBytes / static_cast<std::uint64_t>(links);
   return std::max(near, static_cast<Rank>(std::min(held, kMost)));
 }
 // A column that is halved is twice what is reduced at once: the first halving leaves half of it.

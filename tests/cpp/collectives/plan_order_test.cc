@@ -148,8 +148,8 @@ TEST_CASE("plan: vectors that keep long ways busy keep every rule, with the same
   std::uint64_t seen = 0;
   for (const std::uint64_t in_flight_bytes : {3 * kMiB, 40 * kMiB}) {
     for (const Rank n : {2, 3, 4}) {
-      for (const OpKind op : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
-                              OpKind::kReduce}) {
+      for (const OpKind op :
+           {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kReduce}) {
         PlanCase c{.op = op, .world_size = n, .count = 2 * kMiB + 5, .root = 1};
         c.in_flight_bytes = in_flight_bytes;
         for_each_variant(c, [&seen](const PlanCase& variant) {
