@@ -195,10 +195,12 @@ double estimate_us(const Request& request, Algorithm algorithm, const LinkCosts&
   const Effort effort = effort_of(request, algorithm);
   const double further = costs.further_link * effort.further * (effort.links - 1);
   const double step_us = costs.latency_us * (1 + further);
-  const double moved_us =
-      effort.moved_bytes * effort.slowdown / (costs.bandwidth_gb_s * kBytesPerUs);
-  const bool follow_each_other = algorithm == Algorithm::kRing &&
-                                 request.op != OpKind::kBroadcast && costs.latency_us >= kFarUs;
+  const bool is_far = costs.latency_us >= kFarUs;
+  // Hosts that wait for a way have time to receive while they send.
+  const double slowdown = is_far ? std::min(effort.slowdown, kManyStreams) : effort.slowdown;
+  const double moved_us = effort.moved_bytes * slowdown / (costs.bandwidth_gb_s * kBytesPerUs);
+  const bool follow_each_other =
+      is_far && algorithm == Algorithm::kRing && request.op != OpKind::kBroadcast;
   const double overlap_us = follow_each_other ? correction_us(request, effort, moved_us, costs) : 0;
   return effort.steps * step_us + moved_us + overlap_us + effort.pieces * kPieceUs +
          effort.reduced_bytes / (costs.reduce_gb_s * kBytesPerUs);

@@ -13,8 +13,8 @@
 #include "base/link_costs.h"
 #include "base/record.h"
 #include "transport/joining/door.h"
+#include "transport/joining/free_port.h"
 #include "transport/joining/lobby.h"
-#include "transport/links/free_port.h"
 #include "transport/links/socket.h"
 #include "wire/messages.h"
 

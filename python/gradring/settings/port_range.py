@@ -1,7 +1,7 @@
 """GRADRING_PORTS: the free ports that a firewall lets through, and how one of them is taken.
 
 For listeners that Python makes; the compiled core takes its own the same way
-(csrc/transport/links/free_port.cc). Agents import this: standard library only.
+(csrc/transport/joining/free_port.cc). Agents import this: standard library only.
 """
 
 from __future__ import annotations

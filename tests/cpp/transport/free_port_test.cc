@@ -1,5 +1,5 @@
 // Free ports out of a range: each is tried once, from another place each time, until one is free.
-#include "transport/links/free_port.h"
+#include "transport/joining/free_port.h"
 
 #include <doctest/doctest.h>
 

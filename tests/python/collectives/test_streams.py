@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable
@@ -46,13 +47,11 @@ def on_all(comms: list[gr.Communicator], function: Callable[[Any], Any]) -> list
 
 
 def sockets_open() -> int:
-    names = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            names.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:
-            continue  # That of the listing itself.
-    return sum(name.startswith("socket:") for name in names)
+    targets = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # That of the listing itself.
+            targets.append(str(entry.readlink()))
+    return sum(target.startswith("socket:") for target in targets)
 
 
 @pytest.mark.parametrize("tls", ["auto", "off"])

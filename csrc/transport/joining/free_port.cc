@@ -1,4 +1,4 @@
-#include "transport/links/free_port.h"
+#include "transport/joining/free_port.h"
 
 #include <random>
 
