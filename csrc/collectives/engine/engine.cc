@@ -77,6 +77,7 @@ Engine::Engine(std::shared_ptr<transport::World> world, std::shared_ptr<transpor
   for (const Rank member : group->members)
     if (!world->shares_memory(world->rank(), member)) has_shared_memory_ = false;
   costs_ = costs_between(*world, *group, has_shared_memory_);
+  pieces_on_way_ = pieces_on_way(costs_);
   link_rates_ = link_rates(*world, *group);
   hierarchy_ = Hierarchy::make(world, *group, rank);
   spans_hosts_ = world->spans_hosts(*group);
@@ -87,7 +88,6 @@ Request Engine::complete(const Operation& operation) const {
   request.rank = rank_;
   request.world_size = static_cast<Rank>(group_->members.size());
   request.spans_hosts = spans_hosts_;
-  request.in_flight_bytes = in_flight_bytes(costs_);
   if (operation.has_order) return request;
   request.order = operation.is_rank_ordered
                       ? Order::kRank
@@ -149,7 +149,9 @@ const Plan& Engine::plan_for(const Request& request, Algorithm algorithm) {
     plans_.splice(plans_.begin(), plans_, entry);
     return plans_.front().plan;
   }
-  plans_.push_front({request, algorithm, agreed_plan(request, algorithm)});
+  Request planned = request;
+  planned.pieces_on_way = pieces_on_way_;
+  plans_.push_front({planned, algorithm, agreed_plan(planned, algorithm)});
   if (plans_.size() > kPlansKept) plans_.pop_back();
   return plans_.front().plan;
 }

@@ -87,7 +87,8 @@ class Engine {
   transport::Mesh mesh_;
   std::unique_ptr<Flat> flat_;  // Made by the first operation that uses it.
   SharedArrays shared_arrays_;
-  LinkCosts costs_;                 // Of links between its members; the same on all of them.
+  LinkCosts costs_;  // Of links between its members; the same on all of them, as is the next.
+  std::uint16_t pieces_on_way_ = 0;
   std::vector<double> link_rates_;  // By rank; empty: all alike, as far as is known.
   bool spans_hosts_ = false;
   std::unique_ptr<Hierarchy> hierarchy_;  // None where it would not help.

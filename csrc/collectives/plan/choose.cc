@@ -181,10 +181,11 @@ LinkCosts costs_at(const LinkCosts& near, double path_us) {
   return far;
 }
 
-std::uint64_t in_flight_bytes(const LinkCosts& costs) {
+std::uint16_t pieces_on_way(const LinkCosts& costs) {
   constexpr double kBytesPerUs = 1250;
-  constexpr double kMostUs = 1e6;
-  return static_cast<std::uint64_t>(std::min(costs.latency_us, kMostUs) * kBytesPerUs);
+  constexpr double kMost = 0xffff;
+  const double pieces = costs.latency_us * kBytesPerUs / static_cast<double>(kPieceBytes);
+  return static_cast<std::uint16_t>(std::min(pieces, kMost));
 }
 
 // steps * latency (more for each further link) + bytes moved / bandwidth (more if not streamed) +

@@ -20,9 +20,9 @@ LinkCosts costs_of(const CostProfile& profile, bool has_shared_memory);
 // those of a room, are what the defaults are for.
 LinkCosts costs_at(const LinkCosts& near, double path_us);
 
-// What ways whose steps take so long hold where they carry 10 Gbit/s: for Request::in_flight_bytes.
+// What ways whose steps take so long hold where they carry 10 Gbit/s: for Request::pieces_on_way.
 // More than a way carries costs only memory, and less what a whole way takes, again and again.
-std::uint64_t in_flight_bytes(const LinkCosts& costs);
+std::uint16_t pieces_on_way(const LinkCosts& costs);
 
 // The cheapest of algorithms_for(request). Throws InvalidArgument when there is none.
 Algorithm choose(const Request& request, const LinkCosts& costs);

@@ -114,9 +114,9 @@ struct Request {
   Order order = Order::kRing;
   // broadcast: the ranks are of several hosts; those of one mostly follow each other.
   bool spans_hosts = false;
-  // What ways between the ranks hold at least, in one direction: plans for long vectors keep so
-  // much under way, as far as memory allows. 0: so little that all do.
-  std::uint64_t in_flight_bytes = 0;
+  // How many pieces of kPieceBytes the ways between ranks hold at least, in one direction: plans
+  // for long vectors keep so many under way, as far as memory allows. 0: so few that all do.
+  std::uint16_t pieces_on_way = 0;
   // avg: what the sum is divided by; 0: the number of ranks. Of no concern to a plan.
   std::uint32_t divisor = 0;
 };

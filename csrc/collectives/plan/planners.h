@@ -30,10 +30,8 @@ inline constexpr Rank kColumnsInFlight = 2;
 // How many pieces keep a way busy that is this rank's one of `links`, and no less than `near`,
 // which is enough where ways are short.
 inline Rank pieces_in_flight(const Request& request, Rank near, Rank links) {
-  constexpr std::uint64_t kMost = 128;
-  const std::uint64_t held =
-      request.in_flight_bytes / kPieceBytes / static_cast<std::uint64_t>(links);
-  return std::max(near, static_cast<Rank>(std::min(held, kMost)));
+  constexpr Rank kMost = 128;
+  return std::max(near, std::min(Rank{request.pieces_on_way} / links, kMost));
 }
 // A column that is halved is twice what is reduced at once: the first halving leaves half of it.
 // Where ways hold more it grows instead of there being more of them, as the next one waits for it

@@ -281,7 +281,7 @@ TEST_CASE("plan: scratch is a few pieces a rank and actions a few a piece, up to
             CHECK(plan.scratch_bytes <= 8 * ranks * kPieceBytes);
             // Long ways ask for more, but never for more than twice the vector.
             Request far = request;
-            far.in_flight_bytes = std::uint64_t{1} << 40;
+            far.pieces_on_way = 0xffff;
             CHECK(make_plan(far, algorithm).scratch_bytes <=
                   std::max(plan.scratch_bytes, 2 * count * 4 + 8 * ranks * 4096));
             const std::uint64_t pieces = count * 4 / kPieceBytes + 4 * ranks;

@@ -167,3 +167,11 @@ def test_rank_0s_profile_says_how_many_unless_its_variable_does(
 def test_a_number_of_connections_that_makes_no_sense_is_refused_by_name(text: str) -> None:
     with pytest.raises(gr.InvalidArgument, match="GRADRING_STREAMS"):
         config.Settings.from_environ({"GRADRING_STREAMS": text})
+
+
+def test_the_core_knows_the_same_limit() -> None:
+    with pytest.raises(gr.InvalidArgument, match=f"from 1 to {config.MOST_STREAMS}$"):
+        _core.join(
+            rank=0, world_size=1, rendezvous="", secret=b"s", transport="auto", timeout_ms=1000,
+            heartbeat_timeout_ms=1000, interface="", listen_fd=-1, streams=config.MOST_STREAMS + 1,
+        )  # fmt: skip

@@ -195,7 +195,6 @@ std::vector<Request> PlanCase::requests() const {
                     .counts = {},
                     .recv_counts = {},
                     .order = order};
-    request.in_flight_bytes = in_flight_bytes;
     if (has_uneven_counts && op == OpKind::kAllToAll) {
       for (Rank peer = 0; peer < world_size; ++peer) {
         request.counts.push_back(pair_count(*this, rank, peer));

@@ -26,7 +26,6 @@ struct PlanCase {
       false;  // reduce_scatter, all_gather, all_to_all: parts of 0, 1, 2, ... times `count` / n.
   bool is_in_place = false;
   std::vector<std::uint64_t> owned = {};  // all_reduce: Request::counts, which change no bit.
-  std::uint64_t in_flight_bytes = 0;      // As in Request: changes none, either.
 
   std::string text() const;
   std::vector<collectives::Request> requests() const;
