@@ -255,7 +255,7 @@ std::vector<StreamProgress> PlanRun::unfinished() const {
     if (!stream.is_done())
       progress.push_back({stream.peer, true, stream.payload(), stream.expected_payload()});
   for (const Stream& stream : sends_)
-    if (!stream.is_done())
+    if (!stream.is_done() && stream.expected_payload() > 0)
       progress.push_back({stream.peer, false, stream.payload(), stream.expected_payload()});
   return progress;
 }

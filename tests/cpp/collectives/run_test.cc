@@ -195,6 +195,17 @@ TEST_CASE("a run says what it waits for") {
   CHECK(shows_sent);
 }
 
+TEST_CASE(
+    "of ranks that have only to say that they are in the call a run tells those not heard of") {
+  const PlanCase c = all_reduce(5, 1000, Algorithm::kRing);
+  Group group(std::vector<PlanCase>(5, c), {.capacity_bytes = 100});
+  group.runs[0]->advance(group.peers[0]);
+  std::string text;
+  for (const auto& stream : group.runs[0]->unfinished())
+    text += str(stream.is_recv ? " from " : " to ", stream.peer, ": ", stream.expected_bytes);
+  CHECK(text == " from 4: 6400 from 3: 0 from 1: 0 to 1: 6400");
+}
+
 TEST_CASE("different calls are found, both are shown, and no payload is reduced") {
   const PlanCase right = all_reduce(2, 500, Algorithm::kRing);
   std::vector<PlanCase> wrongs(4, right);
