@@ -309,9 +309,11 @@ void Engine::note_progress(const PlanRun& run, const Call& call) {
   for (const StreamProgress& stream : run.unfinished()) {
     lacks_all |= stream.is_recv && stream.bytes == 0;
     if (++shown > kStreamsShown) break;
-    waited_for_ +=
-        str(shown == 1 ? "; waiting for " : ", ", describe(stream.peer), ": ", stream.bytes, " of ",
-            stream.expected_bytes, " bytes ", stream.is_recv ? "received" : "sent");
+    waited_for_ += str(shown == 1 ? "; waiting for " : ", ", describe(stream.peer), ": ");
+    waited_for_ += stream.expected_bytes == 0
+                       ? std::string("no word yet that it is in this call")
+                       : str(stream.bytes, " of ", stream.expected_bytes, " bytes ",
+                             stream.is_recv ? "received" : "sent");
   }
   // A part of nothing is not sent, so that nothing shows that the other rank has another count.
   if (lacks_all && call.op == OpKind::kAllToAll)

@@ -157,8 +157,9 @@ void PlanRun::check_header(const Stream& stream) const {
   std::string mine = describe(call_, seq_);
   std::string other = describe(theirs.call, theirs.seq);
   if (mine == other) {  // Counts that the call itself does not show.
-    mine += str(", expecting ", stream.expected_bytes, " bytes from it,");
-    other += str(", sending ", theirs.bytes);
+    const std::uint64_t theirs_payload = theirs.bytes - std::min(theirs.bytes, stream.token_bytes);
+    mine += str(", expecting ", stream.expected_payload(), " bytes from it,");
+    other += str(", sending ", theirs_payload);
   }
   throw CallsDiffer(stream.peer, std::move(mine), std::move(other), advice_on(call_, theirs.call));
 }
@@ -254,7 +255,7 @@ std::vector<StreamProgress> PlanRun::unfinished() const {
     if (!stream.is_done())
       progress.push_back({stream.peer, true, stream.payload(), stream.expected_payload()});
   for (const Stream& stream : sends_)
-    if (!stream.is_done())
+    if (!stream.is_done() && stream.expected_payload() > 0)
       progress.push_back({stream.peer, false, stream.payload(), stream.expected_payload()});
   return progress;
 }

@@ -85,7 +85,8 @@ class PlanRun {
   // After advance() returned false: a stream that has bytes for a peer that `has_left`, which takes
   // none any more.
   std::optional<StreamProgress> send_in_vain(const std::function<bool(Rank)>& has_left) const;
-  // The streams that are not through yet, the ones that block first.
+  // The streams that are not through yet, the ones that block first. Of one that only says that its
+  // sender is in this call, 0 of 0 bytes are received; such sends are left out.
   std::vector<StreamProgress> unfinished() const;
 
  private:

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "transport/links/resolve.h"
 
 namespace gradring::transport {
 namespace {
@@ -40,7 +41,8 @@ StripedLink::StripedLink(std::vector<std::unique_ptr<Link>> streams) {
   }
   if (streams_.front().link->fd() < 0) return;
   sleeper_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
-  if (!sleeper_) throw DeviceError(str("a link of several streams: ", errno_text(errno)));
+  if (!sleeper_)
+    throw DeviceError(str("a link of several streams: ", errno_text(errno), limit_hint(errno)));
 }
 
 StripedLink::PieceBytes StripedLink::encode(const Piece& piece) {
@@ -67,7 +69,6 @@ Io StripedLink::send_some(std::span<const std::byte> head, std::span<const std::
       out_head_bytes_ = 0;
     }
     const bool is_short = out_left_ <= kShortBytes;
-    const std::size_t left = out_left_;
     const Io io = send_piece(head, body);
     if (io.closed) return {sent, true};
     skip(head, body, io.bytes);
@@ -78,9 +79,8 @@ Io StripedLink::send_some(std::span<const std::byte> head, std::span<const std::
       if (++passed_over == streams_.size()) break;
       continue;
     }
-    if (out_left_ > 0 && io.bytes < left) break;
+    if (out_left_ > 0) break;
     passed_over = 0;
-    if (out_left_ > 0) continue;
     ++next_to_send_;
     if (!is_short) sending_ = (sending_ + 1) % streams_.size();
   }
@@ -136,12 +136,10 @@ bool StripedLink::find_next() {
   for (std::size_t nth = 0; nth < streams_.size(); ++nth) {
     const std::size_t index = (receiving_ + nth) % streams_.size();
     Stream& stream = streams_[index];
-    if (!read_head(stream)) continue;
-    const Piece piece = decode(stream.head);
-    if (piece.number != next_) continue;
+    if (!read_head(stream) || !has_next(stream)) continue;
     stream.head_bytes = 0;
     receiving_ = index;
-    in_left_ = piece.bytes;
+    in_left_ = decode(stream.head).bytes;
     ++next_;
     return true;
   }
@@ -156,6 +154,10 @@ bool StripedLink::read_head(Stream& stream) {
   stream.head_bytes += io.bytes;
   if (io.closed) note_end(stream);
   return stream.head_bytes == stream.head.size();
+}
+
+bool StripedLink::has_next(const Stream& stream) const {
+  return stream.head_bytes == stream.head.size() && decode(stream.head).number == next_;
 }
 
 // A link is whole or broken. If only one stream broke, the peer is told by the others, so that it
@@ -185,7 +187,11 @@ bool StripedLink::waits_for(const Stream& stream, bool wants_recv, bool wants_se
 }
 
 bool StripedLink::prepare_sleep(bool wants_recv, bool wants_send) {
-  bool may_sleep = true;
+  // A beginning that was read while another was looked for, or an end, wakes nobody a second time.
+  const bool has_begun =
+      in_left_ == 0 &&
+      std::ranges::any_of(streams_, [this](const Stream& stream) { return has_next(stream); });
+  bool may_sleep = !wants_recv || !(has_begun || is_over());
   for (Stream& stream : streams_) {
     short events = 0;
     may_sleep &= waits_for(stream, wants_recv, wants_send, events);

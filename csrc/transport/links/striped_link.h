@@ -59,6 +59,7 @@ class StripedLink final : public Link {
   Io send_piece(std::span<const std::byte> head, std::span<const std::byte> body);
   bool find_next();
   bool read_head(Stream& stream);
+  bool has_next(const Stream& stream) const;
   bool is_over() const;
   void note_end(Stream& stream);
   bool waits_for(const Stream& stream, bool wants_recv, bool wants_send, short& events) const;

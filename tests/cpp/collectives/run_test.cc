@@ -71,15 +71,31 @@ class Group {
     for (Rank rank = 0; rank < ranks; ++rank) {
       peers.emplace_back(ranks);
       const PlanCase& c = calls[static_cast<std::size_t>(rank)];
-      plans.push_back(make_plan(c.requests()[static_cast<std::size_t>(rank)], c.algorithm));
+      plans.push_back(agreed_plan(c.requests()[static_cast<std::size_t>(rank)], c.algorithm));
       memory.push_back(random_memory(c, 5)[static_cast<std::size_t>(rank)]);
       scratch.emplace_back(plans.back().scratch_bytes + 64);
     }
     for (Rank a = 0; a < ranks; ++a)
       for (Rank b = a + 1; b < ranks; ++b) connect(a, b, script);
     before = memory;
+    runs.resize(calls.size());
     for (Rank rank = 0; rank < ranks; ++rank)
       start(rank, kSeq + seq_step * static_cast<unsigned>(rank));
+  }
+
+  void start(Rank rank, std::uint64_t seq) {
+    const auto i = static_cast<std::size_t>(rank);
+    const PlanCase& c = calls_[i];
+    collectives::Operation operation;
+    operation.request = c.requests()[i];
+    kernels::Reduction reduction;
+    reduction.dtype = c.dtype;
+    reduction.op = c.reduce_op;
+    Memory& mine = memory[i];
+    runs[i] = std::make_unique<PlanRun>(
+        plans[i], call_of(operation), seq, reduction,
+        collectives::RunBuffers{mine.bytes.data() + mine.input_at,
+                                mine.bytes.data() + mine.output_at, scratch[i].data()});
   }
 
   // Lets every rank advance in turn until all are done or nothing moves. Throws what a run throws.
@@ -115,20 +131,6 @@ class Group {
         std::make_unique<MemoryLink>(wire, 0);
     peers[static_cast<std::size_t>(b)].links[static_cast<std::size_t>(a)] =
         std::make_unique<MemoryLink>(wire, 1);
-  }
-  void start(Rank rank, std::uint64_t seq) {
-    const auto i = static_cast<std::size_t>(rank);
-    const PlanCase& c = calls_[i];
-    collectives::Operation operation;
-    operation.request = c.requests()[i];
-    kernels::Reduction reduction;
-    reduction.dtype = c.dtype;
-    reduction.op = c.reduce_op;
-    Memory& mine = memory[i];
-    runs.push_back(std::make_unique<PlanRun>(
-        plans[i], call_of(operation), seq, reduction,
-        collectives::RunBuffers{mine.bytes.data() + mine.input_at,
-                                mine.bytes.data() + mine.output_at, scratch[i].data()}));
   }
 
   std::vector<PlanCase> calls_;
@@ -193,6 +195,17 @@ TEST_CASE("a run says what it waits for") {
   CHECK(shows_sent);
 }
 
+TEST_CASE(
+    "of ranks that have only to say that they are in the call a run tells those not heard of") {
+  const PlanCase c = all_reduce(5, 1000, Algorithm::kRing);
+  Group group(std::vector<PlanCase>(5, c), {.capacity_bytes = 100});
+  group.runs[0]->advance(group.peers[0]);
+  std::string text;
+  for (const auto& stream : group.runs[0]->unfinished())
+    text += str(stream.is_recv ? " from " : " to ", stream.peer, ": ", stream.expected_bytes);
+  CHECK(text == " from 4: 6400 from 3: 0 from 1: 0 to 1: 6400");
+}
+
 TEST_CASE("different calls are found, both are shown, and no payload is reduced") {
   const PlanCase right = all_reduce(2, 500, Algorithm::kRing);
   std::vector<PlanCase> wrongs(4, right);
@@ -233,6 +246,33 @@ TEST_CASE("counts between two ranks of an all_to_all that do not fit are found")
   CAPTURE(text);
   CHECK(contains(text, "expecting "));
   CHECK(contains(text, "sending "));
+}
+
+TEST_CASE("counts that the call does not show are told without what only says that ranks agree") {
+  const PlanCase c{.op = OpKind::kReduceScatter,
+                   .algorithm = Algorithm::kRing,
+                   .world_size = 3,
+                   .count = 300,
+                   .has_uneven_counts = true};
+  Group group({c, c, c}, {.capacity_bytes = 1 << 20});
+  group.weather.short_percent = 0;
+  collectives::Request other = c.requests()[2];
+  std::rotate(other.counts.begin(), other.counts.begin() + 1, other.counts.end());
+  group.plans[2] = collectives::agreed_plan(other, c.algorithm);
+  group.start(2, kSeq);
+  CHECK_FALSE(group.runs[2]->advance(group.peers[2]));
+  const std::uint64_t item = item_bytes(c.dtype);
+  const auto mine = c.requests()[0].counts;
+  std::string text;
+  try {
+    group.runs[0]->advance(group.peers[0]);
+  } catch (const Mismatch& mismatch) {
+    text = mismatch.what();
+  }
+  CAPTURE(text);
+  // A ring's step brings all parts but the one that is this rank's neighbour's.
+  CHECK(contains(text, str("expecting ", (mine[0] + mine[1]) * item, " bytes")));
+  CHECK(contains(text, str("sending ", (other.counts[0] + other.counts[1]) * item)));
 }
 
 TEST_CASE("bytes that are no operation header are a protocol error") {

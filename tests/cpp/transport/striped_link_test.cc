@@ -233,9 +233,9 @@ TEST_CASE("over TCP, who sleeps is woken for what it waits for") {
   CHECK(receiver.got() == bytes);
 }
 
-TEST_CASE("a stream that is ahead wakes nobody") {
+// A link whose other end is one connection each, and in the test's hands.
+std::unique_ptr<StripedLink> link_of_two(std::vector<TcpLink>& peers) {
   std::vector<std::unique_ptr<Link>> ends;
-  std::vector<TcpLink> peers;
   const Fd listener = listen_tcp("127.0.0.1", 0, 4);
   for (int nth = 0; nth < 2; ++nth) {
     std::string why;
@@ -244,7 +244,13 @@ TEST_CASE("a stream that is ahead wakes nobody") {
     REQUIRE(wait_readable(listener.get(), Clock::now() + Millis{10'000}));
     ends.push_back(std::make_unique<TcpLink>(accept_one(listener.get())));
   }
-  StripedLink link(std::move(ends));
+  return std::make_unique<StripedLink>(std::move(ends));
+}
+
+TEST_CASE("a stream that is ahead wakes nobody") {
+  std::vector<TcpLink> peers;
+  const auto striped = link_of_two(peers);
+  StripedLink& link = *striped;
   // The second piece comes before the first.
   const std::array<std::uint32_t, 3> second{1, 4, 0x22222222};
   const std::array<std::uint32_t, 3> first{0, 4, 0x11111111};
@@ -260,6 +266,38 @@ TEST_CASE("a stream that is ahead wakes nobody") {
   wait(link, true, false);
   CHECK(link.recv_some({}, room).bytes == sizeof got);
   CHECK(got == std::array<std::uint32_t, 2>{0x11111111, 0x22222222});
+}
+
+TEST_CASE("nobody sleeps for a piece whose beginning was read while another was looked for") {
+  std::vector<TcpLink> peers;
+  const auto link = link_of_two(peers);
+  const std::array<std::uint32_t, 3> second{1, 4, 0x22222222};
+  const std::array<std::uint32_t, 3> first{0, 4, 0x11111111};
+  REQUIRE(peers[0].send_some({}, std::as_bytes(std::span(second))).bytes == sizeof second);
+  REQUIRE(peers[1].send_some({}, std::as_bytes(std::span(first))).bytes == sizeof first);
+  std::uint32_t got = 0;
+  const auto room = std::as_writable_bytes(std::span(&got, 1));
+  while (link->recv_some({}, room).bytes == 0) wait(*link, true, false);
+  CHECK(got == 0x11111111);
+  wait(*link, true, false);
+  CHECK(link->recv_some({}, room).bytes == sizeof got);
+  CHECK(got == 0x22222222);
+}
+
+TEST_CASE("nobody sleeps over an end that was found behind the last bytes") {
+  std::vector<TcpLink> peers;
+  const auto link = link_of_two(peers);
+  const std::array<std::uint32_t, 3> piece{0, 4, 0x11111111};
+  REQUIRE(peers[0].send_some({}, std::as_bytes(std::span(piece))).bytes == sizeof piece);
+  peers.clear();
+  std::array<std::byte, 8> room{};
+  while (link->recv_some({}, room).bytes == 0) wait(*link, true, false);
+  Io io;
+  while (!io.closed) {
+    wait(*link, true, false);
+    io = link->recv_some({}, room);
+    CHECK(io.bytes == 0);
+  }
 }
 
 }  // namespace
