@@ -73,7 +73,8 @@ inline constexpr std::size_t kPsHeldBytes = std::size_t{8} << 20;
 // A client's host that is not heard of for so long has died; its connection ends.
 inline constexpr Millis kPsSilence{20000};
 
-// Connections of one link between two hosts, where users ask for several: a few descriptors of each.
+// Connections of one link between two hosts, where users ask for several: a few descriptors of
+// each.
 inline constexpr std::uint32_t kStreams = 32;
 
 // Shared memory between two ranks: one ring each way.
