@@ -3,7 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
+#include <list>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -20,6 +20,8 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr Millis kConnectTime{10000};
+// Of one link: a door has limits::kHandshakesPending of all who come, from far hosts for long.
+constexpr std::size_t kKnocksAtOnce = 4;
 constexpr Millis kPassTime{5000};
 constexpr Millis kClockTime{1000};
 // One guest may stay for so long, whatever it asks: failures wait behind it to be recorded.
@@ -207,10 +209,15 @@ auto World::or_lost(Rank peer, const Talk& talk) const {
 }
 
 World::Limit::Limit(Millis most, Millis timeout)
-    : deadline(Clock::now() + std::min(most, timeout)),
+    : span(std::min(most, timeout)),
+      deadline(Clock::now() + span),
       text(timeout < most ? str("not finished within its timeout of ",
                                 seconds_between(Time{}, Time{timeout}), " s: ")
                           : str("after ", seconds_between(Time{}, Time{most}), " s ")) {}
+
+void World::Limit::renew() {
+  deadline = Clock::now() + span;
+}
 
 // Waits until one of `entries` is ready. What the group hears meanwhile ends the wait: a frozen
 // rank answers nothing, and the heartbeat knows that long before the deadline does.
@@ -247,23 +254,28 @@ bool World::is_through(Group& group, Knock& knock) const {
 }
 
 std::vector<Connection> World::open(Group& group, const Intro& intro, std::size_t count,
-                                    const Limit& limit) const {
-  std::vector<Knock> knocks;
-  for (std::size_t nth = 0; nth < count; ++nth)
-    knocks.emplace_back(member(intro.to), options_.credentials, intro);
-  std::vector<Connection> connections(count);
-  while (true) {
+                                    Limit limit) const {
+  std::list<Knock> knocks;
+  std::vector<Connection> connections;
+  while (connections.size() < count) {
+    while (knocks.size() < kKnocksAtOnce && knocks.size() + connections.size() < count)
+      knocks.emplace_back(member(intro.to), options_.credentials, intro);
     std::vector<pollfd> wants;
-    for (std::size_t nth = 0; nth < count; ++nth) {
-      if (connections[nth]) continue;
-      if (is_through(group, knocks[nth]))
-        connections[nth] = knocks[nth].take();
-      else
-        wants.push_back(knocks[nth].wants());
+    const std::size_t before = connections.size();
+    for (auto knock = knocks.begin(); knock != knocks.end();) {
+      if (is_through(group, *knock)) {
+        connections.push_back(knock->take());
+        knock = knocks.erase(knock);
+      } else {
+        wants.push_back((knock++)->wants());
+      }
     }
-    if (wants.empty()) return connections;
-    await(group, intro.to, std::move(wants), limit);
+    if (connections.size() > before)
+      limit.renew();
+    else
+      await(group, intro.to, std::move(wants), limit);
   }
+  return connections;
 }
 
 std::unique_ptr<Link> World::connect(Group& group, Rank peer, std::uint8_t lane, Millis timeout) {

@@ -82,14 +82,16 @@ class World {
   // Until when a connection is waited for, and what is said of it then.
   struct Limit {
     Limit(Millis most, Millis timeout);
+    void renew();  // Counts from now.
 
+    Millis span;
     Time deadline;
     std::string text;
   };
   void await(Group& group, Rank peer, std::vector<pollfd> entries, const Limit& limit) const;
-  // As many connections, made at once.
+  // As many connections, a few of them made at once; each that comes renews the limit.
   std::vector<Connection> open(Group& group, const Intro& intro, std::size_t count,
-                               const Limit& limit) const;
+                               Limit limit) const;
   bool is_through(Group& group, Knock& knock) const;
   Fd receive_memory(Group& group, const Arrival& arrival, Millis timeout) const;
   void answer(Connection guest);
