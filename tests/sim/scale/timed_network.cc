@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint32_t kWakeUp = std::numeric_limits<std::uint32_t>::max();
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 constexpr double kRoundTripsToConnect = 3;  // TCP's, and the two of the handshake.
+// What a kernel hands to a port, and takes from one, at a time.
+constexpr std::uint64_t kSegmentBytes = 64 * 1024;
 
 Nanos nanos(double micros) {
   return static_cast<Nanos>(std::llround(micros * 1000));
@@ -36,7 +38,7 @@ NetworkModel hops_only() {
   return model;
 }
 
-// One direction of a connection: a stream of bytes, cut into what the calls to send passed.
+// One direction of a connection: a stream of bytes, cut into segments.
 struct TimedNetwork::Pipe {
   struct Parcel {
     Nanos ready = 0;  // Sent: when its last bit can be there. Arrived: when it may be received.
@@ -294,20 +296,26 @@ Nanos TimedNetwork::latency() {
 }
 
 // The port sends one parcel after the other.
+// What one call sends leaves while the rest of it is still being copied, and comes so.
 void TimedNetwork::depart(std::uint32_t index, std::uint64_t bytes) {
   Pipe& pipe = pipes_[index];
   Port& sender = port(pipe.from);
-  sender.work(nanos(model_.call_us) + copy_time(bytes));
-  const Nanos begins = std::max(sender.busy_until, sender.out_free);
-  const auto lasts =
-      static_cast<Nanos>(static_cast<double>(time_of(bytes, model_.port_gb_s)) * sender.slowness);
-  sender.out_free = begins + lasts;
+  sender.work(nanos(model_.call_us));
   const Nanos way = latency();
-  pipe.last_arrival = std::max(pipe.last_arrival, begins + way);
-  pipe.parcels.push_back({pipe.last_arrival + lasts, bytes});
+  for (std::uint64_t left = bytes; left > 0;) {
+    const std::uint64_t part = std::min(left, kSegmentBytes);
+    left -= part;
+    sender.work(copy_time(part));
+    const Nanos begins = std::max(sender.busy_until, sender.out_free);
+    const auto lasts =
+        static_cast<Nanos>(static_cast<double>(time_of(part, model_.port_gb_s)) * sender.slowness);
+    sender.out_free = begins + lasts;
+    pipe.last_arrival = std::max(pipe.last_arrival, begins + way);
+    pipe.parcels.push_back({pipe.last_arrival + lasts, part});
+    push(pipe.last_arrival, index, pipe.to);
+  }
   pipe.under_way += bytes;
   ++messages_;
-  push(pipe.last_arrival, index, pipe.to);
 }
 
 // The first bit of the next parcel is at the receiver's port, which takes them in as they come.
